@@ -301,13 +301,16 @@ def test_every_key_takes_its_default() -> None:
     [
         ("", "an aipp_op"),
         ("aipp_op {", "}; got the end"),
-        ("aipp { }", "line 1: a key such as aipp_op; got 'aipp'"),
+        ("aipp { }", "line 1: a known key; got 'aipp'; did you mean aipp_op?"),
         ("aipp_op [ ]", "an aipp_op { ... }"),
         ("aipp_op { }", "aipp_mode"),
         ("aipp_op { aipp_mode: static }", "input_format"),
         ("aipp_op { aipp_mode: dynamic }", "max_src_image_size above 0"),
         ("aipp_op { aipp_mode: dynamic max_src_image_size: 9 crop: true }", "crop only with"),
-        (HEAD + "\n crop_siz_w: 3 }", "line 2: a key such as crop_size_w; got 'crop_siz_w'"),
+        (
+            HEAD + "\n crop_siz_w: 3 }",
+            "line 2: a known key; got 'crop_siz_w'; did you mean crop_size_w",
+        ),
         (HEAD + "crop: true crop: true }", "crop once"),
         (HEAD + "matrix_r0c0: 1 matrix_r0c0: 2 }", "matrix_r0c0 once"),
         (HEAD + "matrix_r0c0: 40000 }", "matrix_r0c0: a number from -32768 to 32767"),

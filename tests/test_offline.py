@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compress.config import parse_config
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, compile_graph, run_compiled, zoo
 from ascend_lab.graph.onnx import Imported, import_model, save_onnx
@@ -345,3 +346,17 @@ def test_operators_of_the_ai_cpu_are_kept_apart():
 
 def test_a_file_of_no_partitions_is_a_file():
     assert unpack_parts(pack_parts([]), "x") == {}
+
+
+def test_command_lines_say_what_is_amiss(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.alm").touch()
+    assert "empty file" in refused(capsys, "simulate", "empty.alm")
+    assert "No such file" in refused(capsys, "simulate", "gone.alm")
+    compiling = ("compile", "empty.alm", "--chip", "Toy", "--output", "m.alm")
+    assert "compiled already" in refused(capsys, *compiling)
+    Path("x.npy").write_bytes(b"12345")
+    said = refused(capsys, "calibrate", "x.npy", "--method", "minmax")
+    assert "pickle" not in said and "numpy.save" in said
+    with pytest.raises(InputError, match=r"f\.cfg: line 1: batch_num"):
+        parse_config("batch_num: two", where="f.cfg")

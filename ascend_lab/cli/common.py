@@ -93,7 +93,8 @@ def flag(
 
 JSON = flag("--json", metavar="F", help="write JSON to F, or print it with -")
 TRACE = flag("--trace", metavar="F", help="write a Chrome trace of the slowest core")
-MODEL = flag("model", metavar="MODEL", help="an .onnx file, a compiled one, or zoo:NAME")
+MODEL = flag("model", metavar="MODEL", help="an .onnx file or zoo:NAME")
+COMPILED = flag("model", metavar="MODEL", help="an .onnx file, a compiled .alm, or zoo:NAME")
 CHIP = flag("--chip", required=True, help="a preset name or your own .toml file")
 SHAPES = flag(
     "--input-shape",
@@ -203,6 +204,14 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def wanted(names: Iterable[str], given: Mapping[str, Any], flag: str) -> dict[str, Any]:
+    """Return the arrays of some names; raise `InputError` with all names for one not there."""
+    if missing := [name for name in names if name not in given]:
+        held = f"names {', '.join(given)}" if given else "nothing"
+        raise InputError(f"{flag} with {', '.join(missing)}", held, "save every input by name")
+    return {name: given[name] for name in names}
 
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:

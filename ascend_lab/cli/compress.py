@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli.common import JSON, MODEL, Verb, emit, flag, import_with, refuse_idle
-from ascend_lab.cli.network import load_arrays
+from ascend_lab.cli.arrays import load_array, load_arrays
+from ascend_lab.cli.common import JSON, MODEL, Verb, emit, flag, import_with, refuse_idle, wanted
 from ascend_lab.errors import InputError
-from ascend_lab.limits import ARRAY_BYTES, refuse_above, whole
+from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from ascend_lab.compress import Plan, Quantised
+    from ascend_lab.graph import Graph
 
 ROWS = 16
 """Samples a batch where the model leaves its size open."""
@@ -29,7 +29,7 @@ TRIAL_BATCHES = (53, 59)
 def _calibrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.compress import calibrate, signal_to_noise_db
 
-    values = _array(arguments.values)
+    values = load_array(arguments.values)
     found = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
@@ -56,21 +56,6 @@ def _ends(bits: int, offset: int) -> tuple[int, int]:
     return -(2 ** (bits - 1)) - offset, 2 ** (bits - 1) - 1 - offset
 
 
-def _array(path: str) -> Any:
-    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
-    what = "an .npy file of an array of numbers"
-    try:
-        if not Path(path).is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
-        refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer values")
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-        raise InputError(what, f"{path}: {str(error)[:200]}", "numpy.save writes one") from None
-    if not isinstance(found, np.ndarray):
-        raise InputError(what, f"{path}, an archive", "numpy.save writes one")
-    return found
-
-
 def _quantize(arguments: argparse.Namespace) -> int:
     from ascend_lab.compress import (
         batches_of,
@@ -82,11 +67,11 @@ def _quantize(arguments: argparse.Namespace) -> int:
     )
     from ascend_lab.graph.onnx import export_onnx
 
-    plan, arrays = _plan(arguments), load_arrays(arguments.calibration)
+    arrays = load_arrays(arguments.calibration)
     graph, is_open = _imported(arguments.model, arrays)
-    feeds = batches_of(graph, {name: arrays[name] for name in graph.inputs if name in arrays})
+    plan = _plan(arguments, graph)
+    feeds = batches_of(graph, wanted(graph.inputs, arrays, "--calibration"))
     found = quantise_graph(graph, feeds, plan)
-    error = output_error(graph, fake_quantised(found), feeds)
     model = _opened(arguments.model, arrays, found, plan) if is_open else None
     written: bytes = (model or qdq_model(found)).SerializeToString()
     data: dict[str, Any] = {
@@ -95,7 +80,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
         ],
         "size_bytes": len(written),
         "float_bytes": export_onnx(found.graph).ByteSize(),
-        "output_error": error,
+        "output_error": output_error(graph, fake_quantised(found), feeds),
         "batches": len(feeds[: plan.batches]),
         "batch": "any" if model else graph.types[graph.inputs[0]].shape[0],
     }
@@ -108,20 +93,23 @@ def _quantize(arguments: argparse.Namespace) -> int:
         for row in data["layers"]
     ]
     sizes = f"{data['float_bytes']:,} -> {data['size_bytes']:,} bytes"
-    lines.append(f"{len(lines)} layers; {sizes}; outputs are off by {error:.4%}")
-    emit(arguments.json, data, lines)
+    last = f"{len(lines)} layers; {sizes}; outputs are off by {data['output_error']:.4%}"
+    emit(arguments.json, data, [*lines, last])
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     """Return what the flags and the configuration file say, which must not contradict."""
     from ascend_lab.compress import LayerPlan, Plan, read_config
+    from ascend_lab.compress.prototext import naming
 
     common = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:
         return Plan(common)
     refuse_idle(arguments, "without --config", "--symmetric")
     plan = read_config(arguments.config, common)
+    with naming(arguments.config):
+        plan.check(graph)
     if "method" in arguments.given and plan.common.method != arguments.method:
         got = f"{plan.common.method} in {arguments.config}"
         raise InputError(f"--method {arguments.method} alone", got, "drop one")
@@ -136,7 +124,9 @@ def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
 
     if model.startswith(ZOO):
         return import_with(model, None, {}, None).graph, False
-    entries = {e.name: sizes_of(e) for e in load(model, Limits())[0].graph.input}
+    stated = load(model, Limits())[0].graph
+    entries = {e.name: sizes_of(e) for e in stated.input}
+    wanted(entries.keys() - {t.name for t in stated.initializer}, arrays, "--calibration")
     heads = {name: sizes[0] for name, sizes in entries.items() if sizes and name in arrays}
     is_open = any(not isinstance(head, int) for head in heads.values())
     rows = {name: head if isinstance(head, int) else ROWS for name, head in heads.items()}

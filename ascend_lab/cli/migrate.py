@@ -43,7 +43,9 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.report:
         texts = {".json": _json, ".html": _html, ".txt": _text}
         write_whole(arguments.report, texts[ending](data))
-    emit(arguments.json, data, _lines(data))
+    missing = [f"{arguments.output}: not written: the model is refused"]
+    lost = found.model is None and arguments.output is not None
+    emit(arguments.json, data, _lines(data) + missing * lost)
     return 0 if found.model is not None else 1
 
 

@@ -9,6 +9,12 @@ from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 
+LEGEND = (
+    "GMAC: 1e9 products of the model; bound: us it cannot go below; MB to and from device memory",
+    "of time: launches; no cube: kernels without products; fill: of the cube's peak rate",
+    "padded: products that the cube does for each of the model's",
+)
+
 
 def _zoo(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph import zoo
@@ -28,7 +34,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
     lines = [f"{'model':<28}{'parameters':>12}{'MACs':>17}  input"]
     lines += [
         f"{name:<28}{row['parameters']:>12,}{row['macs']:>17,}  "
-        f"{'x'.join(map(str, row['input_shape']))}"
+        f"{row['input_name']} {'x'.join(map(str, row['input_shape']))}"
         for name, row in rows.items()
     ]
     if arguments.name is not None:
@@ -41,11 +47,11 @@ def _why(arguments: argparse.Namespace) -> int:
     """Print why a model takes as long as it does on a chip."""
     from ascend_lab.graph.zoo.why import why, why_lines
 
-    refuse_idle(arguments, "without --chip", "--width", "--resolution")
     if arguments.name is None:
         raise InputError("a model's name with --chip", "none", "e.g. zoo mobilenet_v2 --chip C")
-    rows = why([arguments.name.removeprefix("zoo:")], arguments.chip, batch=arguments.batch)
-    emit(arguments.json, rows[0], why_lines(rows))
+    sizes = {"batch": arguments.batch, "width": arguments.width, "size": arguments.resolution}
+    rows = why([arguments.name.removeprefix("zoo:")], arguments.chip, **sizes)
+    emit(arguments.json, rows[0], [*why_lines(rows), *LEGEND])
     return 0
 
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import lzma
 import sys
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ascend_lab.cli.arrays import Arrays, load_arrays, save_arrays
 from ascend_lab.cli.common import (
     BATCH,
+    COMPILED,
     JSON,
-    MODEL,
     SHAPES,
     TUNED,
     Verb,
@@ -32,11 +27,12 @@ from ascend_lab.cli.common import (
     is_tuned,
     refuse_idle,
     shapes_of,
+    wanted,
     with_tuned,
 )
 from ascend_lab.cli.hosted import WHOLE, placed, values_of
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import ARRAY_BYTES, refuse_above, shown, whole
+from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -49,7 +45,6 @@ if TYPE_CHECKING:
     from ascend_lab.runtime import OfflineModel
 
 
-Arrays = dict[str, Any]
 WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64."""
 
@@ -81,7 +76,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.onnx.tensors import in_type
 
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
-    title = f"{graph.name}: {len(graph.nodes)} nodes, {graph.parameter_count:,} parameters"
+    count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
+    title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
     return _print_outputs(arguments, title, outputs)
 
 
@@ -146,11 +142,7 @@ def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
 
     if given is None:
         return random_inputs(graph, seed)
-    missing = [name for name in graph.inputs if name not in given]
-    if missing:
-        held = ", ".join(given) or "nothing"
-        raise InputError(f"--inputs with {', '.join(missing)}", held, "save every input by name")
-    return {name: given[name] for name in graph.inputs}
+    return wanted(graph.inputs, given, "--inputs")
 
 
 def _check_size(graph: Graph) -> None:
@@ -177,60 +169,6 @@ def _summary(array: Any) -> dict[str, Any]:
         "max": high,
         "mean": mean,
     }
-
-
-def load_arrays(path: str) -> Arrays:
-    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
-    what = "an .npz file of arrays of numbers"
-    try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except _DAMAGED as error:
-        got = f"{path}: {str(error)[:200]}"
-        raise InputError(what, got, "numpy.savez writes one") from None
-    for name, array in found.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
-    return found
-
-
-def load_array(path: str) -> Any:
-    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
-    what = "an .npy file of numbers"
-    try:
-        file = Path(path)
-        if file.exists() and not file.is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
-        refuse_above(f"{path}: bytes", file.stat().st_size, ARRAY_BYTES, "use fewer")
-        with file.open("rb") as stream:
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-    except _DAMAGED as error:
-        raise InputError(what, f"{path}: {str(error)[:200]}", "numpy.save writes one") from None
-    if array.dtype.kind not in "biuf":
-        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
-    return array
-
-
-_DAMAGED = (
-    OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
-    zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
-)  # fmt: skip
-"""What NumPy and zipfile raise for what is no archive of arrays."""
-
-
-def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array))
-    write_whole(path, whole.getvalue())
 
 
 LONGEST = 44
@@ -298,11 +236,14 @@ def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, 
 
 def _simulate_offline(arguments: argparse.Namespace) -> int:
     """Print the times that a compiled model holds."""
-    times = _offline(arguments).gear(shapes_of(arguments), arguments.batch).times
+    model = _offline(arguments)
+    gear = model.gear(shapes_of(arguments), arguments.batch)
+    times, batches = gear.times, ", ".join(str(one.batch) for one in model.gears)
+    first = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
         write_whole(arguments.trace, json.dumps(trace))
-    emit(arguments.json, times["summary"], times["table"])
+    emit(arguments.json, times["summary"], first * (len(model.gears) > 1) + times["table"])
     return 0
 
 
@@ -390,12 +331,13 @@ VERBS = (
     Verb(
         "run", "compute an ONNX model's outputs", _run,
         (
-            MODEL,
+            COMPILED,
             flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
             flag("--outputs", metavar="G.npz", help="write the outputs by name"),
             SHAPES, BATCH,
             flag("--seed", type=whole, default=0, help="seed of random inputs (0)"),
-            flag("--compiled", action="store_true", help="run the compiled programs"),
+            flag("--compiled", action="store_true",
+                 help="run the compiled programs (else, also for an .alm, the exact values)"),
             flag("--chip", default="Ascend310", help="for --compiled (Ascend310)"),
             *TUNED, JSON,
         ),
@@ -403,7 +345,7 @@ VERBS = (
     Verb(
         "simulate", "time an ONNX model on a chip, operator by operator", _simulate,
         (
-            MODEL,
+            COMPILED,
             flag("--chip", help="a preset name or your own .toml file; a compiled model has one"),
             SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli.common import (
     JSON,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ascend_lab.chip import Chip
     from ascend_lab.graph import Road
     from ascend_lab.graph.onnx import Imported
+    from ascend_lab.runtime import OfflineModel
 
 GEARS = range(2, 101)
 LARGEST_BATCH = 2048
@@ -83,19 +84,33 @@ def _compile(arguments: argparse.Namespace) -> int:
         "output": arguments.output, "file_bytes": len(data), "kernels": len(model.kernels),
         "gears": rows,
     }  # fmt: skip
-    lines = [f"{found['name']} for {chip.name}: {len(data):,} bytes in {arguments.output}"]
-    lines += [
-        f"  {', '.join(f'{n} {s}' for n, s in row['inputs'].items())}: {row['tasks']} tasks, "
-        f"{row['time_s'] * 1e6:.1f} us (model), {row['weight_bytes'] / 1e6:.2f} MB of weights, "
-        f"{row['work_bytes'] / 1e6:.2f} MB to work in"
-        for row in rows
-    ]
-    emit(arguments.json, found, lines)
+    emit(arguments.json, found, _lines(found, model))
     return 0
 
 
+def _lines(found: Mapping[str, Any], model: OfflineModel) -> list[str]:
+    """Return what was written as lines: the file and its bytes, then each gear."""
+    from ascend_lab.runtime.container import Kind
+
+    held, output = model.parts[Kind.WEIGHTS, 0].nbytes, found["output"]
+    return [
+        f"{found['name']} for {found['chip']}: {found['file_bytes']:,} bytes in {output}",
+        f"  {held:,} of them constants, as the graph states them and as kernels read them",
+    ] + [
+        f"  {', '.join(f'{n} {s}' for n, s in row['inputs'].items())}: {row['tasks']} tasks, "
+        f"{row['time_s'] * 1e6:.1f} us (model), {row['weight_bytes'] / 1e6:.2f} MB of weights, "
+        f"{row['work_bytes'] / 1e6:.2f} MB to work in"
+        for row in found["gears"]
+    ]
+
+
 def _check_flags(arguments: argparse.Namespace) -> None:
-    """Raise `InputError` for options of ATC that mean nothing here."""
+    """Raise `InputError` for options of ATC that mean nothing here, or a compiled model."""
+    from ascend_lab.runtime import is_offline
+
+    if is_offline(arguments.model):
+        remedy = "give the .onnx file or zoo:NAME that it is from"
+        raise InputError("a model to compile", f"{arguments.model}, compiled already", remedy)
     for name, why in NO_MEANING.items():
         if name[2:] in arguments.given:
             raise InputError("options with a meaning here", name, f"drop it: {why}")
@@ -189,10 +204,12 @@ def _compressed(records: str, found: Imported) -> Imported:
 
 def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Imported:
     """Return a model with AIPP in front: its inputs are frames, or parameters, in bytes."""
+    from ascend_lab.compress.prototext import naming
     from ascend_lab.media import insert_aipp, read_config
 
     operations, small = read_config(arguments.insert_op_conf), arguments.enable_small_channel == "1"
-    graph = insert_aipp(found.graph, operations, chip, small_channel=small)
+    with naming(arguments.insert_op_conf):
+        graph = insert_aipp(found.graph, operations, chip, small_channel=small)
     kinds = {n: found.input_types.get(n, "uint8") for n in graph.inputs}
     kinds |= {n: "uint8" for n in graph.inputs if graph.types[n].dtype == "uint8"}
     return replace(found, graph=graph, input_types=kinds)
@@ -212,17 +229,19 @@ VERBS = (
             flag("--output", metavar="F.alm", help="the file to write"),
             flag("--framework", default="5", metavar="5", help="5 (ONNX)"),
             flag("--mode", default="0", metavar="M", help="0 compile (default), 3 precheck only"),
-            flag("--input_shape", default="", metavar='"x:1,3,224,224;y:1,10"',
+            flag("--input_shape", "--input-shape", default="", metavar='"x:1,3,224,224;y:1,10"',
                  help="sizes left open; -1 for the batch of --dynamic_batch_size"),
             flag("--dynamic_batch_size", metavar="1,2,4,8", help="compile for each of these"),
             flag("--precision_mode", default="force_fp16", metavar="P",
                  help="force_fp16 (default), allow_fp32_to_bf16, ..."),
-            flag("--fusion_switch_file", metavar="F", help="passes and rules to turn off"),
+            flag("--fusion_switch_file", "--fusion-switch", metavar="F",
+                 help="passes and rules to turn off"),
             flag("--compression", metavar="F", help="scales that `quantize --records` wrote: int8"),
             flag("--insert_op_conf", metavar="F.cfg", help="AIPP: camera frames, not images"),
             flag("--enable_small_channel", choices=("0", "1"), default="0",
                  help="1: AIPP writes four channels a pixel"),
-            flag("--aicore_num", type=count, metavar="N", help="use N of the chip's cores"),
+            flag("--aicore_num", "--aicore-num", type=count, metavar="N",
+                 help="use N of the chip's cores"),
             flag("--check_report", metavar="F.json", help="write a precheck report, node by node"),
             JSON,
             *map(_no_meaning, NO_MEANING),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,9 @@ class Plan:
         known = {node.name for node in graph.nodes}
         for name in (*self.layers, *self.skip_layers, *self.unfolded):
             if name not in known:
-                raise InputError(f"{graph.name}: a layer of the graph", repr(name), "check it")
+                near = difflib.get_close_matches(name, known, 3)
+                remedy = f"did you mean {' or '.join(near)}?" if near else "check it"
+                raise InputError(f"{graph.name}: a layer of the graph", repr(name), remedy)
         for kind in (*self.types, *self.skip_types):
             if kind not in TYPES:
                 raise InputError(f"a type of layers among {', '.join(TYPES)}", repr(kind))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ascend_lab.errors import InputError, UnsupportedError
@@ -44,15 +45,24 @@ def read_text(text: str, table: Table, where: str) -> Message:
     reader = _Reader(text, where)
     found = reader.message(table, "")
     if reader.token:
-        raise reader.error("a key", shown(reader.token))
+        raise reader.error("a key", shown(reader.take()))
     return found
 
 
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Put the name of the file at fault in front of what an `InputError` says."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error.needed}", error.got, error.remedy) from None
+
+
 class _Reader:
-    """A text as tokens, one ahead."""
+    """A text as tokens, one ahead: `line` is that of the one at fault, `ahead` of the next."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.where, self.line, self.depth = where, 1, 0
+        self.where, self.line, self.ahead, self.depth = where, 1, 1, 0
         self.tokens = self._split(text)
         self.token = next(self.tokens, "")
 
@@ -61,11 +71,12 @@ class _Reader:
         while place < len(text):
             found = _TOKEN.match(text, place)
             if found is None:
+                self.line = self.ahead
                 raise self.error("protobuf text", shown(text[place]))
             place = found.end()
             if found.lastgroup != "space":
                 yield found[0]
-            self.line += found[0].count("\n")
+            self.ahead += found[0].count("\n")
 
     def error(self, needed: str, got: str, remedy: str = "mend that line") -> InputError:
         return InputError(f"{self.where}: line {self.line}: {needed}", got, remedy)
@@ -73,6 +84,7 @@ class _Reader:
     def take(self, *wanted: str) -> str:
         """Return the token, which must be one of those wanted (any if none is), and step on."""
         found = self.token
+        self.line = self.ahead if found else self.line
         if not found or (wanted and found not in wanted):
             raise self.error(
                 f"{' or '.join(wanted) or 'a value'}", shown(found) if found else "the end"
@@ -89,8 +101,7 @@ class _Reader:
         while self.token and self.token != end:
             key = self.take()
             if key not in table:
-                near = difflib.get_close_matches(key, table, 1 if len(table) > FEW else FEW, 0.0)
-                raise self.error(f"a key such as {', '.join(near)}", shown(key), "drop it")
+                raise self.unknown(key, table)
             kind = table[key]
             if isinstance(kind, str):
                 raise UnsupportedError(f"{self.where}: line {self.line}: no key {key}", kind)
@@ -105,6 +116,13 @@ class _Reader:
                 self.take()
         self.depth -= 1
         return found
+
+    def unknown(self, key: str, table: Table) -> InputError:
+        near = difflib.get_close_matches(key, table, 1)
+        if near:
+            return self.error("a known key", shown(key), f"did you mean {near[0]}? correct it")
+        some = difflib.get_close_matches(key, table, FEW, 0.0)
+        return self.error(f"a key such as {', '.join(some)}", shown(key), "correct it or drop it")
 
     def values(self, key: str, kind: Any) -> list[Any]:
         """Return what stands behind a key: one value, or those of a list in brackets."""

@@ -10,11 +10,12 @@ their default only. Source: CANN, AIPP, config_file_template; GE, insert_op.prot
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.compress.prototext import read_text
+from ascend_lab.compress.prototext import naming, read_text
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TOML_BYTES, read_file
 from ascend_lab.media.aipp import FORMATS, Aipp
@@ -86,15 +87,21 @@ def read_config(path: str | Path) -> tuple[AippOp, ...]:
     """Return the operations of a file; raises `InputError` naming the key at fault."""
     data = read_file(path, "an AIPP configuration", TOML_BYTES)
     try:
-        return parse_config(data.decode("utf-8-sig"))
+        return parse_config(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
         raise InputError("an AIPP configuration in UTF-8", f"{path}: {error}") from None
 
 
-def parse_config(text: str) -> tuple[AippOp, ...]:
+def parse_config(text: str, where: str = "AIPP") -> tuple[AippOp, ...]:
     """Return the operations of a text, in order; raises `InputError` naming the key at fault."""
     table = {"aipp_op": [{name: key.kind for name, key in KEYS.items()}]}
-    found = [_operation(given) for given in read_text(text, table, "AIPP").get("aipp_op", ())]
+    given = read_text(text, table, where).get("aipp_op", ())
+    with naming(where):
+        return _operations(given)
+
+
+def _operations(given: Iterable[dict[str, Any]]) -> tuple[AippOp, ...]:
+    found = [_operation(one) for one in given]
     ranks = [op.rank for op in found]
     if not found:
         raise InputError("an aipp_op { ... }", "none", "write one for each input")

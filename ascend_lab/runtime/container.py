@@ -111,10 +111,10 @@ def unpack_parts(data: memoryview, where: str) -> Parts:
 def is_offline(path: str | Path) -> bool:
     """Tell whether a file says by its name or its first bytes that it is an offline model."""
     try:
-        if not Path(path).is_file():
-            return False
+        if Path(path).suffix == SUFFIX or not Path(path).is_file():
+            return Path(path).suffix == SUFFIX
         with Path(path).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC or Path(path).suffix == SUFFIX
+            return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False
 
@@ -126,5 +126,6 @@ def read_parts(path: str | Path) -> Parts:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError("an offline model", f"{path}: {reason}", "check the path") from None
+        reason = "an empty file" if "empty" in reason else reason
+        raise InputError(f"{path}: a compiled model", reason, "check the path") from None
     return unpack_parts(data, str(path))

@@ -78,11 +78,27 @@ def build(name: str, *args: Any, **settings: Any) -> Graph:
 def counts_of(
     name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
 ) -> dict[str, Any]:
-    """Return a model's name, parameters, multiply-accumulates, first input's shape and source.
+    """Return a model's name, parameters, multiply-accumulates, first input and source.
 
     `width` scales the channels and `size` says the pixels, of families that have them; raises
     `InputError` for others.
     """
+    graph = sized(name, batch=batch, width=width, size=size)
+    known = _wanted(name)[0].__name__
+    return {
+        "name": known,
+        "parameters": parameters(graph),
+        "macs": published_macs(graph),
+        "input_name": graph.inputs[0],
+        "input_shape": list(graph.types[graph.inputs[0]].shape),
+        "source": source_of(known),
+    }
+
+
+def sized(
+    name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
+) -> Graph:
+    """Return a model of a batch, a width and a size; raises as `counts_of`."""
     builder, sizes = _wanted(name)
     settings: dict[str, Any] = {"batch": batch, **sizes}
     for key, value, kind in (("width", width, "float"), ("size", size, "int")):
@@ -90,14 +106,7 @@ def counts_of(
             if builder.__annotations__.get(key) != kind:
                 raise InputError(f"a model with a {key} to choose", builder.__name__, "drop it")
             settings[key] = value
-    graph = builder(**settings)
-    return {
-        "name": builder.__name__,
-        "parameters": parameters(graph),
-        "macs": published_macs(graph),
-        "input_shape": list(graph.types[graph.inputs[0]].shape),
-        "source": source_of(builder.__name__),
-    }
+    return builder(**settings)
 
 
-__all__ = ["ZOO", "build", "counts_of", "find", "macs", "parameters"]
+__all__ = ["ZOO", "build", "counts_of", "find", "macs", "parameters", "sized"]

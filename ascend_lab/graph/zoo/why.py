@@ -16,20 +16,20 @@ from ascend_lab.graph.counts import published_macs
 
 
 def why(
-    names: Iterable[str], chip: Chip | str, *, batch: int = 1, dtype: str = "fp16"
+    names: Iterable[str], chip: Chip | str, *, dtype: str = "fp16", **sizes: Any
 ) -> list[dict[str, Any]]:
     """Return a row for each model: what it counts, its time, and the time it could not go below.
 
     `cube_fill` is products / what the cubes could do in the time, `padded` the products the cubes
-    do for each the model has, `launch_share` and `vector_share` are of the time. Raises as `build`
-    and `compile_stages`.
+    do for each the model has, `launch_share` and `vector_share` are of the time. Raises as `sized`
+    and `compile_stages`. `sizes` are those of `sized`: batch, width, size.
     """
-    from ascend_lab.graph.zoo import build
+    from ascend_lab.graph.zoo import sized
 
     on = load_chip(chip) if isinstance(chip, str) else chip
     rows = []
     for name in names:
-        graph = build(name, batch=batch)
+        graph = sized(name, **sizes)
         stages = compile_stages(graph, on, dtype=dtype)
         times, macs = stages.timeline(), published_macs(graph)
         bound_s = bound_of(stages.rewritten, on).time_s

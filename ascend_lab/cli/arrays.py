@@ -1,0 +1,81 @@
+"""Files of arrays, .npy and .npz: read with limits and without unpickling, and written whole."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+from ascend_lab.limits import ARRAY_BYTES, refuse_above, shown
+from ascend_lab.output import write_whole
+
+Arrays = dict[str, Any]
+
+
+def load_arrays(path: str) -> Arrays:
+    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
+    what = "an .npz file of arrays of numbers"
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {_damage(error)}", "write one with numpy.savez") from None
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
+    return found
+
+
+def load_array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of numbers"
+    try:
+        file = Path(path)
+        if file.exists() and not file.is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        refuse_above(f"{path}: bytes", file.stat().st_size, ARRAY_BYTES, "use fewer")
+        with file.open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {_damage(error)}", "write one with numpy.save") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+    return array
+
+
+_DAMAGED = (
+    OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What NumPy and zipfile raise for what is no archive of arrays."""
+
+
+def _damage(error: BaseException) -> str:
+    """Return what is wrong with a file, without NumPy's advice to unpickle it."""
+    text = str(error)[:200]
+    if "pickle" in text:
+        return "Python objects in it"
+    return "another kind of file" if "magic" in text else text
+
+
+def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array))
+    write_whole(path, whole.getvalue())
