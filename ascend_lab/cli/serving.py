@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, SHAPES, Verb, emit, flag, shapes_of
+from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, shapes_of
 from ascend_lab.cli.terminal import say
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, whole
@@ -145,7 +145,7 @@ VERBS = (
     Verb(
         "serve", "answer requests for a model on loopback (KServe v2, JSON tensors)", _serve,
         (
-            flag("model", metavar="MODEL", help="an .onnx file or zoo:NAME"), SHAPES,
+            MODEL, SHAPES,
             flag("--chip", help="compute as this chip's kernels do (default: the graph, exactly)"),
             flag("--port", type=whole, default=0, help="0, the default, takes a free one"),
             flag("--instances", type=count, default=1, metavar="N", help="threads (1)"),
