@@ -23,7 +23,7 @@ WEAKEST, STRONGEST = 0.2, 0.8
 
 
 def balance_factors(x_most: Values, w_most: Values, strength: float = 0.5) -> Values:
-    """Return f from the largest |x| and |w| of each input channel.
+    """Return f from the largest sizes of x and w of each input channel.
 
     A channel that is zero in both keeps 1; zero in one, it is stretched to the others' largest.
     Raises `InputError` for a strength outside 0.2 to 0.8.
