@@ -19,14 +19,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11100,
+    "aoe": 11095,
     "chip": 625,
     "cli": 4000,
-    "cluster": 2935,
+    "cluster": 2925,
     "compress": 3420,
-    "data": 25,
-    "dsl": 5475,
-    "errors": 90,
+    "data": 20,
+    "dsl": 5465,
+    "errors": 85,
     "graph": 16800,
     "isa": 2850,
     "kernels": 7880,
@@ -36,15 +36,15 @@ LINES = {
     "media": 1245,
     "ops": 6490,
     "output": 120,
-    "parallel": 4915,
-    "runtime": 2360,
+    "parallel": 4905,
+    "runtime": 2350,
     "serving": 2525,
     "sim": 2430,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 430
-IMPORT_LINES = 6350
+IMPORT_LINES = 6140
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
