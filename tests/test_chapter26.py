@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.lab.checks import (
     check_ex_26_1,
@@ -19,13 +20,6 @@ from ascend_lab.lab.checks.chapter26 import decide, devices_for, finishes, waits
 from ascend_lab.lab.figures import fig_knee
 
 Answer = Callable[..., Any]
-SEEDS = range(3)
-
-
-def two_sided(check: Any, right: Answer, wrong: Answer) -> None:
-    for seed in SEEDS:
-        assert check(right, seed=seed).passed
-        assert not check(wrong, seed=seed).passed
 
 
 def lindley(gaps: Any, services: Any, floor: float = 0.0, shift: int = 0) -> list[float]:
