@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_lines import run, run_json
 
 from ascend_lab import __version__
 from ascend_lab.chip import PRESETS
@@ -15,18 +16,6 @@ from ascend_lab.cli import ascend_lab as main
 ROOT = Path(__file__).resolve().parent.parent
 MY_KERNEL = ROOT / "notebooks" / "my_kernel.py"
 GEMM_KEYS = {"time_s", "cycles", "tflops", "busy", "bound_by", "bytes", "schedule"}
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def run_json(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, *arguments, "--json", "-")
-    assert (code, err) == (0, "")
-    return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 # -- verbs -----------------------------------------------------------------------------------------

@@ -1,27 +1,13 @@
 """Models by name on the command lines: `zoo`, and `zoo:NAME` wherever a model is taken."""
 
-import json
-
 import numpy as np
 import pytest
+from command_lines import run, run_json
 
 from ascend_lab.cli import aoe
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import evaluate, random_inputs, zoo
 from ascend_lab.graph.models import load_model, model_name
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def run_json(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, *arguments, "--json", "-")
-    assert (code, err) == (0, "")
-    return json.loads(out)
 
 
 def test_zoo_lists_all_models_and_counts_one(capsys):

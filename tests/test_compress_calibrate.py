@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from command_lines import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.compress import METHODS, calibrate, channel_scales, scale_between
 from ascend_lab.compress.calibrators import (
     histogram_loss,
@@ -244,11 +244,6 @@ def test_a_long_tail_is_worth_cutting():
 
 
 # -- command --------------------------------------------------------------------------------------
-def run(capsys, *words):
-    code = main([str(word) for word in words])
-    return code, *capsys.readouterr()
-
-
 def test_the_command_prints_scale_and_offset(tmp_path, capsys):
     file = tmp_path / "values.npy"
     np.save(file, RELU)

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command_lines import run
 
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.compress import (
     LayerPlan,
     LayerScales,
@@ -347,11 +347,6 @@ def test_what_a_graph_has_not_is_refused():
 
 
 # -- command --------------------------------------------------------------------------------------
-def run(capsys, *words):
-    code = main([str(word) for word in words])
-    return code, *capsys.readouterr()
-
-
 @pytest.fixture
 def files(tmp_path):
     save_onnx(network(), tmp_path / "net.onnx")

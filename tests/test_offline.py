@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_lines import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.compress.config import parse_config
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, compile_graph, run_compiled, zoo
@@ -56,12 +56,6 @@ def folder(tmp_path, monkeypatch):
     save(tmp_path / MODEL)
     save(tmp_path / "open.onnx", "n")
     return tmp_path
-
-
-def run(capsys, *words):
-    code = main([str(word) for word in words])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def good(capsys, *words):
