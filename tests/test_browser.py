@@ -169,13 +169,14 @@ def check_images(page: Page) -> None:
 
 def test_the_search_box_finds_the_double_buffer(site: str, page: Page) -> None:
     watch = Watch(page, site)
-    page.goto(site + "book/index.html")
+    page.goto(site + "book/index.html", wait_until="networkidle")  # leaving early aborts requests
     page.keyboard.press("Control+k")
     box = page.locator(".search-button__wrapper.show input[name=q]")
     box.fill("double buffer")
     box.press("Enter")
     page.wait_for_url("**/search.html?q=double*")
     page.wait_for_selector("ul.search li a")
+    page.wait_for_load_state("networkidle")
     assert page.locator("ul.search li").count() >= 1
     assert (watch.errors, watch.failed, watch.external) == ([], [], [])
 
