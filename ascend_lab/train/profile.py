@@ -256,7 +256,8 @@ def averages_s(step: TrainingGraph, chip: Chip) -> float:
 
 def _alone_s(net: GraphBuilder, chip: Chip) -> float:
     graph = assign_layouts(canonical(net.build(), chip))
-    return simulate_graph(compile_tasks(graph, chip, fuse(graph, chip, None).groups)).time_s
+    compiled = compile_tasks(graph, chip, fuse(graph, chip, None).groups)
+    return simulate_graph(compiled, first="queued").time_s
 
 
 # -- networks of equal layers ----------------------------------------------------------------------
