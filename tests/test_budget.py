@@ -20,14 +20,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LINES = {
     "__init__": 10,
     "aoe": 11095,
-    "chip": 625,
+    "chip": 690,
     "cli": 4000,
     "cluster": 2925,
     "compress": 3420,
     "data": 20,
     "dsl": 5465,
     "errors": 85,
-    "graph": 16800,
+    "graph": 17200,
     "isa": 2850,
     "kernels": 7880,
     "lab": 18470,
@@ -39,7 +39,7 @@ LINES = {
     "parallel": 4905,
     "runtime": 2350,
     "serving": 2525,
-    "sim": 2430,
+    "sim": 2560,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""

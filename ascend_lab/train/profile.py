@@ -240,7 +240,8 @@ def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> 
     made = net.add_node(found.operator.name, old, net.cast(grad, dtype="fp32"), *states)
     net.output(*made, net.cast(made[0], dtype=dtype))
     graph = assign_layouts(canonical(net.build(), chip))
-    return simulate_graph(compile_tasks(graph, chip, fuse(graph, chip, None).groups)).time_s
+    compiled = compile_tasks(graph, chip, fuse(graph, chip, None).groups)
+    return simulate_graph(compiled, first="queued").time_s
 
 
 # -- networks of equal layers ----------------------------------------------------------------------

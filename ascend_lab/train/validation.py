@@ -100,7 +100,7 @@ def norms_s(profile: StepProfile) -> float:
 
 def launches_s(profile: StepProfile, chip: Chip) -> float:
     """Return the seconds of launches: of every kernel, and at least one for each update."""
-    return (len(profile.operators) + len(profile.gradients)) * chip.launch_overhead_s
+    return (len(profile.operators) + len(profile.gradients)) * chip.queued_launch_s
 
 
 def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
