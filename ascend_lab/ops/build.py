@@ -1,7 +1,7 @@
 """From an operator to a kernel: check, express, schedule, lower; then values and time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -177,7 +177,8 @@ def time(
 ) -> KernelTimeline:
     """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
 
-    With `warm_l2` the operands lie in L2 as far as they fit, and phases find what others left.
+    With `warm_l2` the operands lie in L2 as far as they fit, phases find there what others left,
+    and the kernel waits in the device's queue behind the one that brought the operands.
     """
     kernel = compile(operator, shapes, dtypes, chip, **attrs)
     if not warm_l2:
@@ -186,4 +187,4 @@ def time(
     template = op.template_for(op.call(shapes, dtypes, attrs), chip)
     names = (template or op).names(len(shapes))
     memory = DeviceMemory.holding(chip, kernel.tensors, names)
-    return simulate_kernel(kernel, chip, memory)
+    return replace(simulate_kernel(kernel, chip, memory), start="queued")
