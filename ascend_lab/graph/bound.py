@@ -17,10 +17,10 @@ vector    computes there what no cube and no path out of it can: one lane of one
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
-          and writes of the results what a cache cannot hold at the end. Spills count as none, also on
-          chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may go
-          through all operators that read them, and weights between may be read again instead. That
-          is a relaxation: removing a cost from every schedule leaves a bound of all of them.
+          and writes of the results what a cache cannot hold at the end. Spills count as none, also
+          on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
+          go through all operators that read them, and weights between may be read again instead.
+          That is a relaxation: removing a cost from every schedule leaves a bound of all of them.
 chain     waits: what the longest chain of operators that cannot begin before another's result does
           at the least, on as many cores as you like: a copy in, a step, a copy out.
 
