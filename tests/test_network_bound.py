@@ -63,7 +63,9 @@ def test_the_zoo_is_above_its_bound(row):
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(graph=whole_graphs() | smooth_graphs())
 def test_random_graphs_are_above_their_bound(chip, graph):
-    chip = replace(load_chip(chip), launch_overhead_s=0.0)  # nothing hides what is too high
+    chip = replace(
+        load_chip(chip), launch_overhead_s=0.0, queued_launch_s=0.0
+    )  # nothing hides what is too high
     for fusion in (True, False):
         stages = compile_stages(graph, chip, fusion=fusion)
         check(stages.timeline(), bound_of(stages.rewritten, chip))
@@ -302,7 +304,7 @@ def test_a_network_of_views_takes_nothing():
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_no_slicing_of_a_chain_goes_below(tensors):
     l2 = replace(CHIP.l2, size_bytes=2**18)
-    chip = replace(CHIP, l2=l2, launch_overhead_s=1e-7)
+    chip = replace(CHIP, l2=l2, launch_overhead_s=1e-7, queued_launch_s=1e-7)
 
     def chain(net, x, w):
         for _ in range(3):

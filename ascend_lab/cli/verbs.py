@@ -64,7 +64,8 @@ def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab.dsl.tensor import ALIASES
 
     if arguments.name is None:
-        refuse_idle(arguments, "with an operator's name", "--chip", "--dtype", "--attr", "--show")
+        idle = ("--chip", "--dtype", "--attr", "--show", "--warm-l2")
+        refuse_idle(arguments, "with an operator's name", *idle)
         lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
         emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
         return 0
@@ -80,7 +81,8 @@ def _op(arguments: argparse.Namespace) -> int:
     shapes = [_shape(text) for text in arguments.shapes]
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
-    timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
+    warm = arguments.warm_l2
+    timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, **attrs)
     data = timeline.summary()
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
     lines = [
@@ -286,6 +288,8 @@ VERBS = (
             flag("--attr", action="append", default=[], metavar="KEY=VALUE",
                  help="e.g. axis=-1; repeatable"),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
+            flag("--warm-l2", action="store_true",
+                 help="operands start in L2, the kernel in the device's queue"),
             JSON,
         ),
     ),

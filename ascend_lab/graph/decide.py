@@ -1,7 +1,8 @@
 """The two decisions that need the clock: which groups are one kernel, which rows stay in fractals.
 
-Both are made before the network is lowered, so candidates are lowered and timed here, alone, on
-cold L2; kernels are remembered, so that what is taken is not written again.
+Both are made before the network is lowered, so candidates are lowered and timed here, on cold L2,
+with the launch they pay in a network, from the device's queue; kernels are remembered, so that what
+is taken is not written again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import Piece, piece_of
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import cycles_alone
+from ascend_lab.graph.tasks import cycles_queued
 from ascend_lab.ops.quantised import QUANTISED
 
 NEVER = float("inf")
@@ -37,7 +38,7 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
 def _cycles(piece: Piece, chip: Chip) -> float:
     """Return the cycles of a piece's kernel, launch included; infinite if there is none."""
     try:
-        return cycles_alone(piece, chip)
+        return cycles_queued(piece, chip)
     except AscendLabError:
         return NEVER
 

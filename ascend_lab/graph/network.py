@@ -1,6 +1,9 @@
 """How long a network takes: its kernels one after another, on one L2.
 
-    time = sum over kernels of (launch overhead + cycles / clock)
+    time = sum over kernels of (start + cycles / clock)
+
+The host starts the first kernel, the device's queue the others; within a scope of a super kernel
+only a barrier over all cores separates two.
 
 Each kernel finds in L2 what earlier ones left there: a tensor's bytes come from L2 where they still
 are, else from device memory. Weights have addresses of their own; activations those of the plan,
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
 from ascend_lab.graph.tasks import Compiled, Task
 from ascend_lab.isa import Kernel
+from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole
 from ascend_lab.sim import DeviceMemory, KernelTimeline, simulate_kernel
 from ascend_lab.sim.l2 import Access, accesses_of
 from ascend_lab.sim.simulate import traffic_of
+from ascend_lab.sim.timeline import Start
 
 PLAN = "greedy-by-size"
 """How memory is planned unless a plan is given: close to the least, and found at once."""
@@ -110,6 +115,19 @@ class NetworkTimeline:
         return tuple(op for op, t in found if isinstance(t, CpuTimeline) and t.engine == NAME)
 
     @property
+    def launches(self) -> int:
+        """Launches made: one a scope, none for the core's own loader."""
+        lines = (op.timeline for op in self.operators)
+        return sum(t.launch_cycles > 0 and t.start in ("cold", "queued") for t in lines)
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds of launches, those of the AI CPU too; barriers are none."""
+        lines = (op.timeline for op in self.operators)
+        cycles = sum(t.launch_cycles for t in lines if t.start in ("cold", "queued"))
+        return cycles / self.chip.clock_hz
+
+    @property
     def kernels(self) -> int:
         """Operators that kernels compute, or the core's own loader."""
         outside = (t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline))
@@ -129,7 +147,6 @@ class NetworkTimeline:
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as plain data, ready for JSON."""
-        launch_s = sum(o.timeline.launch_cycles for o in self.operators) / self.chip.clock_hz
         return {
             "name": self.name,
             "chip": self.chip.name,
@@ -140,7 +157,7 @@ class NetworkTimeline:
                 "ai_cpu_operators": [op.name for op in self.on_ai_cpu],
                 "ai_cpu_time_s": self.ai_cpu_s,
                 "ai_cpu_share": self.ai_cpu_s / self.time_s if self.operators else 0.0,
-                "launch_time_s": launch_s,
+                "launch_time_s": self.launch_s,
                 "memory_bytes": self.memory_bytes,
                 "macs": self.macs,
                 "l2_hit_rate": self.l2_hit_rate,
@@ -151,17 +168,22 @@ class NetworkTimeline:
 
 
 def simulate_graph(
-    compiled: Compiled, plan: Plan | None = None, *, written: Sequence[str] = ()
+    compiled: Compiled,
+    plan: Plan | None = None,
+    *,
+    written: Sequence[str] = (),
+    first: Start = "cold",
 ) -> NetworkTimeline:
     """Time a compiled network, its activations where the plan says (default: `plan_network`).
 
-    L2 starts empty, or as writing some inputs, in the order given, leaves it.
+    L2 starts empty, or as writing some inputs, in the order given, leaves it. `first` is what
+    starts the first kernel: of a part of a network, "queued".
     """
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     memory = DeviceMemory.of(compiled.chip)
     for name in written:
         memory.l2.touch([Access(name, *places[name], is_write=True)])
-    times = []
+    times, starts = [], _starts(compiled, first)
     for task, kernel, own in _kernels(compiled, memory, places):
         title = task.op
         if isinstance(kernel, CpuKernel):
@@ -169,8 +191,33 @@ def simulate_graph(
             timeline: KernelTimeline = time_cpu(kernel, compiled.chip, own)
         else:
             timeline = simulate_kernel(kernel, compiled.chip, own)
+            timeline = replace(timeline, start=starts[task.name])
         times.append(OperatorTime(task.name, title, timeline))
     return NetworkTimeline(compiled.graph.name, compiled.chip, tuple(times), memory.l2.flush())
+
+
+def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
+    """Return what starts each kernel; one on the AI CPU, or the core's loader, ends a scope."""
+    scopes = {i: scope for scope in compiled.scopes for i in range(*scope)}
+    found: dict[str, Start] = {}
+    start, last, near = first, None, frozenset[str]()
+    for i, task in enumerate(compiled.tasks):
+        kernel = task.lowered.kernel if task.lowered else None
+        if kernel is None or isinstance(kernel, CpuKernel):
+            if kernel is not None:
+                last, start = None, "queued" if kernel.engine == NAME else start
+            continue
+        scope, units = scopes.get(i), _units(kernel, compiled.chip)
+        within: Start = "inside" if units == near and len(units) == 1 else "across"
+        found[task.name] = within if scope is not None and scope == last else start
+        start, last, near = "queued", scope, units
+    return found
+
+
+def _units(kernel: Kernel, chip: Chip) -> frozenset[str]:
+    """Return the kinds of cores that a kernel needs."""
+    parts = (part for phase in kernel.phases for part in phase.parts)
+    return frozenset(program_unit(chip, part.program) for part in parts)
 
 
 def _kernels(
@@ -214,7 +261,8 @@ def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
     now = 0.0
     for op in times.operators:
         t = op.timeline
-        events.append(_span(f"launch {op.name}", now, t.launch_cycles * scale, 0, {}))
+        what = "launch" if t.start in ("cold", "queued") else "barrier"
+        events.append(_span(f"{what} {op.name}", now, t.launch_cycles * scale, 0, {}))
         now += t.launch_cycles * scale
         args = {key: value for key, value in op.summary().items() if key != "name"}
         events.append(_span(op.name, now, t.cycles * scale, 1, args))

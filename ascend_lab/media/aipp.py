@@ -11,8 +11,6 @@ the first three behind `ax_swap` count, and the fourth only where a network asks
 Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

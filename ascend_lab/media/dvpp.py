@@ -8,8 +8,6 @@ Whoever reads the buffer has to be told the true size, or the junk is resized in
 Sources: CANN documentation, JPEGD and VPC functions and restrictions, acl.media.dvpp_*.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

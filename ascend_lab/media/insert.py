@@ -15,8 +15,6 @@ neighbouring pixels side by side instead, 4 x 4 lanes, and the convolution steps
 Source: CANN, AIPP, how_to_enable_aipp; ATC, --insert_op_conf and --enable_small_channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import partial

@@ -8,7 +8,7 @@ written to the last.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascend_lab.chip import Chip
@@ -193,6 +193,17 @@ class DeviceMemory:
     def of(cls, chip: Chip, workspace_bytes: int | None = None) -> "DeviceMemory":
         """Return the memory of a chip with an empty L2."""
         return cls(L2.of(chip), {}, workspace_bytes)
+
+    @classmethod
+    def holding(
+        cls, chip: Chip, tensors: Sequence[Buffer], names: Collection[str]
+    ) -> "DeviceMemory":
+        """Return the memory of a chip whose L2 has read those `tensors` that `names` lists."""
+        memory = cls.of(chip)
+        addresses = memory.addresses(tensors)
+        held = [b for b in tensors if b.name in names]
+        memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in held])
+        return memory
 
     def at(self, tensors: Mapping[str, tuple[int, int]]) -> "DeviceMemory":
         """Return the same memory, L2 included, with the tensors of another kernel."""
