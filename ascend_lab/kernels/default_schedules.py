@@ -277,8 +277,8 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, _up(bundle.n1, inside))
     stage = np.minimum(stage, bundle.c1)
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    whole = bundle.c1 == 1  # the last step may be short where no other channel block follows
-    depths = np.array([d for d in range(1, 9) if whole or taps % d == 0 or d % taps == 0])
+    uneven = bool(shape.lanes)  # taps are several to a fractal: the last step may be short
+    depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
     place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
     step = _up(stage * taps, k)
