@@ -28,7 +28,7 @@ LINES = {
     "dsl": 5465,
     "errors": 85,
     "graph": 16800,
-    "isa": 2850,
+    "isa": 3330,
     "kernels": 7880,
     "lab": 18470,
     "layout": 950,
@@ -39,13 +39,13 @@ LINES = {
     "parallel": 4905,
     "runtime": 2350,
     "serving": 2525,
-    "sim": 2430,
+    "sim": 2720,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 430
-IMPORT_LINES = 6140
-ROAD = 116
+FILES = 436
+IMPORT_LINES = 6240
+ROAD = 118
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -81,7 +81,9 @@ class Chip:
 
     `facts` keeps every number once more with source and trust, keyed like the file
     ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A rate
-    of 0 for the AI CPU: the file has none.
+    of 0 for the AI CPU: the file has none. A launch in which cube and vector cores work together
+    takes `mix_start_s` more; a flag between them arrives `cross_flag_cycles` later. Both are 0
+    where a core is both.
     """
 
     name: str
@@ -101,6 +103,8 @@ class Chip:
     max_repeat: int
     event_ids: int
     launch_overhead_s: float
+    mix_start_s: float
+    cross_flag_cycles: int
     ai_cpu_overhead_s: float
     ai_cpu_rate_bytes_per_s: float
     buffers: Mapping[str, int]

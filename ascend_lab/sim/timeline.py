@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
+from ascend_lab.isa.program import CROSS
 from ascend_lab.output import write_whole
 from ascend_lab.sim.compiled import WAIT, WORK, Compiled, Surroundings
 from ascend_lab.sim.fast import Stretched, stretch
 from ascend_lab.sim.reference import run_reference
 
 MAX_SPANS = 300_000
+IDLE = ("barrier", *CROSS)
+"""Steps that are no work, beside flags."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -54,8 +57,8 @@ class Timed:
 
     @property
     def launch_cycles(self) -> int:
-        """Host overhead, paid once, in cycles."""
-        return round(self.chip.launch_overhead_s * self.chip.clock_hz)
+        """Host overhead, paid once, and what a mix launch takes more to start, in cycles."""
+        return round(self.chip.launch_overhead_s * self.chip.clock_hz) + int(self.mix_cycles)
 
     @property
     def total_cycles(self) -> int:
@@ -124,6 +127,7 @@ class Timeline(Timed):
     around: Surroundings
     parts: tuple[Compiled, ...]
     pipe_cycles: tuple[int, ...]
+    mix_cycles: int = 0
 
     @cached_property
     def _stretched(self) -> Stretched:
@@ -149,7 +153,7 @@ class Timeline(Timed):
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
         for step, runs, each in zip(program.steps, program.runs(), program.cycles, strict=True):
-            if step.kind == WORK and program.sources[step.source].op != "barrier":
+            if step.kind == WORK and program.sources[step.source].op not in IDLE:
                 busy[program.pipes[step.pipe]] += runs * each
         return busy
 
@@ -271,6 +275,11 @@ class KernelTimeline(Timed):
     name: str
     chip: Chip
     phases: tuple[Timeline, ...]
+
+    @property
+    def mix_cycles(self) -> int:
+        """Cycles that a launch takes more to start in which cube and vector cores meet."""
+        return max(phase.mix_cycles for phase in self.phases)
 
     @property
     def sync_cycles(self) -> int:
