@@ -20,31 +20,31 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LINES = {
     "__init__": 10,
     "aoe": 11095,
-    "chip": 625,
+    "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3420,
+    "compress": 3365,
     "data": 20,
-    "dsl": 5465,
+    "dsl": 5850,
     "errors": 85,
-    "graph": 16800,
+    "graph": 17200,
     "isa": 3330,
     "kernels": 7880,
     "lab": 18470,
     "layout": 950,
-    "limits": 170,
-    "media": 1245,
+    "limits": 240,
+    "media": 1220,
     "ops": 6490,
     "output": 120,
     "parallel": 4905,
     "runtime": 2350,
     "serving": 2525,
-    "sim": 2720,
+    "sim": 2850,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 436
-IMPORT_LINES = 6240
+FILES = 440
+IMPORT_LINES = 6260
 ROAD = 118
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
