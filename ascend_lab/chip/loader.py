@@ -241,6 +241,7 @@ def _launches(
         "launch_overhead_s": cold,
         "queued_launch_s": min(cold, found["queued_s"]),
         "barrier_s": min(cold, found["barrier_s"]),
+        "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
     }
 
 
@@ -271,12 +272,9 @@ def _ai_cpu(reader: Reader) -> dict[str, float]:
     return {f"ai_cpu_{key}": reader.number(f"ai_cpu.{key}") if found else 0.0 for key in keys}
 
 
-def _mix(reader: Reader) -> dict[str, Any]:
-    """Read what cube and vector cores take to work together, where they are separate."""
-    if reader.data["combined"]:
-        return {"mix_start_s": 0.0, "cross_flag_cycles": 0}
-    start, cycles = reader.number("launch.mix_s"), reader.integer("sync.cross_flag_cycles")
-    return {"mix_start_s": start, "cross_flag_cycles": cycles}
+def _cross_flag_cycles(reader: Reader) -> int:
+    """Read how long a flag between separate cube and vector cores takes; 0 where a core is both."""
+    return 0 if reader.data["combined"] else reader.integer("sync.cross_flag_cycles")
 
 
 def _check_sections(reader: Reader) -> None:
@@ -321,8 +319,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         all_cores_cycles=reader.integer("sync.all_cores_cycles"),
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
-        **_launches(reader, paths, l2),
-        **(_mix(reader) | _ai_cpu(reader)),
+        cross_flag_cycles=_cross_flag_cycles(reader),
+        **(_launches(reader, paths, l2) | _ai_cpu(reader)),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),
