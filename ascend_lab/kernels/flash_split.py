@@ -216,13 +216,10 @@ class Cube:
         t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
         rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
 
-        def queue(
-            name: str, space: str, fractals: int, pipes: tuple[str, str], slots: int
-        ) -> Queue:
-            dtype, (src, dst) = "fp32" if space == "L0C" else "fp16", pipes
-            return k.queue(name, space, dtype, fractals * AREA, src=src, dst=dst, depth=slots)
+        def queue(name: str, space: str, size: int, src: str, dst: str, depth: int = 2) -> Queue:
+            dtype = "fp32" if space == "L0C" else "fp16"
+            return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
 
-        load, feed = ("MTE2", "MTE1"), ("MTE1", "M")
         return cls(
             k,
             plan.shape,
