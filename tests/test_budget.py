@@ -23,17 +23,17 @@ LINES = {
     "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3420,
+    "compress": 3365,
     "data": 20,
-    "dsl": 5465,
+    "dsl": 5850,
     "errors": 85,
     "graph": 17200,
     "isa": 2850,
     "kernels": 7880,
     "lab": 18470,
     "layout": 950,
-    "limits": 170,
-    "media": 1245,
+    "limits": 240,
+    "media": 1220,
     "ops": 6490,
     "output": 120,
     "parallel": 4905,
@@ -43,7 +43,7 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 430
+FILES = 433
 IMPORT_LINES = 6140
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

@@ -6,8 +6,6 @@ differs from the fake-quantised graph is rounding, by a step of a tensor's scale
 a residual is read in the bytes its neighbour reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Kernels as plain data and back: programs in their text form, all else in numbers and names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A network of few products can still be slow: every kernel is a launch, a depthwi
 sixteenth of the cube, and many small tensors move more bytes than they compute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
