@@ -131,8 +131,14 @@ SECTIONS = {
     "cube": {"head_cycles"} | set(CUBE_FORMATS) | {f"{d}_energy_pj" for d in CUBE_FORMATS},
     "vector": {"repeat_bytes", "energy_pj_per_byte"},
     "scalar": {"cycles"},
-    "sync": {"flag_cycles", "barrier_cycles", "all_cores_cycles", "event_ids_count"},
-    "launch": {"overhead_s", "queued_s", "barrier_s"},
+    "sync": {
+        "flag_cycles",
+        "barrier_cycles",
+        "all_cores_cycles",
+        "cross_flag_cycles",
+        "event_ids_count",
+    },
+    "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s"},
     "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
     "power": {"typical_w"},
 }
@@ -265,6 +271,14 @@ def _ai_cpu(reader: Reader) -> dict[str, float]:
     return {f"ai_cpu_{key}": reader.number(f"ai_cpu.{key}") if found else 0.0 for key in keys}
 
 
+def _mix(reader: Reader) -> dict[str, Any]:
+    """Read what cube and vector cores take to work together, where they are separate."""
+    if reader.data["combined"]:
+        return {"mix_start_s": 0.0, "cross_flag_cycles": 0}
+    start, cycles = reader.number("launch.mix_s"), reader.integer("sync.cross_flag_cycles")
+    return {"mix_start_s": start, "cross_flag_cycles": cycles}
+
+
 def _check_sections(reader: Reader) -> None:
     known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
     known |= {"alignment", "path", "l2", "memory", "vector_op"}
@@ -307,8 +321,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         all_cores_cycles=reader.integer("sync.all_cores_cycles"),
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
-        **_launches(reader, paths, l2),
-        **_ai_cpu(reader),
+        **(_mix(reader) | _launches(reader, paths, l2) | _ai_cpu(reader)),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),

@@ -140,12 +140,14 @@ class Rows:
             tile = memory.region(start + i * step, shape, strides)
             self.k.vector(op, tile, tile, self.wide.region(i * further, shape, again))
 
-    def fold(self, op: str, tile: Tile, to: Buffer | Tile, columns: int, rows: int) -> None:
+    def fold(
+        self, op: str, source: Buffer | Tile, to: Buffer | Tile, columns: int, rows: int
+    ) -> None:
         """Emit the first column of `to` = max or sum over the columns of a tile, half onto half."""
-        column, source = rows * FRACTAL, tile
-        if to is not tile and columns % 2:
+        column = rows * FRACTAL
+        if to is not source and columns % 2:
             middle = columns // 2 * column
-            self.k.each("vcopy", column, (to, middle), (tile, middle))
+            self.k.each("vcopy", column, (to, middle), (source, middle))
         while columns > 1:
             half = columns // 2
             far = (columns - half) * column

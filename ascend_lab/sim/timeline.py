@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
+from ascend_lab.isa.program import CROSS
 from ascend_lab.output import write_whole
 from ascend_lab.sim.compiled import WAIT, WORK, Compiled, Surroundings
 from ascend_lab.sim.fast import Stretched, stretch
 from ascend_lab.sim.reference import run_reference
 
 MAX_SPANS = 300_000
+IDLE = ("barrier", *CROSS)
+"""Steps that are no work, beside flags."""
 Key = TypeVar("Key", bound=Hashable)
 Start = Literal["cold", "queued", "inside", "across"]
 """What starts a kernel: see the module."""
@@ -35,13 +38,9 @@ def start_cycles(chip: Chip, start: Start) -> int:
 
     Cores of two kinds tell those of one, which tell each other, and then the other kind.
     """
-    costs = {
-        "cold": chip.launch_overhead_s,
-        "queued": chip.queued_launch_s,
-        "inside": chip.barrier_s,
-        "across": 3 * chip.barrier_s,
-    }
-    return round(costs[start] * chip.clock_hz)
+    costs = {"cold": chip.launch_overhead_s, "queued": chip.queued_launch_s}
+    barriers = {"inside": chip.barrier_s, "across": 3 * chip.barrier_s}
+    return round((costs | barriers)[start] * chip.clock_hz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Timed:
     @property
     def launch_cycles(self) -> int:
         """What starts it, paid once, in cycles: the host, if nothing else is said."""
-        return start_cycles(self.chip, "cold")
+        return start_cycles(self.chip, "cold") + int(self.mix_cycles)
 
     @property
     def total_cycles(self) -> int:
@@ -143,6 +142,7 @@ class Timeline(Timed):
     around: Surroundings
     parts: tuple[Compiled, ...]
     pipe_cycles: tuple[int, ...]
+    mix_cycles: int = 0
 
     @cached_property
     def _stretched(self) -> Stretched:
@@ -168,7 +168,7 @@ class Timeline(Timed):
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
         for step, runs, each in zip(program.steps, program.runs(), program.cycles, strict=True):
-            if step.kind == WORK and program.sources[step.source].op != "barrier":
+            if step.kind == WORK and program.sources[step.source].op not in IDLE:
                 busy[program.pipes[step.pipe]] += runs * each
         return busy
 
@@ -294,8 +294,10 @@ class KernelTimeline(Timed):
 
     @property
     def launch_cycles(self) -> int:
-        """Cycles of what starts it."""
-        return start_cycles(self.chip, self.start)
+        """Cycles of what starts it; inside a super kernel cube and vector cores have met before."""
+        own = self.start in ("cold", "queued")
+        mix = max(phase.mix_cycles for phase in self.phases) if own else 0
+        return start_cycles(self.chip, self.start) + mix
 
     @property
     def sync_cycles(self) -> int:
