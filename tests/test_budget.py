@@ -43,7 +43,7 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 430
+FILES = 431
 IMPORT_LINES = 6140
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
