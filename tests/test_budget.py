@@ -45,7 +45,7 @@ LINES = {
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 431
 IMPORT_LINES = 6140
-ROAD = 116
+ROAD = 117
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

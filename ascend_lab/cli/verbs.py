@@ -62,14 +62,9 @@ def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab import ops
     from ascend_lab.chip import load_chip
     from ascend_lab.dsl.tensor import ALIASES
-    from ascend_lab.sim import simulate_kernel
 
     if arguments.name is None:
-        idle = ("--chip", "--dtype", "--attr", "--show", "--tile", "--step-k", "--grid")
-        refuse_idle(arguments, "with an operator's name", *idle)
-        lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
-        emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
-        return 0
+        return _list_operators(arguments)
     if arguments.json:
         refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
@@ -82,13 +77,8 @@ def _op(arguments: argparse.Namespace) -> int:
     shapes = [_shape(text) for text in arguments.shapes]
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
-    ops.check(arguments.name, shapes, formats, chip, **attrs)
     tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
-    if tiling:
-        tensors = ops.express(arguments.name, shapes, formats, **attrs)
-        timeline = simulate_kernel(te.lower(te.auto_schedule(tensors, chip, tiling)), chip)
-    else:
-        timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
+    timeline = _time_op(arguments.name, shapes, formats, chip, attrs, tiling)
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
     lines = [
@@ -107,16 +97,44 @@ def _op(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _list_operators(arguments: argparse.Namespace) -> int:
+    from ascend_lab import ops
+
+    refuse_idle(arguments, "with an operator's name", *_OF_OPERATORS)
+    lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
+    emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
+    return 0
+
+
+_OF_OPERATORS = ("--chip", "--dtype", "--attr", "--show", "--tile", "--step-k", "--grid")
+
+
+def _time_op(
+    name: str, shapes: Sequence[Any], formats: Any, chip: Any, attrs: Any, tiling: Any
+) -> Any:
+    """Return the timeline of an operator, of a product by its own `tiling` if there is one."""
+    from ascend_lab import dsl as te
+    from ascend_lab import ops
+    from ascend_lab.sim import simulate_kernel
+
+    if tiling is None:
+        return ops.time(name, shapes, formats, chip, **attrs)
+    tensors = ops.express(name, shapes, formats, **attrs)
+    return simulate_kernel(te.lower(te.auto_schedule(tensors, chip, tiling)), chip)
+
+
 def _own_tiling(
     arguments: argparse.Namespace, chip: Any, shapes: Sequence[Any], formats: Any, attrs: Any
 ) -> Any:
     """Return the tiling that --tile, --step-k and --grid ask for, None without any of them."""
+    from ascend_lab import ops
     from ascend_lab.kernels import GemmShape
 
     if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
         return None
     if arguments.name != "matmul":
         raise InputError("matmul for --tile, --step-k and --grid", arguments.name, "drop them")
+    ops.check("matmul", shapes, formats, chip, **attrs)
     rows, columns = (
         shape[::-1] if attrs.get(name) else shape
         for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
