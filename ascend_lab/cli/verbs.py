@@ -258,21 +258,25 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
     return schedule if arguments.grid else best_grid(shape, chip, schedule)
 
 
-def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
+def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
+    """Return the timeline of a product or convolution; of a product with K divided both phases."""
     from ascend_lab.kernels import ConvShape, conv_launch
     from ascend_lab.ops.split_product import product_kernel
-    from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel, write_trace
+    from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
+
+    if isinstance(shape, ConvShape):
+        return simulate(conv_launch(shape, chip, schedule), chip)
+    kernel = product_kernel(shape, chip, schedule)
+    if schedule.split_k == 1:
+        return simulate(kernel.phases[0], chip)
+    return simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+
+
+def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
+    from ascend_lab.sim import write_trace
 
     schedule = _tiled(arguments, chip, shape)
-    if isinstance(shape, ConvShape):
-        kernel: Any = conv_launch(shape, chip, schedule)
-    else:
-        kernel = product_kernel(shape, chip, schedule)
-    timeline: Any
-    if schedule.split_k > 1:
-        timeline = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
-    else:
-        timeline = simulate(getattr(kernel, "phases", [kernel])[0], chip)
+    timeline = _timeline(shape, chip, schedule)
     if arguments.trace:  # of a divided K the product
         write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
     busy = timeline.busy
