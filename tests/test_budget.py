@@ -20,30 +20,30 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LINES = {
     "__init__": 10,
     "aoe": 11095,
-    "chip": 625,
+    "chip": 690,
     "cli": 4000,
     "cluster": 2925,
     "compress": 3240,
     "data": 20,
-    "dsl": 5465,
+    "dsl": 5850,
     "errors": 85,
-    "graph": 16800,
+    "graph": 17200,
     "isa": 2850,
     "kernels": 7880,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
-    "media": 1185,
+    "media": 1145,
     "ops": 6490,
     "output": 120,
     "parallel": 4905,
     "runtime": 2235,
     "serving": 2295,
-    "sim": 2430,
+    "sim": 2560,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 430
+FILES = 433
 IMPORT_LINES = 6140
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

@@ -3,16 +3,19 @@
 A kernel of several phases tells the sums of its phases' timelines:
 
     cycles = sum of the phases' cycles + (phases - 1) * barrier over all cores
+
+and what starts it: the host ("cold"), the device's queue ("queued"), or, in a super kernel of
+several, a barrier after the one before it ("inside"; "across" if cube and vector cores meet at it).
 """
 
 import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
@@ -23,6 +26,22 @@ from ascend_lab.sim.reference import run_reference
 
 MAX_SPANS = 300_000
 Key = TypeVar("Key", bound=Hashable)
+Start = Literal["cold", "queued", "inside", "across"]
+"""What starts a kernel: see the module."""
+
+
+def start_cycles(chip: Chip, start: Start) -> int:
+    """Return the cycles of starting a kernel.
+
+    Cores of two kinds tell those of one, which tell each other, and then the other kind.
+    """
+    costs = {
+        "cold": chip.launch_overhead_s,
+        "queued": chip.queued_launch_s,
+        "inside": chip.barrier_s,
+        "across": 3 * chip.barrier_s,
+    }
+    return round(costs[start] * chip.clock_hz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +73,8 @@ class Timed:
 
     @property
     def launch_cycles(self) -> int:
-        """Host overhead, paid once, in cycles."""
-        return round(self.chip.launch_overhead_s * self.chip.clock_hz)
+        """What starts it, paid once, in cycles: the host, if nothing else is said."""
+        return start_cycles(self.chip, "cold")
 
     @property
     def total_cycles(self) -> int:
@@ -271,6 +290,12 @@ class KernelTimeline(Timed):
     name: str
     chip: Chip
     phases: tuple[Timeline, ...]
+    start: Start = field(default="cold", kw_only=True)
+
+    @property
+    def launch_cycles(self) -> int:
+        """Cycles of what starts it."""
+        return start_cycles(self.chip, self.start)
 
     @property
     def sync_cycles(self) -> int:
