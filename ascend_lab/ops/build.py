@@ -188,7 +188,7 @@ def time(
 
 
 def time_kernel(kernel: Kernel, chip: Chip, warm: Sequence[str] | None = None) -> KernelTimeline:
-    """Return the timeline of a kernel, cold, or queued on an L2 that has read the `warm` tensors."""
+    """Return the timeline of a kernel: cold, or queued on an L2 that has read `warm` tensors."""
     if warm is None:
         return simulate_kernel(kernel, chip)
     memory = DeviceMemory.holding(chip, kernel.tensors, warm)
