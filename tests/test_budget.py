@@ -25,7 +25,7 @@ LINES = {
     "cluster": 2925,
     "compress": 3365,
     "data": 20,
-    "dsl": 5465,
+    "dsl": 5850,
     "errors": 85,
     "graph": 17200,
     "isa": 2850,

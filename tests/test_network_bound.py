@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ascend_lab.aoe import Settings, engine
 from ascend_lab.aoe.report import Report
-from ascend_lab.aoe.subgraph import prepared
-from ascend_lab.aoe.subgraph.segments import Segments
-from ascend_lab.aoe.subgraph.tune import PlanSpace, plan_time
+from ascend_lab.aoe.subgraph import Segments, SlicePlan, every, plan_time, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError
@@ -315,11 +313,12 @@ def test_no_slicing_of_a_chain_goes_below(tensors):
 
     graph = prepared(net_of(chain, 4, 16, 40, 40), chip)
     segments, bound = Segments(graph, chip), bound_of(graph, chip)
-    ways = {(i, j): [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
-            for i in range(segments.count) for j in range(i + 1, segments.count + 1)}  # fmt: skip
-    space = PlanSpace(segments, ways)
-    plans = [space.plan(p) for p in space.points() if {v[3] for v in p if len(v) > 3} <= {"depth"}]
-    times = [plan_time(graph, plan, chip) for plan in plans[::5]]
+    ways = [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
+    plans = [
+        SlicePlan(tuple(segments.region(*choice) for choice in chain if choice[2][0]))
+        for chain in every(segments.count, lambda i, j: ways)
+    ]
+    times = [plan_time(graph, plan, chip) for plan in plans[::9]]
     assert len(times) > 5 and len(set(times)) > 3
     assert 0.02 * min(times) < bound.time_s <= min(times)
 

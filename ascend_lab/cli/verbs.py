@@ -101,7 +101,8 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
         f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
-            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), bound by {timeline.bound_by}"
+            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), "
+            f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
         f"  busy: {busy}",
