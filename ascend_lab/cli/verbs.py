@@ -6,7 +6,7 @@ import argparse
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
 from ascend_lab.cli import (
@@ -35,6 +35,9 @@ from ascend_lab.cli.common import (
 )
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
+
+if TYPE_CHECKING:
+    from ascend_lab.sim import KernelTimeline
 
 
 def run(argv: Sequence[str]) -> int:
@@ -78,23 +81,30 @@ def _op(arguments: argparse.Namespace) -> int:
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
     tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
-    timeline = _time_op(arguments.name, shapes, formats, chip, attrs, tiling)
+    warm = arguments.warm_l2
+    timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, tiling=tiling, **attrs)
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
-    busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
-    lines = [
-        f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)",
-        (
-            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
-            f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}"
-        ),
-        f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
-        f"  busy: {busy}",
-    ]
+    lines = _timing(arguments.name, timeline)
     if arguments.show:
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
     emit(arguments.json, data, lines)
     return 0
+
+
+def _timing(name: str, timeline: KernelTimeline) -> list[str]:
+    """Return what `op` prints of a time."""
+    busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
+    return [
+        f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
+        (
+            f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
+            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), "
+            f"bound by {timeline.bound_by}"
+        ),
+        f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
+        f"  busy: {busy}",
+    ]
 
 
 def _list_operators(arguments: argparse.Namespace) -> int:
@@ -106,21 +116,10 @@ def _list_operators(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_OF_OPERATORS = ("--chip", "--dtype", "--attr", "--show", "--tile", "--step-k", "--grid")
-
-
-def _time_op(
-    name: str, shapes: Sequence[Any], formats: Any, chip: Any, attrs: Any, tiling: Any
-) -> Any:
-    """Return the timeline of an operator, of a product by its own `tiling` if there is one."""
-    from ascend_lab import dsl as te
-    from ascend_lab import ops
-    from ascend_lab.sim import simulate_kernel
-
-    if tiling is None:
-        return ops.time(name, shapes, formats, chip, **attrs)
-    tensors = ops.express(name, shapes, formats, **attrs)
-    return simulate_kernel(te.lower(te.auto_schedule(tensors, chip, tiling)), chip)
+_OF_OPERATORS = (
+    *("--chip", "--dtype", "--attr", "--show", "--warm-l2"),
+    *("--tile", "--step-k", "--grid"),
+)
 
 
 def _own_tiling(
@@ -360,6 +359,8 @@ VERBS = (
                  help="e.g. axis=-1; repeatable"),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
             *_TILES,
+            flag("--warm-l2", action="store_true",
+                  help="operands start in L2, the kernel in the device's queue"),
             JSON,
         ),
     ),

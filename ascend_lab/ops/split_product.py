@@ -20,7 +20,7 @@ from ascend_lab.kernels.gemm import parts_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels.timed_schedules import promising
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.sim import Access, DeviceMemory, simulate_kernel
+from ascend_lab.sim import DeviceMemory, simulate_kernel
 
 Finish = Callable[[te.Tensor], te.Tensor]
 """From whole sums (N1, M1, 16, 16) in the accumulator's format to what is stored."""
@@ -122,11 +122,9 @@ def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> fl
 
 def warm_cycles(kernel: Kernel, chip: Chip, warm: Collection[str]) -> int:
     """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
-    memory = DeviceMemory.of(chip)
-    addresses = memory.addresses(kernel.tensors)
-    held = [b for b in kernel.tensors if not {b.name, base_name(b)}.isdisjoint(warm)]
-    memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in held])
-    return simulate_kernel(kernel, chip, memory).total_cycles
+    tensors = kernel.tensors
+    held = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
+    return simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held)).total_cycles
 
 
 def base_name(buffer: Buffer) -> str:
