@@ -220,7 +220,8 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
             if kernel is not None:
                 last, start = None, "queued" if kernel.engine == NAME else start
             continue
-        scope, units = scopes.get(i), _units(kernel, compiled.chip)
+        scope = scopes.get(i)
+        units = near if scope is None else _units(kernel, compiled.chip)
         within: Start = "inside" if units == near and len(units) == 1 else "across"
         found[task.name] = within if scope is not None and scope == last else start
         start, last, near = "queued", scope, units
