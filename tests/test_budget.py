@@ -23,7 +23,7 @@ LINES = {
     "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3365,
+    "compress": 3240,
     "data": 20,
     "dsl": 5850,
     "errors": 85,
@@ -33,7 +33,7 @@ LINES = {
     "lab": 18470,
     "layout": 950,
     "limits": 240,
-    "media": 1220,
+    "media": 1145,
     "ops": 6490,
     "output": 120,
     "parallel": 4905,
@@ -43,9 +43,9 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 443
+FILES = 445
 IMPORT_LINES = 6330
-ROAD = 120
+ROAD = 122
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -249,9 +249,10 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
 
     `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
     """
-    if chip.combined:
-        return as_kernel(flash_launch(shape, chip, tiling))
-    return as_kernel(flash_pipeline_launch(shape, chip))
+    coupled = chip.combined
+    return as_kernel(
+        flash_launch(shape, chip, tiling) if coupled else flash_pipeline_launch(shape, chip)
+    )
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
