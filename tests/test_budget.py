@@ -25,7 +25,7 @@ LINES = {
     "cluster": 2925,
     "compress": 3365,
     "data": 20,
-    "dsl": 5465,
+    "dsl": 5850,
     "errors": 85,
     "graph": 17200,
     "isa": 2850,
@@ -43,7 +43,7 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 431
+FILES = 433
 IMPORT_LINES = 6140
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

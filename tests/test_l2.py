@@ -103,6 +103,27 @@ def test_it_is_an_lru_of_whole_pieces(case, size):
     assert_same(case, size, 8)
 
 
+@settings(max_examples=60)
+@given(phases(), st.integers(1, 150), st.lists(st.tuples(*[st.integers(0, 4 * SLOT)] * 2)))
+def test_what_is_discarded_is_neither_held_nor_written(case, size, ranges):
+    l2, plain = L2(size, 7 if size > 7 else 1), Bytewise(size)
+    large = L2(size, 1)
+    for accesses, (low, count) in zip(case, ranges, strict=False):
+        large.touch(accesses), plain.touch(accesses), l2.touch(accesses)
+        large.discard(low, count), l2.discard(low, count)
+        gone = set(range(low, low + count))
+        plain.order = [at for at in plain.order if at not in gone]
+        plain.dirty -= gone
+        assert large.held_bytes == len(plain.order)
+        held = [part for piece in l2._pieces.values() for part in piece]
+        assert l2.held_bytes == sum(b - a for a, b, _, _ in held)
+        assert not any(a < low + count and low < b for a, b, _, _ in held if count)
+        assert all(a <= c <= d <= b for a, b, c, d in held)
+    assert large.flush() == len(plain.dirty)
+    l2.discard(0, 10**9)
+    assert l2.held_bytes == l2.flush() == 0
+
+
 def test_what_is_skipped_in_the_middle_of_a_large_phase_is_counted():
     """Six slots of L2 and more stream by; none of the pieces in the middle is visited."""
     case = [

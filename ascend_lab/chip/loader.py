@@ -117,7 +117,7 @@ def _range(key: str) -> tuple[float, float]:
 
 
 # -- the chip --------------------------------------------------------------------------------------
-PRESETS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
+PRESETS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 

@@ -26,6 +26,9 @@ Box = dict[str, Range]
 
 ZERO = Affine()
 
+SHIFT_BYTES = 1024
+"""Scratch for the end of a ragged row: 32 elements, a block each."""
+
 
 def whole(stage: Stage) -> Box:
     """Return the box of a complete stage."""
@@ -124,7 +127,7 @@ def ub_bytes(state: State, root: str, chip: Chip) -> int:
     A tile that only the vector unit touches has one slot.
     """
     active = first_boxes(state, root)
-    total, scratch = 0, 0
+    total, scratch = 0, SHIFT_BYTES if chip.combined else 0
     for name in members(state, root):
         stage = state.stage(name)
         if stage.scope != "UB":

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.boxes import Box
@@ -21,21 +22,44 @@ Sizes = Sequence[int]
 
 def compute_tile(
     unit: Unit, stage: Stage, box: Box, out: View, views: Mapping[Read, View], add: bool
-) -> None:
-    """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds."""
+) -> bool:
+    """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds.
+
+    Rows are computed up to whole blocks where all operands hold something there; true if out then
+    does.
+    """
     kept, folds = ([box[a.name].count for a in axes] for axes in (stage.axes, stage.reduce))
     sizes = [*kept, *folds]
     if not stage.fold:
-        evaluate(unit, stage.expr, out, views, sizes)
-        return
+        full = _filled_up(sizes, (out, *views.values()))
+        evaluate(unit, stage.expr, out, views, full or sizes)
+        return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
     else:
-        source = _scratch(unit, stage.expr.dtype, sizes, views)
-        evaluate(unit, stage.expr, source, views, sizes)
+        full = _filled_up(sizes, tuple(views.values()))
+        source = _scratch(unit, stage.expr.dtype, full or sizes, views)
+        evaluate(unit, stage.expr, source, views, full or sizes)
+        source = replace(source, row=sizes[_row_axis(sizes)] if full else 0)
     folds_first = source.take([*range(len(kept), len(sizes)), *range(len(kept))])
     fold_box(unit, stage.fold, out, folds_first, folds, kept, add)
     unit.give(source.memory)
+    return False
+
+
+def _row_axis(sizes: Sizes) -> int:
+    return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
+
+
+def _filled_up(sizes: Sizes, views: Sequence[View]) -> list[int] | None:
+    """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
+    row = _row_axis(sizes)
+    block = max(c0_of(v.dtype) for v in views)
+    full = -(-sizes[row] // block) * block
+    along = [v for v in views if v.strides[row]]
+    if full == sizes[row] or any(v.row != sizes[row] or v.strides[row] != 1 for v in along):
+        return None
+    return [full if d == row else n for d, n in enumerate(sizes)]
 
 
 def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], sizes: Sizes) -> None:

@@ -31,7 +31,8 @@ class Memory(Protocol):
 @dataclass(frozen=True, slots=True)
 class View:
     """Elements offset + sum(index_d * strides[d]) of a memory; `blocks`: each element of the outer
-    axes fills one 32-byte block, the innermost axis repeats within it.
+    axes fills one 32-byte block, the innermost axis repeats within it. Rows of `row` elements (0:
+    unknown) hold something, whatever it is, up to the next whole block.
     """
 
     memory: Memory
@@ -39,11 +40,12 @@ class View:
     offset: Affine | int
     strides: tuple[int, ...]
     blocks: bool = False
+    row: int = 0
 
     def moved(self, axis: int, by: Affine | int) -> "View":
         """Return the view `by` steps further along an axis."""
         offset = self.offset + by * self.strides[axis] if self.strides[axis] else self.offset
-        return View(self.memory, self.dtype, offset, self.strides, self.blocks)
+        return View(self.memory, self.dtype, offset, self.strides, self.blocks, self.row)
 
     def take(self, axes: Sequence[int]) -> "View":
         """Return the view of some of the axes, the others at their start."""
@@ -55,7 +57,7 @@ class View:
 
     def stepping(self, strides: tuple[int, ...]) -> "View":
         """Return the view from the same start with other steps."""
-        return View(self.memory, self.dtype, self.offset, strides, self.blocks)
+        return View(self.memory, self.dtype, self.offset, strides, self.blocks, self.row)
 
 
 Dims = list[tuple[int, tuple[int, ...]]]

@@ -2,14 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.emit_formula import compute_tile, start_of
-from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, coalesce, with_dims
+from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
+from ascend_lab.dsl.emit_vector import Op, Unit, apply
 from ascend_lab.dsl.fractals import stored
 from ascend_lab.dsl.nests import complete, loop_count, members, moves_only, roots
 from ascend_lab.dsl.schedule import Schedule
@@ -17,7 +18,7 @@ from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.dsl.templates import copied, handwritten
 from ascend_lab.dsl.tiles import Group, Tiles
 from ascend_lab.errors import AlignmentError, ScheduleError
-from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of, c0_of
+from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of
 
 
 def lower(schedule: Schedule) -> Kernel:
@@ -94,8 +95,6 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
 
 
 # -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
-
-Copy = Callable[[Unit, View, View, Sequence[int]], None]
 
 
 class Nest:
@@ -183,19 +182,31 @@ class Nest:
                 self.hand_over(group, stage)
 
     def hand_over(self, group: Group, last: Stage) -> None:
-        """Pass full tiles to their readers; single elements go by the scalar unit in between."""
+        """Pass full tiles to their readers, ends of ragged rows brought to where they belong.
+
+        The vector unit does that before it stores or after it has loaded; single elements of
+        other tiles go by the scalar unit in between.
+        """
+        tiles, computed = list(map(self.state.stage, group.filled)), self.tiles.writer(last) == "V"
+        readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
+        stored = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
+        ragged = not (self.tiles.smooth or self.tiles.fractal)
+        if computed and ragged:
+            self.again(stored, ends_apart)
         if group.queue.middle is not None:
             group.queue.hand()
-            self.how = leftover
-            tiles = [self.state.stage(name) for name in group.filled]
-            for tile in tiles if self.tiles.writer(last) == "MTE2" else ():
-                self.walk(tile)
-            readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
-            for reader in readers.values():
-                if isinstance(reader, Stage) and reader.scope == "GM":
-                    self.walk(reader)
-            self.how = main_part
+            loaded = tiles if self.tiles.writer(last) == "MTE2" else []
+            self.again([*loaded, *stored], leftover)
         self.tiles.pass_on(group)
+        if ragged and self.tiles.writer(last) == "MTE2":
+            self.again(tiles, ends_in_place)
+
+    def again(self, stages: Sequence[Stage], how: Copy) -> None:
+        """Walk copies once more for what is left to do at the ends of their rows."""
+        for stage in stages if self.builder.chip.combined else ():
+            self.how = how
+            self.walk(stage)
+        self.how = main_part
 
     def walk(self, stage: Stage) -> None:
         """Write once more the loops of a copy from here on, for the elements it leaves over."""
@@ -223,51 +234,15 @@ class Nest:
             read = bare(stage.expr)
             assert read is not None
             dst, src = self.tiles.own_view(stage, box), self.tiles.view(read, box, stage.axes)
-            self.how(self.unit, dst, src, [box[a.name].count for a in stage.axes])
+            tile = self.state.stage(read.source) if stage.scope == "GM" else stage
+            assert isinstance(tile, Stage)
+            sizes = [box[a.name].count for a in stage.axes]
+            rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
+            if rows.by_blocks and rows.loads:
+                self.tiles.filled.add(tile.name)
+            self.how(self.unit, rows)
         else:
             axes = (*stage.axes, *stage.reduce)
             views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
-            compute_tile(self.unit, stage, box, self.tiles.own_view(stage, box), views, bool(folds))
-
-
-# -- copies between GM and UB: at most two axes an instruction, ragged rows by what the chip has ---
-
-
-def main_part(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
-    """Emit the copy of a box; on chips without padding copies only its whole 32-byte blocks."""
-    views, counts, contiguous = _walked(dst, src, sizes)
-    block = c0_of(dst.dtype)
-    rest = counts[-1] % block if contiguous else 1
-    padded = bool(rest) and not unit.builder.chip.combined
-    if rest and not padded:
-        if not contiguous or counts[-1] < block:
-            return
-        counts[-1] -= rest
-    for inner in unit.over(counts[:-2], views):
-        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
-        unit.builder.copy(to, what, pad=padded)
-
-
-def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
-    """Emit, one by one on the scalar unit, the elements `main_part` left out.
-
-    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
-    """
-    chip = unit.builder.chip
-    views, counts, contiguous = _walked(dst, src, sizes)
-    rest = counts[-1] % c0_of(dst.dtype) if contiguous else counts[-1]
-    if not rest or not chip.combined:
-        return
-    wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
-    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in views]
-    for inner in unit.over([*counts[:-1], rest], moved):
-        to, what = (v.memory.region(v.offset, 1) for v in inner)
-        unit.builder.scalar(to, what, steps=max(wait, 1))
-
-
-def _walked(dst: View, src: View, sizes: Sequence[int]) -> tuple[list[View], list[int], bool]:
-    """Return operands and sizes of the merged axes, and if the one in UB is contiguous."""
-    dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
-    views = with_dims((dst, src), dims)
-    on_chip = views[0] if dst.memory.region(0, 1).space == "UB" else views[1]
-    return views, [size for size, _ in dims], on_chip.strides[-1] == 1
+            if compute_tile(self.unit, stage, box, self.tiles.room(stage, box), views, bool(folds)):
+                self.tiles.filled.add(stage.name)

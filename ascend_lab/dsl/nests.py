@@ -1,9 +1,11 @@
 """Fill in what a schedule leaves unsaid: tiles in UB for everything the vector unit touches."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import (
@@ -19,7 +21,7 @@ from ascend_lab.dsl.stages import (
 )
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, swap
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine
+from ascend_lab.isa import Affine, c0_of
 
 
 def loop_count(state: State, stage: Stage) -> int:
@@ -87,6 +89,20 @@ def complete(state: State, root: str) -> State:
         stage = state.stage(name)
         if stage.scope in ("UB", "GM") and not _loads(state, stage):
             state = _loaded_through_tiles(state, stage)
+    return _rows_alike(state)
+
+
+def _rows_alike(state: State) -> State:
+    """Let rows of tiles in UB begin at the same elements in all formats of 2 and 4 bytes.
+
+    What fills a row up to its last block then does so in every tile of the nest.
+    """
+    tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
+    tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
+    unit = max((c0_of(s.dtype) for s in tiles), default=1)
+    for tile in tiles:
+        if tile.shape[-1] % unit:
+            state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
     return state
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ascend_lab.dsl.boxes import Box, first_boxes, index_range, row_steps, tile_sizes, whole
+from ascend_lab.dsl.boxes import Box, Range, first_boxes, index_range, row_steps, tile_sizes
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.nests import loop_count
@@ -60,6 +60,7 @@ class Tiles:
         self.smooth = all(_whole_blocks(state, s) for s in stages)
         self.fractal = {s.name for s in stages if role_of(state, s)}
         self.held: dict[str, Held] = {}
+        self.filled: set[str] = set()
         self.plain: dict[str, Buffer] = {}
         self.groups: dict[str, Group] = {}
 
@@ -79,13 +80,27 @@ class Tiles:
         """Return what `read` addresses while `axes` run through a box."""
         held = self.place(read.source, read.view)
         offset, strides = Affine(), dict.fromkeys((a.name for a in axes), 0)
-        for index, start, step in zip(read.index, held.starts, held.steps, strict=True):
+        row = _row_of(held.sizes) if read.source in self.filled else -1
+        elements = 0
+        for place, (index, start, step) in enumerate(
+            zip(read.index, held.starts, held.steps, strict=True)
+        ):
             at = index_range(index, box).start
             if at != start:
                 offset = offset + (at - start) * step
+            elif place == row:
+                elements = held.sizes[row]
             for name, coefficient in index.terms:
                 strides[name] += coefficient * step
-        return View(held.memory, held.dtype, offset, tuple(strides.values()))
+        return View(held.memory, held.dtype, offset, tuple(strides.values()), row=elements)
+
+    def room(self, stage: Stage, box: Box) -> View:
+        """Return where a stage writes; what lies behind its rows may be written too."""
+        own, held = self.own_view(stage, box), self.place(stage.name)
+        row = _row_of(held.sizes)
+        at, size = box[stage.axes[row].name].start, held.sizes[row]
+        fills = at == held.starts[row] and box[stage.axes[row].name].count == size
+        return replace(own, row=size if fills and stage.align > 1 else 0)
 
     def own_view(self, stage: Stage, box: Box) -> View:
         """Return where a stage writes."""
@@ -105,6 +120,7 @@ class Tiles:
         else:
             memory = self._allocate(stage, sizes, elements)
         self.held[stage.name] = Held(memory, stage.dtype, starts, sizes, steps)
+        self.filled.discard(stage.name)
 
     def _slot(self, group: Group, name: str) -> Tile:
         if group.slot is None:
@@ -144,16 +160,37 @@ class Tiles:
         )
 
     def _by_scalar(self, stage: Stage) -> bool:
-        """True if single elements of a tile have to cross on the scalar unit: ragged rows."""
+        """True if single elements of a tile have to cross on the scalar unit."""
         if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
             return False
+        rows = self._row_sizes(stage)
+        whole = not any(n % c0_of(stage.dtype) for n in rows)
+        return not whole and (not self.by_blocks(stage) or min(rows) < stage.align)
+
+    def by_blocks(self, stage: Stage) -> bool:
+        """True if the vector unit can bring the ends of ragged rows to where they belong.
+
+        It is the only other one that touches the tile, and stores nothing that it reads again.
+        """
+        readers = [r for r in self.state.readers(stage.name) if isinstance(r, Stage)]
+        stored = [r for r in readers if r.scope == "GM"]
+        on_vector = len(stored) == len(readers) if self.writer(stage) == "V" else not stored
+        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and on_vector
+
+    def _row_sizes(self, stage: Stage) -> set[int]:
+        """Return how long the rows of a tile may be, in full and in last parts of loops."""
         if not self.first:
             self.first = first_boxes(self.state, self.root)
-        without_loops = {self.root: whole(self.state.stage(self.root))}
-        parts = [tile_sizes(self.state, stage, boxes) for boxes in (self.first, without_loops)]
-        unit = c0_of(stage.dtype)
-        row = max((d for d, n in enumerate(parts[0]) if n > 1), default=len(parts[0]) - 1)
-        return any(sizes[row] % unit for sizes in parts)
+        found: set[int] = set()
+        for host, box in self.first.items():
+            nest = self.state.stage(host)
+            for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
+                for count in _parts(nest, axis):
+                    own = box | {axis.name: Range(Affine(), count)}
+                    around = {} if host == self.root else self.first
+                    part = tile_sizes(self.state, stage, {**around, host: own})
+                    found.add(part[_row_of(stage.shape)])
+        return found
 
     def writer(self, stage: Stage) -> str:
         """Return the pipe that fills the tile of a stage."""
@@ -201,6 +238,20 @@ class Tiles:
             group.queue.free()
             group.slot = None
             group.filled = []
+
+
+def _row_of(sizes: Sequence[int]) -> int:
+    """Return the axis of a tile along which its rows lie: the last with several elements."""
+    return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
+
+
+def _parts(stage: Stage, axis: Axis) -> set[int]:
+    """Return how many elements of an axis a step of its loops takes: all parts, last ones too."""
+    found = {axis.extent}
+    for leaf in stage.loops:
+        if leaf.root == axis.name:
+            found |= {min(n, leaf.width) for n in found} | {n % leaf.width for n in found} - {0}
+    return found
 
 
 def _whole_blocks(state: State, stage: Stage) -> bool:

@@ -6,15 +6,15 @@ The host starts the first kernel, the device's queue the others; within a scope 
 only a barrier over all cores separates two.
 
 Each kernel finds in L2 what earlier ones left there: a tensor's bytes come from L2 where they still
-are, else from device memory. Weights have addresses of their own; activations those of the plan,
-so that memory used again is found warm.
+are, else from device memory. Weights have addresses of their own; activations those of the plan.
+What L2 keeps, and what is fetched ahead, stands in `residency`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ from ascend_lab.chip import Chip
 from ascend_lab.graph.ai_cpu import LOADER, NAME, CpuKernel, CpuTimeline, time_cpu
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
-from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.graph.residency import Prefetch, kernels_in_memory
+from ascend_lab.graph.tasks import Compiled
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole
-from ascend_lab.sim import DeviceMemory, KernelTimeline, simulate_kernel
-from ascend_lab.sim.l2 import Access, accesses_of
+from ascend_lab.sim import L2, KernelTimeline, simulate_kernel
+from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.simulate import traffic_of
-from ascend_lab.sim.timeline import Start
+from ascend_lab.sim.timeline import Start, start_cycles
 
 PLAN = "greedy-by-size"
 """How memory is planned unless a plan is given: close to the least, and found at once."""
@@ -82,6 +83,7 @@ class NetworkTimeline:
     chip: Chip
     operators: tuple[OperatorTime, ...]
     written_back_bytes: int
+    prefetched_bytes: int = field(default=0, kw_only=True)
 
     @property
     def time_s(self) -> float:
@@ -91,7 +93,8 @@ class NetworkTimeline:
     @property
     def memory_bytes(self) -> int:
         """Bytes that cross the memory interface, what is left dirty in L2 at the end included."""
-        return sum(op.timeline.memory_bytes for op in self.operators) + self.written_back_bytes
+        beside = self.written_back_bytes + self.prefetched_bytes
+        return sum(op.timeline.memory_bytes for op in self.operators) + beside
 
     @property
     def macs(self) -> int:
@@ -172,28 +175,35 @@ def simulate_graph(
     plan: Plan | None = None,
     *,
     written: Sequence[str] = (),
+    passed: Sequence[str] = (),
     first: Start = "cold",
 ) -> NetworkTimeline:
     """Time a compiled network, its activations where the plan says (default: `plan_network`).
 
-    L2 starts empty, or as writing some inputs, in the order given, leaves it. `first` is what
-    starts the first kernel: of a part of a network, "queued".
+    L2 starts empty, or as writing some inputs, in the order given, leaves it. Of a part of a
+    network, `passed` are the outputs that what follows reads, and `first` is "queued": what starts
+    the first kernel.
     """
+    chip, times = compiled.chip, list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
-    memory = DeviceMemory.of(compiled.chip)
-    for name in written:
-        memory.l2.touch([Access(name, *places[name], is_write=True)])
-    times, starts = [], _starts(compiled, first)
-    for task, kernel, own in _kernels(compiled, memory, places):
-        title = task.op
+    l2, starts = L2.of(chip), _starts(compiled, first)
+    ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
+    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed):
+        title, start = task.op, starts.get(task.name, "queued")
+        if ahead and times:
+            ahead.before(task, l2, start_cycles(chip, start))
         if isinstance(kernel, CpuKernel):
             title = f"{title} on the {kernel.engine}"
-            timeline: KernelTimeline = time_cpu(kernel, compiled.chip, own)
+            timeline: KernelTimeline = time_cpu(kernel, chip, own)
         else:
-            timeline = simulate_kernel(kernel, compiled.chip, own)
-            timeline = replace(timeline, start=starts[task.name])
+            timeline = replace(simulate_kernel(kernel, chip, own), start=start)
         times.append(OperatorTime(task.name, title, timeline))
-    return NetworkTimeline(compiled.graph.name, compiled.chip, tuple(times), memory.l2.flush())
+        if ahead:
+            ahead.after(task, kernel, timeline)
+    early = ahead.fetched_bytes if ahead else 0
+    return NetworkTimeline(
+        compiled.graph.name, chip, tuple(times), l2.flush(), prefetched_bytes=early
+    )
 
 
 def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
@@ -220,23 +230,11 @@ def _units(kernel: Kernel, chip: Chip) -> frozenset[str]:
     return frozenset(program_unit(chip, part.program) for part in parts)
 
 
-def _kernels(
-    compiled: Compiled, memory: DeviceMemory, places: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[Task, Kernel, DeviceMemory]]:
-    """Yield the kernels in order, each with the memory at its tensors' places."""
-    for task in compiled.tasks:
-        if task.lowered is not None:
-            kernel = task.lowered.kernel
-            yield task, kernel, memory.at({b.name: places[task.value(b.name)]
-                                           for b in kernel.tensors})  # fmt: skip
-
-
 def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:
     """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
-    memory = DeviceMemory.of(compiled.chip)
     found: dict[str, dict[str, float]] = {task.name: {} for task in compiled.tasks}
-    for task, kernel, own in _kernels(compiled, memory, places):
+    for task, kernel, own in kernels_in_memory(compiled, L2.of(compiled.chip), places):
         if isinstance(kernel, CpuKernel):
             time_cpu(kernel, compiled.chip, own)
         addresses = own.addresses(kernel.tensors)

@@ -56,13 +56,14 @@ class Compiled:
     """A graph with layouts, and the tasks that compute it on a chip.
 
     Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
-    on the AI CPU ends the launch.
+    on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
     """
 
     graph: Graph
     chip: Chip
     tasks: tuple[Task, ...]
     scopes: tuple[tuple[int, int], ...] = ()
+    prefetch: bool = False
 
 
 def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) -> Compiled:

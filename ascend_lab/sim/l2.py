@@ -85,6 +85,21 @@ class L2:
                 read[a.name] = read.get(a.name, 0) + a.size_bytes
         return Outcome({n: min(1.0, hit.get(n, 0) / size) for n, size in read.items()}, written)
 
+    def discard(self, address_bytes: int, size_bytes: int) -> None:
+        """Forget bytes that nobody reads again: dirty ones are never written to memory."""
+        low, stop, pieces = address_bytes, address_bytes + size_bytes, self._pieces
+        keys = range(low // self.piece_bytes, -(-stop // self.piece_bytes))
+        for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
+            if key not in pieces:
+                continue
+            left = tuple(part for held in pieces[key] for part in _without(held, low, stop))
+            self.held_bytes += sum(b - a for a, b, _, _ in left)
+            self.held_bytes -= sum(b - a for a, b, _, _ in pieces[key])
+            if left:
+                pieces[key] = left
+            else:
+                del pieces[key]
+
     def flush(self) -> int:
         """Return the dirty bytes, written to memory now; they stay in L2, clean."""
         dirty = sum(d - c for held in self._pieces.values() for _, _, c, d in held)
@@ -177,6 +192,28 @@ def _merged(near: Sequence[Held], low: int, stop: int, is_write: bool) -> Held:
     return (first, end, dirty, clean) if dirty < clean else (first, end, first, first)
 
 
+def _without(held: Held, low: int, stop: int) -> Iterator[Held]:
+    """Yield what is left of a range without bytes low .. stop-1."""
+    first, end, dirty, clean = held
+    for a, b in ((first, min(end, low)), (max(first, stop), end)):
+        if a < b:
+            c, d = max(a, dirty), min(b, clean)
+            yield (a, b, c, d) if c < d else (a, b, a, a)
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """An L2 that is a buffer, during one kernel: it holds the tensors that were put there."""
+
+    names: frozenset[str]
+
+    def touch(self, accesses: Sequence[Access]) -> Outcome:
+        """Run one phase: what is not held is read from memory, and written there."""
+        hits = {a.name: float(a.name in self.names) for a in accesses if not a.is_write}
+        away = (a.size_bytes for a in accesses if a.is_write and a.name not in self.names)
+        return Outcome(hits, sum(away))
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """L2, and where the tensors of the next kernel lie: name to (address, size) in bytes.
@@ -185,7 +222,7 @@ class DeviceMemory:
     the highest that has one.
     """
 
-    l2: L2
+    l2: L2 | Scratch
     tensors: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     workspace_bytes: int | None = None
 

@@ -1,0 +1,42 @@
+"""Rows on the vector unit: ragged ends moved by whole blocks, values right on poisoned memory."""
+
+import numpy as np
+import pytest
+from dsl_oracles import Known, binary, fold, known, layer_norm, softmax, unary
+from dsl_strategies import check_auto
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend_lab.sim.values import numpy_type
+
+CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
+ROWS = ((5, 197), (1, 1000), (37, 30), (2, 3, 97), (33, 17), (40, 3))
+
+
+def rows(shape: tuple[int, ...], dtype: str) -> Known:
+    """Rows with a masked one, a subnormal one and a large one among them."""
+    x = np.random.default_rng(sum(shape)).normal(size=shape).astype(numpy_type(dtype))
+    flat = x.reshape(-1, shape[-1])
+    flat[0, 1::2] = -np.inf
+    flat[-1] *= 6e-8 if dtype == "fp16" else 1e-40
+    flat[len(flat) // 2] *= 8
+    return known(x, dtype, "x")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_ragged_rows_have_the_right_values(shape, dtype):
+    """No race, no element read that nothing has written, no row that ends in its neighbour."""
+    x = rows(shape, dtype)
+    for y in (softmax(x, -1), fold("max", x, -1), binary("vadd", x, unary("vexp", x))):
+        for chip in CHIPS:
+            check_auto([y.named("y")], {"x": x.value}, chip)
+
+
+@given(st.integers(1, 40), st.integers(1, 300), st.sampled_from(CHIPS))
+def test_norms_of_rows_of_any_length(count, length, chip):
+    rng = np.random.default_rng(count * length)
+    arrays = {n: rng.normal(size=s).astype(np.float16)
+              for n, s in (("x", (count, length)), ("w", (length,)), ("b", (length,)))}  # fmt: skip
+    x, w, b = (known(a, "fp16", n) for n, a in arrays.items())
+    check_auto([layer_norm(x, (1,), w, b).named("y")], arrays, chip)
