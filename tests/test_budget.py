@@ -29,7 +29,7 @@ LINES = {
     "errors": 85,
     "graph": 17200,
     "isa": 2850,
-    "kernels": 7880,
+    "kernels": 8050,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
@@ -43,9 +43,9 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 433
+FILES = 436
 IMPORT_LINES = 6140
-ROAD = 116
+ROAD = 119
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
