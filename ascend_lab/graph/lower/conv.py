@@ -173,7 +173,7 @@ def conv_job(
         epilogue, main = whole_epilogue(piece, "NC1HWC0")
         shape = conv_shape_of(piece, node, epilogue.out_dtype)
         shape = in_pairs(shape) if epilogue.width == PAIR else shape
-        return shape, epilogue, operand_forms(epilogue, piece, main)
+        return shape, epilogue, operand_forms(epilogue.operands, piece, main)
     if not rest and not bias:
         return conv_shape_of(piece, node, piece.output.dtype), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
@@ -195,7 +195,7 @@ def conv_job(
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
     if bias and not vector and _cube_adds(shape, epilogue, chip):
         epilogue = replace(after(()), bias=bias[0], bias_bytes=bias_bytes(shape))
-    forms = operand_forms(epilogue, piece, main)
+    forms = operand_forms(epilogue.operands, piece, main)
     if epilogue.bias:
         forms[epilogue.bias] = partial(pack_bias, shape)
     return shape, epilogue, forms
