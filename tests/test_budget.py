@@ -28,8 +28,8 @@ LINES = {
     "dsl": 5850,
     "errors": 85,
     "graph": 17200,
-    "isa": 2850,
-    "kernels": 7880,
+    "isa": 3330,
+    "kernels": 8290,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
@@ -39,13 +39,13 @@ LINES = {
     "parallel": 4905,
     "runtime": 2235,
     "serving": 2295,
-    "sim": 2560,
+    "sim": 2880,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 433
-IMPORT_LINES = 6140
-ROAD = 116
+FILES = 443
+IMPORT_LINES = 6330
+ROAD = 120
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
