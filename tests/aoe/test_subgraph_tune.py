@@ -15,7 +15,7 @@ from ascend_lab.aoe.subgraph import (
     sliced,
     tune_subgraph,
 )
-from ascend_lab.aoe.subgraph.residency import Cache, Step, buffered
+from ascend_lab.aoe.subgraph.residency import Buffer, Cache, Step
 from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
 from ascend_lab.aoe.subgraph.tune import finer, neighbours, plan_time
 from ascend_lab.chip import load_chip
@@ -213,7 +213,7 @@ def moved(steps, rule, kept):
 )
 def test_the_published_buffer_and_the_least_bytes_of_resnet50(batch, whole, least):
     """Outside figures: the allocator of the Ascend310 by hand, dynamic programming over blocks."""
-    rule = buffered(8 << 20)
+    rule = Buffer(8 << 20)
     parts = {n: resnet50(n) for n in (1, 2, 4, 8, 16, 32) if batch % n == 0}
     last = [next(iter(steps[-1].writes)) for steps in parts[1]]
     count = len(last)

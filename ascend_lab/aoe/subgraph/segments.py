@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import gcd
 
-from ascend_lab.aoe.subgraph.residency import Cache, Met, Step
+from ascend_lab.aoe.subgraph.residency import Met, Step, rule_of
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, one_slice, ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
@@ -250,7 +250,7 @@ class Segments:
 
     def _summed(self, first: int, stop: int, way: Way) -> float:
         """Return the cost from runs: of every size the first slice, then its like."""
-        part, cache, total = self.part(first, stop), Cache(self.chip.l2.size_bytes), 0.0
+        part, cache, total = self.part(first, stop), rule_of(self.chip), 0.0
         kept, types = frozenset(part.outputs), part.types
         before = [n for n in part.inputs if n not in self.graph.inputs]
         cache.left({name: types[name].size_bytes for name in before})
@@ -321,7 +321,8 @@ class Segments:
             return math.inf
         before = [n for n in built.graph.inputs if n not in self.graph.inputs]
         built = SlicePlan(one_launch=True).launched(built)
-        return simulate_graph(built, written=before, first="inside").time_s
+        times = simulate_graph(built, written=before, passed=built.graph.outputs, first="inside")
+        return times.time_s
 
 
 def _named(sizes: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:

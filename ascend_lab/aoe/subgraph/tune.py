@@ -152,9 +152,10 @@ class _Search:
             self.time(replace(self.best, one_launch=True))
 
     def prefetch(self) -> None:
-        """Load weights ahead, if that helps."""
-        with self.deadline.cut():
-            self.time(replace(self.best, prefetch=True))
+        """Load weights ahead, if that helps; a buffer holds none."""
+        if self.chip.l2.kind == "cache":
+            with self.deadline.cut():
+                self.time(replace(self.best, prefetch=True))
 
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
