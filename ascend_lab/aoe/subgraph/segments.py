@@ -29,7 +29,7 @@ from ascend_lab.isa import Launch
 from ascend_lab.sim.simulate import time_launch, traffic_of
 from ascend_lab.sim.timeline import start_cycles
 
-SLACK = 2.0
+SLACK = 4.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
 SIZES = 3
 """Sizes of slices tried for a segment: the largest that pass, along each axis."""
@@ -164,16 +164,22 @@ class Segments:
         """Return the slicings of a segment worth timing; none if all of it fits into L2.
 
         Images, in every number of slices that divides the batch, or, where that leaves nothing to
-        try, in every number; rows only where images cannot be cut.
+        try, in every number; rows only where images cannot be cut. Slices that are much larger than
+        L2 still spill; slices of slices that fit read the same bytes again.
         """
-        if stop <= self.reach[first]:
-            return [("batch", even(self.batch, n)) for n in self.numbers]
         part = self.part(first, stop)
-        room, weights, live = self.chip.l2.size_bytes, weight_bytes(part), max(live_bytes(part))
-        if self.numbers or live + weights <= room:
-            return []
-        share = (SLACK * room - weights) / live
-        return list(self._rows(part, share))
+        room, live = self.chip.l2.size_bytes, max(live_bytes(part))
+        if self.chip.l2.kind == "cache":
+            room -= min(weight_bytes(part), room // 2)
+        if stop > self.reach[first]:
+            rows = not self.numbers and live > room
+            return list(self._rows(part, SLACK * room / live)) if rows else []
+        found, coarser = [], 1
+        for n in self.numbers:
+            if live > coarser * room and live <= SLACK * n * room:
+                found.append(("batch", even(self.batch, n)))
+            coarser = n
+        return found
 
     @cached_property
     def numbers(self) -> list[int]:

@@ -11,7 +11,7 @@ first moves the fewest bytes unless weights alone overflow L2).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -169,20 +169,27 @@ class _Search:
             self._climb(segments, chain)
 
     def _climb(self, segments: Segments, chain: Chain) -> None:
-        """Time a chain and its neighbours on the network, and go on from each that is faster."""
-        seen, best_s = {chain}, self.time(self._plan(segments, chain))
+        """Time a chain and its neighbours on the network, and go on from each that is faster.
+
+        When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
+        """
+        best_s, near = self.time(self._plan(segments, chain)), neighbours
+        seen = {chain}
         while self.tried < self.budget:
-            cost = {c: total(segments, c) for c in neighbours(segments, chain) if c not in seen}
+            cost = {c: total(segments, c) for c in near(segments, chain) if c not in seen}
             most = FAR * total(segments, chain)
-            near = sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__)
-            for one in near[: self.budget - self.tried]:
+            for one in sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__):
+                if self.tried >= self.budget:
+                    return
                 seen.add(one)
                 time_s = self.time(self._plan(segments, one))
                 if time_s < best_s:
                     chain, best_s = one, time_s
                     break
             else:
-                return
+                if near is uneven:
+                    return
+                near = uneven
 
     def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
         regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
@@ -211,7 +218,7 @@ def total(segments: Segments, chain: Chain) -> float:
 def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with one segment sliced otherwise, two joined, or a border moved by a unit."""
     for i, (first, stop, way) in enumerate(chain):
-        for other in finer(segments, first, stop):
+        for other in (WHOLE, *segments.ways(first, stop)):
             if other != way:
                 yield (*chain[:i], (first, stop, other), *chain[i + 1 :])
     for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
@@ -224,11 +231,14 @@ def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
                 yield (*ends[0], (first, place, left), (place, stop, right), *ends[1])
 
 
-def finer(segments: Segments, first: int, stop: int) -> Sequence[Way]:
-    """Return the ways of a segment, uneven slices included."""
-    known = segments.ways(first, stop)
-    if not known or known[0][0] != "batch":
-        return [WHOLE, *known]
-    numbers = range(2, segments.batch + 1)
-    uneven = {even(segments.batch, n)[0]: ("batch", even(segments.batch, n)) for n in numbers[::-1]}
-    return [WHOLE, *uneven.values()]
+def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
+    """Yield chains with the segment that misses most in one slice of images more or less."""
+    sliced = [choice for choice in chain if choice[2][0] == "batch"]
+    if sliced:
+        worst = max(sliced, key=lambda choice: segments.cost(*choice) - segments.least(*choice))
+        first, stop, (axis, parts) = worst
+        place = chain.index(worst)
+        for count in (len(parts) - 1, len(parts) + 1):
+            if 1 < count <= segments.batch:
+                other = first, stop, (axis, even(segments.batch, count))
+                yield (*chain[:place], other, *chain[place + 1 :])
