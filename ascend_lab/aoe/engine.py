@@ -40,6 +40,8 @@ from ascend_lab.graph.lower import piece_of
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""
+SLICES = 0.7
+"""Share of a limited time that slices may take before operators are tuned: they gain more."""
 _LATE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
 
 
@@ -142,7 +144,7 @@ class _Jobs:
         compiled, sliced, operators, outcome = baseline, None, None, None
         if "1" in self.jobs:
             both = "2" in self.jobs and not math.isinf(deadline.end)
-            own = deadline.within(deadline.left_s / 2) if both else deadline
+            own = deadline.within(SLICES * deadline.left_s) if both else deadline
             sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress, own)
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph

@@ -39,7 +39,7 @@ BUDGET = 12
 """Plans timed on the whole network, unless stated."""
 FAR = 1.1
 """A plan is not timed if its segments cost so much more than the best one's."""
-CHECKS = 0.5
+CHECKS = 0.3
 """Share of a time limit that is kept for plans on the whole network."""
 Chain = tuple[Choice, ...]
 """How all units are taken, in order."""
@@ -159,14 +159,12 @@ class _Search:
 
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
+        segments = Segments(self.graph, self.chip)
         keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
-        with keeping.cut():
-            segments = Segments(self.graph, self.chip)
-            chain = cheapest_chain(segments, self.told)
-        if chain is None:
-            return
-        with self.deadline.cut():
-            self._climb(segments, chain)
+        chain = cheapest_chain(segments, keeping, self.told)
+        if chain is not None:
+            with self.deadline.cut():
+                self._climb(segments, chain)
 
     def _climb(self, segments: Segments, chain: Chain) -> None:
         """Time a chain and its neighbours on the network, and go on from each that is faster.
@@ -196,14 +194,17 @@ class _Search:
         return replace(self.best, regions=regions)
 
 
-def cheapest_chain(segments: Segments, told: Progress) -> Chain | None:
-    """Return the chain of least cost; None if a unit cannot be built."""
+def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Chain | None:
+    """Return the chain of least cost; None if a unit cannot be built.
+
+    Behind the deadline, units are only taken whole.
+    """
     count = segments.count
 
     def ways(first: int, stop: int) -> list[Way]:
         if stop == first + 1:
             told("cuts", stop, count, "")
-        return segments.ways(first, stop)
+        return [] if deadline.over else segments.ways(first, stop)
 
     total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
     # a unit that cannot be built alone leaves the chain without a cost
