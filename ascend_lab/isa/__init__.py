@@ -20,6 +20,7 @@ from ascend_lab.isa.instructions import (
     wait_flag,
 )
 from ascend_lab.isa.memory import Affine, Buffer, Region, var
+from ascend_lab.isa.operands import SMALL_C0
 from ascend_lab.isa.program import (
     Event,
     Instruction,
@@ -38,6 +39,7 @@ from ascend_lab.isa.text import parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream
 
 __all__ = [
+    "SMALL_C0",
     "Affine",
     "Buffer",
     "Event",

@@ -185,7 +185,8 @@ def load3d(
 
     Row m of the matrix is output pixel m, column k is (c1, kh, kw, c0). `dst` is (M1, K1, 16, C0),
     the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right), filled with
-    `pad_value`: what stands for 0 in a quantised image.
+    `pad_value`: what stands for 0 in a quantised image. An image (1, H, W, 4) has columns
+    (kh, kw, 4): four taps fill C0 lanes (CANN operator sources, conv2d with FRACTAL_Z_C04).
     """
     path = chip.path(src.space, dst.space)
     attrs: tuple[tuple[str, AttrValue], ...] = (
@@ -272,7 +273,8 @@ def vector(
     element a repeat, vcgadd and vcgmax one a 32-byte block. `compare` (gt ge lt le eq ne) belongs
     to vcmp, which writes 1 or 0; `rounding` (rint floor ceil trunc) to vconv into whole numbers.
     vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
-    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements.
+    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements, whose rows
+    may lie apart.
     """
     number = None if scalar is None else float(scalar)
     turn = None if rounding == "rint" else rounding

@@ -219,14 +219,15 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     dst = core.view(instruction.dst, env)
     m1, k1, m0, _ = dst.shape
     m = _start(instruction, "m_start", env) + np.arange(m1 * m0)
-    k = _start(instruction, "k_start", env) // c0 + np.arange(k1)
+    lanes, each = dst.shape[3], dst.shape[3] // c0  # taps side by side in the lanes of one
+    k = _start(instruction, "k_start", env) // c0 + np.arange(k1 * each)
     valid_m, valid_k = m < out_h * out_w, k < c1 * kh * kw
     m, k = np.where(valid_m, m, 0), np.where(valid_k, k, 0)
     rows = (m // out_w * sh)[:, None] + (k // kw % kh * dh)[None, :]
     columns = (m % out_w * sw)[:, None] + (k % kw * dw)[None, :]
     tile = padded[(k // (kh * kw))[None, :], rows, columns]
     tile[~(valid_m[:, None] & valid_k[None, :])] = 0
-    store(dst, tile.reshape(m1, m0, k1, c0).transpose(0, 2, 1, 3))
+    store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
 
 
 def _ints(instruction: Instruction, name: str) -> tuple[int, ...]:
