@@ -2,7 +2,7 @@
 
 from ascend_lab.aoe.subgraph.segments import Segments, cheapest, compiled, even, every, prepared
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
-from ascend_lab.aoe.subgraph.tune import SubgraphResult, plan_time, tune_subgraph
+from ascend_lab.aoe.subgraph.tune import SubgraphResult, plan_time, planned, tune_subgraph
 
 __all__ = [
     "Region",
@@ -14,6 +14,7 @@ __all__ = [
     "even",
     "every",
     "plan_time",
+    "planned",
     "prepared",
     "ranges_of",
     "sliced",

@@ -12,6 +12,7 @@ first moves the fewest bytes unless weights alone overflow L2).
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,11 +27,11 @@ from ascend_lab.aoe.subgraph.segments import (
     even,
     prepared,
 )
-from ascend_lab.aoe.subgraph.slicing import SlicePlan, sliced
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, bound_of, simulate_graph
+from ascend_lab.graph import Compiled, Graph, bound_of, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
 from ascend_lab.graph.counts import live_bytes, weight_bytes
@@ -52,14 +53,15 @@ def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphResult:
-    """The best plan found; `graph` is the prepared graph in slices, times are of whole networks.
+    """The best plan found; `graph` is the prepared graph in slices, `compiled` launched as planned.
 
-    `tried` counts plans timed; `bound_s` holds for every slicing and order. `interrupted`: the user
-    stopped the search.
+    Times are of whole networks. `tried` counts plans timed; `bound_s` holds for every slicing and
+    order. `interrupted`: the user stopped the search.
     """
 
     plan: SlicePlan
     graph: Graph
+    compiled: Compiled
     before_s: float
     after_s: float
     bound_s: float
@@ -109,9 +111,17 @@ def tune_subgraph(
         search.interrupted = True
     bound = bound_of(graph, chip).time_s
     return SubgraphResult(
-        search.best, sliced(graph, search.best), before, search.best_s, bound, search.tried,
-        search.interrupted,
+        search.best, sliced(graph, search.best), search.compiled, before, search.best_s, bound,
+        search.tried, search.interrupted,
     )  # fmt: skip
+
+
+def planned(graph: Graph, plan: SlicePlan, chip: Chip) -> SubgraphResult:
+    """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
+    cut, before_s = sliced(graph, plan), plan_time(graph, SlicePlan(), chip)
+    built = plan.launched(compiled(cut, chip))
+    bound_s = bound_of(graph, chip).time_s
+    return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
 
 
 class _Search:
@@ -124,6 +134,8 @@ class _Search:
         self.budget, self.told = budget, told
         self.best, self.best_s, self.interrupted = SlicePlan(), math.inf, False
         self.known: dict[SlicePlan, float] = {}
+        self.compiled = self._built = compiled(graph, chip)
+        self._of: tuple[Region, ...] = ()
 
     @property
     def tried(self) -> int:
@@ -134,15 +146,15 @@ class _Search:
         """Return the seconds of a plan, infinite if it cannot be built; keep the best."""
         if plan in self.known:
             return self.known[plan]
-        try:
-            time_s = plan_time(self.graph, plan, self.chip)
-        except AscendLabError:
-            if not plan.regions:
-                raise
-            time_s = math.inf
+        time_s = math.inf
+        with suppress(AscendLabError):
+            if plan.regions != self._of:
+                self._built = compiled(sliced(self.graph, plan), self.chip)
+                self._of = plan.regions
+            time_s = simulate_graph(plan.launched(self._built)).time_s
         self.known[plan] = time_s
         if time_s < self.best_s:
-            self.best, self.best_s = plan, time_s
+            self.best, self.best_s, self.compiled = plan, time_s, plan.launched(self._built)
         self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
