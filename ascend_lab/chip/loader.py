@@ -131,8 +131,14 @@ SECTIONS = {
     "cube": {"head_cycles"} | set(CUBE_FORMATS) | {f"{d}_energy_pj" for d in CUBE_FORMATS},
     "vector": {"repeat_bytes", "energy_pj_per_byte"},
     "scalar": {"cycles"},
-    "sync": {"flag_cycles", "barrier_cycles", "all_cores_cycles", "event_ids_count"},
-    "launch": {"overhead_s", "queued_s", "barrier_s"},
+    "sync": {
+        "flag_cycles",
+        "barrier_cycles",
+        "all_cores_cycles",
+        "cross_flag_cycles",
+        "event_ids_count",
+    },
+    "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s"},
     "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
     "power": {"typical_w"},
 }
@@ -235,6 +241,7 @@ def _launches(
         "launch_overhead_s": cold,
         "queued_launch_s": min(cold, found["queued_s"]),
         "barrier_s": min(cold, found["barrier_s"]),
+        "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
     }
 
 
@@ -263,6 +270,11 @@ def _ai_cpu(reader: Reader) -> dict[str, float]:
     keys = ("overhead_s", "rate_bytes_per_s")
     found = "ai_cpu" in reader.data
     return {f"ai_cpu_{key}": reader.number(f"ai_cpu.{key}") if found else 0.0 for key in keys}
+
+
+def _cross_flag_cycles(reader: Reader) -> int:
+    """Read how long a flag between separate cube and vector cores takes; 0 where a core is both."""
+    return 0 if reader.data["combined"] else reader.integer("sync.cross_flag_cycles")
 
 
 def _check_sections(reader: Reader) -> None:
@@ -307,8 +319,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         all_cores_cycles=reader.integer("sync.all_cores_cycles"),
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
-        **_launches(reader, paths, l2),
-        **_ai_cpu(reader),
+        cross_flag_cycles=_cross_flag_cycles(reader),
+        **(_launches(reader, paths, l2) | _ai_cpu(reader)),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),

@@ -87,7 +87,9 @@ class Chip:
     ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A rate
     of 0 for the AI CPU: the file has none. A kernel costs a `launch_overhead_s` if the host starts
     it, a `queued_launch_s` if it waits in the device's queue, and a `barrier_s` over all cores if
-    it follows another one inside the same launch.
+    it follows another one inside the same launch; one in which cube and vector cores work together
+    takes `mix_start_s` more, and a flag between them arrives `cross_flag_cycles` later (0 where a
+    core is both).
     """
 
     name: str
@@ -109,6 +111,8 @@ class Chip:
     launch_overhead_s: float
     queued_launch_s: float
     barrier_s: float
+    mix_start_s: float
+    cross_flag_cycles: int
     ai_cpu_overhead_s: float
     ai_cpu_rate_bytes_per_s: float
     buffers: Mapping[str, int]

@@ -1,6 +1,7 @@
 """Programs for a Da Vinci core as data: instructions, loops, the kernel builder, the sanitizer."""
 
 from ascend_lab.isa.builder import KernelBuilder, Queue, Share, Tile, spread
+from ascend_lab.isa.cross import cross_set, cross_wait
 from ascend_lab.isa.instructions import (
     barrier,
     c0_of,
@@ -34,6 +35,7 @@ from ascend_lab.isa.program import (
     as_launch,
     binding_of,
 )
+from ascend_lab.isa.ring import Ring, RingEnd, RingTile
 from ascend_lab.isa.sanitizer import Finding, sanitize
 from ascend_lab.isa.text import parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream
@@ -54,6 +56,9 @@ __all__ = [
     "Program",
     "Queue",
     "Region",
+    "Ring",
+    "RingEnd",
+    "RingTile",
     "Share",
     "Tile",
     "as_kernel",
@@ -63,6 +68,8 @@ __all__ = [
     "c0_of",
     "check_instruction",
     "check_program",
+    "cross_set",
+    "cross_wait",
     "data_copy",
     "fixpipe",
     "interleave",
