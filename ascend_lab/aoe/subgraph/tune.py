@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ascend_lab.aoe.settings import Progress
 from ascend_lab.aoe.subgraph.segments import (
@@ -229,7 +229,9 @@ def total(segments: Segments, chain: Chain) -> float:
 
 
 def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
-    """Yield chains with one segment sliced otherwise, two joined, or a border moved by a unit."""
+    """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
+    alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
+    yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
     for i, (first, stop, way) in enumerate(chain):
         for other in (WHOLE, *segments.ways(first, stop)):
             if other != way:
