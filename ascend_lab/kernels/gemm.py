@@ -22,13 +22,15 @@ from ascend_lab.isa import (
     Program,
     Queue,
     Region,
+    Ring,
+    RingEnd,
     Share,
     Tile,
     c0_of,
     spread,
 )
 from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue import Epilogue, Fix, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
     Sizes,
@@ -43,6 +45,13 @@ from ascend_lab.kernels.gemm_schedule import (
     GemmSchedule,
     GemmShape,
     check_schedule,
+)
+from ascend_lab.kernels.mix_product import (
+    VectorWriter,
+    halves,
+    ring_of,
+    tail_sums,
+    to_ring,
 )
 from ascend_lab.kernels.tiles import (
     Area,
@@ -71,8 +80,9 @@ def gemm_launch(
 
     `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
     """
-    check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chosen = schedule or default_schedule(shape, chip, epilogue)
+    head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
+    check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
+    chosen = schedule or default_schedule(shape, chip, head)
     if chosen.window:
         raise InputError("no window for a matrix product", chosen.window, "convolutions have it")
     check_schedule(shape, chosen, chip)
@@ -82,8 +92,15 @@ def gemm_launch(
         "col": chunks(n1, chosen.base_n // FRACTAL, chosen.grid_cols),
     }
 
-    def program(rows: Share, cols: Share) -> Program:
-        return _Writer(shape, chosen, chip, rows, cols, epilogue).program()
+    def program(rows: Share, cols: Share) -> Program | tuple[Program, ...]:
+        if tail is None:
+            return _Writer(shape, chosen, chip, rows, cols, head).program()
+        columns = len(grid["col"])
+        ring = ring_of(shape, chosen, head, tail, len(grid["row"]) * columns)
+        cube = _Writer(shape, chosen, chip, rows, cols, head, (ring, columns)).program()
+        sums, own = tail_sums(shape, head), (rows, cols)
+        vector = VectorWriter(shape, chosen, chip, own, tail, sums, ring, columns).program()
+        return cube, *[vector] * chip.vector_cores_per_core
 
     return spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -110,8 +127,12 @@ class _Writer:
         rows: Share,
         cols: Share,
         epilogue: Epilogue | None,
+        ring: tuple[Ring, int] | None = None,
     ) -> None:
-        """Declare tensors and allocate queues."""
+        """Declare tensors and allocate queues; tiles leave by a ring if there is one.
+
+        With the ring stands how many cores there are side by side.
+        """
         self.schedule, self.rows, self.cols = schedule, rows, cols
         self.m1, self.k1, self.n1 = m1, k1, n1 = shape.fractals
         self.area = FRACTAL * c0_of(shape.dtype)
@@ -123,7 +144,12 @@ class _Writer:
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
         sums = ACCUMULATOR[shape.dtype]
         a, b = (k.tensor(x, shape.dtype, k1 * y * self.area) for x, y in (("a", m1), ("b", n1)))
-        self.c = k.tensor("c", out_dtype, n1 * m1 * 256)
+        self.row, self.col = k.param("row", rows[2]), k.param("col", cols[2])
+        self.ring: RingEnd | None = None
+        if ring is None:
+            self.c = k.tensor("c", out_dtype, n1 * m1 * 256)
+        else:
+            self.ring = k.ring_out(ring[0], self.row * ring[1] + self.col, "FIX")
         a_l1, b_l1 = self._l1(a, m), self._l1(b, n)
         a_l0, b_l0 = self._l0(a, m), self._l0(b, n)
         self.operands = (
@@ -154,8 +180,7 @@ class _Writer:
 
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
-        m_base = self.k.param("row", self.rows[2]) * self.rows[1]
-        n_base = self.k.param("col", self.cols[2]) * self.cols[1]
+        m_base, n_base = self.row * self.rows[1], self.col * self.cols[1]
         with held_channels(self.finish, (n_base, self.cols[0]), Affine(), None) as held:
             if self.schedule.order == "mn":
                 for m in self._tiles("m", m_base):
@@ -187,6 +212,11 @@ class _Writer:
             self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
             start, rows = n_at * (self.m1 * 256), m * FRACTAL
+            if self.ring is not None:
+                area = Area(Affine(), ((0, Affine(), rows),), n, rows, 1, m, rows)
+                fix = self.finish.fix if self.finish else None
+                to_ring(self.k, self.acc, self.ring, area, fix or Fix())
+                return
             if self.finish is None:
                 start += m_at * 256
                 store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
