@@ -23,27 +23,27 @@ LINES = {
     "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3365,
+    "compress": 3240,
     "data": 20,
     "dsl": 5850,
     "errors": 85,
     "graph": 17200,
     "isa": 3330,
-    "kernels": 7880,
+    "kernels": 8290,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
-    "media": 1220,
+    "media": 1145,
     "ops": 6490,
     "output": 120,
     "parallel": 4905,
     "runtime": 2350,
     "serving": 2525,
-    "sim": 2850,
+    "sim": 2880,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 442
+FILES = 443
 IMPORT_LINES = 6330
 ROAD = 120
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

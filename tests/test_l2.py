@@ -51,6 +51,9 @@ class Bytewise:
                 self.order.remove(where)
                 if not is_write:
                     hit[accesses[rank].name] += unit
+            if accesses[rank].is_last:
+                self.dirty.discard(where)
+                continue
             self.order.append(where)
             if is_write:
                 self.dirty.add(where)
@@ -75,7 +78,8 @@ def phases(draw: st.DrawFn, unit: int = 1) -> list[list[Access]]:
         for is_write in (False, True):
             for slot in draw(st.lists(st.integers(0, 3), max_size=4, unique=True)):
                 name, low = f"{'out' if is_write else 'in'}{slot}", slot * SLOT
-                accesses.append(Access(name, low * unit, sizes[slot] * unit, is_write))
+                last = not is_write and draw(st.booleans())
+                accesses.append(Access(name, low * unit, sizes[slot] * unit, is_write, last))
         found.append(accesses)
     return found
 

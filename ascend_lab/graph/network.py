@@ -239,7 +239,8 @@ def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str
             time_cpu(kernel, compiled.chip, own)
         addresses = own.addresses(kernel.tensors)
         for launch in kernel.phases:
-            accesses = accesses_of(launch, traffic_of(launch, compiled.chip), addresses)
+            last = own.last if launch is kernel.phases[-1] else frozenset[str]()
+            accesses = accesses_of(launch, traffic_of(launch, compiled.chip), addresses, last)
             for name, share in own.l2.touch(accesses).hits.items():
                 found[task.name].setdefault(name, share)
     return tuple(found.values())

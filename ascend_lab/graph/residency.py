@@ -1,9 +1,9 @@
 """Which tensors lie in L2 while a kernel runs: hints for a cache, pages for a scratch buffer.
 
-A cache is told what is read for the last time: the lines are dropped and, if dirty, never written
-to memory. A buffer holds the tensors that the compiler puts there, and those only. The allocator is
-that of the Ascend310 (`hicann/ge`, l2_optimizer/l2_fusion_allocation.cc): 128 KiB pages, at most
-eight tensors; operators in order,
+A cache is told what is read for the last time: the lines are dropped, at once if the kernel reads
+each but once, else at its end, and never written to memory. A buffer holds the tensors that the
+compiler puts there, and those only. The allocator is that of the Ascend310 (`hicann/ge`,
+l2_optimizer/l2_fusion_allocation.cc): 128 KiB pages, at most eight tensors; operators in order,
 
 1. drop the tensors that no later operator reads,
 2. keep the others,
@@ -88,9 +88,11 @@ def kernels_in_memory(
         names = {b.name: task.value(b.name) for b in task.lowered.kernel.tensors}
         stay = held.get(task.name, frozenset())
         near = frozenset(n for n, value in names.items() if owner.get(value, value) in stay)
-        at = {name: places[value] for name, value in names.items()}
-        yield task, task.lowered.kernel, DeviceMemory(Scratch(near) if buffer else l2, at)
-        for place in dead.get(task.name, ()):
+        at, over = {name: places[value] for name, value in names.items()}, dead.get(task.name, {})
+        last = frozenset(n for n, value in names.items() if owner.get(value, value) in over)
+        where = Scratch(near) if buffer else l2
+        yield task, task.lowered.kernel, DeviceMemory(where, at, last=last)
+        for place in over.values():
             l2.discard(*place)
 
 
@@ -129,18 +131,18 @@ def _held(
     return dict(zip(uses, found[1:], strict=False))
 
 
-def _last_reads(compiled: Compiled, places: Places) -> dict[str, list[tuple[int, int]]]:
-    """Return, by kernel, the (address, bytes) of what nobody needs after it."""
+def _last_reads(compiled: Compiled, places: Places) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return, by kernel, what nobody needs after it: names, and their (address, bytes)."""
     graph, owner, last = compiled.graph, owners(compiled), dict[str, str]()
     for task in (task for task in compiled.tasks if task.lowered is not None):
         names = (*task.reads, *task.writes, *workspaces(task))
         last.update((owner.get(name, name), task.name) for name in names)
     alive = {owner.get(n, n) for n in graph.outputs}
     reused = {source for source, _ in in_place_pairs(compiled)}  # written over while it is read
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, dict[str, tuple[int, int]]] = {}
     for name, task_name in last.items():
         if name in places and name not in alive and name not in reused:
-            found.setdefault(task_name, []).append(places[name])
+            found.setdefault(task_name, {})[name] = places[name]
     return found
 
 

@@ -6,13 +6,13 @@ of slots, which stays in L2, and each of its two vector cores takes half the row
 the steps on them and stores the result. Source of the pattern: Ascend C, matmul_gelu example.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, PathError
+from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, KernelBuilder, Program, Queue, Ring, RingEnd, Share, Tile
-from ascend_lab.kernels.epilogue import SUMS, Epilogue, Fix, step_formats, supported
+from ascend_lab.kernels.epilogue import Epilogue, Fix
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
     Finish,
@@ -23,7 +23,7 @@ from ascend_lab.kernels.epilogue_emit import (
     load_tiles,
     write_steps,
 )
-from ascend_lab.kernels.epilogue_plan import plan_of
+from ascend_lab.kernels.epilogue_plan import Plan, plan_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape
 from ascend_lab.kernels.tiles import Area, Span, segments
 
@@ -32,62 +32,46 @@ SLOTS = 4
 AREA = FRACTAL * FRACTAL
 
 
-# -- who does what --------------------------------------------------------------------------------
-def halves(
-    epilogue: Epilogue | None, chip: Chip, sums: str
-) -> tuple[Epilogue | None, Epilogue | None]:
-    """Return what follows a product in its own core, and what is left for vector cores.
-
-    Raises `TypeMismatchError` where number formats differ, `PathError` for what neither can do.
-    """
-    if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
-        return epilogue, None
-    formats = step_formats(epilogue, sums)
-    if epilogue.deq or chip.vector_cores_per_core < 2:
-        needed, got = f"an epilogue that {chip.name} can fuse", "sums scaled per channel"
-        raise PathError(needed, got, "run the steps as a kernel of their own")
-    for cut in range(len(epilogue.steps) - 1, 0, -1):
-        found = _cut(epilogue, cut, formats[cut - 1])
-        if found and not supported(found[0], chip, sums):
-            return found
-    return None, epilogue
-
-
-def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
-    """Return the first `cut` steps and the others, if these read the last of those alone."""
-    first, rest = epilogue.steps[:cut], epilogue.steps[cut:]
-    before = {s for step in first for s in step.sources}
-    after = {s for step in rest for s in step.sources}
-    if after & {SUMS, *range(cut - 1)} or before & after & {o.name for o in epilogue.operands}:
-        return None
-    new: dict[str | int, str | int] = {cut - 1: SUMS}
-    new |= {i: i - cut for i in range(cut, len(epilogue.steps))}
-    moved = [replace(s, sources=tuple(new.get(x, x) for x in s.sources)) for s in rest]
-    own = tuple(o for o in epilogue.operands if o.name in before)
-    others = tuple(o for o in epilogue.operands if o.name in after)
-    return Epilogue(own, first, dtype), Epilogue(others, tuple(moved), epilogue.out_dtype)
-
-
 def tail_sums(shape: GemmShape, head: Epilogue | None) -> str:
     """Return the format of what the vector cores' steps call sums."""
     return head.out_dtype if head else ACCUMULATOR[shape.dtype]
 
 
-def ring_of(
-    shape: GemmShape, schedule: GemmSchedule, head: Epilogue | None, tail: Epilogue, cores: int
-) -> Ring:
-    """Return the ring of tiles, in the format the steps want: the fix pipe converts."""
-    plan = plan_of(tail, tail_sums(shape, head))
-    size = schedule.base_m * schedule.base_n
-    return Ring("tiles", plan.tiles[plan.start], size, SLOTS, cores, 0, 1)
+@dataclass(frozen=True, slots=True)
+class After:
+    """What vector cores do after a product: steps on `sums` of a format, a grid of AI cores."""
+
+    shape: GemmShape
+    schedule: GemmSchedule
+    tail: Epilogue
+    sums: str
+    grid: tuple[int, int]
+
+    @property
+    def plan(self) -> Plan:
+        """The steps on tiles of UB."""
+        return plan_of(self.tail, self.sums)
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of tiles, in the format the steps want: the fix pipe converts."""
+        s, plan = self.schedule, self.plan
+        dtype, cores = plan.tiles[plan.start], self.grid[0] * self.grid[1]
+        return Ring("tiles", dtype, s.base_m * s.base_n, SLOTS, cores, 0, 1)
+
+    def core(self, row: Affine, col: Affine) -> Affine:
+        """Return the number of an AI core of the grid."""
+        return row * self.grid[1] + col
 
 
-def to_ring(k: KernelBuilder, acc: Queue, ring: RingEnd, area: Area, fix: Fix) -> None:
-    """Move a finished tile of sums through the fix pipe to a slot."""
+def to_ring(
+    k: KernelBuilder, acc: Queue, ring: RingEnd, finish: Finish | None, sizes: tuple[int, int]
+) -> None:
+    """Move a finished (N1, M1) tile of L0C through the fix pipe to a slot."""
+    (m, n), fix = sizes, (finish.fix if finish else None) or Fix()
     c, slot = acc.dequeue(), ring.alloc()
-    size = area.fractals * AREA
-    for to, source in area.pairs(slot, c, size, Affine(), area.blocks):
-        k.fixpipe(to, source, relu=fix.relu, scale=fix.scale)
+    to = slot.region(0, (n, m * AREA))
+    k.fixpipe(to, c.region(0, to.sizes), relu=fix.relu, scale=fix.scale)
     acc.free()
     ring.enqueue()
 
@@ -104,30 +88,19 @@ class _Slots:
 class VectorWriter:
     """The program of a vector core: its half of the rows of every tile of its cube core."""
 
-    def __init__(
-        self,
-        shape: GemmShape,
-        schedule: GemmSchedule,
-        chip: Chip,
-        own: tuple[Share, Share],
-        tail: Epilogue,
-        sums: str,
-        ring: Ring,
-        columns: int,
-    ) -> None:
-        """Declare tensors and allocate queues; `columns` cores stand side by side."""
-        self.schedule, (self.rows, self.cols), self.ring = schedule, own, ring
+    def __init__(self, job: After, chip: Chip, own: Sequence[Share]) -> None:
+        """Declare tensors and allocate queues."""
+        shape, tail, (self.rows, self.cols) = job.shape, job.tail, own
+        self.schedule, self.plan = job.schedule, job.plan
         self.m1, _, self.n1 = shape.fractals
         self.k = k = KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
-        sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
+        sides = job.schedule.base_m // FRACTAL, job.schedule.base_n // FRACTAL
         m, n = min(sides[0], self.rows[0]), min(sides[1], self.cols[0])
         row, col = k.param("row", self.rows[2]), k.param("col", self.cols[2])
         self.half, self.base = k.param("aiv", 2), (row * self.rows[1], col * self.cols[1])
         self.c = k.tensor("c", tail.out_dtype, self.n1 * self.m1 * AREA)
-        self.end: RingEnd = k.ring_in(ring, row * columns + col, "MTE2")
-        self.plan = plan_of(tail, sums)
-        channels = self._channels(tail, n)
-        self.finish, self.slots = self._tiles_of(tail, m, n, channels)
+        self.end: RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
+        self.finish, self.slots = self._tiles_of(tail, m, n, self._channels(tail, n))
 
     def _channels(self, tail: Epilogue, tile_n: int) -> Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""

@@ -181,10 +181,15 @@ def time(
     and the kernel waits in the device's queue behind the one that brought the operands.
     """
     kernel = compile(operator, shapes, dtypes, chip, **attrs)
-    if not warm_l2:
-        return simulate_kernel(kernel, chip)
     op = resolve(operator)
     template = op.template_for(op.call(shapes, dtypes, attrs), chip)
     names = (template or op).names(len(shapes))
-    memory = DeviceMemory.holding(chip, kernel.tensors, names)
+    return time_kernel(kernel, chip, names if warm_l2 else None)
+
+
+def time_kernel(kernel: Kernel, chip: Chip, warm: Sequence[str] | None = None) -> KernelTimeline:
+    """Return the timeline of a kernel: cold, or queued on an L2 that has read `warm` tensors."""
+    if warm is None:
+        return simulate_kernel(kernel, chip)
+    memory = DeviceMemory.holding(chip, kernel.tensors, warm)
     return replace(simulate_kernel(kernel, chip, memory), start="queued")

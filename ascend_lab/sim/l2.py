@@ -4,7 +4,8 @@ A write makes a piece dirty; dirty pieces are written to memory when they leave,
 overwritten while it lies in L2 never gets there. The tensors of one phase stream side by side: when
 a third of one is done, so is a third of every other. Of a piece L2 holds what was touched, so small
 tensors take no more room than they need; neighbours become one range, dirty from the first byte
-written to the last.
+written to the last. What is read for the last time is dropped as it is read, and what of it was not
+there is not kept either.
 """
 
 from collections import OrderedDict
@@ -28,12 +29,16 @@ Held = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A phase reads, or writes, bytes `address_bytes` .. `address_bytes + size_bytes - 1` once."""
+    """A phase reads, or writes, bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
+
+    `is_last`: nobody reads them again.
+    """
 
     name: str
     address_bytes: int
     size_bytes: int
     is_write: bool = False
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ class L2:
         for is_write in (False, True):
             sizes: dict[int, int] = {}
             for a in accesses:
-                if a.is_write is is_write:
+                if a.is_write is is_write and not a.is_last:
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             different[is_write] = sum(sizes.values())
         enough = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
@@ -159,8 +164,6 @@ class L2:
             if len(held) > 1 or (held and not _touch(held[0], low, stop)):
                 near = tuple(r for r in held if _touch(r, low, stop))
                 rest = tuple(r for r in held if not _touch(r, low, stop))
-            merged = _merged(near, low, stop, is_write)
-            self.held_bytes += merged[1] - merged[0]
             found = 0
             for a, b, _, _ in near:
                 found += max(0, min(b, stop) - max(a, low))
@@ -168,7 +171,13 @@ class L2:
             if not is_write:
                 name = accesses[rank].name
                 hit[name] = hit.get(name, 0) + found
-            pieces[key] = (*rest, merged)
+            if accesses[rank].is_last:
+                merged = tuple(part for held in near for part in _without(held, low, stop))
+            else:
+                merged = (_merged(near, low, stop, is_write),)
+            self.held_bytes += sum(b - a for a, b, _, _ in merged)
+            if left := (*rest, *merged):
+                pieces[key] = left
             while self.held_bytes > self.size_bytes:
                 _, gone = pieces.popitem(last=False)
                 self.held_bytes -= sum(b - a for a, b, _, _ in gone)
@@ -218,6 +227,8 @@ class Scratch:
 class DeviceMemory:
     """L2, and where the tensors of the next kernel lie: name to (address, size) in bytes.
 
+    It is the `last` kernel that reads some of them.
+
     Tensors without an address stand one after another from `workspace_bytes` on, by default behind
     the highest that has one.
     """
@@ -225,6 +236,7 @@ class DeviceMemory:
     l2: L2 | Scratch
     tensors: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     workspace_bytes: int | None = None
+    last: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, chip: Chip, workspace_bytes: int | None = None) -> "DeviceMemory":
@@ -275,12 +287,22 @@ class DeviceMemory:
 
 
 def accesses_of(
-    launch: Launch, traffic: Traffic, addresses: Mapping[str, int]
+    launch: Launch,
+    traffic: Traffic,
+    addresses: Mapping[str, int],
+    last: frozenset[str] = frozenset(),
 ) -> tuple[Access, ...]:
-    """Return what a launch touches in L2: the different bytes of each tensor, reads first."""
+    """Return what a launch touches in L2: the different bytes of each tensor, reads first.
+
+    A tensor of `last` is dropped as it is read, if this reads every byte once.
+    """
     lowest = lowest_bytes(launch)
+    dropped = {name for name in last if traffic.reads_once(name)}
     return tuple(
-        Access(name, addresses[name] + lowest[name, is_write], size, is_write)
+        Access(
+            name, addresses[name] + lowest[name, is_write], size, is_write,
+            name in dropped and not is_write,
+        )
         for is_write, sizes in ((False, traffic.read_once), (True, traffic.write_once))
         for name, size in sizes.items()
-    )
+    )  # fmt: skip

@@ -133,9 +133,11 @@ def simulate_kernel(
     if memory is None:
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
         return KernelTimeline(whole.name, chip, phases)
-    addresses, timed = memory.addresses(whole.tensors), list[Timeline]()
-    for phase in whole.phases:
-        outcome = memory.l2.touch(accesses_of(phase, traffic_of(phase, chip), addresses))
+    addresses, timed, count = memory.addresses(whole.tensors), list[Timeline](), len(whole.phases)
+    for i, phase in enumerate(whole.phases):
+        last = memory.last if i == count - 1 else frozenset[str]()
+        accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
+        outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())
         timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
     return KernelTimeline(whole.name, chip, tuple(timed))

@@ -43,6 +43,11 @@ class Traffic:
         """Bytes read from and written to device memory."""
         return self.memory_read_bytes + self.memory_write_bytes
 
+    def reads_once(self, name: str) -> bool:
+        """Tell whether no byte of a tensor is read a second time."""
+        fetched, fresh = self.fetched.get(name, 0), self.fresh.get(name, 0.0)
+        return fetched > 0 and fetched <= fresh * self.read_once[name]
+
     def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> "Traffic":
         """Return the traffic if `warm[name]` of a tensor's first touches hit L2.
 

@@ -170,7 +170,7 @@ def conv_job(
         epilogue, main = whole_epilogue(piece, "NC1HWC0")
         shape = conv_shape_of(piece, node, epilogue.out_dtype)
         shape = in_pairs(shape) if epilogue.width == PAIR else shape
-        return shape, epilogue, operand_forms(epilogue, piece, main)
+        return shape, epilogue, operand_forms(epilogue.operands, piece, main)
     if not rest and not bias:
         return conv_shape_of(piece, node, piece.output.dtype), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
@@ -185,7 +185,7 @@ def conv_job(
     known[node.output] = narrow(y, first.dtype)
     found = expressions(rest, known, main)
     epilogue = epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
-    forms = operand_forms(epilogue, piece, main)
+    forms = operand_forms(epilogue.operands, piece, main)
     return conv_shape_of(piece, node, epilogue.out_dtype), epilogue, forms
 
 
