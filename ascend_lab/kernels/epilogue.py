@@ -252,15 +252,31 @@ def halves(
     """
     if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
         return epilogue, None
+    step_formats(epilogue, sums)
+    if epilogue.deq:
+        epilogue = _spelled(epilogue, epilogue.deq)
     formats = step_formats(epilogue, sums)
-    if epilogue.deq or chip.vector_cores_per_core < 2:
-        needed, got = f"an epilogue that {chip.name} can fuse", "sums scaled per channel"
-        raise PathError(needed, got, "run the steps as a kernel of their own")
     for cut in range(len(epilogue.steps) - 1, 0, -1):
         found = _cut(epilogue, cut, formats[cut - 1])
         if found and not supported(found[0], chip, sums):
             return found
     return None, epilogue
+
+
+def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
+    """Return the epilogue with steps for what the way out of L0C does where there is one."""
+    if deq.dtype == "int8" or epilogue.width == PAIR:
+        needed, got = "vector cores that pack blocks of 32 channels", "blocks of 16"
+        raise PathError(needed, got, "run the steps as a kernel of their own")
+    new = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
+    new.append(Step("vconv", (len(new) - 1 if new else SUMS,), dtype="fp32"))
+    new.append(Step("vmul", (len(new) - 1, deq.scale)))
+    new += [Step("vrelu", (len(new) - 1,))] if deq.relu else []
+    new += [Step("vconv", (len(new) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
+    named: dict[str | int, str | int] = {SUMS: len(new) - 1}
+    named |= {i: i + len(new) for i in range(len(epilogue.steps))}
+    steps = [replace(s, sources=tuple(named.get(x, x) for x in s.sources)) for s in epilogue.steps]
+    return Epilogue(epilogue.operands, (*new, *steps), epilogue.out_dtype)
 
 
 def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
