@@ -21,7 +21,7 @@ from ascend_lab.ops import pooling as pooling
 from ascend_lab.ops import quantised as quantised
 from ascend_lab.ops import reduction as reduction
 from ascend_lab.ops import training as training
-from ascend_lab.ops.build import check, compile, express, run, time, time_kernel  # noqa: A004 - what it does
+from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
 from ascend_lab.ops.gradients import Site, gradient
 from ascend_lab.ops.operator import (
@@ -68,5 +68,4 @@ __all__ = [
     "run",
     "take",
     "time",
-    "time_kernel",
 ]
