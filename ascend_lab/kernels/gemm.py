@@ -100,9 +100,8 @@ def gemm_launch(
             return _Writer(shape, chosen, chip, own, head).program()
         cores = len(grid["row"]), len(grid["col"])
         job = After(shape, chosen, tail, tail_sums(shape, head), cores)
-        vector = VectorWriter(job, chip, own).program()
-        cube = _Writer(shape, chosen, chip, own, head, job).program()
-        return cube, *[vector] * chip.vector_cores_per_core
+        vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
+        return cube.program(), *[vector.program()] * chip.vector_cores_per_core
 
     return spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -138,8 +137,7 @@ class _Writer:
         """Declare tensors and allocate queues; tiles leave by a ring where work is left `after`."""
         self.schedule, (rows, cols, *share) = schedule, own
         self.rows, self.cols, self.share = rows, cols, share
-        m1, all_k, n1 = shape.fractals
-        self.m1, self.n1 = m1, n1
+        m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
         self.k1 = k1 = share[0][0] if share else all_k
         self.area = FRACTAL * c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
