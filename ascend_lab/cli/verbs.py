@@ -81,14 +81,8 @@ def _op(arguments: argparse.Namespace) -> int:
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
     tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
-    if tiling is None:
-        timeline = ops.time(
-            arguments.name, shapes, formats, chip, warm_l2=arguments.warm_l2, **attrs
-        )
-    else:
-        tensors = ops.express(arguments.name, shapes, formats, **attrs)
-        kernel = te.lower(te.auto_schedule(tensors, chip, tiling))
-        timeline = ops.time_kernel(kernel, chip, names if arguments.warm_l2 else None)
+    warm = arguments.warm_l2
+    timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, tiling=tiling, **attrs)
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
@@ -123,14 +117,8 @@ def _list_operators(arguments: argparse.Namespace) -> int:
 
 
 _OF_OPERATORS = (
-    "--chip",
-    "--dtype",
-    "--attr",
-    "--show",
-    "--warm-l2",
-    "--tile",
-    "--step-k",
-    "--grid",
+    *("--chip", "--dtype", "--attr", "--show", "--warm-l2"),
+    *("--tile", "--step-k", "--grid"),
 )
 
 
@@ -370,9 +358,9 @@ VERBS = (
             flag("--attr", action="append", default=[], metavar="KEY=VALUE",
                  help="e.g. axis=-1; repeatable"),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
-            flag("--warm-l2", action="store_true",
-                 help="operands start in L2, the kernel in the device's queue"),
             *_TILES,
+            flag("--warm-l2", action="store_true",
+                  help="operands start in L2, the kernel in the device's queue"),
             JSON,
         ),
     ),

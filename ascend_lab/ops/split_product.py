@@ -122,9 +122,9 @@ def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> fl
 
 def warm_cycles(kernel: Kernel, chip: Chip, warm: Collection[str]) -> int:
     """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
-    held = [b.name for b in kernel.tensors if not {b.name, base_name(b)}.isdisjoint(warm)]
-    memory = DeviceMemory.holding(chip, kernel.tensors, held)
-    return simulate_kernel(kernel, chip, memory).total_cycles
+    tensors = kernel.tensors
+    held = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
+    return simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held)).total_cycles
 
 
 def base_name(buffer: Buffer) -> str:
