@@ -150,7 +150,7 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
         own = _tile(stage.expr, sizes)
-        spare += (min(max(rows, 32), math.prod(sizes)) + 32) * chip.vector_bytes_per_repeat
+        spare += (min(rows, math.prod(sizes)) + 32) * chip.vector_bytes_per_repeat
         spare += 64 * rows + own // 2 + (0 if isinstance(stage.expr, Read) else own)
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
