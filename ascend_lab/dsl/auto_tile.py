@@ -100,14 +100,19 @@ def whole_tiles(extent: int, share: int, width: int) -> int:
     return filled if up(extent, filled) == up(extent, share) else share
 
 
-def schedule_phase(s: Schedule, phase: Phase, *, merge: bool = True) -> Schedule:
-    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles."""
+def schedule_phase(
+    s: Schedule, phase: Phase, *, merge: bool = True, share: float = 1.0
+) -> Schedule:
+    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
+
+    Tiles take at most a `share` of UB.
+    """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
     before = s = _split_folds(s, phase)
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
-    best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
+    best = largest(s, phase, rows, share) if rows or not (phase.tiles or phase.outputs) else None
     if best is None or _cuts_blocks(s, phase, best[0]):
         return _apart(before, phase)
     return arrange(s, phase, rows, *best)
@@ -161,7 +166,9 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     return extent // parts if parts >= 2 * units and extent > parts else 0
 
 
-def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
+def largest(
+    s: Schedule, phase: Phase, rows: list[str], share: float = 1.0
+) -> tuple[Widths, Widths] | None:
     """Return the widest tile that fits, and the widths of folds; None if none does."""
     stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
     root, extents = stages[-1], core_shares(s, phase, rows)
@@ -175,7 +182,7 @@ def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths]
         return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}
 
     def fits(sizes: Widths) -> bool:
-        return tile_bytes(s, phase, *both(sizes)) <= s.chip.buffers["UB"]
+        return tile_bytes(s, phase, *both(sizes)) <= share * s.chip.buffers["UB"]
 
     for cut in (False, True) if folds else (False,):
         sizes = least | (dict.fromkeys(folds, 1) if cut else folds)

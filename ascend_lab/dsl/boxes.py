@@ -149,13 +149,22 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     rows = math.prod(sizes) // max(*sizes, 1)
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
-        own = _tile(stage.expr, sizes)
-        spare += (min(rows, math.prod(sizes)) + 32) * chip.vector_bytes_per_repeat
-        spare += 64 * rows + own // 2 + (0 if isinstance(stage.expr, Read) else own)
+        own = _tile(stage.expr, sizes, stage.align)
+        spare += own // 6 + 4 * BLOCK_BYTES * (rows + 1)
+        if not _folds_lanes(stage):
+            spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
+        spare += 0 if isinstance(stage.expr, Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
         spare += 2 * BLOCK_BYTES * rows
-    return spare + _peak(stage.expr, sizes, stage.dtype)
+    return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
+
+
+def _folds_lanes(stage: Stage) -> bool:
+    """True if every operand is folded along its contiguous elements only, by groups of blocks."""
+    folded = {a.name for a in stage.reduce}
+    inner = all({n for n, _ in r.index[-1].terms} <= folded for r in stage.reads if r.index)
+    return inner and len(folded) == 1 and stage.fold in ("sum", "max")
 
 
 def _used(stage: Stage) -> list[set[str]]:
@@ -177,14 +186,14 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
     return 2 * lanes * math.prod(box[name].count for name in outer)
 
 
-def _tile(expr: Expr, sizes: Sequence[int]) -> int:
+def _tile(expr: Expr, sizes: Sequence[int], align: int) -> int:
     """Bytes of a tile for an expression, its longest axis in whole blocks."""
-    block, longest = c0_of(expr.dtype), max(*sizes, 1)
+    block, longest = max(c0_of(expr.dtype), align), max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
 
 
-def _peak(expr: Expr, sizes: Sequence[int], out: str) -> int:
+def _peak(expr: Expr, sizes: Sequence[int], out: str, align: int) -> int:
     """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
     alive = peak = 0
     spare = True
@@ -193,8 +202,8 @@ def _peak(expr: Expr, sizes: Sequence[int], out: str) -> int:
             continue
         here = spare and arg.dtype == out
         spare = spare and not here
-        own = 0 if here else _tile(arg, sizes)
-        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype))
+        own = 0 if here else _tile(arg, sizes, align)
+        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, align))
         alive += own
     return max(peak, alive)
 

@@ -131,9 +131,9 @@ class Unit:
 
     def take(self, dtype: str, elements: int) -> Buffer:
         """Return a scratch tile for at least `elements`; give it back with `give`."""
-        for (kind, size), tiles in self.free.items():
-            if kind == dtype and size >= elements and tiles:
-                return tiles.pop()
+        fits = [k for k, tiles in self.free.items() if k[0] == dtype and k[1] >= elements and tiles]
+        if fits:
+            return self.free[min(fits)].pop()
         self.buffers += 1
         unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
         rounded = -(-elements // unit) * unit
@@ -347,10 +347,10 @@ def _rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lane
         down = [v.moved(0, at) for v in views]
         for start, width in unit.parts(last - last % lanes, lanes):
             _vector(unit, op, [_strips(v, start, v.strides[0], part, width) for v in down])
-        start = Affine(last - last % lanes)
+        end = last - last % lanes
         for width in _tails(last % lanes, block):
-            _vector(unit, op, [_strips(v, start, v.strides[0], part, width) for v in down])
-            start = start + width
+            _vector(unit, op, [_strips(v, end, v.strides[0], part, width) for v in down])
+            end += width
 
 
 def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes: int) -> Region:
