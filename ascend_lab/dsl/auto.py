@@ -29,8 +29,7 @@ from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, Sched
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 
-
-SHARES = (1.0, 0.85, 0.7)
+SHARES = (1.0, 0.95, 0.85, 0.7)
 """Parts of UB that tiles are chosen for, one after another, until scratch fits beside them."""
 
 
@@ -58,9 +57,9 @@ def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
         ways += [partial(schedule_phase, merge=merge, share=share) for share in SHARES]
     failures: list[AscendLabError] = []
     for way in (*ways, last):
-        if failures and isinstance(way, partial) and way.keywords["share"] < 1:
-            if not isinstance(failures[-1], CapacityError):
-                continue  # smaller tiles would not help
+        smaller = isinstance(way, partial) and way.keywords["share"] < 1
+        if smaller and not isinstance(failures[-1], CapacityError):
+            continue  # smaller tiles would not help
         try:
             done = way(s, phase)
             known = {x.name for x in s.state.stages} - set(phase.names)

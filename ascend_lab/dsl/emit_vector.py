@@ -125,24 +125,37 @@ class Unit:
     """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
 
     builder: KernelBuilder
-    free: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
+    free: list[Buffer] = field(default_factory=list)
+    views: dict[tuple[int, str], Buffer] = field(default_factory=dict)
     loops: int = 0
     buffers: int = 0
 
     def take(self, dtype: str, elements: int) -> Buffer:
-        """Return a scratch tile for at least `elements`; give it back with `give`."""
-        fits = [k for k, tiles in self.free.items() if k[0] == dtype and k[1] >= elements and tiles]
-        if fits:
-            return self.free[min(fits)].pop()
-        self.buffers += 1
+        """Return a scratch tile for at least `elements`; give it back with `give`.
+
+        It may be the bytes of one that held another format.
+        """
         unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
         rounded = -(-elements // unit) * unit
-        return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
+        fits = [t for t in self.free if t.elements * t.itemsize >= rounded * DTYPE_BYTES[dtype]]
+        if not fits:
+            self.buffers += 1
+            return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
+        tile = min(fits, key=lambda t: t.elements * t.itemsize)
+        self.free.remove(tile)
+        if tile.dtype == dtype:
+            return tile
+        key = tile.address, dtype
+        if key not in self.views:
+            name = f"{tile.name.partition('_')[0]}_{dtype}"
+            self.views[key] = self.builder.view(tile, name, dtype)
+        self.views.setdefault((tile.address, tile.dtype), tile)
+        return self.views[key]
 
     def give(self, tile: Memory) -> None:
         """Return a scratch tile for reuse; other memories are ignored."""
         if isinstance(tile, Buffer) and tile.name.startswith("scratch"):
-            self.free.setdefault((tile.dtype, tile.elements), []).append(tile)
+            self.free.append(tile)
 
     @contextmanager
     def repeat(self, count: int) -> Iterator[Affine]:
@@ -345,8 +358,8 @@ def _rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lane
     block = _block_of(views)
     for at, part in unit.parts(count, unit.builder.chip.max_repeat):
         down = [v.moved(0, at) for v in views]
-        for start, width in unit.parts(last - last % lanes, lanes):
-            _vector(unit, op, [_strips(v, start, v.strides[0], part, width) for v in down])
+        for begin, width in unit.parts(last - last % lanes, lanes):
+            _vector(unit, op, [_strips(v, begin, v.strides[0], part, width) for v in down])
         end = last - last % lanes
         for width in _tails(last % lanes, block):
             _vector(unit, op, [_strips(v, end, v.strides[0], part, width) for v in down])
