@@ -10,6 +10,10 @@ import reprlib
 import tomllib
 import zlib
 from argparse import ArgumentTypeError
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +29,8 @@ ARRAY_BYTES = 2**30
 """Of an archive of arrays, unpacked."""
 KEY_DOTS = 32
 """In one key of a TOML file."""
+ITEMS = 64
+"""Of one list in a TOML file."""
 COUNT = 10**6
 """Of anything that a command line counts: cores, trials, seeds, plans."""
 ROWS, COLUMNS = 2**18, 64
@@ -157,3 +163,63 @@ def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str
         raise kind(what, f"{path}: {error}", "write it in UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise kind(f"{path}: valid TOML", str(error)[:200], "mend that line") from None
+
+
+# -- what a file may say --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number that a file may hold: its kind, least and largest."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float
+
+    def __contains__(self, value: Any) -> bool:
+        """Tell whether a decoded value is such a number."""
+        fine = type(value) is int if self.kind is int else json_number(value) is not None
+        return fine and self.low <= value <= self.high and not 0 < abs(value) < TINY
+
+    def __str__(self) -> str:
+        """Return what messages call it."""
+        return f"a {'whole ' * (self.kind is int)}number from {self.low:g} to {self.high:g}"
+
+
+def decoded(kind: Any, value: Any, where: str = "") -> Any:
+    """Return a decoded value, lists as tuples; raise `InputError` naming the place at fault.
+
+    A kind is bool, str, a `Range`, a tuple of words, a list with the kind of its items, or a table
+    of kinds by key.
+    """
+    if isinstance(kind, Mapping):
+        if not isinstance(value, dict):
+            raise InputError(f"{where}: a table", shown(value), "write keys and values")
+        if unknown := [key for key in value if key not in kind]:
+            near = get_close_matches(unknown[0], kind, 1)
+            remedy = f"did you mean {near[0]}?" if near else "drop it"
+            needed = f"{where}: keys among {', '.join(kind)}".removeprefix(": ")
+            raise InputError(needed, shown(unknown[0]), remedy)
+        titles = {key: f"[{key}]" if isinstance(kind[key], Mapping) else key for key in value}
+        return {k: decoded(kind[k], v, f"{where} {titles[k]}".strip()) for k, v in value.items()}
+    if isinstance(kind, list):
+        if isinstance(value, list) and 0 < len(value) <= ITEMS:
+            return tuple(decoded(kind[0], v, f"{where}[{n}]") for n, v in enumerate(value))
+        needed, fine = f"a list of 1 to {ITEMS}", False
+    elif isinstance(kind, Range):
+        needed, fine = str(kind), value in kind
+    elif isinstance(kind, tuple):
+        needed, fine = f"one of {', '.join(kind)}", value in kind
+    else:
+        needed = "true or false" if kind is bool else "a text"
+        fine = type(value) is kind and (kind is bool or value.isprintable())
+    if not fine:
+        raise InputError(f"{where}: {needed}", shown(value), "mend it")
+    return value
+
+
+@contextmanager
+def naming(where: str | Path) -> Iterator[None]:
+    """Put the name of the file at fault in front of what an `InputError` says."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error.needed}", error.got, error.remedy) from None

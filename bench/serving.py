@@ -59,10 +59,10 @@ def serving_figures() -> list[Figure]:
         (1.6, EXPONENTIAL, Policy(2), theory.mmc(1.6, 1, 2)),
         (3.2, EXPONENTIAL, Policy(4), theory.mmc(3.2, 1, 4)),
         (0.8, EXPONENTIAL, Policy(levels=(Level(queue_limit=4),)), theory.mm1k(0.8, 1, 5)),
-        (1.5, EXPONENTIAL, Policy(1, 2), theory.batches(1.5, 1, 2)[0]),
-        (3.0, EXPONENTIAL, Policy(1, 4), theory.batches(3, 1, 4)[0]),
+        (1.5, EXPONENTIAL, Policy(1, 2), theory.batches(1.5, 1, 2)),
+        (3.0, EXPONENTIAL, Policy(1, 4), theory.batches(3, 1, 4)),
         (0.8, Service("exponential", 1.8874, 0.1438), Policy(1, 8),
-         theory.growing_batches(0.8, 0.1438, 1.8874, 8)[0]),
+         theory.growing_batches(0.8, 0.1438, 1.8874, 8)),
     )  # fmt: skip
     inside = sum(
         exact.W in interval(_served(rate, service, policy).latency_s)

@@ -20,32 +20,32 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LINES = {
     "__init__": 10,
     "aoe": 11095,
-    "chip": 625,
+    "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3420,
+    "compress": 3365,
     "data": 20,
     "dsl": 5850,
     "errors": 85,
-    "graph": 16800,
-    "isa": 2850,
-    "kernels": 7880,
+    "graph": 17200,
+    "isa": 3330,
+    "kernels": 8290,
     "lab": 18470,
     "layout": 950,
-    "limits": 170,
-    "media": 1245,
+    "limits": 240,
+    "media": 1220,
     "ops": 6490,
     "output": 120,
     "parallel": 4905,
     "runtime": 2350,
     "serving": 2525,
-    "sim": 2430,
+    "sim": 2880,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 431
-IMPORT_LINES = 6140
-ROAD = 116
+FILES = 443
+IMPORT_LINES = 6330
+ROAD = 120
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -21,6 +21,7 @@ TOY = (FOLDER / "Toy.toml").read_text("utf-8")
 
 PEAKS = {
     "Ascend310": 8.192e12,
+    "Ascend310DK": 11.14e12,
     "Ascend310P3": 69.47e12,
     "Ascend910A": 262.144e12,
     "Ascend910B2": 353.9e12,
@@ -46,6 +47,7 @@ def test_vector_peak_of_the_split_chip():
 KIB = 1024
 SIZES = {
     "Ascend310": (64, 64, 256, 1024, 248),
+    "Ascend310DK": (64, 64, 256, 1024, 248),
     "Ascend310P3": (64, 64, 256, 1024, 256),
     "Ascend910A": (64, 64, 256, 1024, 256),
     "Ascend910B2": (64, 64, 128, 512, 192),
@@ -158,6 +160,32 @@ def test_a_file_may_change_a_preset_by_a_few_lines(tmp_path):
     assert chip.peak_ops_per_s("fp16") == 2 * load_chip("Ascend910A").peak_ops_per_s("fp16")
     assert chip.facts["clock.hz"].trust == "assumed"
     assert chip.buffers == load_chip("Ascend910A").buffers
+
+
+def test_what_a_kernel_costs_to_start():
+    chips = {name: load_chip(name) for name in PRESETS}
+    for chip in chips.values():
+        assert 0 < chip.barrier_s < chip.queued_launch_s < chip.launch_overhead_s
+        assert chip.facts["launch.queued_s"].source in chip.sources
+        assert (chip.l2.kind == "buffer") == (chip.name in ("Ascend310", "Ascend310DK"))
+    assert round(chips["Ascend910B2"].barrier_s * 1.8e9) in range(55, 251)  # cycles, published
+    word = 2 * 32 / 128  # store a word; poll twice
+    assert round(chips["Ascend310"].barrier_s * 5e8, 6) == (10 + 50) + 2 * (10 + word + 50)
+
+
+def test_a_file_that_does_not_say_what_a_queued_kernel_costs(tmp_path):
+    data = chip_dict_of_toy()
+    del data["launch"]["queued_s"], data["launch"]["barrier_s"]
+    chip = chip_from_dict(data)
+    assert chip.queued_launch_s == chip.launch_overhead_s > chip.barrier_s > 0
+    assert chip.facts["launch.queued_s"].trust == "assumed"
+    assert "same file" in chip.sources[chip.facts["launch.queued_s"].source]
+    cheap = load(tmp_path, TOY.replace("value = 1e-06", "value = 1e-08", 1))
+    assert cheap.queued_launch_s == cheap.barrier_s == cheap.launch_overhead_s == 1e-8
+    with pytest.raises(ChipError, match=r"l2\.kind needs cache or buffer"):
+        load(tmp_path, TOY.replace("[l2]", '[l2]\nkind = "drum"'))
+    with pytest.raises(ChipError, match=r"memory\.kind needs memory"):
+        load(tmp_path, TOY.replace("[memory]", '[memory]\nkind = "cache"'))
 
 
 def value(number: str, source: str = "TEAM", trust: str = "assumed") -> str:

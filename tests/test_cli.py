@@ -10,7 +10,7 @@ import pytest
 from command_lines import run, run_json
 
 from ascend_lab import __version__
-from ascend_lab.chip import PRESETS
+from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.cli import ascend_lab as main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -430,6 +430,22 @@ def test_op_times_an_operator_and_shows_its_nest(capsys: pytest.CaptureFixture[s
     assert "softmax on" in out and "phase 1: y (64, 100) fp16" in out
     assert main(["op", "softmax", "64x100", "--chip", "Ascend910A", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["cycles"] > 0
+
+
+def test_op_starts_with_operands_in_l2(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for words in ([], ["--warm-l2"]):
+        shapes = ["256x4096", "--chip", "Ascend910B2", "--json", "-"]
+        assert main(["op", "relu", *shapes, *words]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    cold, warm = found
+    chip = load_chip("Ascend910B2")
+    assert cold["memory_bytes"] == 2 * 256 * 4096 and warm["memory_bytes"] == 0
+    assert warm["cycles"] < cold["cycles"]
+    launches = [chip.launch_overhead_s, chip.queued_launch_s]
+    for told, launch_s in zip(found, launches, strict=True):
+        assert told["time_s"] == pytest.approx(launch_s + told["cycles"] / chip.clock_hz)
+        assert max(told["busy"].values()) > 0
 
 
 def test_op_lists_the_operators(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError, PathError
-from ascend_lab.isa import sanitize
+from ascend_lab.isa import as_kernel, sanitize
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import (
     FlashShape,
@@ -20,7 +20,8 @@ from ascend_lab.kernels.flash_shape import (
     tile_bytes,
     traffic_bytes,
 )
-from ascend_lab.kernels.flash_split import split_kernel
+from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
+from ascend_lab.kernels.validation import flash_rows
 from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 from ascend_lab.ops import verify
 from ascend_lab.ops.build import prepare
@@ -231,40 +232,103 @@ def test_the_vector_unit_never_waits_for_the_cube():
 
 
 # -- separate cores -------------------------------------------------------------------------------
-def with_l2(size_bytes):
-    chip = load_chip("Ascend910B2")
-    return replace(chip, l2=replace(chip.l2, size_bytes=size_bytes))
+FAR = load_chip("Ascend910B2")
+HEAD = FlashShape(1, 2048, 2048, 128, 128, 128**-0.5)
+PIPELINES = {
+    SplitTiling(16, 16, 0): "full",
+    SplitTiling(16, 48, 1, 1): "",
+    SplitTiling(48, 16, 2): "rows",
+    SplitTiling(64, 32, 3): "",
+    SplitTiling(96, 160, 4): "full",
+    SplitTiling(128, 64, 7, 1): "rows",
+}
 
 
-@pytest.mark.parametrize("mask", ["", "rows", "full"])
-@pytest.mark.parametrize(("size_bytes", "count"), [(1 << 27, 1), (300_000, 2), (60_000, 10)])
-def test_chunks_that_fit_in_l2_give_the_same_values(size_bytes, count, mask):
-    chip, b, n, t = with_l2(size_bytes), 2, 200, 90
+@pytest.mark.parametrize("tiling", PIPELINES, ids=str)
+def test_every_pipeline_gives_the_same_values(tiling):
+    """Several blocks and tiles, the last of each ragged."""
+    b, n, t, mask = 2, tiling.rows + 24, 3 * tiling.keys + 10, PIPELINES[tiling]
     masks = {"": [], "rows": [(t,)], "full": [(b, n, t)]}[mask]
-    ready = prepare(FLASH, *(arrays := case((b, n, 16), (b, t, 16), (b, t, 32), *masks)), chip=chip)
-    assert len(ready.kernel.phases) == 4 * count
-    spaces = {x.name: x.size_bytes for x in ready.kernel.tensors if x.name in ("s", "p")}
-    assert sum(spaces.values()) <= size_bytes // 2
-    assert sanitize(ready.kernel, chip, filled=ready.tensors) == []
-    got = ready.fetch(execute(ready.kernel, ready.tensors, chip))[0]
+    arrays = case((b, n, 16), (b, t, 16), (b, t, 32), *masks)
+    shape = FlashShape(b, n, t, 16, 32, 0.25, mask, ("mask",) if mask == "rows" else ())
+    ready = prepare(FLASH, *arrays, chip=FAR)
+    kernel = as_kernel(flash_pipeline_launch(shape, FAR, tiling))
+    assert sanitize(kernel, FAR, filled=ready.tensors) == []
+    got = ready.fetch(execute(kernel, ready.tensors, FAR))[0]
     verify.check_within(FLASH, got, FLASH.reference(*arrays))
 
 
-def test_device_memory_sees_each_matrix_once_and_no_scores():
-    chip, shape = load_chip("Ascend910B2"), FlashShape(2, 4096, 4096, 64, 64, 0.125)
-    kernel = split_kernel(shape, chip)
-    assert len(kernel.phases) == 8
-    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
-    assert line.memory_bytes == 3 * 2 * 2 * 4096 * 64
-    assert line.l2_hit_rate > 0.98
+def warm(shape, tiling=None, engine="fast"):
+    kernel = as_kernel(flash_pipeline_launch(shape, FAR, tiling))
+    memory = DeviceMemory.holding(FAR, kernel.tensors, ("q", "k", "v"))
+    return simulate_kernel(kernel, FAR, memory, engine=engine)
 
 
-@pytest.mark.parametrize(("length", "times"), [(512, 1.3), (4096, 1.7)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 300, 900, 48, 64), (40, 100, 100, 32, 32), (3, 400, 77, 40, 40)]
+)
+def test_both_engines_time_the_pipeline_alike(sizes):
+    shape = FlashShape(*sizes, 0.1)
+    assert warm(shape).cycles == warm(shape, engine="reference").cycles > 0
+
+
+def test_scores_never_reach_device_memory():
+    kernel = as_kernel(flash_pipeline_launch(HEAD, FAR))
+    line = simulate_kernel(kernel, FAR, DeviceMemory.of(FAR))
+    assert line.memory_bytes == 3 * 2 * 2048 * 128
+    assert warm(HEAD).memory_bytes == 0
+
+
+def test_the_fix_pipe_is_the_limit_and_cube_and_vector_cores_work_together():
+    shape = replace(HEAD, rows=8192, keys=8192)
+    busy = {p: cycles / warm(shape).cycles for p, cycles in warm(shape).busy_cycles.items()}
+    assert busy["AIC.FIX"] > 0.95 and busy["AIV.V"] > 0.7
+
+
+def test_each_rung_of_the_ladder_is_quicker():
+    rungs = (SplitTiling(128, 256, 0, 1), SplitTiling(128, 256, 1, 1), SplitTiling(128, 256, 1),
+             SplitTiling(128, 256, 2), SplitTiling(128, 256, 4))  # fmt: skip
+    times = [warm(HEAD, rung).cycles for rung in rungs]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.5 * times[-1]
+
+
+def test_published_times():
+    """The rows, their conditions and the tiling are published; nothing is fitted to them."""
+    assert [row.name for row in flash_rows()] == ["flash 1024", "flash 4096", "flash 16384"]
+    for row in flash_rows():
+        assert abs(row.time_error) < 0.20, row
+
+
+def test_the_pipeline_does_not_grow_with_the_sequence():
+    counts = set()
+    for n in (4096, 8192, 32768):
+        launch = flash_pipeline_launch(replace(HEAD, rows=n, keys=n, batch=24), FAR)
+        counts.add(tuple(len(part.program.instructions()) for part in launch.parts))
+    assert len(counts) == 1
+
+
+def test_short_matrices_run_ahead_of_each_other():
+    """One tile of keys: what is in flight are whole matrices, and no core waits for the others."""
+    shape = FlashShape(240, 128, 128, 64, 64, 0.125)
+    one, ten = warm(replace(shape, batch=24)).cycles, warm(shape).cycles
+    assert ten < 5 * one
+
+
+@pytest.mark.parametrize(("length", "times"), [(512, 1.3), (4096, 2.5)])
 def test_flash_beats_three_kernels_on_separate_cores(length, times):
-    chip, shape = load_chip("Ascend910B2"), FlashShape(4, length, length, 64, 64, 0.125)
-    flash, three = flash_traffic(shape, chip), separate_traffic(shape, chip)
+    shape = FlashShape(4, length, length, 64, 64, 0.125)
+    flash, three = flash_traffic(shape, FAR), separate_traffic(shape, FAR)
     assert three.cycles > times * flash.cycles
     assert three.memory_bytes > 1.5 * flash.memory_bytes
+
+
+@pytest.mark.parametrize(
+    "wrong", [SplitTiling(8, 16), SplitTiling(16, 40), SplitTiling(16, 16, 15)]
+)
+def test_wrong_pipelines(wrong):
+    with pytest.raises(InputError, match="multiples of 16"):
+        flash_pipeline_launch(HEAD, FAR, wrong)
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -276,7 +340,9 @@ def test_one_launch_needs_coupled_cores():
 def test_a_matrix_too_wide_for_l0_is_refused():
     chip, wide = load_chip("Ascend910B2"), replace(SQUARE, depth=1040)
     with pytest.raises(CapacityError, match="room for width 1024 on Ascend910B2"):
-        split_kernel(wide, chip)
+        flash_pipeline_launch(wide, chip)
+    with pytest.raises(CapacityError, match="halve rows or keys"):
+        flash_pipeline_launch(SQUARE, chip, SplitTiling(1024, 1024))
     check(case((16, 1040), (16, 1040), (16, 16)), "Ascend910B2")
 
 

@@ -1,6 +1,7 @@
 """A compiled network on the clock: sums, L2 between kernels, traces, lifetimes, linear growth."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -12,12 +13,14 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import (
     GraphBuilder,
+    bound_of,
     compile_stages,
     from_text,
     run_compiled,
     simulate_graph,
     tasks,
 )
+from ascend_lab.graph.ledger import account
 from ascend_lab.graph.network import network_events, write_network_trace
 from ascend_lab.graph.placement import (
     Lifetime,
@@ -68,6 +71,48 @@ def test_a_network_is_the_sum_of_its_kernels(chip, fusion):
     assert times.memory_bytes == times.written_back_bytes + sum(
         op.timeline.memory_bytes for op in times.operators
     )
+
+
+@pytest.mark.parametrize("chip", [A910, B910], ids=lambda chip: chip.name)
+def test_only_the_first_kernel_is_started_cold_and_a_super_kernel_once(chip):
+    compiled = stages_of(small_net(), chip).compiled
+    apart, count = simulate_graph(compiled), len(compiled.tasks)
+    clock = chip.clock_hz
+    assert [op.timeline.start for op in apart.operators] == ["cold"] + ["queued"] * (
+        apart.kernels - 1
+    )
+    part = simulate_graph(compiled, first="queued")
+    saved = chip.launch_overhead_s - chip.queued_launch_s
+    assert apart.time_s - part.time_s == pytest.approx(saved, abs=1 / clock)
+    assert apart.launches == apart.kernels
+    one = simulate_graph(replace(compiled, scopes=((0, count),)))
+    two = simulate_graph(replace(compiled, scopes=((0, count - 1), (count - 1, count))))
+    assert (one.launches, two.launches) == (1, 2)
+    assert one.launch_s == pytest.approx(chip.launch_overhead_s, abs=1 / clock)
+    assert one.time_s < two.time_s < apart.time_s
+    assert [op.timeline.cycles for op in one.operators] == [
+        op.timeline.cycles for op in apart.operators
+    ]
+    for op in one.operators[1:]:
+        barriers = {"inside": 1, "across": 3}[op.timeline.start]
+        assert op.timeline.launch_cycles == round(barriers * chip.barrier_s * clock)
+    assert "across" in {op.timeline.start for op in one.operators} or chip.combined
+    bound = bound_of(small_net(), chip)
+    found = account(one, bound)
+    assert found["launches"] == 1 and found["ledger"]["launches"] == 0.0
+    assert found["ledger"]["barriers"] > 0.0
+    assert sum(found["ledger"].values()) == pytest.approx(one.time_s, abs=1e-12)
+
+
+def test_the_ai_cpu_ends_a_super_kernel():
+    net = GraphBuilder("whole", "fp16")
+    x = net.cast(net.exp(net.input("x", (4, 64))), dtype="int32")
+    net.output(net.cast(net.div(x, x), dtype="fp16"))
+    compiled = stages_of(net.build(), A910, fusion=False).compiled
+    times = simulate_graph(replace(compiled, scopes=((0, len(compiled.tasks)),)))
+    assert times.on_ai_cpu, [op.type for op in times.operators]
+    starts = [op.timeline.start for op in times.operators if op not in times.on_ai_cpu]
+    assert starts == ["cold", "inside", "queued"] and times.launches == 3
 
 
 def test_json_contract():
@@ -140,9 +185,12 @@ def test_the_second_reader_finds_a_tensor_in_l2():
 
 def test_a_tensor_larger_than_l2_is_read_from_memory_again():
     rows = 4 * A910.l2.size_bytes // 2048
-    times = readers(rows, count=2)
-    assert times[1].l2_hit_rate < 0.05
-    assert times[1].memory_bytes >= 0.95 * rows * 2048
+    _, again, last = readers(rows, count=3)
+    assert again.l2_hit_rate < 0.05  # what it reads pushes out what it will read
+    assert again.memory_bytes >= 0.95 * rows * 2048
+    assert last.l2_hit_rate == pytest.approx(
+        0.25, abs=0.01
+    )  # keeps nothing: the end is still there
 
 
 def test_an_activation_is_warm_for_its_reader_and_weights_are_cold():

@@ -51,6 +51,9 @@ class Bytewise:
                 self.order.remove(where)
                 if not is_write:
                     hit[accesses[rank].name] += unit
+            if accesses[rank].is_last:
+                self.dirty.discard(where)
+                continue
             self.order.append(where)
             if is_write:
                 self.dirty.add(where)
@@ -75,7 +78,8 @@ def phases(draw: st.DrawFn, unit: int = 1) -> list[list[Access]]:
         for is_write in (False, True):
             for slot in draw(st.lists(st.integers(0, 3), max_size=4, unique=True)):
                 name, low = f"{'out' if is_write else 'in'}{slot}", slot * SLOT
-                accesses.append(Access(name, low * unit, sizes[slot] * unit, is_write))
+                last = not is_write and draw(st.booleans())
+                accesses.append(Access(name, low * unit, sizes[slot] * unit, is_write, last))
         found.append(accesses)
     return found
 
@@ -101,6 +105,27 @@ def test_it_is_an_lru_of_bytes(case, size):
 @given(phases(unit=8), st.integers(1, 150))
 def test_it_is_an_lru_of_whole_pieces(case, size):
     assert_same(case, size, 8)
+
+
+@settings(max_examples=60)
+@given(phases(), st.integers(1, 150), st.lists(st.tuples(*[st.integers(0, 4 * SLOT)] * 2)))
+def test_what_is_discarded_is_neither_held_nor_written(case, size, ranges):
+    l2, plain = L2(size, 7 if size > 7 else 1), Bytewise(size)
+    large = L2(size, 1)
+    for accesses, (low, count) in zip(case, ranges, strict=False):
+        large.touch(accesses), plain.touch(accesses), l2.touch(accesses)
+        large.discard(low, count), l2.discard(low, count)
+        gone = set(range(low, low + count))
+        plain.order = [at for at in plain.order if at not in gone]
+        plain.dirty -= gone
+        assert large.held_bytes == len(plain.order)
+        held = [part for piece in l2._pieces.values() for part in piece]
+        assert l2.held_bytes == sum(b - a for a, b, _, _ in held)
+        assert not any(a < low + count and low < b for a, b, _, _ in held if count)
+        assert all(a <= c <= d <= b for a, b, c, d in held)
+    assert large.flush() == len(plain.dirty)
+    l2.discard(0, 10**9)
+    assert l2.held_bytes == l2.flush() == 0
 
 
 def test_what_is_skipped_in_the_middle_of_a_large_phase_is_counted():

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, UnsupportedError
@@ -61,26 +59,7 @@ def test_values_are_those_of_aipp_and_the_network(small_channel: bool) -> None:
         with_fp16 = run_compiled(graph, {"x": aipp(raw, NV12)}, chip)
         (alone,), (run,) = with_fp16.values(), run_compiled(fed, {"x": raw}, chip).values()
         assert np.abs(run.astype(float) - alone).max() <= np.abs(alone).max() * 2**-10
-        assert small_channel or np.array_equal(run, alone)
-
-
-@settings(max_examples=12)
-@given(st.data())
-def test_small_channels_change_no_value(data: st.DataObject) -> None:
-    draw = data.draw
-    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 9)))
-    pad = ((draw(st.integers(0, 2)), 0), (draw(st.integers(0, 3)), draw(st.integers(0, 3))))
-    stride, down = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.integers(1, 2))
-    c = draw(st.integers(1, 3))
-    graph = small(c=c, kernel=kernel, pad=pad, stride=stride, dilation=(down, 1))
-    op = Aipp("YUV400_U8" if c == 1 else "XRGB8888_U8", 20, 16, var_reci=(0.25, 1.0, 2.0, 1.0))
-    if c == 2:
-        return
-    raw = frames(op)
-    plain_ = evaluate(insert_aipp(graph, [AippOp(0, op)]), {"x": raw})
-    packed = evaluate(insert_aipp(graph, [AippOp(0, op)], small_channel=True), {"x": raw})
-    for one, other in zip(plain_.values(), packed.values(), strict=True):
-        assert np.allclose(one, other, rtol=1e-6, atol=1e-4)
+        assert not small_channel or np.array_equal(run, alone)  # the default takes them too
 
 
 def test_dynamic_frames_bring_their_block() -> None:
@@ -132,8 +111,9 @@ def test_small_channels_need_a_convolution() -> None:
     b.output(b.relu(b.input("x", (1, 3, 16, 20))))
     with pytest.raises(UnsupportedError, match=r"one convolution.*got relu"):
         insert_aipp(b.build(), [AippOp(0, NV12)], small_channel=True)
-    with pytest.raises(UnsupportedError, match="dilation 2"):
-        insert_aipp(small(dilation=2), [AippOp(0, NV12)], small_channel=True)
+    with pytest.raises(UnsupportedError, match="columns in fours; got 3 channels, 1 groups, 18"):
+        insert_aipp(small(size=(16, 18)), [AippOp(0, replace(NV12, crop=(4, 2, 18, 16)))],
+                    small_channel=True)  # fmt: skip
 
 
 def test_the_cost_no_launch_no_conversion_less_cube_work() -> None:
@@ -148,7 +128,7 @@ def test_the_cost_no_launch_no_conversion_less_cube_work() -> None:
     frame = 224 * 224 * 3
     assert head.type == "aipp on the AIPP" and head.timeline.launch_cycles == 0
     assert head.time_s == pytest.approx(frame / chip.device_memory.rate_bytes_per_s, rel=1e-3)
-    assert not plain_.on_ai_cpu and plain_.time_s < without.time_s
+    assert not plain_.on_ai_cpu and packed.time_s < without.time_s
     assert without.operators[0].type == "trans_data"
     assert plain_.operators[1].timeline.macs > 3 * packed.operators[1].timeline.macs
     assert packed.time_s < plain_.time_s

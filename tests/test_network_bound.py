@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ascend_lab.aoe import Settings, engine
 from ascend_lab.aoe.report import Report
-from ascend_lab.aoe.subgraph import prepared
-from ascend_lab.aoe.subgraph.segments import Segments
-from ascend_lab.aoe.subgraph.tune import PlanSpace, plan_time
+from ascend_lab.aoe.subgraph import Segments, SlicePlan, every, plan_time, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError
@@ -25,7 +23,7 @@ from ascend_lab.kernels import GemmSchedule, GemmShape
 from ascend_lab.kernels.timed_schedules import time_tilings
 from tests.graph_strategies import smooth_graphs, whole_graphs
 
-CHIP = load_chip("Ascend310")
+CHIP, CACHE = load_chip("Ascend310"), load_chip("Ascend310P3")
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_zoo.json").read_text("utf-8"))
 QUICK = (
     "mobilenet_v2 1 Ascend310P3",
@@ -63,7 +61,9 @@ def test_the_zoo_is_above_its_bound(row):
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(graph=whole_graphs() | smooth_graphs())
 def test_random_graphs_are_above_their_bound(chip, graph):
-    chip = replace(load_chip(chip), launch_overhead_s=0.0)  # nothing hides what is too high
+    chip = replace(
+        load_chip(chip), launch_overhead_s=0.0, queued_launch_s=0.0
+    )  # nothing hides what is too high
     for fusion in (True, False):
         stages = compile_stages(graph, chip, fusion=fusion)
         check(stages.timeline(), bound_of(stages.rewritten, chip))
@@ -246,7 +246,7 @@ def test_one_token_of_the_last_layer_needs_all_of_those_before():
     assert cycles(graph)["cube"] >= macs / 4096 / 2
 
 
-def bytes_of(graph, chip=CHIP):
+def bytes_of(graph, chip=CACHE):
     """Bytes of the bound."""
     return bound_of(graph, chip).memory * chip.device_memory.rate_bytes_per_s
 
@@ -262,10 +262,11 @@ def test_bytes_by_hand():
     assert bytes_of(hole) == pytest.approx(16 * 2)  # one tap of nine
     part = net_of(lambda net, x, w: net.split(net.relu(x), sizes=(2, 6), axis=0)[0], 8, 16)
     assert bytes_of(part) == 0.0
-    small = replace(CHIP, l2=replace(CHIP.l2, size_bytes=4096))
+    small = replace(CACHE, l2=replace(CACHE.l2, size_bytes=4096))
     graph = net_of(lambda net, x, w: net.relu(x), 64, 64)
     assert bytes_of(graph, small) == pytest.approx(8192 + 8192 - 4096)  # L2 keeps what it can
     assert bytes_of(graph) == pytest.approx(8192)
+    assert bytes_of(graph, CHIP) == pytest.approx(2 * 8192)  # a buffer holds no results
 
 
 def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():
@@ -302,7 +303,7 @@ def test_a_network_of_views_takes_nothing():
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_no_slicing_of_a_chain_goes_below(tensors):
     l2 = replace(CHIP.l2, size_bytes=2**18)
-    chip = replace(CHIP, l2=l2, launch_overhead_s=1e-7)
+    chip = replace(CHIP, l2=l2, launch_overhead_s=1e-7, queued_launch_s=1e-7)
 
     def chain(net, x, w):
         for _ in range(3):
@@ -312,11 +313,12 @@ def test_no_slicing_of_a_chain_goes_below(tensors):
 
     graph = prepared(net_of(chain, 4, 16, 40, 40), chip)
     segments, bound = Segments(graph, chip), bound_of(graph, chip)
-    ways = {(i, j): [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
-            for i in range(segments.count) for j in range(i + 1, segments.count + 1)}  # fmt: skip
-    space = PlanSpace(segments, ways)
-    plans = [space.plan(p) for p in space.points() if {v[3] for v in p if len(v) > 3} <= {"depth"}]
-    times = [plan_time(graph, plan, chip) for plan in plans[::5]]
+    ways = [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
+    plans = [
+        SlicePlan(tuple(segments.region(*choice) for choice in chain if choice[2][0]))
+        for chain in every(segments.count, lambda i, j: ways)
+    ]
+    times = [plan_time(graph, plan, chip) for plan in plans[::9]]
     assert len(times) > 5 and len(set(times)) > 3
     assert 0.02 * min(times) < bound.time_s <= min(times)
 

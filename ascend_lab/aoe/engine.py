@@ -6,7 +6,7 @@ come first, because the shapes of operators are only final after slicing.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -144,8 +144,9 @@ class _Jobs:
             both = "2" in self.jobs and not math.isinf(deadline.end)
             own = deadline.within(deadline.left_s / 2) if both else deadline
             sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress, own)
-            if sliced.plan.regions:
-                graph, compiled = sliced.graph, compiled_slices(sliced.graph, chip)
+            if sliced.plan != SlicePlan():
+                graph = sliced.graph if sliced.plan.regions else graph
+                compiled = sliced.plan.launched(compiled_slices(sliced.graph, chip))
         if "2" in self.jobs and not (sliced and sliced.interrupted):
             operators = tune_network(
                 compiled, settings, knowledge, workers=self.workers, wanted=self.wanted,
@@ -193,9 +194,7 @@ def slice_network(
         return known, settle(knowledge, decision)
     try:
         left_s = None if math.isinf(deadline.end) else deadline.left_s
-        found = tune_subgraph(
-            front, chip, time_limit_s=left_s, seed=settings.seed, progress=progress
-        )
+        found = tune_subgraph(front, chip, time_limit_s=left_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
         time_s = plan_time(graph, SlicePlan(), chip)
         bound_s = bound_of(graph, chip).time_s
@@ -206,7 +205,7 @@ def slice_network(
     before, after, bound = (round(t * chip.clock_hz) for t in cycles)
     entry = BankEntry(
         key, numbered(found.plan, graph), before, min(after, before), min(bound, after), False,
-        "dynamic programming, annealing", settings.seed, found.tried, __version__,
+        "dynamic programming, descent", settings.seed, found.tried, __version__,
         datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     return found, settle(knowledge, decision, entry)
@@ -223,17 +222,19 @@ def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
     return BankKey(chip.name, chip_digest(chip), chip.core_count, "graph", "network", problem)
 
 
-def numbered(plan: SlicePlan, graph: Graph) -> list[dict[str, Any]]:
+def numbered(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
     """Return a plan as the bank keeps it: nodes by their place in the graph."""
     place = {node.name: i for i, node in enumerate(graph.nodes)}
-    return [row | {end: place[row[end]] for end in ("first", "last")} for row in plan.plain()]
+    data = plan.plain()
+    rows = [row | {end: place[row[end]] for end in ("first", "last")} for row in data["regions"]]
+    return data | {"regions": rows}
 
 
-def named(rows: Sequence[Mapping[str, Any]], graph: Graph) -> SlicePlan:
+def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
     """Return the plan that `numbered` wrote, for a graph with these nodes in this order."""
     names = [node.name for node in graph.nodes]
-    ends = ("first", "last")
-    return SlicePlan.of({**row, **{end: names[row[end]] for end in ends}} for row in rows)
+    rows = [{**r, **{end: names[r[end]] for end in ("first", "last")}} for r in data["regions"]]
+    return SlicePlan.of({**data, "regions": rows})
 
 
 def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult | None:
@@ -242,7 +243,7 @@ def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult |
     before_s = plan_time(graph, SlicePlan(), chip)
     try:
         plan = named(decision.entry.schedule, graph)
-        after_s = plan_time(graph, plan, chip) if plan.regions else before_s
+        after_s = plan_time(graph, plan, chip)
     except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
         return None
     if after_s > before_s:

@@ -35,7 +35,7 @@ from ascend_lab.graph.network import residency
 from ascend_lab.isa import Buffer, Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
-from ascend_lab.sim import Access, DeviceMemory, execute, simulate_kernel
+from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""
@@ -83,11 +83,9 @@ class Tunable:
 
 def warm_cycles(kernel: Kernel, chip: Chip, warm: Iterable[str]) -> int:
     """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
-    memory = DeviceMemory.of(chip)
-    addresses, warm = memory.addresses(kernel.tensors), set(warm)
-    held = [b for b in kernel.tensors if warm & {b.name, base_name(b)}]
-    memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in held])
-    return simulate_kernel(kernel, chip, memory).total_cycles
+    tensors, warm = kernel.tensors, set(warm)
+    held = {b.name for b in tensors if warm & {b.name, base_name(b)}}
+    return simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held)).total_cycles
 
 
 def base_name(buffer: Buffer) -> str:

@@ -104,6 +104,8 @@ class Report:
                 "repo_summary": dict(repo_summary(self.tuning.outcomes)),
                 "tried": sliced.tried,
                 "slices": [str(region) for region in sliced.plan.regions],
+                "one_launch": sliced.plan.one_launch,
+                "prefetch": sliced.plan.prefetch,
                 "plan": sliced.plan.plain(),
             },
         }

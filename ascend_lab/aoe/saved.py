@@ -18,6 +18,7 @@ from ascend_lab.aoe.bank import Knowledge, Outcome, chip_digest
 from ascend_lab.aoe.bank.records import read_file, read_lines
 from ascend_lab.aoe.network import NetworkResult, from_bank, key_of, together
 from ascend_lab.aoe.operators import operators_of
+from ascend_lab.aoe.subgraph import SlicePlan
 from ascend_lab.aoe.tuning import untuned
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
@@ -30,17 +31,20 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
 
 FORMAT, VERSION = "ascend_lab tuned schedules", 1
+WHOLE = SlicePlan()
+"""Kernels launched as by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """Schedules by `Piece.key`, and what they were tuned for."""
+    """Schedules by `Piece.key`, what they were tuned for, and how kernels are launched."""
 
     chip: str
     chip_digest: str
     core_count: int
     dtype: str
     choices: Mapping[str, Choice]
+    launches: SlicePlan = WHOLE
 
     def applied(self, compiled: Compiled) -> Compiled:
         """Return the network with these schedules; `InputError` for other chips or kernels."""
@@ -56,7 +60,7 @@ class Schedules:
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
             raise InputError("schedules for this model", got, "simulate the tuned model beside it")
-        return with_choices(compiled, self.choices)
+        return self.launches.launched(with_choices(compiled, self.choices))
 
 
 def schedules_of(found: NetworkResult | None) -> dict[str, Choice]:
@@ -85,13 +89,15 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip, choices = tuning.compiled.chip, schedules_of(tuning.operators)
-    write_schedules(schedules, choices, chip, dtype)
+    plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
+    write_schedules(schedules, choices, chip, dtype, plan)
     write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
     again = compile_graph(import_onnx(model), chip, dtype=dtype)
     own = as_named_in(again, tuning.compiled, choices)
     if own.keys() - choices.keys():
-        write_schedules(schedules, own, chip, dtype)
-    return Saved(model, schedules, simulate_graph(with_choices(again, own)).time_s)
+        write_schedules(schedules, own, chip, dtype, plan)
+    tuned = plan.launched(with_choices(again, own))
+    return Saved(model, schedules, simulate_graph(tuned).time_s)
 
 
 def as_named_in(
@@ -116,10 +122,13 @@ def as_named_in(
     return found
 
 
-def write_schedules(file: Path, choices: Mapping[str, Choice], chip: Chip, dtype: str) -> None:
+def write_schedules(
+    file: Path, choices: Mapping[str, Choice], chip: Chip, dtype: str, plan: SlicePlan = WHOLE
+) -> None:
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
     head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
     head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
+    head |= {"one_launch": plan.one_launch, "prefetch": plan.prefetch}
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
     write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -144,7 +153,8 @@ def read_schedules(file: str | Path) -> Schedules:
             raise InputError(what, str(error), "tune the model again") from None
     try:
         words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
-        return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices)
+        launches = SlicePlan((), *(head.get(name) is True for name in ("one_launch", "prefetch")))
+        return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{file} line 1: chip, chip_digest, core_count and dtype"
         raise InputError(what, str(error), "tune the model again") from None

@@ -35,7 +35,7 @@ BUFFER_LIMIT_BYTES = 1e8
 
 # Slower than this no instruction would end: again a slip of units.
 LEAST = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
-ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s")
+ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s", "queued_s", "barrier_s")
 VALUE_KEYS = {"value", "source", "trust"}
 
 
@@ -117,7 +117,7 @@ def _range(key: str) -> tuple[float, float]:
 
 
 # -- the chip --------------------------------------------------------------------------------------
-PRESETS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
+PRESETS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
@@ -131,8 +131,14 @@ SECTIONS = {
     "cube": {"head_cycles"} | set(CUBE_FORMATS) | {f"{d}_energy_pj" for d in CUBE_FORMATS},
     "vector": {"repeat_bytes", "energy_pj_per_byte"},
     "scalar": {"cycles"},
-    "sync": {"flag_cycles", "barrier_cycles", "all_cores_cycles", "event_ids_count"},
-    "launch": {"overhead_s"},
+    "sync": {
+        "flag_cycles",
+        "barrier_cycles",
+        "all_cores_cycles",
+        "cross_flag_cycles",
+        "event_ids_count",
+    },
+    "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s"},
     "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
     "power": {"typical_w"},
 }
@@ -191,13 +197,52 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
     return paths
 
 
-def _record(reader: Reader, kind: type[Record], key: str, **given: Any) -> Record:
+def _record(reader: Reader, kind: type[Record], key: str, /, **given: Any) -> Record:
     """Read a dataclass whose fields are the entries of the table at `key`."""
     own = {field.name: field.type for field in fields(kind)}
     reader.table(key, set(own))
     read: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
     numbers = {n: read[t](f"{key}.{n}") for n, t in own.items() if n not in given}
     return kind(**given, **numbers)
+
+
+def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
+    """Read a shared memory, of the first of some kinds unless it says so."""
+    kind = reader.table(key).get("kind", kinds[0])
+    if kind not in kinds:
+        raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "mend it")
+    return _record(reader, Memory, key, kind=kind)
+
+
+def _launches(
+    reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
+) -> dict[str, float]:
+    """Read what starting a kernel costs; what a file leaves out follows from its other numbers.
+
+    Without another word a queued kernel costs as much as a cold one. A barrier is that between the
+    phases of a kernel; cores without flags for each other store a word each and poll those of all,
+    once in vain.
+    """
+    cold, clock_hz = reader.number("launch.overhead_s"), reader.number("clock.hz")
+    barrier = reader.integer("sync.all_cores_cycles") / clock_hz
+    if reader.data["combined"]:
+        store, load = paths["UB", "GM"], paths["GM", "UB"]
+        words = BLOCK_BYTES * reader.integer("core.count")
+        told = store.startup_cycles + l2.latency_cycles
+        poll = load.startup_cycles + words / load.rate_bytes_per_cycle + l2.latency_cycles
+        barrier = (told + 2 * poll) / clock_hz
+    found, default = {"overhead_s": cold}, {"queued_s": cold, "barrier_s": barrier}
+    for name, value in default.items():
+        key = f"launch.{name}"
+        found[name] = reader.number(key) if name in reader.table("launch") else value
+        reader.facts.setdefault(key, Fact(value, "OWN", "assumed"))
+    reader.sources["OWN"] = "Derived from other numbers of the same file as it is read"
+    return {
+        "launch_overhead_s": cold,
+        "queued_launch_s": min(cold, found["queued_s"]),
+        "barrier_s": min(cold, found["barrier_s"]),
+        "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
+    }
 
 
 def _links(reader: Reader) -> dict[str, Link]:
@@ -227,6 +272,11 @@ def _ai_cpu(reader: Reader) -> dict[str, float]:
     return {f"ai_cpu_{key}": reader.number(f"ai_cpu.{key}") if found else 0.0 for key in keys}
 
 
+def _cross_flag_cycles(reader: Reader) -> int:
+    """Read how long a flag between separate cube and vector cores takes; 0 where a core is both."""
+    return 0 if reader.data["combined"] else reader.integer("sync.cross_flag_cycles")
+
+
 def _check_sections(reader: Reader) -> None:
     known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
     known |= {"alignment", "path", "l2", "memory", "vector_op"}
@@ -251,7 +301,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     for name in ("L1", "L0A", "L0B", "L0C", "UB"):
         if name not in buffers:
             raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
-    power_w, cube = reader.number("power.typical_w") if "power" in data else None, _cube(reader)
+    cube, paths, l2 = _cube(reader), _paths(reader), _memory(reader, "l2", "cache", "buffer")
     return Chip(
         name=data["name"],
         summary=data["summary"],
@@ -269,16 +319,16 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         all_cores_cycles=reader.integer("sync.all_cores_cycles"),
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
-        launch_overhead_s=reader.number("launch.overhead_s"),
-        **_ai_cpu(reader),
+        cross_flag_cycles=_cross_flag_cycles(reader),
+        **(_launches(reader, paths, l2) | _ai_cpu(reader)),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
-        paths=MappingProxyType(_paths(reader)),
-        l2=_record(reader, Memory, "l2"),
-        device_memory=_record(reader, Memory, "memory"),
+        paths=MappingProxyType(paths),
+        l2=l2,
+        device_memory=_memory(reader, "memory", "memory"),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
-        power_w=power_w,
+        power_w=reader.number("power.typical_w") if "power" in data else None,
         links=MappingProxyType(_links(reader)),
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),

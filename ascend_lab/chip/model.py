@@ -58,12 +58,16 @@ class VectorCost:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory shared by all cores: size and total rate for reading or writing."""
+    """A memory shared by all cores: size and total rate for reading or writing.
+
+    `kind` of an L2: "cache", or "buffer", which holds the tensors that the compiler puts there.
+    """
 
     size_bytes: int
     rate_bytes_per_s: float
     latency_cycles: int
     energy_pj_per_byte: float
+    kind: str = "cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,11 @@ class Chip:
 
     `facts` keeps every number once more with source and trust, keyed like the file
     ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A rate
-    of 0 for the AI CPU: the file has none.
+    of 0 for the AI CPU: the file has none. A kernel costs a `launch_overhead_s` if the host starts
+    it, a `queued_launch_s` if it waits in the device's queue, and a `barrier_s` over all cores if
+    it follows another one inside the same launch; one in which cube and vector cores work together
+    takes `mix_start_s` more, and a flag between them arrives `cross_flag_cycles` later (0 where a
+    core is both).
     """
 
     name: str
@@ -101,6 +109,10 @@ class Chip:
     max_repeat: int
     event_ids: int
     launch_overhead_s: float
+    queued_launch_s: float
+    barrier_s: float
+    mix_start_s: float
+    cross_flag_cycles: int
     ai_cpu_overhead_s: float
     ai_cpu_rate_bytes_per_s: float
     buffers: Mapping[str, int]

@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab.cli.arrays import load_array, load_arrays
 from ascend_lab.cli.common import JSON, MODEL, Verb, emit, flag, import_with, refuse_idle, wanted
 from ascend_lab.errors import InputError
-from ascend_lab.limits import whole
+from ascend_lab.limits import naming, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def _quantize(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     """Return what the flags and the configuration file say, which must not contradict."""
     from ascend_lab.compress import LayerPlan, Plan, read_config
-    from ascend_lab.compress.prototext import naming
 
     common = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:

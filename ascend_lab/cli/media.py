@@ -11,13 +11,12 @@ import numpy as np
 from ascend_lab.cli.arrays import load_array
 from ascend_lab.cli.common import JSON, Verb, emit, flag
 from ascend_lab.errors import InputError
-from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, read_file, refuse_above, whole
+from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, naming, read_file, refuse_above, whole
 from ascend_lab.output import write_whole
 
 
 def _aipp(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.compress.prototext import naming
     from ascend_lab.media import aipp_each, check, read_config, unpack_block
 
     found = [op for op in read_config(arguments.config) if op.rank == arguments.rank]

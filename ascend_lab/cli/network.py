@@ -289,9 +289,8 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     else:
         lines += [_line(op, total_s) for op in times.operators]
     lines += ledger_table(ledger)
-    launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(
-        f"total {total_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
+        f"total {total_s * 1e6:.1f} us ({times.launch_s * 1e6:.1f} us of it launches), "
         f"{times.memory_bytes / 1e6:.2f} MB to and from device memory, "
         f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
         "(zeros that pad included)"

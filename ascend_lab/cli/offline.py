@@ -26,7 +26,7 @@ from ascend_lab.cli.terminal import complain
 from ascend_lab.cli.tune_flags import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.tune_inputs import shapes_of
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.limits import count, wholes_of
+from ascend_lab.limits import count, naming, wholes_of
 from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -204,7 +204,6 @@ def _compressed(records: str, found: Imported) -> Imported:
 
 def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Imported:
     """Return a model with AIPP in front: its inputs are frames, or parameters, in bytes."""
-    from ascend_lab.compress.prototext import naming
     from ascend_lab.media import insert_aipp, read_config
 
     operations, small = read_config(arguments.insert_op_conf), arguments.enable_small_channel == "1"

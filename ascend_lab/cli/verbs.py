@@ -6,7 +6,7 @@ import argparse
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
 from ascend_lab.cli import (
@@ -36,6 +36,9 @@ from ascend_lab.cli.common import (
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 
+if TYPE_CHECKING:
+    from ascend_lab.sim import KernelTimeline
+
 
 def run(argv: Sequence[str]) -> int:
     """Run a verb and return its exit code."""
@@ -64,7 +67,8 @@ def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab.dsl.tensor import ALIASES
 
     if arguments.name is None:
-        refuse_idle(arguments, "with an operator's name", "--chip", "--dtype", "--attr", "--show")
+        idle = ("--chip", "--dtype", "--attr", "--show", "--warm-l2")
+        refuse_idle(arguments, "with an operator's name", *idle)
         lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
         emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
         return 0
@@ -80,23 +84,29 @@ def _op(arguments: argparse.Namespace) -> int:
     shapes = [_shape(text) for text in arguments.shapes]
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
-    timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
-    data = timeline.summary()
+    warm = arguments.warm_l2
+    timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, **attrs)
+    lines = _timing(arguments.name, timeline)
+    if arguments.show:
+        tensors = ops.express(arguments.name, shapes, formats, **attrs)
+        lines += te.show(te.auto_schedule(tensors, chip)).split("\n")
+    emit(arguments.json, timeline.summary(), lines)
+    return 0
+
+
+def _timing(name: str, timeline: KernelTimeline) -> list[str]:
+    """Return what `op` prints of a time."""
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
-    lines = [
-        f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)",
+    return [
+        f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
-            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
-            f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}"
+            f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
+            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), "
+            f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
         f"  busy: {busy}",
     ]
-    if arguments.show:
-        tensors = ops.express(arguments.name, shapes, formats, **attrs)
-        lines += te.show(te.auto_schedule(tensors, chip)).split("\n")
-    emit(arguments.json, data, lines)
-    return 0
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -286,6 +296,8 @@ VERBS = (
             flag("--attr", action="append", default=[], metavar="KEY=VALUE",
                  help="e.g. axis=-1; repeatable"),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
+            flag("--warm-l2", action="store_true",
+                 help="operands start in L2, the kernel in the device's queue"),
             JSON,
         ),
     ),

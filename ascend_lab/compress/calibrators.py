@@ -12,8 +12,6 @@ A rule gets the batches in fp32, bits, and whether an offset is allowed. Several
 another for all but hfmg, which merges their histograms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@
 Source: github hicann/amct, calibration_config_pytorch.proto. Without `batch_num` all samples count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

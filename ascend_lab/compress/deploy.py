@@ -6,8 +6,6 @@ differs from the fake-quantised graph is rounding, by a step of a tensor's scale
 a residual is read in the bytes its neighbour reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,9 +56,8 @@ def bill(graph: Graph, chip: Chip | str) -> Bill:
     """Return the bill of a graph in fp16 where it is in floating point; raises as compiling."""
     stages = compile_stages(graph, chip)
     times: NetworkTimeline = stages.timeline()
-    launch = sum(op.timeline.launch_cycles for op in times.operators) / times.chip.clock_hz
     weights = sum(constant_bytes(stages.compiled).values())
-    return Bill(times.time_s, weights, times.memory_bytes, len(times.operators), launch,
+    return Bill(times.time_s, weights, times.memory_bytes, len(times.operators), times.launch_s,
                 times.by_type())  # fmt: skip
 
 

@@ -3,8 +3,6 @@
 The images come with scikit-learn (Alpaydin and Kaynak, UCI, 1998). Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

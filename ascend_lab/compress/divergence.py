@@ -9,8 +9,6 @@ TensorRT   of |x|, every bin     in P only          128 of unequal widths  ignor
 ORT        about 0, every bin    in P only          equal widths, a rest   +1e-4; others lose it
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ascend_lab.graph.ir import Values

@@ -1,7 +1,5 @@
 """The layers of a graph that can be quantised, how each is to be, and what was chosen for it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ range (straight-through estimator) and as a constant outside. The ranges are lea
 ULQ: AMCT, github hicann/amct, custom_op/ulq_retrain. LSQ: Esser et al., arXiv 1902.08153.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github hicann/amct
 amct_tensor_decompose/src/tensor_decomposition.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

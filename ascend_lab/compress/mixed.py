@@ -13,8 +13,6 @@ network that was chosen is measured. Sources: github hicann/amct (accuracy_based
 Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

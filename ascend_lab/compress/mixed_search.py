@@ -6,8 +6,6 @@ Kernels between layers of different formats belong to no layer, so what is chose
 of the knapsack's mix, the published one and no int8 at all, the fastest is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -7,12 +7,9 @@ from, a table of its own, a list with one of these in it (the key may be repeate
 the key is refused.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from ascend_lab.errors import InputError, UnsupportedError
@@ -47,15 +44,6 @@ def read_text(text: str, table: Table, where: str) -> Message:
     if reader.token:
         raise reader.error("a key", shown(reader.take()))
     return found
-
-
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Put the name of the file at fault in front of what an `InputError` says."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}: {error.needed}", error.got, error.remedy) from None
 
 
 class _Reader:

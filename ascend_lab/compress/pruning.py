@@ -9,8 +9,6 @@ that reaches an output, or an operator that does not work channel by channel or 
 of zeros, stays whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

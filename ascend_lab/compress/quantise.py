@@ -5,8 +5,6 @@
 What comes out says how; `fake_quantised` puts the rounding where the hardware rounds, in fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ is a text of records, one a layer, with the keys that AMCT's tools read and writ
 hicann/amct, scale_offset_record_pytorch.proto).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ range, 0 taken in, / (2^b - 1). A scale that would be below FLT_EPSILON is 1. (A
 hicann/amct, custom_op/utils.py.)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ second kept weight is 0. Sources: github hicann/amct, graph_based (the rule of t
 docs, atc_tools, CLI_options/--sparsity.md (indexes, packed sizes, chips).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -7,8 +7,6 @@ AdaRound (arXiv 2004.10568): q = floor(w / s) + h(a), h between 0 and 1; a learn
 and is then pushed to one side by sum(1 - |2h - 1|^beta), beta falling from 20 to 2.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -17,10 +17,10 @@ vector    computes there what no cube and no path out of it can: one lane of one
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
-          and writes of the results what L2 cannot hold at the end. Spills count as none, also on
-          chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may go
-          through all operators that read them, and weights between may be read again instead. That
-          is a relaxation: removing a cost from every schedule leaves a bound of all of them.
+          and writes of the results what a cache cannot hold at the end. Spills count as none, also
+          on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
+          go through all operators that read them, and weights between may be read again instead.
+          That is a relaxation: removing a cost from every schedule leaves a bound of all of them.
 chain     waits: what the longest chain of operators that cannot begin before another's result does
           at the least, on as many cores as you like: a copy in, a step, a copy out.
 
@@ -254,7 +254,8 @@ class _Work:
         moved += sum(_bytes(graph, n) for n in self._weights())
         computed = {n for node in self.nodes if not moves(node) for n in node.outputs}
         written = sum(_bytes(graph, n) for n in computed.intersection(graph.outputs))
-        return moved + max(0, written - self.chip.l2.size_bytes)
+        cached = self.chip.l2.size_bytes if self.chip.l2.kind == "cache" else 0
+        return moved + max(0, written - cached)
 
     def _weights(self) -> set[str]:
         """Return the constants that products need to the last number."""

@@ -13,8 +13,9 @@ A `Road` says what to do at each stage. `simulate` and the tuner take the defaul
 techniques switches stages off; training rewrites for itself and lays images out its own way.
 
 Two decisions cannot wait for the end: a group is fused only if its kernel pays, and rows stay in
-fractals only if that is faster. Both ask the clock in the middle of the road, and both stand in
-`decide`: candidates are lowered and timed alone, and remembered for the stage that lowers all.
+fractals only if that is faster (a third: pixels of 4 channels). They ask the clock in the middle of
+the road, and stand in `decide`: candidates are lowered and timed alone, and remembered for the
+stage that lowers all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.decide import stay_in_fractals
+from ascend_lab.graph.decide import small_first_layers, stay_in_fractals
 from ascend_lab.graph.fusion import Fused, fuse, unfused
 from ascend_lab.graph.ir import Graph, Values
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
@@ -103,6 +104,7 @@ class Road:
             graph = cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
                 graph = stay_in_fractals(graph, chip)
+            graph = small_first_layers(graph, chip)
         return graph
 
     def fuse(self, graph: Graph, chip: Chip) -> Fused:

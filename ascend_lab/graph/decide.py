@@ -1,7 +1,8 @@
-"""The two decisions that need the clock: which groups are one kernel, which rows stay in fractals.
+"""Decisions that need the clock: groups of one kernel, rows in fractals, pixels of 4 channels.
 
-Both are made before the network is lowered, so candidates are lowered and timed here, alone, on
-cold L2; kernels are remembered, so that what is taken is not written again.
+All are made before the network is lowered, so candidates are lowered and timed here, on cold L2,
+with the launch they pay in a network, from the device's queue; kernels are remembered, so that what
+is taken is not written again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.graph.lower import Piece, piece_of
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import cycles_alone
+from ascend_lab.graph.tasks import cycles_queued
+from ascend_lab.isa import SMALL_C0
 from ascend_lab.ops.quantised import QUANTISED
 
 NEVER = float("inf")
@@ -37,7 +39,7 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
 def _cycles(piece: Piece, chip: Chip) -> float:
     """Return the cycles of a piece's kernel, launch included; infinite if there is none."""
     try:
-        return cycles_alone(piece, chip)
+        return cycles_queued(piece, chip)
     except AscendLabError:
         return NEVER
 
@@ -78,6 +80,29 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
             draft.replace(reader.output, y)
     draft.replace(node.output, draft.insert("trans_data", (y,), {"layout": "ND"}, f"{y}.ND"))
     return draft.finish(), y
+
+
+def small_first_layers(graph: Graph, chip: Chip) -> Graph:
+    """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
+
+    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube. With 4 lanes
+    a pixel four taps fill 16. Conversion and convolution are timed, together.
+    """
+    for node in graph.nodes:
+        maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
+        if maker is None or maker.op != "trans_data" or len(graph.readers[maker.output]) > 1:
+            continue
+        (_, c, *_), (*_, r, s) = (graph.types[name].shape for name in node.inputs[:2])
+        plain = (r, s) == (1, 1) or node.attr("groups", 1) > 1
+        if c > SMALL_C0 or plain or node.inputs[1] not in graph.constants:
+            continue
+        draft = Draft(graph)
+        kind = replace(draft.type(maker.output), layout=SMALL_PIXELS)
+        draft.put(replace(maker, attrs={**maker.attrs, "layout": SMALL_PIXELS}), kind)
+        small = draft.finish()
+        both = [_near_cycles(g, node.name, chip) for g in (small, graph)]
+        graph = small if both[0] < both[1] else graph
+    return graph
 
 
 def _near_cycles(graph: Graph, name: str, chip: Chip) -> float:

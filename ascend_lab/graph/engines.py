@@ -10,8 +10,6 @@ share its memory, so that there are two sides, and the best placement is a minim
 an operator is cut from the side where it runs, a tensor from its readers on the other side.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -29,6 +29,8 @@ Values = NDArray[Any]
 Shape = tuple[int, ...]
 _map = lru_cache(4096)(address_map)
 CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")
+SMALL_PIXELS = "NC1HWC0:4"
+"""Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
 """Layouts in which the cube's results lie."""
 
 

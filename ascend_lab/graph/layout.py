@@ -23,7 +23,7 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.graph.aliases import cut_spans
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.ir import Graph, Node, TensorType, operator_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, operator_of
 from ascend_lab.graph.lower import PRODUCTS
 from ascend_lab.graph.lower.matmul import operand_layouts
 from ascend_lab.graph.lower.vector import ROW_WISE
@@ -113,13 +113,15 @@ class Assigner:
         if _on_cube(node) or node.has("pooling"):
             dense = node.op == "conv2d" and node.attr("groups", 1) == 1
             rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
-            return ("NC1HWC0", *rest[: count - 1]), "NC1HWC0"
+            small = SMALL_PIXELS in self.forms[node.inputs[0]] and node.op == "conv2d"
+            image = SMALL_PIXELS if small else "NC1HWC0"
+            return (image, *rest[: count - 1]), "NC1HWC0"
         out = self.graph.types[node.output].dtype
         narrow = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
         if narrow or (node.has("pool gradient") and out == "fp16"):
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.has("frames"):
-            return ("ND",) * count, "NC1HWC0"
+            return ("ND",) * count, SMALL_PIXELS if node.attr("small", False) else "NC1HWC0"
         if node.op == "conv2d_grad_weight":
             groups = node.attr("groups", 1)
             if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:

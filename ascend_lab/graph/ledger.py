@@ -1,6 +1,7 @@
 """Where the time of a network goes: its bound, and by name all that lies above it.
 
-    time = bound + launches + cube + cube fill + memory + vector + copies + AI CPU + waits
+    time = bound + launches + cube + cube fill + memory + vector + copies
+         + AI CPU + barriers + waits
 
 Each phase of a kernel is cut from its cycles, layer by layer: what is counted first hides what is
 counted later, so that nothing counts twice and no term is negative. What limits the bound comes
@@ -20,14 +21,15 @@ from ascend_lab.sim.timeline import Timeline
 
 TERMS: Mapping[str, str] = {
     "bound": "what no schedule or slicing goes below, one launch of it",
-    "launches": "the host starts kernels, but for the first",
+    "launches": "kernels started, but for the first",
     "cube": "products with zeros that pad, or in halos, or hidden by the bound",
     "cube fill": "the slowest cube beyond an even share: heads, idle cores",
     "memory": "device memory beyond the bound's bytes: spills, second reads",
     "vector": "vector work that neither cube nor memory hides",
     "copies": "copies between buffers that nothing above hides",
     "AI CPU": "operators without a kernel, and their launches",
-    "waits": "all that is left: latencies, flags, barriers, turns",
+    "barriers": "all cores wait for each other, inside a kernel or between two of one launch",
+    "waits": "all that is left: latencies, flags, turns",
 }
 """The terms in order, and what each is."""
 FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
@@ -44,15 +46,18 @@ def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
         if isinstance(op.timeline, CpuTimeline):
             cycles["AI CPU"] += op.timeline.total_cycles
             continue
-        launches += op.timeline.launch_cycles
-        cycles["waits"] += op.timeline.sync_cycles
+        if op.timeline.start in ("cold", "queued"):
+            launches += op.timeline.launch_cycles
+        else:
+            cycles["barriers"] += op.timeline.launch_cycles
+        cycles["barriers"] += op.timeline.sync_cycles
         for phase in op.timeline.phases:
             _cut(phase, order, cycles)
     clock = times.chip.clock_hz
-    found = {name: cycles[name] / clock for name in (*order, "AI CPU")}
+    found = {name: cycles[name] / clock for name in (*order, "barriers", "AI CPU")}
     found["launches"] = launches / clock
     found["bound"] = _taken(found, bound.launch, ("launches",))
-    found["bound"] += _taken(found, bound.work_s, (*order, "AI CPU", "launches"))
+    found["bound"] += _taken(found, bound.work_s, (*order, "barriers", "AI CPU", "launches"))
     return {name: found[name] for name in TERMS}
 
 
@@ -73,7 +78,7 @@ def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
         "ledger": ledger(times, bound),
         "memory_bytes": times.memory_bytes,
         "kernels": times.kernels,
-        "launches": len(times.operators),
+        "launches": times.launches,
     }
 
 

@@ -1,17 +1,20 @@
 """How long a network takes: its kernels one after another, on one L2.
 
-    time = sum over kernels of (launch overhead + cycles / clock)
+    time = sum over kernels of (start + cycles / clock)
+
+The host starts the first kernel, the device's queue the others; within a scope of a super kernel
+only a barrier over all cores separates two.
 
 Each kernel finds in L2 what earlier ones left there: a tensor's bytes come from L2 where they still
-are, else from device memory. Weights have addresses of their own; activations those of the plan,
-so that memory used again is found warm.
+are, else from device memory. Weights have addresses of their own; activations those of the plan.
+What L2 keeps, and what is fetched ahead, stands in `residency`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,15 @@ from ascend_lab.chip import Chip
 from ascend_lab.graph.ai_cpu import LOADER, NAME, CpuKernel, CpuTimeline, time_cpu
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
-from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.graph.residency import Prefetch, kernels_in_memory
+from ascend_lab.graph.tasks import Compiled
 from ascend_lab.isa import Kernel
+from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole
-from ascend_lab.sim import DeviceMemory, KernelTimeline, simulate_kernel
-from ascend_lab.sim.l2 import Access, accesses_of
+from ascend_lab.sim import L2, KernelTimeline, simulate_kernel
+from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.simulate import traffic_of
+from ascend_lab.sim.timeline import Start, start_cycles
 
 PLAN = "greedy-by-size"
 """How memory is planned unless a plan is given: close to the least, and found at once."""
@@ -77,6 +83,7 @@ class NetworkTimeline:
     chip: Chip
     operators: tuple[OperatorTime, ...]
     written_back_bytes: int
+    prefetched_bytes: int = field(default=0, kw_only=True)
 
     @property
     def time_s(self) -> float:
@@ -86,7 +93,8 @@ class NetworkTimeline:
     @property
     def memory_bytes(self) -> int:
         """Bytes that cross the memory interface, what is left dirty in L2 at the end included."""
-        return sum(op.timeline.memory_bytes for op in self.operators) + self.written_back_bytes
+        beside = self.written_back_bytes + self.prefetched_bytes
+        return sum(op.timeline.memory_bytes for op in self.operators) + beside
 
     @property
     def macs(self) -> int:
@@ -110,6 +118,19 @@ class NetworkTimeline:
         return tuple(op for op, t in found if isinstance(t, CpuTimeline) and t.engine == NAME)
 
     @property
+    def launches(self) -> int:
+        """Launches made: one a scope, none for the core's own loader."""
+        lines = (op.timeline for op in self.operators)
+        return sum(t.launch_cycles > 0 and t.start in ("cold", "queued") for t in lines)
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds of launches, those of the AI CPU too; barriers are none."""
+        lines = (op.timeline for op in self.operators)
+        cycles = sum(t.launch_cycles for t in lines if t.start in ("cold", "queued"))
+        return cycles / self.chip.clock_hz
+
+    @property
     def kernels(self) -> int:
         """Operators that kernels compute, or the core's own loader."""
         outside = (t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline))
@@ -129,7 +150,6 @@ class NetworkTimeline:
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as plain data, ready for JSON."""
-        launch_s = sum(o.timeline.launch_cycles for o in self.operators) / self.chip.clock_hz
         return {
             "name": self.name,
             "chip": self.chip.name,
@@ -140,7 +160,7 @@ class NetworkTimeline:
                 "ai_cpu_operators": [op.name for op in self.on_ai_cpu],
                 "ai_cpu_time_s": self.ai_cpu_s,
                 "ai_cpu_share": self.ai_cpu_s / self.time_s if self.operators else 0.0,
-                "launch_time_s": launch_s,
+                "launch_time_s": self.launch_s,
                 "memory_bytes": self.memory_bytes,
                 "macs": self.macs,
                 "l2_hit_rate": self.l2_hit_rate,
@@ -151,50 +171,76 @@ class NetworkTimeline:
 
 
 def simulate_graph(
-    compiled: Compiled, plan: Plan | None = None, *, written: Sequence[str] = ()
+    compiled: Compiled,
+    plan: Plan | None = None,
+    *,
+    written: Sequence[str] = (),
+    passed: Sequence[str] = (),
+    first: Start = "cold",
 ) -> NetworkTimeline:
     """Time a compiled network, its activations where the plan says (default: `plan_network`).
 
-    L2 starts empty, or as writing some inputs, in the order given, leaves it.
+    L2 starts empty, or as writing some inputs, in the order given, leaves it. Of a part of a
+    network, `passed` are the outputs that what follows reads, and `first` is "queued": what starts
+    the first kernel.
     """
+    chip, times = compiled.chip, list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
-    memory = DeviceMemory.of(compiled.chip)
-    for name in written:
-        memory.l2.touch([Access(name, *places[name], is_write=True)])
-    times = []
-    for task, kernel, own in _kernels(compiled, memory, places):
-        title = task.op
+    l2, starts = L2.of(chip), _starts(compiled, first)
+    ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
+    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed):
+        title, start = task.op, starts.get(task.name, "queued")
+        if ahead and times:
+            ahead.before(task, l2, start_cycles(chip, start))
         if isinstance(kernel, CpuKernel):
             title = f"{title} on the {kernel.engine}"
-            timeline: KernelTimeline = time_cpu(kernel, compiled.chip, own)
+            timeline: KernelTimeline = time_cpu(kernel, chip, own)
         else:
-            timeline = simulate_kernel(kernel, compiled.chip, own)
+            timeline = replace(simulate_kernel(kernel, chip, own), start=start)
         times.append(OperatorTime(task.name, title, timeline))
-    return NetworkTimeline(compiled.graph.name, compiled.chip, tuple(times), memory.l2.flush())
+        if ahead:
+            ahead.after(task, kernel, timeline)
+    early = ahead.fetched_bytes if ahead else 0
+    return NetworkTimeline(
+        compiled.graph.name, chip, tuple(times), l2.flush(), prefetched_bytes=early
+    )
 
 
-def _kernels(
-    compiled: Compiled, memory: DeviceMemory, places: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[Task, Kernel, DeviceMemory]]:
-    """Yield the kernels in order, each with the memory at its tensors' places."""
-    for task in compiled.tasks:
-        if task.lowered is not None:
-            kernel = task.lowered.kernel
-            yield task, kernel, memory.at({b.name: places[task.value(b.name)]
-                                           for b in kernel.tensors})  # fmt: skip
+def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
+    """Return what starts each kernel; one on the AI CPU, or the core's loader, ends a scope."""
+    scopes = {i: scope for scope in compiled.scopes for i in range(*scope)}
+    found: dict[str, Start] = {}
+    start, last, near = first, None, frozenset[str]()
+    for i, task in enumerate(compiled.tasks):
+        kernel = task.lowered.kernel if task.lowered else None
+        if kernel is None or isinstance(kernel, CpuKernel):
+            if kernel is not None:
+                last, start = None, "queued" if kernel.engine == NAME else start
+            continue
+        scope, units = scopes.get(i), _units(kernel, compiled.chip)
+        within: Start = "inside" if units == near and len(units) == 1 else "across"
+        found[task.name] = within if scope is not None and scope == last else start
+        start, last, near = "queued", scope, units
+    return found
+
+
+def _units(kernel: Kernel, chip: Chip) -> frozenset[str]:
+    """Return the kinds of cores that a kernel needs."""
+    parts = (part for phase in kernel.phases for part in phase.parts)
+    return frozenset(program_unit(chip, part.program) for part in parts)
 
 
 def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:
     """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
-    memory = DeviceMemory.of(compiled.chip)
     found: dict[str, dict[str, float]] = {task.name: {} for task in compiled.tasks}
-    for task, kernel, own in _kernels(compiled, memory, places):
+    for task, kernel, own in kernels_in_memory(compiled, L2.of(compiled.chip), places):
         if isinstance(kernel, CpuKernel):
             time_cpu(kernel, compiled.chip, own)
         addresses = own.addresses(kernel.tensors)
         for launch in kernel.phases:
-            accesses = accesses_of(launch, traffic_of(launch, compiled.chip), addresses)
+            last = own.last if launch is kernel.phases[-1] else frozenset[str]()
+            accesses = accesses_of(launch, traffic_of(launch, compiled.chip), addresses, last)
             for name, share in own.l2.touch(accesses).hits.items():
                 found[task.name].setdefault(name, share)
     return tuple(found.values())
@@ -214,7 +260,8 @@ def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
     now = 0.0
     for op in times.operators:
         t = op.timeline
-        events.append(_span(f"launch {op.name}", now, t.launch_cycles * scale, 0, {}))
+        what = "launch" if t.start in ("cold", "queued") else "barrier"
+        events.append(_span(f"{what} {op.name}", now, t.launch_cycles * scale, 0, {}))
         now += t.launch_cycles * scale
         args = {key: value for key, value in op.summary().items() if key != "name"}
         events.append(_span(op.name, now, t.cycles * scale, 1, args))

@@ -53,11 +53,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A graph with layouts, and the tasks that compute it on a chip."""
+    """A graph with layouts, and the tasks that compute it on a chip.
+
+    Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
+    on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
+    """
 
     graph: Graph
     chip: Chip
     tasks: tuple[Task, ...]
+    scopes: tuple[tuple[int, int], ...] = ()
+    prefetch: bool = False
 
 
 def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) -> Compiled:
@@ -98,8 +104,8 @@ def lowered_once(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowe
     return _lowered(piece, chip, choice, _operators(piece))
 
 
-def cycles_alone(piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a piece's kernel on cold L2, launch included, from memory if known."""
+def cycles_queued(piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a piece's kernel on cold L2, queued launch included; remembered."""
     return _cycles(piece, chip, _operators(piece))
 
 
@@ -125,7 +131,8 @@ def _lowered(
 
 @lru_cache(REMEMBERED)
 def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...]) -> int:
-    return simulate_kernel(_lowered(piece, chip, None, operators).kernel, chip).total_cycles
+    timeline = simulate_kernel(_lowered(piece, chip, None, operators).kernel, chip)
+    return replace(timeline, start="queued").total_cycles
 
 
 # -- values ---------------------------------------------------------------------------------------

@@ -93,10 +93,11 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
     work = _Timer(chip, road)
     for step in tiled.steps:
         work.add(step)
+    first, others = work.operators[:1], work.operators[1:]
     return TiledTimeline(
         tiled.graph.name,
         chip,
-        tuple(work.operators),
+        (*(replace(op, timeline=replace(op.timeline, start="cold")) for op in first), *others),
         work.written_back_bytes,
         tiled.tile_count,
         tiled.halo_share,
@@ -139,7 +140,7 @@ class _Timer:
         fused = self.road.fuse(graph, self.chip)
         for name, count in fused.counts.items():
             self.counts[name] = self.counts.get(name, Count()) + count
-        times = simulate_graph(compile_tasks(graph, self.chip, fused.groups))
+        times = simulate_graph(compile_tasks(graph, self.chip, fused.groups), first="queued")
         renamed = tuple(replace(op, name=f"{prefix}{op.name}") for op in times.operators)
         return replace(times, operators=renamed) if prefix else times
 
@@ -153,5 +154,6 @@ class _Timer:
             attrs = {"begin": (0, 0, 0, 0), "end": part.shape}
             node = Node(title, "slice", (name,), ("part",), attrs)
             small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": part})
-            self.copies[title] = simulate_graph(compile_tasks(small, self.chip, ((node,),)))
+            copy = compile_tasks(small, self.chip, ((node,),))
+            self.copies[title] = simulate_graph(copy, first="queued")
         return self.copies[title]

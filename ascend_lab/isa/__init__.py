@@ -1,6 +1,7 @@
 """Programs for a Da Vinci core as data: instructions, loops, the kernel builder, the sanitizer."""
 
 from ascend_lab.isa.builder import KernelBuilder, Queue, Share, Tile, spread
+from ascend_lab.isa.cross import cross_set, cross_wait
 from ascend_lab.isa.instructions import (
     barrier,
     c0_of,
@@ -20,6 +21,7 @@ from ascend_lab.isa.instructions import (
     wait_flag,
 )
 from ascend_lab.isa.memory import Affine, Buffer, Region, var
+from ascend_lab.isa.operands import SMALL_C0
 from ascend_lab.isa.program import (
     Event,
     Instruction,
@@ -33,11 +35,13 @@ from ascend_lab.isa.program import (
     as_launch,
     binding_of,
 )
+from ascend_lab.isa.ring import Ring, RingEnd, RingTile
 from ascend_lab.isa.sanitizer import Finding, sanitize
 from ascend_lab.isa.text import parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream
 
 __all__ = [
+    "SMALL_C0",
     "Affine",
     "Buffer",
     "Event",
@@ -52,6 +56,9 @@ __all__ = [
     "Program",
     "Queue",
     "Region",
+    "Ring",
+    "RingEnd",
+    "RingTile",
     "Share",
     "Tile",
     "as_kernel",
@@ -61,6 +68,8 @@ __all__ = [
     "c0_of",
     "check_instruction",
     "check_program",
+    "cross_set",
+    "cross_wait",
     "data_copy",
     "fixpipe",
     "interleave",

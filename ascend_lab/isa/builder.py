@@ -10,53 +10,14 @@ from typing import Any, Concatenate, ParamSpec
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
+from ascend_lab.isa import cross
 from ascend_lab.isa import instructions as ins
 from ascend_lab.isa.instructions import check_program
-from ascend_lab.isa.memory import Affine, Buffer, Region, var, whole
-from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Node, Part, Program, binding_of
+from ascend_lab.isa.memory import Affine, Buffer, Region, as_affine, var, whole
+from ascend_lab.isa.open_loops import OpenLoop, closed, place_of
+from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Part, Program, binding_of
+from ascend_lab.isa.ring import Ring, RingEnd
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
-
-Place = tuple[str, int]
-"""Memory space and address: a buffer and its views share one."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenLoop:
-    """A loop while it is written: its body so far, and how many slots its queues move on a pass."""
-
-    loop: Loop
-    body: list[Instruction | OpenLoop]
-    steps: dict[Place, int]
-
-
-def closed(
-    nodes: Sequence[Instruction | OpenLoop], turns: dict[Place, Affine] | None = None
-) -> tuple[Node, ...]:
-    """Close the loops and number the slots: pass i of a loop starts `steps` * i slots further.
-
-    `turns` is how far each queue has moved in the loops around.
-    """
-    turns = turns or {}
-    out: list[Node] = []
-    for node in nodes:
-        if isinstance(node, OpenLoop):
-            loop, inner = node.loop, dict(turns)
-            for place, step in node.steps.items():
-                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
-            out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
-        elif turns and node.event is None:
-            dst = None if node.dst is None else _turned(node.dst, turns)
-            srcs = tuple([_turned(region, turns) for region in node.srcs])
-            out.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
-        else:
-            out.append(node)
-    return tuple(out)
-
-
-def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
-    buffer = region.buffer
-    turn = turns.get((buffer.space, buffer.address)) if buffer.slots > 1 else None
-    return region if turn is None else region.turned(turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +80,16 @@ class Queue:
         self.counts[what] = slot + 1
         return slot
 
+    @property
+    def opening(self) -> list[Instruction]:
+        """What the program begins with: all slots are empty."""
+        return [self.flags["free"]] * self.empty.count
+
+    @property
+    def closing(self) -> list[Instruction]:
+        """What the program ends with: all slots are empty again."""
+        return [self.flags["alloc"]] * self.empty.count
+
     def alloc(self) -> Tile:
         """Wait (on the producer) for an empty slot and return it."""
         return Tile(self.buffer, self._step("alloc"))
@@ -166,7 +137,7 @@ class KernelBuilder:
         self._buffers: list[Buffer] = []
         self._params: list[tuple[str, int]] = []
         self._body: list[Instruction | OpenLoop] = []
-        self._queues: list[Queue] = []
+        self._queues: list[Queue | RingEnd] = []
         self._used_bytes: dict[str, int] = {}
         self._used_ids: dict[tuple[str, str], int] = {}
 
@@ -239,6 +210,20 @@ class KernelBuilder:
         self._queues.append(queue)
         return queue
 
+    def ring_out(self, ring: Ring, core: Affine | int, pipe: str) -> RingEnd:
+        """Return the end of a ring that `pipe` fills, of AI core number `core` of the launch."""
+        return self._ring_end(ring, core, pipe, fills=True)
+
+    def ring_in(self, ring: Ring, core: Affine | int, pipe: str) -> RingEnd:
+        """Return the end of a ring that `pipe` empties, of AI core number `core` of the launch."""
+        return self._ring_end(ring, core, pipe, fills=False)
+
+    def _ring_end(self, ring: Ring, core: Affine | int, pipe: str, *, fills: bool) -> RingEnd:
+        self._add(ring.buffer)
+        end = RingEnd(self.chip, self.emit, ring, as_affine(core) * ring.elements, pipe, fills)
+        self._queues.append(end)
+        return end
+
     def _take_ids(self, src: str, dst: str, count: int) -> int:
         first = self._used_ids.get((src, dst), 0)
         self._used_ids[src, dst] = first + count
@@ -264,7 +249,7 @@ class KernelBuilder:
         before = [tuple(q.counts.values()) for q in self._queues]
         yield var(name)
         self._body = outer
-        before += [(0, 0, 0, 0)] * (len(self._queues) - len(before))
+        before += [(0,) * len(q.counts) for q in self._queues[len(before) :]]
         for queue, start in zip(self._queues, before, strict=True):
             now = tuple(queue.counts.values())
             if now == start:
@@ -273,12 +258,12 @@ class KernelBuilder:
             if any(n - s != step for n, s in zip(now, start, strict=True)):
                 steps = zip(queue.counts, now, start, strict=True)
                 raise SyncError(
-                    f"loop {name}: as many alloc, enqueue, dequeue and free of {queue.buffer.name}",
+                    f"loop {name}: as many {_steps(queue)} of {queue.buffer.name}",
                     str({key: n - s for key, n, s in steps}),
                     "pair them inside the loop body",
                 )
             held = (queue.buffer, *queue.members)
-            opened.steps.update(((b.space, b.address), step) for b in held)
+            opened.steps.update((place_of(b), step) for b in held)
             further = step * (opened.loop.count - 1)
             for key, count in zip(queue.counts, now, strict=True):
                 queue.counts[key] = count + further
@@ -300,6 +285,8 @@ class KernelBuilder:
     vdeq = _emitting(ins.vdeq)
     scalar = _emitting(ins.scalar)
     barrier = _emitting(ins.barrier)
+    cross_set = _emitting(cross.cross_set)
+    cross_wait = _emitting(cross.cross_wait)
 
     def copy_row(
         self, dst: Region, src: Region, index: Region, pitch: int, bound: int, **options: Any
@@ -340,22 +327,27 @@ class KernelBuilder:
         for queue in self._queues:
             if len(set(queue.counts.values())) != 1:
                 raise SyncError(
-                    f"{self.name}: as many alloc, enqueue, dequeue and free of {queue.buffer.name}",
+                    f"{self.name}: as many {_steps(queue)} of {queue.buffer.name}",
                     str(queue.counts),
                     "pair them",
                 )
-        chip, used = self.chip, [q for q in self._queues if q.counts["alloc"]]
-        opening = [q.flags["free"] for q in used for _ in range(q.empty.count)]
-        closing = [q.flags["alloc"] for q in used for _ in range(q.empty.count)]
+        used = [q for q in self._queues if any(q.counts.values())]
+        opening = [flag for q in used for flag in q.opening]
+        closing = [flag for q in used for flag in q.closing]
         body = (*opening, *closed(self._body), *closing)
         program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
-        return check_program(chip, program)
+        return check_program(self.chip, program)
+
+
+def _steps(queue: Queue | RingEnd) -> str:
+    *names, last = queue.counts
+    return f"{', '.join(names)} and {last}"
 
 
 def spread(
     name: str,
     axes: Mapping[str, Sequence[int]],
-    program: Callable[..., Program],
+    program: Callable[..., Program | tuple[Program, ...]],
     *,
     apart: Sequence[int] = (),
 ) -> Launch:
@@ -363,7 +355,8 @@ def spread(
 
     All but the last along an axis own equally much. Cores with equal shares run one program,
     `program(*shares)`, bound to their places; along `apart` every place has a program of its own,
-    called with (place, its first, its end) as well.
+    called with (place, its first, its end) as well. A program that is a tuple, of a cube core and
+    its vector cores, makes a mix launch; a parameter `aiv` of theirs tells the first from the next.
     """
     sides: list[dict[Share, list[int]]] = []
     for sizes in axes.values():
@@ -372,10 +365,22 @@ def spread(
             groups.setdefault(size, []).append(place)
         sides.append({(size, sizes[0], at[-1] + 1): at for size, at in groups.items()})
     ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
-    parts = []
+    parts, mix = list[Part](), 0
     for shares in product(*sides):
         places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
         bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
         made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
-        parts += [Part(one, bindings) for one in made]
-    return Launch(name, tuple(parts))
+        for one in made:
+            team = one if isinstance(one, tuple) else (one,)
+            mix = len(team) if isinstance(one, tuple) else 0
+            parts += [Part(p, _numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
+    return Launch(name, tuple(parts), mix)
+
+
+def _numbered(
+    program: Program, bindings: tuple[tuple[tuple[str, int], ...], ...], number: int
+) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Add the number of a vector core to the bindings of a program that asks for it."""
+    if "aiv" not in dict(program.params):
+        return bindings
+    return tuple(binding_of({**dict(at), "aiv": number}) for at in bindings)

@@ -6,9 +6,11 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
+from ascend_lab.isa.cross import check_cross
 from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine
 from ascend_lab.isa.operands import CHECK_MOVE, check_index, check_mmad, check_vector
 from ascend_lab.isa.program import (
+    CROSS,
     FLAGS,
     MOVES,
     PIPES,
@@ -31,6 +33,8 @@ def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
     op = instruction.op
     if op in FLAGS:
         _check_flag(chip, instruction)
+    elif op in CROSS:
+        check_cross(chip, instruction)
     elif op == "barrier":
         if instruction.pipe not in (*PIPES, "ALL"):
             raise ProgramError("barrier: a pipe or ALL", instruction.pipe, "check the name")
@@ -185,7 +189,8 @@ def load3d(
 
     Row m of the matrix is output pixel m, column k is (c1, kh, kw, c0). `dst` is (M1, K1, 16, C0),
     the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right), filled with
-    `pad_value`: what stands for 0 in a quantised image.
+    `pad_value`: what stands for 0 in a quantised image. An image (1, H, W, 4) has columns
+    (kh, kw, 4): four taps fill C0 lanes (CANN operator sources, conv2d with FRACTAL_Z_C04).
     """
     path = chip.path(src.space, dst.space)
     attrs: tuple[tuple[str, AttrValue], ...] = (
@@ -272,7 +277,8 @@ def vector(
     element a repeat, vcgadd and vcgmax one a 32-byte block. `compare` (gt ge lt le eq ne) belongs
     to vcmp, which writes 1 or 0; `rounding` (rint floor ceil trunc) to vconv into whole numbers.
     vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
-    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements.
+    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements, whose rows
+    may lie apart.
     """
     number = None if scalar is None else float(scalar)
     turn = None if rounding == "rint" else rounding
@@ -329,6 +335,10 @@ def c0_of(dtype: str) -> int:
 
 
 # -- whole programs --------------------------------------------------------------------------------
+ANYWHERE = ("barrier", "scalar", *CROSS)
+"""What both kinds of core can run."""
+
+
 def check_program(chip: Chip, program: Program) -> Program:
     """Return `program` if every access stays inside its buffer and all cores of a kind can run it.
 
@@ -342,7 +352,7 @@ def check_program(chip: Chip, program: Program) -> Program:
             continue
         for region in instruction.regions:
             check_bounds(reach_of(instruction, region), ranges, instruction.op)
-        if instruction.op not in ("barrier", "scalar"):
+        if instruction.op not in ANYWHERE:
             units.add(unit_of(chip, instruction))
     if len(units - {"core"}) > 1:
         needed = f"{program.name}: cube and vector work in separate programs on {chip.name}"
@@ -365,7 +375,7 @@ def unit_of(chip: Chip, instruction: Instruction) -> str:
 def program_unit(chip: Chip, program: Program) -> str:
     """Return the kind of core a program runs on ("core", "cube" or "vector")."""
     for instruction, _ in program.instructions():
-        if instruction.event is None and instruction.op not in ("barrier", "scalar"):
+        if instruction.event is None and instruction.op not in ANYWHERE:
             return unit_of(chip, instruction)
     return "core" if chip.combined else "cube"
 

@@ -48,6 +48,8 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
 
 
 FRACTAL_BYTES = 512
+SMALL_C0 = 4
+"""Channels of a pixel that `load3d` takes beside C0: those of a first layer."""
 
 
 def check_aligned(region: Region, unit: int, op: str) -> None:
@@ -148,7 +150,7 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
     c0 = BLOCK_BYTES // dst.buffer.itemsize
     if dst.space != "L0A" or len(dst.sizes) != 4 or dst.sizes[2:] != (16, c0):
         raise ProgramError(f"load3d: a (M1, K1, 16, {c0}) tile in L0A", str(dst), "see load3d")
-    if len(src.sizes) != 4 or src.sizes[3] != c0:
+    if len(src.sizes) != 4 or src.sizes[3] not in (c0, SMALL_C0):
         raise ProgramError(f"load3d: an image (C1, H, W, {c0}) in L1", str(src), "see load3d")
     lengths = {"kernel": 2, "stride": 2, "pad": 4, "dilation": 2}
     values = {name: instruction.attr(name) for name in lengths}
@@ -246,14 +248,15 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
 
 
 def _check_transpose(dst: Region, src: Region) -> None:
-    """One block of 16 x 16 elements of 2 bytes, 512 bytes in one piece on both sides."""
+    """16 x 16 elements of 2 bytes; rows are blocks of 32 bytes, evenly spaced on either side."""
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")
     for region in (dst, src):
-        if (region.sizes, region.strides) != ((16, 16), (16, 1)):
+        whole = region.sizes == (16, 16) and region.strides[1] == 1
+        if not whole or region.strides[0] % 16:
             raise ProgramError(
-                "vtranspose: one block (16, 16) of 512 bytes in one piece",
+                "vtranspose: one block (16, 16), its rows whole blocks of 32 bytes",
                 f"{region.sizes}:{region.strides} of {region.buffer.name}",
                 "lay the tile out in blocks of 16 x 16 on the way to UB",
             )

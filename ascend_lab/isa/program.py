@@ -22,6 +22,8 @@ VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, *OTHERS, *WHOLE_BLOCKS)
 TAKES_SCALAR = (*WITH_SCALAR, "vdup", "vaxpy")
 MOVES = ("data_copy", "load2d", "load3d", "fixpipe", "vdeq")
 FLAGS = ("set_flag", "wait_flag")
+CROSS = ("cross_set", "cross_wait")
+"""Flags between the cores of a mix launch; no pipe begins what stands behind a cross_wait."""
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 
 COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
@@ -222,7 +224,8 @@ class Program:
         lines = [f"program {self.name}"]
         lines += [f"param {name} {count}" for name, count in self.params]
         for b in self.buffers:
-            at = "" if b.space == "GM" else f" slots={b.slots} at={b.address} pitch={b.slot_bytes}"
+            plain = b.space == "GM" and b.slots == 1
+            at = "" if plain else f" slots={b.slots} at={b.address} pitch={b.slot_bytes}"
             lines.append(f"buffer {b.name} {b.space} {b.dtype} {b.elements}{at}")
         return "\n".join([*lines, *_printed(self.body, "")]) + "\n"
 
@@ -284,15 +287,34 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel on several cores: full cores and tail cores are different parts."""
+    """A kernel on several cores: full cores and tail cores are different parts.
+
+    In a mix launch cube and vector cores work together: `mix` parts at a time are the program of
+    the cube core and those of its vector cores; binding i of each belongs to the same AI core.
+    """
 
     name: str
     parts: tuple[Part, ...]
+    mix: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that every cube core of a mix launch has its vector cores."""
+        alone = self.mix < 2 or len(self.parts) % self.mix
+        if self.mix and (alone or any(len({p.core_count for p in t}) > 1 for t in self.teams)):
+            needed = f"{self.name}: a cube part, then its vector parts, with a binding per AI core"
+            got = f"mix {self.mix}, cores {[p.core_count for p in self.parts]}"
+            raise ProgramError(needed, got, "let spread() write the parts")
+
+    @property
+    def teams(self) -> tuple[tuple[Part, ...], ...]:
+        """Parts whose cores work together: each by itself, or those of an AI core."""
+        step = self.mix or 1
+        return tuple(self.parts[i : i + step] for i in range(0, len(self.parts), step))
 
     @property
     def core_count(self) -> int:
-        """Active cores of all parts."""
-        return sum(part.core_count for part in self.parts)
+        """Active cores of all parts; in a mix launch AI cores."""
+        return sum(team[0].core_count for team in self.teams)
 
     @property
     def event_count(self) -> int:

@@ -2,14 +2,14 @@
 
 Happens-before is computed with one vector clock per pipe: a pipe's own order, plus set -> wait.
 Two accesses to the same byte, one of them a write, that neither order covers are a race. Nothing
-orders the cores of a launch, so whatever one of them writes no other may touch; atomic adds of
-several cores to one place are in order among themselves, with nothing else. A copy that picks its
-row by an index is taken to touch every row it may pick: a load needs all of them initialised, a
-store may have written any, and initialises none.
+orders the cores of a launch, so whatever one of them writes no other may touch; in a mix launch
+flags order those of an AI core. Atomic adds of several cores to one place are in order among
+themselves, with nothing else. A copy that picks its row by an index is taken to touch every row it
+may pick: a load needs all of them initialised, a store may have written any, and initialises none.
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
+from ascend_lab.isa.cross import check_launch, crews
+from ascend_lab.isa.cross_order import Clock, CrossOrder, join
 from ascend_lab.isa.instructions import check_bounds, check_instruction
 from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.operands import BLOCKS_PER_REPEAT
 from ascend_lab.isa.program import (
+    CROSS,
     REDUCING,
     VECTOR_OPS,
     WHOLE_BLOCKS,
@@ -35,10 +38,7 @@ from ascend_lab.isa.program import (
     reach_of,
 )
 from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble, Write
-from ascend_lab.isa.walk import interleave
-
-Clock = dict[str, int]
-"""Per pipe, the number of its last step that is known to have finished."""
+from ascend_lab.isa.walk import ISSUE, Core, interleave_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,19 @@ def sanitize(
     for phase in kernel.phases:
         for part in phase.parts:
             _check_static(part.program, chip, report)
+        try:
+            check_launch(chip, phase)
+        except AscendLabError as error:
+            report.add("illegal", str(error))
+            return list(report.findings.values())
     written = [_written(phase) for phase in kernel.phases]
     names = {tensor.name for tensor in kernel.tensors}
     held = names.difference(*written) if filled is None else set(filled)
     if not report.has("out-of-bounds"):
         for phase, new in zip(kernel.phases, written, strict=True):
             checker = _Checker(phase, held, report)
-            for part in phase.parts:
-                for binding in part.bindings:
-                    checker.run(part.program, dict(binding))
+            for crew in crews(phase):
+                checker.run(crew, phase.mix or 1)
             held |= new
     return list(report.findings.values())
 
@@ -143,17 +147,14 @@ def _written(launch: Launch) -> set[str]:
     }
 
 
-def _spaces(launch: Launch, filled: Collection[str]) -> dict[str, Space]:
-    """One shadow per on-chip memory ("UB") and per GM tensor ("GM x")."""
+def _buffers(launch: Launch) -> dict[str, list[Buffer]]:
+    """Return the buffers of each on-chip memory ("UB") and each GM tensor ("GM x")."""
     groups: dict[str, list[Buffer]] = {}
     for part in launch.parts:
         for instruction, _ in part.program.instructions():
             for region in instruction.regions:
                 groups.setdefault(_key(region), []).append(region.buffer)
-    return {
-        key: Space(found, filled=key.startswith("GM ") and found[0].name in filled)
-        for key, found in groups.items()
-    }
+    return groups
 
 
 def _key(region: Region) -> str:
@@ -161,48 +162,70 @@ def _key(region: Region) -> str:
 
 
 class _Checker:
-    """Runs one core after another over the same shadow memory."""
+    """Runs one crew after another over the same shadow memory; its cores take turns.
+
+    What belongs to one core of several has its number in front: pipes, and spaces but the first's.
+    """
 
     def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
-        self.spaces = _spaces(launch, filled)
-        self.report = report
+        self.buffers, self.filled, self.report = _buffers(launch), filled, report
+        self.spaces: dict[str, Space] = {}
         self.ops = [""]
         self.starts: list[int] = []
-        self.clocks: dict[str, Clock] = {}
-        self.raised: dict[Event, list[Clock]] = {}
-        self.waited: dict[Event, list[Clock]] = {}
-        self.sets: dict[Event, int] = {}
+        self.core, self.cross = 0, CrossOrder(1, 1)
+        self.clocks: list[dict[str, Clock]] = []
+        self.raised: list[dict[Event, list[Clock]]] = []
+        self.waited: list[dict[Event, list[Clock]]] = []
+        self.sets: list[dict[Event, int]] = []
 
-    def run(self, program: Program, env: Mapping[str, int]) -> None:
+    def run(self, crew: Sequence[Core], team: int) -> None:
         self.starts.append(len(self.ops) - 1)
-        self.clocks = {pipe: {} for pipe in program.pipes}
-        self.raised, self.waited, self.sets = {}, {}, {}
+        self.cross = CrossOrder(len(crew), team)
+        self.clocks = [{pipe: {} for pipe in (*p.pipes, ISSUE)} for p, _ in crew]
+        self.raised, self.waited = [{} for _ in crew], [{} for _ in crew]
+        self.sets = [{} for _ in crew]
         try:
-            for instruction, values in interleave(program, env):
-                self._step(instruction, values)
+            for self.core, pipe, instruction, values in interleave_cores(crew, team=team):
+                self._step(pipe, f"{self.core}.{pipe}", instruction, values)
         except SyncError as error:
-            self.report.add("deadlock", str(error))
+            if "deadlock" in str(error) or not self.report.has("event-overflow"):
+                self.report.add("deadlock", str(error))
             return
-        for event, clocks in self.raised.items():
+        for event, clocks in (item for raised in self.raised for item in raised.items()):
             if clocks:
                 times = f"{len(clocks)} times more than it is waited for"
                 self.report.add("leak", f"{event} is set {times}")
+        for message in self.cross.left():
+            self.report.add("leak", message)
 
-    def _step(self, instruction: Instruction, env: Mapping[str, int]) -> None:
-        if instruction.pipe == "ALL":
+    def _space(self, region: Region) -> Space:
+        """Return the shadow of the core's memory, or of a tensor."""
+        group = _key(region)
+        key = group if region.space == "GM" else f"{self.core}.{group}"
+        if key not in self.spaces:
+            filled = region.space == "GM" and region.buffer.name in self.filled
+            self.spaces[key] = Space(self.buffers[group], filled=filled)
+        return self.spaces[key]
+
+    def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
+        clocks, step = self.clocks[self.core], len(self.ops)
+        if name == "ALL":
             merged: Clock = {}
-            for clock in self.clocks.values():
-                _join(merged, clock)
-            for clock in self.clocks.values():
+            for clock in clocks.values():
+                join(merged, clock)
+            for clock in clocks.values():
                 clock.update(merged)
             return
-        clock, step = self.clocks[instruction.pipe], len(self.ops)
-        clock[instruction.pipe] = step
+        clock = clocks[name]
+        clock[pipe] = step
         self.ops.append(instruction.op)
         if instruction.event is not None:
             self._flag(instruction, instruction.event, clock)
             return
-        access = Access(step, instruction.pipe, clock, self.starts[-1], len(self.starts))
+        if instruction.op in CROSS:
+            self._cross(name, pipe, instruction, clock)
+            return
+        access = Access(step, pipe, clock, self.starts[-1], len(self.starts))
         for region in instruction.srcs:
             self._read(region, instruction, env, access)
         for message in overlaps(instruction, env):
@@ -211,7 +234,7 @@ class _Checker:
         if dst is not None:
             if _accumulates(instruction, env):
                 self._read(dst, instruction, env, access)
-            space = self.spaces[_key(dst)]
+            space = self._space(dst)
             lanes = _written_lanes(instruction, dst)
             cut = space.cut(reach_of(instruction, dst), env)
             for trouble in space.write(cut, access, lanes, _write_kind(instruction)):
@@ -220,26 +243,35 @@ class _Checker:
     def _read(
         self, region: Region, instruction: Instruction, env: Mapping[str, int], access: Access
     ) -> None:
-        space = self.spaces[_key(region)]
+        space = self._space(region)
         for trouble in space.read(space.cut(reach_of(instruction, region), env), access):
             self._trouble(trouble, "reads", space, instruction)
 
     def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
-        raised = self.raised.setdefault(event, [])
-        waited = self.waited.setdefault(event, [])
+        raised = self.raised[self.core].setdefault(event, [])
+        waited = self.waited[self.core].setdefault(event, [])
         if instruction.op == "wait_flag":
-            _join(clock, raised.pop(0))
+            join(clock, raised.pop(0))
             waited.append(dict(clock))
             return
-        index = self.sets.get(event, 0)
-        self.sets[event] = index + 1
+        index, to = self.sets[self.core].get(event, 0), f"{self.core}.{event.dst}"
+        self.sets[self.core][event] = index + 1
         needed = index - event.count
         if needed >= 0:
             seen = waited[needed] if needed < len(waited) else None
-            if seen is None or seen[event.dst] > clock.get(event.dst, 0):
+            if seen is None or seen[to] > clock.get(to, 0):
                 message = f"{event} may be set again before it was waited for: the flag is lost"
                 self.report.add("event-overflow", message, instruction)
         raised.append(dict(clock))
+
+    def _cross(self, name: str, pipe: str, instruction: Instruction, clock: Clock) -> None:
+        if instruction.op == "cross_set":
+            for message in self.cross.set(self.core, instruction, clock):
+                self.report.add("event-overflow", message, instruction)
+        elif name == ISSUE:
+            self.cross.wait(self.core, instruction.number("id"), clock[pipe])
+        else:
+            self.cross.passing(self.core, pipe, clock)
 
     def _trouble(self, trouble: Trouble, verb: str, space: Space, instruction: Instruction) -> None:
         place = f"{space.name} byte {trouble.byte}"
@@ -289,12 +321,6 @@ def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] |
         return None
     lanes = dst.elements // dst.sizes[0]
     return np.array([bits >> i & 1 for i in range(lanes)], bool).reshape((1, *dst.sizes[1:], 1))
-
-
-def _join(clock: Clock, other: Clock) -> None:
-    for pipe, step in other.items():
-        if step > clock.get(pipe, 0):
-            clock[pipe] = step
 
 
 # -- a destination over its source ----------------------------------------------------------------

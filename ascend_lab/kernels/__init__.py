@@ -7,7 +7,7 @@ from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling
-from ascend_lab.kernels.flash_split import split_kernel
+from ascend_lab.kernels.flash_split import flash_pipeline_launch
 from ascend_lab.kernels.gather_scatter import (
     check_indices,
     gather_launch,
@@ -48,6 +48,7 @@ __all__ = [
     "elementwise_launch",
     "elementwise_program",
     "flash_launch",
+    "flash_pipeline_launch",
     "gather_launch",
     "gemm_launch",
     "one_hot_launch",
@@ -59,7 +60,6 @@ __all__ = [
     "reshape_launch",
     "scatter_launch",
     "slice_launch",
-    "split_kernel",
     "split_launch",
     "tile_bytes",
     "time_tilings",

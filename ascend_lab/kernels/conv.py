@@ -185,12 +185,12 @@ class _Writer:
         stage = c1_stage(shape, schedule)
         self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * taps)
         rows, columns = window_sides(shape, job.tile, strip=job.strip)
-        image, weights = stage * rows * columns * self.c0, stage * taps * tile_n * self.area
+        image, weights = stage * rows * columns * shape.c0, stage * taps * tile_n * self.area
         k = self.k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         (c1, n1), last = shape.blocks, self.bundle.last_c1 * self.bundle.last_n1
         fractals = (self.bundle.count - 1) * self.bundle.c1 * self.bundle.n1 + last
-        self.x = k.tensor("x", dtype, shape.n * c1 * shape.h * shape.w * self.c0)
+        self.x = k.tensor("x", dtype, shape.n * c1 * shape.h * shape.w * shape.c0)
         self.weight = k.tensor(job.place.weight, dtype, fractals * taps * self.area)
         self.y = k.tensor("y", out_dtype, shape.n * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
@@ -323,7 +323,7 @@ class _Writer:
         k, shape, c0, (x, w), (n, c_at, c_size) = self.k, self.shape, self.c0, sources, sizes
         m, rows, columns = window.fractals, window.rows, window.columns
         weights = Fractals(w, Affine(), n * self.area)
-        view = x.region(0, (c_size, rows.count, columns.count, c0))
+        view = x.region(0, (c_size, rows.count, columns.count, shape.c0))
         windows: dict[str, Any] = {
             "kernel": (shape.r, shape.s),
             "stride": shape.strides,
@@ -357,7 +357,7 @@ class _Writer:
 
     def _stage_rows(self, bundle: _Bundle, at: _Pixels, channels: Span) -> None:
         """Bring a window of some channel blocks to L1."""
-        shape, c0, (rows, columns) = self.shape, self.c0, (at.window.rows, at.window.columns)
+        shape, c0, (rows, columns) = self.shape, self.shape.c0, (at.window.rows, at.window.columns)
         row, plane = shape.w * c0, shape.h * shape.w * c0
         block = at.image * shape.blocks[0] + bundle.index * self.bundle.c1 + channels[0]
         first = at.turn * at.run.rows + at.down * shape.strides[0] + rows.first

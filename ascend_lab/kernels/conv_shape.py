@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
+from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import InputError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import SMALL_C0, c0_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmShape, up
 
 Pair = tuple[int, int]
@@ -22,8 +23,9 @@ class ConvShape:
     (rows, columns) on both sides, or (top, bottom, left, right). They are stored in the shortest
     form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels
     i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
-    pad cuts rows or columns off; `pad_value` stands around the image. Raises `InputError` with the
-    numbers for what is no convolution.
+    pad cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
+    pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. Raises
+    `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -41,12 +43,18 @@ class ConvShape:
     groups: int = 1
     crop: bool = False
     pad_value: int = 0
+    lanes: int = 0
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
         for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
             object.__setattr__(self, name, _shortest(name, getattr(self, name), lengths))
         self._check_sizes()
+        fits = self.c <= SMALL_C0 == self.lanes and self.groups == 1 and self.w % SMALL_C0 == 0
+        if self.lanes and not fits:
+            needed = f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
+            got = f"{self.c} channels in {self.lanes}, {self.groups} groups, {self.w} columns"
+            raise InputError(needed, got, "use blocks of C0")
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
@@ -109,20 +117,30 @@ class ConvShape:
         return rows, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
 
     @property
+    def c0(self) -> int:
+        """Channels of a pixel of one channel block in memory."""
+        return self.lanes or c0_of(self.dtype)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a pixel of one channel block in memory."""
+        return self.c0 * DTYPE_BYTES[self.dtype]
+
+    @property
     def taps(self) -> int:
-        """Elements of the kernel, r s."""
-        return self.r * self.s
+        """Fractals of depth in one channel block: r s taps, several to a fractal with few lanes."""
+        return up(self.r * self.s * self.c0, c0_of(self.dtype))
 
     @property
     def ops(self) -> int:
         """Useful operations, 2 n oh ow k (c / groups) r s."""
         oh, ow = self.out_hw
-        return 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.taps
+        return 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.r * self.s
 
     @property
     def blocks(self) -> Pair:
         """Channel blocks of the tensors: (c / C0, k / 16), rounded up."""
-        return up(self.c, c0_of(self.dtype)), up(self.k, FRACTAL)
+        return up(self.c, self.c0), up(self.k, FRACTAL)
 
     @property
     def gemm(self) -> GemmShape:

@@ -67,6 +67,8 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
     rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last))
     across = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
     columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], across)
+    if shape.lanes:  # whole rows, whole blocks of 32 bytes
+        columns = replace(columns, count=shape.w)
     wide = across[1] - across[0] + 1 + columns.skipped
     m_start = rows.skipped * wide + columns.skipped + (0 if strip else pixel % ow)
     return Window(rows, columns, m_start, up(pixels, FRACTAL), pixels)

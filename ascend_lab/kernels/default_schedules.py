@@ -179,6 +179,8 @@ def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]
 def _side(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
     """Most image rows (axis 0) or columns that `outputs` neighbouring outputs can need."""
     size, step = (shape.h, shape.w)[axis], shape.strides[axis]
+    if axis and shape.lanes:
+        return outputs * 0 + size
     beyond = (shape.out_hw[axis] - 1) * step - shape.pads[2 * axis] >= size
     least = max(shape.reach[axis], step if beyond else 1)
     needed: Sizes = np.minimum((outputs - 1) * step + least, size)
@@ -190,16 +192,23 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
     c1, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
     rows, columns = window_sides(shape, schedule.base_m // FRACTAL, strip=strip)
     weights = c1 * shape.taps * up(schedule.base_n, FRACTAL) * FRACTAL * c0
-    slots = schedule.a_l1_slots * c1 * rows * columns * c0 + schedule.b_l1_slots * weights
+    slots = schedule.a_l1_slots * c1 * rows * columns * shape.c0 + schedule.b_l1_slots * weights
     return slots * DTYPE_BYTES[shape.dtype]
+
+
+def area_bytes(shape: ConvShape) -> int:
+    """Return the bytes of a fractal of rows or weights."""
+    return FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
 
 
 def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
     """Return whether pixel tiles are pieces of one row: rows three tiles long, or too long for L1.
 
     A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
-    A schedule that names the window decides.
+    A schedule that names the window decides; pixels of few lanes stay whole rows.
     """
+    if shape.lanes:
+        return False
     if schedule.window:
         return schedule.window == "strip"
     long_rows = shape.out_hw[1] >= 2 * schedule.base_m
@@ -247,7 +256,7 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
     found = found.take(fitting(demand, chip, found.tilings))
     if not len(found.stages):
         rows, columns = window_sides(shape, 1, strip=True)
-        pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+        pixel = shape.pixel_bytes
         needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
         raise CapacityError(
             f"image rows and weights of one channel block twice in L1: {needed} bytes",
@@ -261,15 +270,15 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
     (oh, ow), bundle, taps = shape.out_hw, bundles_of(shape), shape.taps
-    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    area = FRACTAL * pixel
+    pixel, area = shape.pixel_bytes, area_bytes(shape)
     m, n, stage, rows, cols = _choices(chip, STAGES)
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
     m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, _up(bundle.n1, inside))
     stage = np.minimum(stage, bundle.c1)
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    depths = np.array([d for d in range(1, 9) if taps % d == 0 or d % taps == 0])
+    uneven = bool(shape.lanes)  # taps are several to a fractal: the last step may be short
+    depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
     place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
     step = _up(stage * taps, k)
@@ -277,7 +286,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     flat, strip = (
         2 * staged * (_window(shape, m, strip=s) * pixel + taps * n * area) for s in (False, True)
     )
-    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
+    strips = ((ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])) & (not shape.lanes)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, _up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
@@ -335,7 +344,7 @@ def _conv_loads(
     is shared by them.
     """
     bundle, t, stages, (across, down) = bundles_of(shape), found.tilings, found.stages, turns
-    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    pixel = shape.pixel_bytes
     sides = [_window(shape, t.m, strip=strip) for strip in (True, False)]
     image = bundle.c1 * np.where(found.strips, *sides) * pixel
     once = stages >= bundle.c1
@@ -350,7 +359,7 @@ def _conv_loads(
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
     rows = turns_k * startup + image * load_cycles_per_byte(chip, fresh_x, cores)
-    size = bundle.c1 * shape.taps * t.n * (FRACTAL * pixel)
+    size = bundle.c1 * shape.taps * t.n * area_bytes(shape)
     weights = size * load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
     mte2: Floats = rows / tiles_x + weights / tiles_w
     # Two L1 slots that wait for memory turn around in load + latency + use.

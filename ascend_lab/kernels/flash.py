@@ -24,7 +24,7 @@ from ascend_lab.kernels.flash_shape import (
     walk,
 )
 from ascend_lab.kernels.gemm_schedule import FRACTAL
-from ascend_lab.kernels.tiles import Span, load_a, repeat
+from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
 
 
 def flash_launch(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> Launch:
@@ -42,11 +42,12 @@ def flash_launch(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
     )
 
 
-def load_turned(k: KernelBuilder, dst: Tile, src: Tile, width: int, keys: int) -> None:
+def load_turned(k: KernelBuilder, dst: Tile, src: Fractals, width: int, keys: int) -> None:
     """Emit V (width, keys) fractals of L1 to (keys, width) of L0B, each fractal transposed."""
-    sizes, strides = (width, FRACTAL, FRACTAL), (keys * AREA, 1, FRACTAL)
+    sizes, strides = (width, FRACTAL, FRACTAL), (src.pitch, 1, FRACTAL)
     with repeat(k, "fractal", keys) as i:
-        k.load2d(dst.region(i * (width * AREA), sizes), src.region(i * AREA, sizes, strides))
+        fractal = src.memory.region(src.start + i * AREA, sizes, strides)
+        k.load2d(dst.region(i * (width * AREA), sizes), fractal)
 
 
 def multiply(
@@ -154,7 +155,7 @@ class _Writer:
         soft.take_scores(state, self.product.dequeue(), rows[1], keys[1])
         self.product.free()
         if self.mask is not None:
-            src = self.gm.mask(matrix, rows, keys)
+            src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
             k.copy(self.mask.alloc().region(0, src.sizes), src)
             self.mask.enqueue()
             one_row = self.shape.mask == "rows"
@@ -175,7 +176,7 @@ class _Writer:
         self.weights.free()
         self.left.enqueue()
         values, right = Tile(self.values, self.keys.counts["free"]), self.right.alloc()
-        load_turned(self.k, right, values, self.width, keys)
+        load_turned(self.k, right, Fractals(values, Affine(), keys * AREA), self.width, keys)
         self.keys.free()
         self.right.enqueue()
         self._multiply(rows, keys, self.width)

@@ -235,19 +235,26 @@ class Tensors:
         return matrix * (self.buffers[name].elements // self.shape.batch)
 
     def block(self, name: str, matrix: Affine, rows: Span) -> Region:
-        """Return rows of q, k, v or y: (columns / 16, rows x 16)."""
+        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16)."""
+        return self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+
+    def lines(self, name: str, matrix: Affine, rows: Span) -> Region:
+        """Return the same of single rows."""
         (height, columns), (at, size) = _matrix(self.shape, name), rows
-        start = self.start(name, matrix) + at * AREA
-        return self.buffers[name].region(start, (columns, size * AREA), (height * AREA, 1))
+        start = self.start(name, matrix) + at * FRACTAL
+        return self.buffers[name].region(start, (columns, size * FRACTAL), (height * AREA, 1))
 
     def mask(self, matrix: Affine, rows: Span, keys: Span) -> Region:
-        """Return the mask of a block of scores: (keys / 16, rows x 16), or one row of keys."""
+        """Return the mask of scores, (keys / 16, rows x 16), or one row of keys.
+
+        Rows are counted one by one, keys in fractals.
+        """
         source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
         if self.shape.mask == "rows":
             return source.region(start + at * FRACTAL, size * FRACTAL)
         pitch = self.shape.fractals[0] * AREA
-        start = start + at * pitch + rows[0] * AREA
-        return source.region(start, (size, rows[1] * AREA), (pitch, 1))
+        start = start + at * pitch + rows[0] * FRACTAL
+        return source.region(start, (size, rows[1] * FRACTAL), (pitch, 1))
 
 
 def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:

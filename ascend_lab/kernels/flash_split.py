@@ -1,101 +1,60 @@
-"""FlashAttention where cube and vector cores are separate: pieces of the scores pass through L2.
+"""FlashAttention where cube and vector cores are separate: four stages meet in rings of L2.
 
-Scores cannot stay on a core, because no path leads from UB to L1. So batch and rows of q are cut
-into chunks whose scores fit in half of L2, and every chunk takes four phases:
+A block of rows of q stays in the L1 of a cube core while tiles of keys and values pass by:
 
-    cube:   s = scale q k^T in fp32, scaled by the fix pipe
-    vector: m = max(s) in a first pass; in a second p = exp(s - m) as fp16, and l = sum(p)
-    cube:   o = p v in fp32
-    vector: y = o / l as fp16
+    QK  cube     s = scale q k^T in fp32, scaled on its way out by the fix pipe
+    P   vectors  online softmax: p = exp(s - m) as fp16, and the factor f of what came before
+    PV  cube     o = p v in fp32
+    GU  vectors  sum = f sum + o; after the last tile y = sum / l
 
-The next chunk overwrites the workspaces s, p, o and l (16 partial sums a row), so that they need
-not reach device memory. All are FRACTAL_NZ with 16 columns.
+Each stage hands its tiles on through a ring in GM that never leaves L2, and a flag tells that one
+is there. The cube does QK some tiles ahead of PV, and so do the vector cores P ahead of GU: nobody
+waits for the way there and back. Where a matrix has few keys, whole blocks of rows, or matrices,
+run ahead.
+
+Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preload, tile sizes).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError
+from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import (
     Affine,
-    Buffer,
-    Kernel,
     KernelBuilder,
     Launch,
     Program,
     Queue,
     Region,
+    Ring,
+    RingEnd,
     Share,
     Tile,
     spread,
 )
-from ascend_lab.kernels import flash_softmax as soft
 from ascend_lab.kernels.flash import load_turned, multiply
-from ascend_lab.kernels.flash_shape import (
-    AREA,
-    FlashShape,
-    Tensors,
-    grid,
-    key_blocks,
-    shares,
-    walk,
-)
+from ascend_lab.kernels.flash_pipeline import Axis, Nest, Place
+from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
+from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.tiles import Span, load_a, segments
+from ascend_lab.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
-SCORE_BYTES = 6
-"""A score in fp32 and its weight in fp16."""
-MOST_ROWS, VECTOR_KEYS = 8, 4
-"""Fractals of a block at most, and of the keys in a block of the vector unit."""
+ROWS, KEYS, AHEAD = 128, 256, 4
+"""Rows of a block, keys of a tile and tiles ahead, as in the published kernel."""
+MOST = 15
+"""Tiles in flight at most: what the counter of a flag between cores holds."""
 
 
-# -- chunks ---------------------------------------------------------------------------------------
+# -- tilings --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Matrices and rows (in fractals) computed at a time; `room` is the most of both."""
+class SplitTiling:
+    """Rows of a block, keys of a tile, tiles that QK is ahead of PV, and slots of every L0."""
 
-    shape: FlashShape
-    chip: Chip
-    first: int
-    count: int
-    top: int
     rows: int
-    room: tuple[int, int]
-
-    def tensors(self, k: KernelBuilder, *names: str) -> Tensors:
-        """Declare tensors of the operator."""
-        return Tensors.declare(k, self.shape, names)
-
-    def space(self, k: KernelBuilder, name: str, dtype: str, columns: int) -> Buffer:
-        """Declare a workspace of `columns` fractals a row."""
-        return k.tensor(name, dtype, self.room[0] * columns * self.room[1] * AREA)
-
-    def piece(self, space: Buffer, matrix: Affine, rows: Span, columns: Span) -> Region:
-        """Return a block of a workspace: (columns, rows x 16)."""
-        (count, height), (at, size) = self.room, rows
-        each, pitch = space.elements // count, height * AREA
-        start = matrix * each + columns[0] * pitch + at * AREA
-        return space.region(start, (columns[1], size * AREA), (pitch, 1))
-
-    def moved(self, matrix: Affine, rows: Span) -> tuple[Affine, Span]:
-        """Return matrix and rows as the operator's tensors count them."""
-        return matrix + self.first, (rows[0] + self.top, rows[1])
-
-
-def chunks_of(shape: FlashShape, chip: Chip) -> list[Chunk]:
-    """Cut the batch, or the rows of each matrix, into even chunks that fit in half of L2."""
-    rows, keys, _, _ = shape.fractals
-    lines = max(1, chip.l2.size_bytes // 2 // (keys * AREA * SCORE_BYTES))
-    count = max(1, min(shape.batch, lines // rows))
-    count = up(shape.batch, up(shape.batch, count))
-    height = up(rows, up(rows, lines))
-    found = []
-    for first in range(0, shape.batch, count):
-        for top in range(0, rows, height):
-            some = min(count, shape.batch - first), top, min(height, rows - top)
-            found.append(Chunk(shape, chip, first, *some, (count, height)))
-    return found
+    keys: int
+    ahead: int = AHEAD
+    l0_slots: int = 2
 
 
 def widest(chip: Chip) -> int:
@@ -104,239 +63,266 @@ def widest(chip: Chip) -> int:
     return min(operands, chip.buffers["L0C"] // (8 * AREA))
 
 
-def cube_block(shape: FlashShape, chip: Chip) -> int:
-    """Return the side of a block of scores, in fractals, with two of everything in L0.
-
-    Raises `CapacityError` if not even one fractal fits.
-    """
-    wide, room = max(shape.fractals[2:]), widest(chip)
+def cube_keys(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> int:
+    """Return the keys of one matrix instruction, in fractals: what fits every L0 (0: nothing)."""
+    rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
     for side in (8, 4, 2, 1):
-        if side * max(wide, side) <= room:
-            return side
-    needed = f"blocks of 16 rows and width {wide * FRACTAL} twice in L0"
-    got = f"room for width {room * FRACTAL} on {chip.name}"
+        left, right = rows * max(side, wide), side * wide
+        sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
+        if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
+            return min(side, tiling.keys // FRACTAL)
+    return 0
+
+
+def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
+    """Tell whether two slots of everything fit L1, and the least slices L0 and UB."""
+    depth, width = (n * FRACTAL for n in shape.fractals[2:])
+    rows, keys = tiling.rows, tiling.keys
+    l1 = 4 * (rows * depth + keys * (depth + width) + rows * keys)
+    slices = slice_rows(shape, chip, rows // 2, keys, MOST)
+    return l1 <= chip.buffers["L1"] and min(slices, cube_keys(shape, tiling, chip)) > 0
+
+
+def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
+    """Return the published blocks, or the largest below them that fit; of equal size.
+
+    Where one tile has all keys, no stage runs ahead inside a block: lower ones then give idle cores
+    something to do. Raises `CapacityError` for matrices too wide for L0.
+    """
+    rows, keys = shape.fractals[:2]
+    idle = chip.core_count // shape.batch if shape.keys <= KEYS else 1
+    for r in (ROWS, 64, 32, 16):
+        for t in (KEYS, 128, 64, 32, 16):
+            blocks = max(up(rows * FRACTAL, r), min(rows, idle))
+            sides = (up(rows, blocks), up(keys, up(keys * FRACTAL, t)))
+            tiling = SplitTiling(*(side * FRACTAL for side in sides))
+            if fits_split(shape, tiling, chip):
+                return tiling
+    needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} twice in L0"
+    got = f"room for width {widest(chip) * FRACTAL} on {chip.name}"
     raise CapacityError(needed, got, "use the operator attention")
 
 
-# -- phases ---------------------------------------------------------------------------------------
-def split_kernel(shape: FlashShape, chip: Chip) -> Kernel:
-    """Return attention as phases over chunks: tensors q, k, v (, mask), y, and workspaces.
+def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
+    """Raise `InputError` or `CapacityError` for a tiling that the kernel cannot have."""
+    sizes = (t.rows, t.keys)
+    if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST:
+        wanted = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST - 1} tiles ahead"
+        raise InputError(wanted, str(t), "round them")
+    if not fits_split(shape, t, chip):
+        raise CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
 
-    Raises `CapacityError` for matrices too wide for L0.
+
+# -- the launch -----------------------------------------------------------------------------------
+def flash_pipeline_launch(
+    shape: FlashShape, chip: Chip, tiling: SplitTiling | None = None
+) -> Launch:
+    """Return attention as a launch of cube and vector cores together: GM tensors q, k, v, y.
+
+    Beside these and a mask there are the rings s, p and o. Raises `CapacityError` for matrices too
+    wide for L0, `InputError` for a wrong tiling.
     """
-    phases: list[Launch] = []
-    for chunk in chunks_of(shape, chip):
-        cube, wide = cube_block(shape, chip), shape.fractals[3]
-        narrow = max(1, chip.buffers["UB"] // (3 * AREA * 4 * (wide + 2)))
-        phases += [
-            _launch(chunk, "scores", _scores, cube, "cube"),
-            _launch(chunk, "weights", _weights, MOST_ROWS, "vector"),
-            _launch(chunk, "sums", _sums, cube, "cube"),
-            _launch(chunk, "quotient", _quotient, narrow, "vector"),
-        ]
-    return Kernel(f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", tuple(phases))
+    t = tiling or split_tiling(shape, chip)
+    check_split(shape, t, chip)
+    rows, side = shape.fractals[0], t.rows // FRACTAL
+    axes = shares(shape.batch, rows, side, grid(shape.batch, up(rows, side), chip.core_count))
+    cores = len(axes["group"]), len(axes["row"])
 
+    def programs(*own: Share) -> tuple[Program, Program, Program]:
+        plan = Plan(shape, t, chip, (own[0], own[1]), cores)
+        vector = plan.vector()
+        return plan.cube(), vector, vector
 
-Blocks = Iterator[tuple[Affine, Span]]
-Writer = Callable[[Chunk, KernelBuilder, Blocks, int], None]
-
-
-def _launch(chunk: Chunk, name: str, write: Writer, most: int, unit: str) -> Launch:
-    """Return a phase in blocks that give the busiest core least to do."""
-    cores = chunk.chip.cores_of(unit)
-
-    def busiest(side: int) -> tuple[int, int]:
-        over, by = grid(chunk.count, up(chunk.rows, side), cores)
-        blocks = up(chunk.count, over) * up(up(chunk.rows, side), by)
-        return blocks * (2 + side), -side  # a block costs as much to begin as two fractals
-
-    side = min(range(1, min(most, MOST_ROWS) + 1), key=busiest)
-    own = grid(chunk.count, up(chunk.rows, side), cores)
-
-    def program(group: Share, rows: Share) -> Program:
-        k = KernelBuilder(name, chunk.chip)
-        write(chunk, k, walk(k, (group, rows), side), side)
-        return k.finish()
-
-    return spread(name, shares(chunk.count, chunk.rows, side, own), program)
+    return spread(f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", axes, programs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Cube:
-    """Two slots of everything a cube core needs: both operands in L1 and L0, sums in L0C."""
+class Plan:
+    """What the programs of an AI core have in common: shares, loops and rings."""
+
+    shape: FlashShape
+    tiling: SplitTiling
+    chip: Chip
+    own: Own
+    cores: tuple[int, int]
+
+    def nest(self, k: KernelBuilder) -> tuple[Nest, Affine]:
+        """Return the loops of an AI core, and its number."""
+        (count, batch_pitch, groups), (rows, row_pitch, positions) = self.own
+        group, row = k.param("group", groups), k.param("row", positions)
+        side, keys = self.tiling.rows // FRACTAL, self.tiling.keys // FRACTAL
+        full, rest, _ = cut_keys(self.shape, keys)
+        axes = (
+            Axis("matrix", count, 1, 0, group * batch_pitch),
+            Axis("block", rows // side, side, rows % side, row * row_pitch),
+            Axis("key", full, keys, rest, Affine()),
+        )
+        return Nest.of(axes, self.tiling.ahead, MOST), group * self.cores[1] + row
+
+    def rings(self, nest: Nest) -> tuple[Ring, Ring, Ring]:
+        """Return the rings of scores, weights and products."""
+        rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
+        sizes = ("s", "fp32", rows * keys), ("p", "fp16", rows * keys), ("o", "fp32", rows * width)
+        slots, cores = nest.in_flight, self.cores[0] * self.cores[1]
+        s, p, o = (
+            Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1) for i, size in enumerate(sizes)
+        )
+        return s, p, o
+
+    def cube(self) -> Program:
+        """Return the program of the cube core: QK and PV."""
+        k = KernelBuilder("cube", self.chip)
+        nest, core = self.nest(k)
+        s, p, o = self.rings(nest)
+        cube = Cube.make(k, self, cube_keys(self.shape, self.tiling, self.chip))
+        scores = Scores(cube, k.ring_out(s, core, "FIX"))
+        products = Products(cube, k.ring_in(p, core, "MTE2"), k.ring_out(o, core, "FIX"))
+        nest.run(k, scores, products)
+        return k.finish()
+
+    def vector(self) -> Program:
+        """Return the program of both vector cores, half of the rows each: P and GU."""
+        k = KernelBuilder("vector", self.chip)
+        nest, core = self.nest(k)
+        s, p, o = self.rings(nest)
+        rows, pitch = self.tiling.rows, self.tiling.rows * FRACTAL
+        half = Rows.make(k, self.shape, nest, rows // 2, self.tiling.keys)
+        weigh = Weigh(half, k.ring_in(s, core, "MTE2"), k.ring_out(p, core, "MTE3"), pitch)
+        nest.run(k, weigh, Gather(half, k.ring_in(o, core, "MTE2"), pitch))
+        return k.finish()
+
+
+# -- the cube core --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Cube:
+    """Slots of a cube core: four operands in L1; left and right side in L0, sums in L0C."""
 
     k: KernelBuilder
-    left: Queue
-    right: Queue
+    shape: FlashShape
+    gm: Tensors
+    side: int
+    pitch: int
+    q: Queue
+    keys: Queue
+    values: Queue
+    weights: Queue
     a: Queue
     b: Queue
     c: Queue
 
     @classmethod
-    def make(cls, k: KernelBuilder, left: int, right: int, sums: int) -> "_Cube":
-        """Allocate slots of these sizes in fractals."""
+    def make(cls, k: KernelBuilder, plan: Plan, side: int) -> "Cube":
+        """Allocate them for products of `side` fractals of keys at a time."""
+        t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
+        rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
+
+        def queue(name: str, space: str, size: int, src: str, dst: str, depth: int = 2) -> Queue:
+            dtype = "fp32" if space == "L0C" else "fp16"
+            return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
+
         return cls(
             k,
-            k.queue("left_l1", "L1", "fp16", left * AREA, src="MTE2", dst="MTE1"),
-            k.queue("right_l1", "L1", "fp16", right * AREA, src="MTE2", dst="MTE1"),
-            k.queue("a_l0", "L0A", "fp16", left * AREA, src="MTE1", dst="M"),
-            k.queue("b_l0", "L0B", "fp16", right * AREA, src="MTE1", dst="M"),
-            k.queue("c_l0", "L0C", "fp32", sums * AREA, src="M", dst="FIX"),
+            plan.shape,
+            Tensors.declare(k, plan.shape, ("q", "k", "v")),
+            side,
+            t.rows * FRACTAL,
+            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1"),
+            queue("k_l1", "L1", keys * depth, "MTE2", "MTE1"),
+            queue("v_l1", "L1", keys * width, "MTE2", "MTE1"),
+            queue("p_l1", "L1", rows * keys, "MTE2", "MTE1"),
+            queue("a_l0", "L0A", rows * max(side, depth), "MTE1", "M", slots),
+            queue("b_l0", "L0B", side * max(depth, width), "MTE1", "M", slots),
+            queue("c_l0", "L0C", rows * max(side, width), "M", "FIX", slots),
         )
 
-    def load_left(self, src: Region, m: int, depth: int) -> None:
-        """Bring a left operand (depth, m) from GM through L1 to L0A."""
-        self.k.copy(self.left.alloc().region(0, src.sizes), src)
-        self.left.enqueue()
-        load_a(self.k, self.a.alloc(), self.left.dequeue(), m, depth)
-        self.left.free()
+    def load(self, queue: Queue, src: Region) -> Tile:
+        """Bring an operand from GM to L1."""
+        self.k.copy(queue.alloc().region(0, src.sizes), src)
+        queue.enqueue()
+        return queue.dequeue()
+
+    def parts(self, keys: int) -> Iterator[Span]:
+        """Yield the keys of a tile as (first, count) of each matrix instruction, in fractals."""
+        yield from segments(self.k, "part", keys, self.side)
+
+    def multiply(self, sums: Tile, sizes: tuple[int, int, int], accumulate: Affine | int) -> None:
+        """Multiply what has come to L0A and L0B."""
         self.a.enqueue()
-
-    def load_right(self, src: Region, *, turned: int = 0) -> None:
-        """Bring a right operand from GM through L1 to L0B, `turned` if it has that many keys."""
-        self.k.copy(self.right.alloc().region(0, src.sizes), src)
-        self.right.enqueue()
-        tile, to = self.right.dequeue(), self.b.alloc()
-        if turned:
-            load_turned(self.k, to, tile, src.sizes[0], turned)
-        else:
-            fractals = (src.elements // AREA, AREA)
-            self.k.load2d(to.region(0, fractals), tile.region(0, fractals))
-        self.right.free()
         self.b.enqueue()
+        multiply(self.k, sums, self.a.dequeue(), self.b.dequeue(), sizes, accumulate)
+        self.a.free()
+        self.b.free()
 
-    def drain(self, to: Region, scale: float = 1.0) -> None:
-        """Move the finished sums to GM through the fix pipe."""
+    def store(self, to: Region, scale: float = 1.0) -> None:
+        """Send the finished sums to GM through the fix pipe."""
         self.c.enqueue()
         self.k.fixpipe(to, self.c.dequeue().region(0, to.sizes), scale=scale)
         self.c.free()
 
 
-def _scores(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
-    """s = scale q k^T: a block of q stays in L0A while the keys pass by."""
-    (_, all_keys, depth, _), block = c.shape.fractals, cube_block(c.shape, c.chip)
-    gm, out = c.tensors(k, "q", "k"), c.space(k, "s", "fp32", all_keys)
-    cube = _Cube.make(k, side * depth, block * depth, side * block)
-    for matrix, rows in blocks:
-        there, lines = c.moved(matrix, rows)
-        cube.load_left(gm.block("q", there, lines), rows[1], depth)
-        a = cube.a.dequeue()
-        for keys in segments(k, "key", all_keys, block):
-            cube.load_right(gm.block("k", there, keys))
-            sums, b = cube.c.alloc(), cube.b.dequeue()
-            multiply(k, sums, a, b, (rows[1], depth, keys[1]))
-            cube.b.free()
-            cube.drain(c.piece(out, matrix, rows, keys), c.shape.scale)
-        cube.a.free()
+class Scores:
+    """Stage QK: a tile of keys, a few at a time, with the block of q that stays in L1."""
+
+    def __init__(self, cube: Cube, ring: RingEnd) -> None:
+        """Send tiles to a ring."""
+        self.cube, self.ring = cube, ring
+
+    def open(self, at: Place) -> None:
+        """Bring the block of q."""
+        matrix, block = at
+        rows = block.start, block.size
+        self.q = self.cube.load(self.cube.q, self.cube.gm.block("q", matrix.start, rows))
+
+    def tile(self, at: Place) -> None:
+        """Write s = scale q k^T of a tile."""
+        c, (matrix, block, keys) = self.cube, at
+        k, depth, rows = c.k, c.shape.fractals[2], block.size
+        q = Fractals(self.q, Affine(), rows * AREA)
+        held = c.load(c.keys, c.gm.block("k", matrix.start, (keys.start, keys.size)))
+        ring = self.ring.alloc()
+        for first, count in c.parts(keys.size):
+            feed_a(k, c.a.alloc(), q, rows, depth)
+            feed_b(k, c.b.alloc(), Fractals(held, first * AREA, keys.size * AREA), count, depth)
+            c.multiply(c.c.alloc(), (rows, depth, count), 0)
+            to = ring.region(first * c.pitch, (count, rows * AREA), (c.pitch, 1))
+            c.store(to, c.shape.scale)
+        c.keys.free()
+        self.ring.enqueue()
+
+    def close(self, at: Place) -> None:
+        """Give the slot of q back."""
+        self.cube.q.free()
 
 
-def _sums(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
-    """o = p v: the products of all blocks of keys add up in L0C."""
-    (_, all_keys, _, wide), block = c.shape.fractals, cube_block(c.shape, c.chip)
-    gm, p = c.tensors(k, "v"), c.space(k, "p", "fp16", all_keys)
-    out = c.space(k, "o", "fp32", wide)
-    cube = _Cube.make(k, side * block, block * wide, side * wide)
-    for matrix, rows in blocks:
-        there, _ = c.moved(matrix, rows)
-        sums = cube.c.alloc()
-        for keys in segments(k, "key", all_keys, block):
-            cube.load_left(c.piece(p, matrix, rows, keys), rows[1], keys[1])
-            cube.load_right(gm.block("v", there, keys), turned=keys[1])
-            a, b = cube.a.dequeue(), cube.b.dequeue()
-            multiply(k, sums, a, b, (rows[1], keys[1], wide), keys[0])
-            cube.a.free()
-            cube.b.free()
-        cube.drain(c.piece(out, matrix, rows, (Affine(), wide)))
+class Products:
+    """Stage PV: the products of the weights of a tile and its values add up in L0C."""
 
+    def __init__(self, cube: Cube, weights: RingEnd, ring: RingEnd) -> None:
+        """Take tiles from one ring, send their products to the other."""
+        self.cube, self.weights, self.ring = cube, weights, ring
 
-class _Weights:
-    """p = exp(s - max(s)) and l: all keys pass twice, for the maximum and for the weights."""
+    def open(self, at: Place) -> None:
+        """Begin with nothing."""
 
-    def __init__(self, c: Chunk, k: KernelBuilder, side: int) -> None:
-        keys, block = c.shape.fractals[1], side * VECTOR_KEYS * AREA
-        mask = {"": 0, "rows": VECTOR_KEYS * FRACTAL, "full": block}[c.shape.mask]
-        self.c, self.k, self.gm = c, k, c.tensors(k, "mask")
-        self.s, self.p = c.space(k, "s", "fp32", keys), c.space(k, "p", "fp16", keys)
-        self.l16 = c.space(k, "l", "fp32", 1)
-        self.scores = k.queue("scores", "UB", "fp32", block, src="MTE2", dst="V")
-        self.out = k.queue("out", "UB", "fp16", block, src="V", dst="MTE3")
-        self.total = k.queue("total", "UB", "fp32", side * AREA, src="V", dst="MTE3", depth=1)
-        self.mask: Queue | None = None
-        if mask:
-            self.mask = k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V")
-        self.state = soft.State.small(k, c.shape, side, VECTOR_KEYS)
+    def tile(self, at: Place) -> None:
+        """Write o = p v of a tile; the values come while the weights are not yet there."""
+        c, (matrix, block, keys) = self.cube, at
+        k, width, rows = c.k, c.shape.fractals[3], block.size
+        values = c.load(c.values, c.gm.block("v", matrix.start, (keys.start, keys.size)))
+        weights = self.weights.dequeue()
+        held = c.load(c.weights, weights.region(0, (keys.size, rows * AREA), (c.pitch, 1)))
+        self.weights.free()
+        sums = c.c.alloc()
+        for first, count in c.parts(keys.size):
+            feed_a(k, c.a.alloc(), Fractals(held, first * (rows * AREA), rows * AREA), rows, count)
+            turned = Fractals(values, first * AREA, keys.size * AREA)
+            load_turned(k, c.b.alloc(), turned, width, count)
+            c.multiply(sums, (rows, count, width), first)
+        c.values.free()
+        c.weights.free()
+        ring = self.ring.alloc()
+        c.store(ring.region(0, (width, rows * AREA), (c.pitch, 1)))
+        self.ring.enqueue()
 
-    def write(self, matrix: Affine, rows: Span) -> None:
-        """Write the program of one block of rows."""
-        c, k, state, height = self.c, self.k, self.state, rows[1]
-        peak = soft.lanes(state.peak, height)
-        k.vector("vdup", soft.lanes(state.work, height), scalar=soft.LEAST)
-        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
-            held = self._take(matrix, rows, keys, ragged)
-            soft.largest(held, soft.lanes(held.work, height), height, keys[1])
-            self.scores.free()
-        soft.across(state, "max", height, peak)
-        total = self.total.alloc()
-        k.vector("vdup", soft.lanes(total, height), scalar=0.0)
-        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
-            held = replace(self._take(matrix, rows, keys, ragged), total=total)
-            soft.weigh(held, self.out.alloc(), height, keys[1], peak)
-            self.scores.free()
-            _put(k, self.out, c.piece(self.p, matrix, rows, keys))
-        _put(k, self.total, c.piece(self.l16, matrix, rows, (Affine(), 1)))
-
-    def _take(self, matrix: Affine, rows: Span, keys: Span, ragged: int) -> soft.State:
-        """Load a block of scores, add the mask, drop padding; return the state with them."""
-        c, k = self.c, self.k
-        src = c.piece(self.s, matrix, rows, keys)
-        k.copy(self.scores.alloc().region(0, src.sizes), src)
-        self.scores.enqueue()
-        if self.mask is not None:
-            far = self.gm.mask(*c.moved(matrix, rows), keys)
-            k.copy(self.mask.alloc().region(0, far.sizes), far)
-            self.mask.enqueue()
-        state = replace(self.state, scores=self.scores.dequeue())
-        if self.mask is not None:
-            one_row = c.shape.mask == "rows"
-            soft.add_mask(state, self.mask.dequeue(), rows[1], keys[1], one_row=one_row)
-            self.mask.free()
-        if ragged:
-            soft.drop_padding(state, rows[1], keys[1], ragged)
-        return state
-
-
-def _weights(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
-    """Write the weights of all blocks."""
-    writer = _Weights(c, k, side)
-    for matrix, rows in blocks:
-        writer.write(matrix, rows)
-
-
-def _put(k: KernelBuilder, queue: Queue, to: Region) -> None:
-    """Hand a finished tile on, and move it to GM."""
-    queue.enqueue()
-    k.copy(to, queue.dequeue().region(0, to.sizes))
-    queue.free()
-
-
-def _quotient(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
-    """y = o / l."""
-    wide = c.shape.fractals[3]
-    gm, o, l16 = c.tensors(k, "y"), c.space(k, "o", "fp32", wide), c.space(k, "l", "fp32", 1)
-    sums = k.queue("sums", "UB", "fp32", side * wide * AREA, src="MTE2", dst="V")
-    totals = sums.join("total", "fp32", side * AREA)
-    out = k.queue("out", "UB", "fp16", side * wide * AREA, src="V", dst="MTE3")
-    state = soft.State.small(k, c.shape, side, VECTOR_KEYS)
-    for matrix, rows in blocks:
-        tile = sums.alloc()
-        for src, to in (
-            (c.piece(o, matrix, rows, (Affine(), wide)), tile),
-            (c.piece(l16, matrix, rows, (Affine(), 1)), Tile(totals, tile.slot)),
-        ):
-            k.copy(to.region(0, src.sizes), src)
-        sums.enqueue()
-        tile = sums.dequeue()
-        held = replace(state, out=tile, total=Tile(totals, tile.slot))
-        soft.finish(held, out.alloc(), rows[1], wide)
-        sums.free()
-        _put(k, out, gm.block("y", *c.moved(matrix, rows)))
+    def close(self, at: Place) -> None:
+        """End with nothing."""

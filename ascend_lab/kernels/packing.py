@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
+from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmShape
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
@@ -46,15 +47,22 @@ def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[s
         pack(address_map("FRACTAL_Z", part.shape, shape.dtype), part).reshape(-1)
         for part in bundle_weights(shape, weight)
     ]
-    image = pack(address_map("NC1HWC0", x.shape, shape.dtype), x)
+    image = pack(address_map("NC1HWC0", x.shape, shape.dtype, c0=shape.c0), x)
     return {"x": image, "weight": np.concatenate(parts)}
 
 
 def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]:
     """Return the dense kernels (k_b, c_b, r, s) of each bundle from weights (k, c/groups, r, s).
 
-    Off the diagonal blocks they are zero: the cube multiplies these zeros too.
+    Off the diagonal blocks they are zero: the cube multiplies these zeros too. Where pixels have
+    few lanes, taps and channels are one axis: (k, r s lanes, 1, 1), filled up to whole fractals.
     """
+    if shape.lanes:
+        wide = np.zeros((shape.k, shape.r * shape.s, shape.lanes), weight.dtype)
+        wide[..., : shape.c] = weight.reshape(shape.k, shape.c, -1).transpose(0, 2, 1)
+        flat = np.zeros((shape.k, shape.taps * c0_of(shape.dtype), 1, 1), weight.dtype)
+        flat[:, : wide[0].size, 0, 0] = wide.reshape(shape.k, -1)
+        return [flat]
     bundle = bundles_of(shape)
     c, k = shape.c // shape.groups, shape.k // shape.groups
     dense = []

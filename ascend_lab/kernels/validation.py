@@ -1,17 +1,19 @@
 """The model held against published measurements, row by row, hits and misses alike."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.isa import Launch
+from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.flash_shape import FlashShape, default_scale
+from ascend_lab.kernels.flash_split import flash_pipeline_launch
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
-from ascend_lab.sim import simulate
+from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 
 TIME_LIMIT = 0.15
 SHARE_LIMIT = 0.10
@@ -50,9 +52,7 @@ class ValidationRow:
 def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
     """Simulate every published row on Ascend910B2 (or `chip`) with the published tiling."""
     chip = chip or load_chip("Ascend910B2")
-    text = (resources.files("ascend_lab.kernels") / "published.toml").read_text("utf-8")
-    data = tomllib.loads(text)
-    rows = []
+    data, rows = _published(), []
     for entry in data["gemm"]:
         size = entry["size"]
         launch = gemm_launch(GemmShape(size, size, size), chip, GEMM_SCHEDULE)
@@ -63,6 +63,26 @@ def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
         launch = conv_launch(shape, chip, CONV_SCHEDULE)
         rows.append(_row(f"conv {n}x{c1 * c0}x{h}x{w}", entry, launch, chip))
     return rows
+
+
+def flash_rows(chip: Chip | None = None) -> list[ValidationRow]:
+    """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
+    chip = chip or load_chip("Ascend910B2")
+    rows = []
+    for entry in _published()["flash"]:
+        n = entry["length"]
+        kernel = as_kernel(
+            flash_pipeline_launch(FlashShape(1, n, n, 128, 128, default_scale(128)), chip)
+        )
+        memory = DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
+        line = replace(simulate_kernel(kernel, chip, memory), start="queued")
+        rows.append(ValidationRow(f"flash {n}", entry["time_us"] * 1e-6, line.time_s, {}, {}))
+    return rows
+
+
+def _published() -> dict[str, Any]:
+    text = (resources.files("ascend_lab.kernels") / "published.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 def _row(name: str, entry: dict[str, Any], launch: Launch, chip: Chip) -> ValidationRow:

@@ -35,6 +35,8 @@ _NAMES = {
     "core.vector_per_core": "vector cores per core",
     "clock.hz": "clock",
     "launch.overhead_s": "launch of a kernel",
+    "launch.queued_s": "launch from the device's queue",
+    "launch.barrier_s": "barrier between kernels of one launch",
     "ai_cpu.overhead_s": "launch of an operator on the AI CPU",
     "ai_cpu.rate_bytes_per_s": "AI CPU, bytes read and written",
     "power.typical_w": "power",

@@ -26,7 +26,7 @@ from ascend_lab.isa.program import renamed
 from ascend_lab.lab.kernels.fused_turns import Points, turn_scatter_launch
 from ascend_lab.ops.slicing import AxisRule, Window
 from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
-from ascend_lab.sim.l2 import ALIGN_BYTES
+from ascend_lab.sim.l2 import ALIGN_BYTES, L2
 
 Values = NDArray[Any]
 
@@ -179,7 +179,7 @@ class Cost:
 
 def cost(kernels: Sequence[Kernel], chip: Chip) -> Cost:
     """Return what kernels cost one after the other; L2, empty at first, keeps what they leave."""
-    memory, places, top = DeviceMemory.of(chip), {}, 0
+    l2, places, top = L2.of(chip), {}, 0
     for buffer in (b for kernel in kernels for b in kernel.tensors):
         if buffer.name not in places:
             places[buffer.name] = (top, buffer.size_bytes)
@@ -187,12 +187,12 @@ def cost(kernels: Sequence[Kernel], chip: Chip) -> Cost:
     runs = []
     for kernel in kernels:
         own = {b.name: places[b.name] for b in kernel.tensors}
-        runs.append(simulate_kernel(kernel, chip, memory.at(own)))
+        runs.append(simulate_kernel(kernel, chip, DeviceMemory(l2, own)))
     return Cost(
         sum(run.cycles for run in runs),
         sum(run.launch_cycles for run in runs),
         sum(sum(run.path_bytes.values()) for run in runs),
-        sum(run.memory_bytes for run in runs) + memory.l2.flush(),
+        sum(run.memory_bytes for run in runs) + l2.flush(),
     )
 
 

@@ -11,8 +11,6 @@ the first three behind `ax_swap` count, and the fourth only where a network asks
 Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ FORMATS = {"YUV420SP_U8": 1.5, "XRGB8888_U8": 4.0, "RGB888_U8": 3.0, "YUV400_U8"
 """Bytes of a pixel by input format; their numbers 1 to 4 in a parameter block count from here."""
 PLANES = {"YUV420SP_U8": 3, "XRGB8888_U8": 4, "RGB888_U8": 3, "YUV400_U8": 1}
 WIDEST, TALLEST, MOST_PADDING = 4096, 4096, 32
-NARROW_CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A")
+NARROW_CHIPS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A")
 NARROW = 1080
 """Widest padded result on these (Atlas inference and training products)."""
 FREE_START = "Ascend950"

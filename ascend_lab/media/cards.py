@@ -10,8 +10,6 @@ Sources of the rates: CANN 5.0.x, performance of JPEGD, VDEC, VENC and VPC (Asce
 JPEGE (Atlas inference products); CANN 8.0, copies from host to device.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

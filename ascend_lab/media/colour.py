@@ -8,8 +8,6 @@ neither, so both are our assumption. Every entry is round(256 c) of the standard
 c, but for two that the vendor's table raises by one. Source: CANN, AIPP, CSC_config.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,16 +8,14 @@ completed from it in silence, and its rows end in blue, green, red. Without `cro
 their default only. Source: CANN, AIPP, config_file_template; GE, insert_op.proto.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.compress.prototext import naming, read_text
+from ascend_lab.compress.prototext import read_text
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TOML_BYTES, read_file
+from ascend_lab.limits import TOML_BYTES, naming, read_file
 from ascend_lab.media.aipp import FORMATS, Aipp
 from ascend_lab.media.colour import Csc, csc_of
 

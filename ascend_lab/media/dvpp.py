@@ -8,8 +8,6 @@ Whoever reads the buffer has to be told the true size, or the junk is resized in
 Sources: CANN documentation, JPEGD and VPC functions and restrictions, acl.media.dvpp_*.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +21,7 @@ JPEGD_ALIGN: Mapping[str, tuple[int, int]] = {"Ascend310": (128, 16), "Ascend910
 """What the decoder rounds width and height up to; other chips round widths to 64."""
 LATER = (64, 16)
 SAMPLINGS = {"4:2:0": 1.5, "4:2:2": 2.0, "4:4:0": 2.0, "4:4:4": 3.0}
-LARGEST = {"Ascend310": 8192, "Ascend310P3": 8192, "Ascend910A": 8192}
+LARGEST = {"Ascend310": 8192, "Ascend310DK": 8192, "Ascend310P3": 8192, "Ascend910A": 8192}
 """Most pixels along a side of a JPEG, and of what VPC reads; later chips decode twice as many."""
 VPC_LEAST, VPC_OUT = (10, 6), (4096, 4096)
 LEAST_STRIDE = 32

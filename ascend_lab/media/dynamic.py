@@ -5,8 +5,6 @@ run, so cameras of other sizes or formats can share one network. All numbers are
 `min` and `var_reci` fp16. Source: GE, the header of AIPP's parameters; CANN, aclmdlCreateAIPP.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,40 +7,33 @@ makes lies in NC1HWC0 blocks at once. The model counts the bytes of the frames, 
 device memory, and lets the first layer read fp16 blocks from L2: slower than the real thing, which
 hands them over inside the core.
 
-Small channels: a first convolution fills 3 of 16 lanes of the cube's depth. AIPP may lay four
-neighbouring pixels side by side instead, 4 x 4 lanes, and the convolution steps four taps at once:
-
-    y_j = sum_t x_(s j + t) w_t = sum_q sum_d x'_(s j + 4 q, d) w_(4 q + d)
+Small channels: a first convolution fills 3 of 16 lanes of the cube's depth. AIPP may write pixels
+of 4 channels instead, so that the convolution takes four taps at once (`NC1HWC0:4`).
 
 Source: CANN, AIPP, how_to_enable_aipp; ATC, --insert_op_conf and --enable_small_channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, verify
+from ascend_lab.graph import Draft, Graph, Node, TensorType, verify
 from ascend_lab.graph.ir import GRAPH_ONLY
+from ascend_lab.isa import SMALL_C0
 from ascend_lab.media.aipp import Aipp, aipp, aipp_each, check
 from ascend_lab.media.colour import Csc, Image
 from ascend_lab.media.config import AippOp
 from ascend_lab.media.dynamic import block_bytes, unpack_block
-from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.operator import REQUIRED, Operator
 from ascend_lab.ops.slicing import axis_rules
 
 BLOCK = "ascend_dynamic_aipp_data"
 """What the input for parameters of dynamic AIPP is called, as in the vendor's models."""
-TAPS = 4
-"""Pixels side by side in the lanes of one, each with room for four channels."""
 
 
 def plain(settings: Aipp) -> tuple[Any, ...]:
@@ -62,39 +55,25 @@ def _tuples(value: Any) -> Any:
 
 # -- the operator ---------------------------------------------------------------------------------
 def _result(
-    frames: Image, block: Image | None = None, *, shape: Any, dtype: str, settings: Any, left: int
+    frames: Image, block: Image | None = None, *, shape: Any, dtype: str, settings: Any, small: bool
 ) -> Image:
-    """Return the image (n, c, h, w) in fp16 or uint8; from `left` = 0 on in small channels."""
+    """Return the image (n, c, h, w) in fp16 or uint8; `small` is about memory only."""
     raw, dtype = np.asarray(frames, np.uint8), "uint8" if dtype == "uint8" else "fp16"
     if block is not None:
         each = unpack_block(np.asarray(block, np.uint8).tobytes())
         image = aipp_each(raw.reshape(-1)[: sum(s.frame_bytes for s in each)], each, dtype=dtype)
     else:
-        channels = 0 if left >= 0 else shape[1]
-        image = aipp(raw, restored(settings), dtype=dtype, channels=channels)
-    if left >= 0:
-        image = side_by_side(image, left, shape[3])
+        image = aipp(raw, restored(settings), dtype=dtype, channels=shape[1])
     if image.shape != tuple(shape):
         raise InputError(f"frames that become {tuple(shape)}", str(image.shape), "mend the block")
     return image
 
 
-def side_by_side(image: Image, left: int, width: int) -> Image:
-    """Return an image (n, c, h, w) with `TAPS` neighbours in the channels: (n, 16, h, width).
-
-    Lane 4 d + c of pixel p is channel c of pixel p + d - left, 0 outside the image.
-    """
-    n, c, h, w = image.shape
-    wide = np.zeros((n, TAPS, h, max(left + w, width + TAPS)), image.dtype)
-    wide[:, :c, :, left : left + w] = image
-    return np.concatenate([wide[..., d : d + width] for d in range(TAPS)], axis=1)
-
-
 GRAPH_ONLY["aipp"] = Operator(
     "aipp", ("frames", "block"), _result,
     summary="raw frames as an image, on the way into the core",
-    attrs={"shape": REQUIRED, "dtype": "fp16", "settings": None, "left": -1},
-    optional=1, ranges={"left": (-1, 255)},
+    attrs={"shape": REQUIRED, "dtype": "fp16", "settings": None, "small": False},
+    optional=1,
     shape_rule=lambda *given, shape, **rest: tuple(shape),
     types=TypeRule(("uint8",), result=lambda main, attrs: str(attrs["dtype"])),
     slicing=lambda shapes, *, shape, **rest: axis_rules("Transpose", ["frames are whole"] * 4),
@@ -114,7 +93,7 @@ def insert_aipp(
     """Return the graph with AIPP in front of some inputs, which become uint8[n, frame bytes].
 
     A dynamic operation takes uint8[max_bytes] and one more input, its parameter block. With
-    `small_channel` the first convolution behind each static one reads 4 x 4 lanes. Raises
+    `small_channel` the first convolution behind each static one reads pixels of 4 channels. Raises
     `InputError` for an input that is missing, no image or of another size, and as `check`.
     """
     ranks = [(op, _image_at(graph, op.rank)) for op in operations]
@@ -188,40 +167,19 @@ def fitted(settings: Aipp, width: int, height: int) -> Aipp:
 
 # -- small channels -------------------------------------------------------------------------------
 def _in_small_channels(graph: Graph, name: str) -> Graph:
-    """Return the graph whose first convolution behind an input reads four pixels at a time."""
-    draft = Draft(graph)
+    """Return the graph whose first convolution behind an input reads pixels of four channels."""
     (head,) = graph.readers[name]
     readers = graph.readers[head.output]
     conv = readers[0] if len(readers) == 1 and readers[0].op == "conv2d" else None
-    weight = graph.constants.get(conv.inputs[1]) if conv else None
-    if conv is None or weight is None:
+    if conv is None or conv.inputs[1] not in graph.constants:
         needed = f"one convolution of constant weights behind {name}"
         raise UnsupportedError(needed, ", ".join(r.op for r in readers) or "none", _PLAIN)
-    step, pads, spread = geometry(*(conv.attr(k, d) for k, d in _CONV.items()))
-    k, c, rows, columns = weight.type.shape
-    if c > TAPS or spread[1] != 1 or conv.attr("groups", 1) != 1:
-        got = f"{c} channels, dilation {spread[1]}, groups {conv.attr('groups', 1)}"
-        raise UnsupportedError(f"{conv.name}: up to {TAPS} channels, close together", got, _PLAIN)
-    turns = -(-columns // TAPS)
-    positions = (graph.types[conv.output].shape[3] - 1) * step[1] + TAPS * (turns - 1) + 1
-    shape = (*head.attrs["shape"][:1], TAPS**2, head.attrs["shape"][2], positions)
-    new = draft.insert("aipp", head.inputs, {**head.attrs, "shape": shape, "left": pads[1][0]})
-    kind = TensorType((k, TAPS**2, rows, turns), weight.type.dtype)
-    taps = draft.add(Constant(kind, partial(_four_taps, weight, turns)), f"{conv.inputs[1]}_taps")
-    how = {**conv.attrs, "stride": step, "pad": (pads[0], (0, 0)), "dilation": (spread[0], TAPS)}
-    draft.become(conv, "conv2d", (new, taps, *conv.inputs[2:]), how)
-    return draft.finish()
+    (_, c, _, width), groups = graph.types[head.output].shape, conv.attr("groups", 1)
+    if c > SMALL_C0 or groups != 1 or width % SMALL_C0:
+        needed = f"{conv.name}: up to {SMALL_C0} channels in one group, columns in fours"
+        raise UnsupportedError(needed, f"{c} channels, {groups} groups, {width} columns", _PLAIN)
+    small = replace(head, attrs={**head.attrs, "small": True})
+    return replace(graph, nodes=tuple(small if n is head else n for n in graph.nodes))
 
 
-_CONV = {"stride": 1, "pad": 0, "dilation": 1}
 _PLAIN = "leave small channels off"
-
-
-def _four_taps(weight: Constant, turns: int) -> Image:
-    """Return weights (k, c, r, s) as (k, 16, r, ceil(s / 4)): four columns in the channels."""
-    given = weight.array()
-    k, c, rows, columns = given.shape
-    wide = np.zeros((k, TAPS, rows, turns * TAPS), given.dtype)
-    wide[:, :c, :, :columns] = given
-    lanes = wide.reshape(k, TAPS, rows, turns, TAPS).transpose(0, 4, 1, 2, 3)
-    return np.ascontiguousarray(lanes).reshape(k, TAPS**2, rows, turns)

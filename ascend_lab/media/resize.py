@@ -6,8 +6,6 @@
 There is no low-pass filter: shrinking to a tenth looks at one pixel pair in ten.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -16,7 +16,7 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_scale, fits
-from ascend_lab.kernels.flash_split import split_kernel, widest
+from ascend_lab.kernels.flash_split import flash_pipeline_launch, widest
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
@@ -245,13 +245,12 @@ def applies(call: Call, chip: Chip) -> bool:
 
 
 def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> Kernel:
-    """Return the kernel: one launch on coupled cores, phases over chunks on separate ones.
+    """Return the kernel of coupled cores, or the pipeline of separate ones.
 
     `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
     """
-    if chip.combined:
-        return as_kernel(flash_launch(shape, chip, tiling))
-    return split_kernel(shape, chip)
+    coupled = chip.combined
+    return as_kernel(flash_launch(shape, chip, tiling) if coupled else flash_pipeline_launch(shape, chip))
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:

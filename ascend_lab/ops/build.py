@@ -1,7 +1,7 @@
 """From an operator to a kernel: check, express, schedule, lower; then values and time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from ascend_lab.layout import pack, unpack
 from ascend_lab.ops.formats import Values, format_of
 from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.shapes import Shape, elements
-from ascend_lab.sim import KernelTimeline, execute, simulate_kernel
+from ascend_lab.sim import DeviceMemory, KernelTimeline, execute, simulate_kernel
 
 
 def check(
@@ -171,7 +171,20 @@ def time(
     shapes: Sequence[Shape],
     dtypes: Sequence[str],
     chip: Chip,
+    *,
+    warm_l2: bool = False,
     **attrs: Any,
 ) -> KernelTimeline:
-    """Return the timeline of the operator's kernel, phase by phase; raises as `compile`."""
-    return simulate_kernel(compile(operator, shapes, dtypes, chip, **attrs), chip)
+    """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
+
+    With `warm_l2` the operands lie in L2 as far as they fit, phases find there what others left,
+    and the kernel waits in the device's queue behind the one that brought the operands.
+    """
+    kernel = compile(operator, shapes, dtypes, chip, **attrs)
+    if not warm_l2:
+        return simulate_kernel(kernel, chip)
+    op = resolve(operator)
+    template = op.template_for(op.call(shapes, dtypes, attrs), chip)
+    names = (template or op).names(len(shapes))
+    memory = DeviceMemory.holding(chip, kernel.tensors, names)
+    return replace(simulate_kernel(kernel, chip, memory), start="queued")

@@ -10,8 +10,11 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.kernels.byte_pool import BytePool, byte_pool_launch
+from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.kernels.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops.expressions import (
+    NARROW,
     Pair,
     fold_windows,
     in_fp32,
@@ -22,7 +25,7 @@ from ascend_lab.ops.expressions import (
     wide,
     window_rule,
 )
-from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, rounded
+from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, numpy_type, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
 from ascend_lab.ops.reduction import shared
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
@@ -226,6 +229,18 @@ def _global_slices(*ways: Reduction) -> Any:
     return lambda shapes: SliceRules("Reduce", (*free, *single), ways)
 
 
+def _by_cube(call: Call, chip: Chip) -> bool:
+    """Tell whether the cube adds the pixels: it has the format, and planes for most cores."""
+    (n, c, h, w), dtype = call.shapes[0], call.dtypes[0]
+    many = 4 * n * up(c, C0) >= chip.core_count and h * w > 1
+    return many and dtype in chip.cube and dtype in NARROW
+
+
+def _means_kernel(call: Call, chip: Chip) -> Kernel:
+    n, c, h, w = call.shapes[0]
+    return as_kernel(plane_means_launch(PlaneMeans(n * up(c, C0), h * w, call.dtypes[0]), chip))
+
+
 def _global_mean(x: te.Tensor) -> te.Tensor:
     total = te.reduce_sum(x, (2, 3), keepdims=True)
     return te.vmuls(total, 1.0 / (x.shape[2] * x.shape[3]))
@@ -248,6 +263,10 @@ define(
     "mean of each channel",
     shape_rule=_global_shape, types=TypeRule(FLOATS), slicing=_global_slices(),
     backward=lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
+    template=Template(
+        _means_kernel, ("x",), "NC1HWC0", "NC1HWC0", applies=_by_cube,
+        extra=lambda call: {"ones": ones_and_zeros(numpy_type(call.dtypes[0]))},
+    ),
     traits=("reduction", "image fold"),
     tolerances=_SUMS,
     examples=_GLOBAL,

@@ -1,7 +1,5 @@
 """AscendCL in small: `init` first, `finalize` last, `rt` and `mdl` between."""
 
-from __future__ import annotations
-
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.runtime import mdl, rt

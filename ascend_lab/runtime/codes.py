@@ -1,7 +1,5 @@
 """The errors of the runtime: AscendCL's published codes inside our family of errors."""
 
-from __future__ import annotations
-
 from ascend_lab.errors import AscendLabError
 
 CODES = {

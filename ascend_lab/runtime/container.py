@@ -11,8 +11,6 @@ these. What changes one word changes its row, since odd numbers have inverses; t
 a row have different columns. It guards against damage, not against forgers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import struct

@@ -3,8 +3,6 @@
 Values and times are equal to the last bit; what differs is who pays for compiling, and when.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

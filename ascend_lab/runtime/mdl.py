@@ -1,7 +1,5 @@
 """`acl.mdl`: models, their descriptions, datasets of buffers, and running them in a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

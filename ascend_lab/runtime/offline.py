@@ -6,8 +6,6 @@ weights once, as stated and as the kernels read them. `load_offline` maps the fi
 byte, and makes graphs and kernels when somebody asks for them.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -208,7 +206,7 @@ def _memory(compiled: Compiled) -> list[Values]:
 class Gear:
     """A network compiled for one batch (None: fixed sizes), as an offline model holds it."""
 
-    model: OfflineModel
+    model: "OfflineModel"
     number: int
     batch: int | None
     inputs: Mapping[str, tuple[int, ...]]

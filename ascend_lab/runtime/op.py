@@ -8,8 +8,6 @@ operators does. Between `acl.init` and `acl.finalize` the kernels run in a strea
 without them on a chip of its own. With `stream` the result is poison until that is synchronised.
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

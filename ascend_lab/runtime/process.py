@@ -4,8 +4,6 @@ Memory is bytes and starts as poison: ones in every bit, NaN in every floating-p
 or a model poisons what it will write until it is done, so that who reads too early sees it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +32,7 @@ class Device:
     number: int
     chip: Chip
     uses: int = 0
-    default: Context | None = None
+    default: "Context | None" = None
     taken_bytes: int = 0
 
     def engine(self, name: str) -> str:
@@ -46,7 +44,7 @@ class Device:
 class Handle:
     """What one call makes and another gives back; `context` is where it belongs."""
 
-    context: Context | None
+    context: "Context | None"
     number: int = 0
 
     def __str__(self) -> str:
@@ -60,7 +58,7 @@ class Context(Handle):
 
     device: Device | None = None
     owned: bool = True
-    default: Stream | None = None
+    default: "Stream | None" = None
 
 
 @dataclass(eq=False)

@@ -4,8 +4,6 @@ What fails raises `AclError` with the published code in place of returning it, a
 of `acl` returns beside its code is returned alone. Time is simulated: `now_s` tells it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

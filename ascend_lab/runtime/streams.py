@@ -9,8 +9,6 @@ the stream gets to the wait it goes on at once, as on the hardware.
 Issuing takes no time: the clock moves when somebody waits, so all that was issued by then is known.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -39,8 +37,8 @@ class Signal:
     """An event that streams record and wait for, and the first and last record issued of it."""
 
     name: str
-    first: Mark | None = None
-    last: Mark | None = None
+    first: "Mark | None" = None
+    last: "Mark | None" = None
 
 
 @dataclass(eq=False, slots=True)

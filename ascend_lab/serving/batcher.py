@@ -1,7 +1,5 @@
 """The dynamic batcher of the real server: the rules of the simulated one, on asyncio's clock."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter, deque

@@ -5,8 +5,6 @@ Sequences with a common start share blocks, each with a count of its readers. Wh
 shared block gets a copy first (Kwon et al., 2023, arXiv 2309.06180).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ascend_lab.errors import CapacityError, InputError
@@ -28,16 +26,6 @@ def blocks_in(memory_bytes: float, block_tokens: int, bytes_of_token: int, cards
 def blocks_of(tokens: int, block_tokens: int) -> int:
     """Return the blocks that some tokens take: the last one may have room left."""
     return -(-tokens // block_tokens)
-
-
-def max_batch(blocks: int, prompt: int, output: int, block_tokens: int) -> int:
-    """Return how many requests fit at their longest (MindIE-LLM's maxBatchSize)."""
-    return blocks // (blocks_of(prompt, block_tokens) + blocks_of(output, block_tokens))
-
-
-def output_limit(max_tokens: int, prompt: int, requested: int) -> int:
-    """Return how many tokens a request gets at most (MindIE-LLM's maxSeqLen and maxIterTimes)."""
-    return max(0, min(max_tokens - prompt, requested))
 
 
 @dataclass(slots=True)

@@ -11,8 +11,6 @@ token a step; a prompt read to its end gives the first. Requests are taken in or
     split       each step has a budget of tokens: decodes first, then parts of prompts (SplitFuse)
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -141,26 +139,27 @@ class _Scheduler:
 
     def _step(self) -> None:
         """Choose who reads and who decodes, make room, and let the time pass."""
+        engine, log = self.engine, self.log
         decoding = [one for one in self.running if one.decodes]
         reads: list[tuple[Request, int]] = []
-        if self.engine.policy == "split":
+        if engine.policy == "split":
             decoding = self._decode(decoding)
-            reads = self._split(self.engine.max_prefill_tokens - len(decoding))
+            reads = self._read(engine.max_prefill_tokens - len(decoding))
         else:
             if self.waiting and self._prompts_next(len(decoding)):
-                reads = self._prompts()
+                reads = self._read(engine.max_prefill_tokens)
+                self.places = len(reads) or self.places
             decoding = [] if reads else self._decode(decoding)
-        log, tokens = self.log, sum(tokens for _, tokens in reads)
-        computed = len(decoding)
-        if self.engine.policy == "static" and decoding:
+        tokens, computed = sum(tokens for _, tokens in reads), len(decoding)
+        if engine.policy == "static" and decoding:
             computed = self.places  # those that ended are computed along
             log.places += self.places
             log.idle_places += self.places - len(decoding)
-        self.waste += self.engine.decode_ms_per_request * (self.engine.max_batch - len(decoding))
+        self.waste += engine.decode_ms_per_request * (engine.max_batch - len(decoding))
         self.now += self.time.of(tokens, computed, sum(one.cached for one in decoding))
         log.steps += 1
         log.prompt_tokens += tokens
-        held = (self.engine.blocks - len(self.cache.free)) * self.engine.block_tokens
+        held = (engine.blocks - len(self.cache.free)) * engine.block_tokens
         log.wasted.append(self.cache.wasted_tokens / held)
         for one in (*decoding, *(one for one, _ in reads if not one.unread)):
             self._token(one)
@@ -174,29 +173,26 @@ class _Scheduler:
             self.running.remove(one)
             self.cache.drop(one.number)
 
-    def _append(self, one: Request, tokens: int) -> None:
-        self.cache.append(one.number, tokens)
-        one.cached += tokens
-
     # -- who decodes -------------------------------------------------------------------------------
     def _decode(self, decoding: list[Request]) -> list[Request]:
         """Return who gets a token: the last that came make room, and are read again later."""
         kept = []
         for one in sorted(decoding, key=lambda one: one.number):
-            if one in self.running and self._room(one, 1):
-                self._append(one, 1)
+            if one in self.running and self._grows(one, 1):
                 kept.append(one)
             elif one in self.running:
                 self._preempt(one)
         return kept
 
-    def _room(self, one: Request, tokens: int) -> bool:
-        """Preempt who came after a request until its tokens fit; tell whether they do."""
+    def _grows(self, one: Request, tokens: int) -> bool:
+        """Add tokens, preempting who came after until they fit; False if they never do."""
         while self.cache.needs(one.number, tokens) > len(self.cache.free):
             last = max(self.running, key=lambda other: other.number)
             if last is one:
                 return False
             self._preempt(last)
+        self.cache.append(one.number, tokens)
+        one.cached += tokens
         return True
 
     def _preempt(self, one: Request) -> None:
@@ -222,52 +218,32 @@ class _Scheduler:
         """Tell whether a waiting request may begin: its blocks, and one for each that runs."""
         if len(self.running) >= self.engine.max_batch:
             return False
-        reserved = len(self.running)
         if self.engine.policy == "static":  # all of their answers will fit: nobody is preempted
             size = self.engine.block_tokens
             ends = [blocks_of(r.prompt + r.output, size) for r in (*self.running, one)]
             return sum(ends) <= self.engine.blocks
-        return self.cache.needs(one.number, tokens) + reserved <= len(self.cache.free)
+        return self.cache.needs(one.number, tokens) + len(self.running) <= len(self.cache.free)
 
-    def _prompts(self) -> list[tuple[Request, int]]:
-        """Let waiting requests begin, whole prompts within a step's limits, a long one alone."""
+    def _read(self, left: int) -> list[tuple[Request, int]]:
+        """Fill a step with prompts: whole ones, a long one alone; or parts, those begun first."""
         reads: list[tuple[Request, int]] = []
-        left = self.engine.max_prefill_tokens
-        while self.waiting and len(reads) < self.engine.max_prefill_batch:
-            one = self.waiting[0]
-            tokens = one.unread
-            if (tokens > left and reads) or not self._fits(one, tokens):
-                break
-            self._begin(one, tokens)
-            reads.append((one, tokens))
-            left -= tokens
-        self.places = len(reads) or self.places
-        return reads
-
-    def _split(self, left: int) -> list[tuple[Request, int]]:
-        """Fill a step with parts of prompts: those begun first, then waiting ones."""
-        reads: list[tuple[Request, int]] = []
-        begun = [one for one in self.running if one.unread and not one.decodes]
+        split, most = self.engine.policy == "split", self.engine.max_prefill_batch
+        begun = [one for one in self.running if split and one.unread and not one.decodes]
         for one in sorted(begun, key=lambda one: one.number):
             tokens = min(one.unread, left)
-            if tokens > 0 and one in self.running and self._room(one, tokens):
-                self._append(one, tokens)
+            if tokens > 0 and one in self.running and self._grows(one, tokens):
                 reads.append((one, tokens))
                 left -= tokens
-        while self.waiting and left > 0:
+        while self.waiting and left > 0 and (split or len(reads) < most):
             one = self.waiting[0]
-            tokens = min(one.unread, left)
-            if not self._fits(one, tokens):
+            tokens = min(one.unread, left) if split else one.unread
+            if (tokens > left and reads) or not self._fits(one, tokens):
                 break
-            self._begin(one, tokens)
+            self.running.append(self.waiting.popleft())
+            self._grows(one, tokens)
             reads.append((one, tokens))
             left -= tokens
         return reads
-
-    def _begin(self, one: Request, tokens: int) -> None:
-        self.waiting.popleft()
-        self.running.append(one)
-        self._append(one, tokens)
 
 
 def converse(requests: Sequence[Request], engine: Engine, time: StepTime) -> Conversation:

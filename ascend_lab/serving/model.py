@@ -4,8 +4,6 @@ A model takes batches if its first sizes follow the batch and rows do not touch 
 tried once. Batches run in gears of 1, 2, 4, ... rows: what is missing repeats the last row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -11,16 +11,16 @@ Protocol: https://github.com/kserve/open-inference-protocol; metric names are Tr
 (docs/user_guide/metrics.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
+import math
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from inspect import isawaitable
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,7 @@ BODY_BYTES = 2**26
 GRACE_S = 30
 """What a server that is told to stop gives the requests on their way."""
 DURATIONS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-COUNTERS = (
-    "request_success",
-    "count",
-    "exec_count",
-    *(f"{name}_duration_us" for name in DURATIONS),
-)
+COUNTERS = ("request_success", "count", "exec_count", *(f"{n}_duration_us" for n in DURATIONS))
 
 
 class RefusedError(Exception):
@@ -90,12 +85,11 @@ class Service:
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
         return self.batcher
 
-    async def ready(self, request: Any) -> Any:
+    def ready(self, request: Any) -> Any:
         """Return that the model can be asked; refused if not."""
-        self.found(request.path_params)
-        return {"ready": True}
+        return {"ready": bool(self.found(request.path_params))}
 
-    async def metadata(self, request: Any) -> Any:
+    def metadata(self, request: Any) -> Any:
         """Return the names, datatypes and shapes of the model's tensors."""
         model = self.found(request.path_params).model
         return {
@@ -122,18 +116,16 @@ class Service:
             self.counts["OTHER"] += 1
             raise RefusedError(400, str(error)) from error
         times_s.append(time.perf_counter())
-        answer = {"model_name": self.name, "model_version": str(version), "outputs": [
-            _written(outputs[port.name], port.described()) for port in batcher.model.outputs
-            if wanted is None or port.name in wanted
-        ]}  # fmt: skip
-        if "id" in body:
-            answer["id"] = body["id"]
-        start_s, ready_s, done_s, end_s = *times_s, time.perf_counter()
-        for key, seconds in (("request", end_s - start_s), ("compute_input", ready_s - start_s),
-                             ("compute_output", end_s - done_s)):  # fmt: skip
-            self.counts[f"{key}_duration_us"] += int(seconds * 1e6)
+        written = [_written(outputs[port.name], port.described()) for port in batcher.model.outputs
+                   if wanted is None or port.name in wanted]  # fmt: skip
+        times_s.append(time.perf_counter())
+        for key, first, last in (("request", 0, 3), ("compute_input", 0, 1),
+                                 ("compute_output", 2, 3)):  # fmt: skip
+            self.counts[f"{key}_duration_us"] += int((times_s[last] - times_s[first]) * 1e6)
         self.counts["request_success"] += 1
-        return answer
+        own = {"id": body["id"]} if "id" in body else {}
+        named = {"model_name": self.name, "model_version": str(version), **own}
+        return {**named, "outputs": written}
 
     async def _body(self, request: Any) -> bytes:
         """Return what a request carries; no more than the limit is ever held."""
@@ -155,24 +147,24 @@ class Service:
         self.batcher = Batcher(model, self.policy, self.counts)
         return {"name": self.name, "version": str(self.version)}
 
-    async def unload(self, request: Any) -> Any:
+    def unload(self, request: Any) -> Any:
         """Serve the model no more."""
         self.close()
         return {}
 
     def metrics(self) -> str:
         """Return the counters in the text form of Prometheus."""
-        label, lines = f"model={json.dumps(self.name)}", []
-        rows = [(f"{key} counter", f"{key}{{{label}}}", self.counts[key]) for key in COUNTERS]
-        rows += [("request_failure counter", f'request_failure{{{label},reason="{reason}"}}',
-                  self.counts[reason]) for reason in ("REJECTED", "OTHER")]  # fmt: skip
+        model, text = f"model={json.dumps(self.name)}", ""
+        rows = {f"{key} counter": {model: self.counts[key]} for key in COUNTERS}
+        rows["request_failure counter"] = {f'{model},reason="{reason}"': self.counts[reason]
+                                           for reason in ("REJECTED", "OTHER")}  # fmt: skip
         waiting = len(self.batcher.queue) if self.batcher else 0
-        rows.append(("pending_request_count gauge", f"pending_request_count{{{label}}}", waiting))
-        for kind, name, value in rows:
-            if f"# TYPE nv_inference_{kind}" not in lines:
-                lines.append(f"# TYPE nv_inference_{kind}")
-            lines.append(f"nv_inference_{name} {value}")
-        return "\n".join([*lines, ""])
+        for kind, values in (*rows.items(), ("pending_request_count gauge", {model: waiting})):
+            text += f"# TYPE nv_inference_{kind}\n"
+            name = kind.split()[0]
+            for label, value in values.items():
+                text += f"nv_inference_{name}{{{label}}} {value}\n"
+        return text
 
 
 def read_request(body: Any, model: Model) -> tuple[Arrays, set[str] | None]:
@@ -203,26 +195,11 @@ def read_request(body: Any, model: Model) -> tuple[Arrays, set[str] | None]:
 
 def _written(array: Any, described: dict[str, Any]) -> dict[str, Any]:
     flat = np.asarray(array).ravel()
-    if flat.dtype.kind not in "biu":
-        flat = flat.astype(np.float64)
-        data = [x if finite else None for x, finite in zip(
-            flat.tolist(), np.isfinite(flat).tolist(), strict=True)]  # fmt: skip
-    else:
-        data = flat.tolist()
+    whole = flat.dtype.kind in "biu"
+    data = (flat if whole else flat.astype(np.float64)).tolist()
+    if not whole and not np.isfinite(flat).all():
+        data = [x if math.isfinite(x) else None for x in data]
     return {**described, "shape": list(array.shape), "data": data}
-
-
-def _handlers(answer_of: Callable[..., Any]) -> dict[Any, Any]:
-    """Return what answers where no route does."""
-
-    async def other(request: Any, error: Any) -> Any:
-        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        return answer_of({"error": text}, error.status_code, error.headers)
-
-    async def ours(request: Any, error: Any) -> Any:
-        return answer_of({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
-
-    return {404: other, 405: other, Exception: ours}
 
 
 def application(service: Service) -> Any:
@@ -230,36 +207,38 @@ def application(service: Service) -> Any:
     library = _library()
     answer_of, text_of = library.responses.JSONResponse, library.responses.PlainTextResponse
 
-    def route(path: str, act: Callable[[Any], Awaitable[Any]], method: str = "GET") -> Any:
+    def route(path: str, act: Callable[[Any], Any], method: str = "GET") -> Any:
         async def answer(request: Any) -> Any:
             try:
                 if (name := request.path_params.get("name", service.name)) != service.name:
                     raise RefusedError(404, f"no model {shown(name)}; there is {service.name}")
-                return answer_of(await act(request))
+                found = act(request)
+                found = await found if isawaitable(found) else found
+                return text_of(found) if isinstance(found, str) else answer_of(found)
             except RefusedError as error:
                 return answer_of({"error": error.text}, error.status)
 
         return library.routing.Route(path, answer, methods=[method])
 
-    async def about(request: Any) -> Any:
-        return {"name": "ascend_lab", "version": __version__, "extensions": ["model_repository"]}
+    async def no_route(request: Any, error: Any) -> Any:
+        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        return answer_of({"error": text}, error.status_code, error.headers)
 
-    async def live(request: Any) -> Any:
-        return {"live": True}
+    async def ours(request: Any, error: Any) -> Any:
+        return answer_of({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
 
-    async def metrics(request: Any) -> Any:
-        return text_of(service.metrics())
-
+    about = {"name": "ascend_lab", "version": __version__, "extensions": ["model_repository"]}
     routes = [
-        route("/v2", about), route("/v2/health/live", live),
-        route("/v2/health/ready", service.ready), library.routing.Route("/metrics", metrics),
+        route("/v2", lambda _: about), route("/v2/health/live", lambda _: {"live": True}),
+        route("/v2/health/ready", service.ready), route("/metrics", lambda _: service.metrics()),
         route("/v2/repository/models/{name}/load", service.load, "POST"),
         route("/v2/repository/models/{name}/unload", service.unload, "POST"),
     ]  # fmt: skip
     for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         routes += [route(base, service.metadata), route(f"{base}/ready", service.ready),
                    route(f"{base}/infer", service.infer, "POST")]  # fmt: skip
-    return library.applications.Starlette(routes=routes, exception_handlers=_handlers(answer_of))
+    handlers = {404: no_route, 405: no_route, Exception: ours}
+    return library.applications.Starlette(routes=routes, exception_handlers=handlers)
 
 
 def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
@@ -275,15 +254,12 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
         try:
             listening.bind(("127.0.0.1", port))
         except OSError as error:
-            raise InputError(
-                "a free port", f"{port}: {error.strerror}", "0 takes a free one"
-            ) from None
+            got = f"{port}: {error.strerror}"
+            raise InputError("a free port", got, "0 takes a free one") from None
         listening.listen(2048)
-        config = uvicorn.Config(
-            app, log_config=None, log_level="critical", access_log=False, lifespan="off",
-            timeout_graceful_shutdown=GRACE_S,
-        )  # fmt: skip
-        server = uvicorn.Server(config)
+        quiet = {"log_config": None, "log_level": "critical", "access_log": False}
+        how: dict[str, Any] = {**quiet, "lifespan": "off", "timeout_graceful_shutdown": GRACE_S}
+        server = uvicorn.Server(uvicorn.Config(app, **how))
 
         def stop(number: int, frame: object) -> None:
             server.should_exit = True

@@ -6,8 +6,6 @@ guard looks at their errors and their p95: the share grows by a stage, or goes b
 Requests already sent are answered by whom they were sent to: both versions stay loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,8 +65,8 @@ class Rollout:
     total: int
     stage: int = 0
     ended: str = ""
-    history: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
     answers: list[int] = field(default_factory=lambda: [0, 0])
     errors: list[int] = field(default_factory=lambda: [0, 0])
     users: list[int] = field(init=False)
@@ -88,9 +86,8 @@ class Rollout:
 
     def route(self, job: int) -> int:
         """Return which version answers a request."""
-        place = int(self.places[self.users[job]] < round(self.share * BUCKETS))
-        self.sent[job] = place
-        return place
+        self.sent[job] = int(self.places[self.users[job]] < round(self.share * BUCKETS))
+        return self.sent[job]
 
     def answered(self, now: float, job: int, place: int, latency_s: float) -> None:
         """Take note of an answer; after a window of the new version's, decide."""
@@ -101,10 +98,8 @@ class Rollout:
             return
         self.window[0].append(latency_s)
         self.window[1].append(failed)
-        if len(self.window[0]) == self.canary.window:
-            self._decide(now)
-
-    def _decide(self, now: float) -> None:
+        if len(self.window[0]) < self.canary.window:
+            return
         why, share = guard(*self.window, self.canary), self.share
         self.window = ([], [])
         if why:

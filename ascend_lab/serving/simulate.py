@@ -5,8 +5,6 @@ compared on the same requests (common random numbers). Requests before the measu
 system up and count nowhere. How far a mean can be trusted says an `interval` around it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -11,8 +11,6 @@ its answers bring new requests, so late arrivals wait. The rules of the batcher 
 (docs/user_guide/batcher.md and dynamic_batch_scheduler.cc of triton-inference-server/core).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -2,10 +2,11 @@
 
     tau(b) ~ mean_s + per_item_s * b
 
-Sizes between those that are timed get what lies between; each instance has a chip to itself.
+Sizes between those that are timed get what lies between; each instance has a chip to itself. The
+steps of a language model are fitted likewise: a prompt is GPT-2's graph as it is; a decoding step
+is the same layers on one row a request, with the cache of every request as inputs, all as long as
+the mean.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,18 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.compile import Road, front_stages
+from ascend_lab.graph.compile import Road, compile_stages, front_stages
+from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.models import load_model
 from ascend_lab.graph.tiled import simulate_within
+from ascend_lab.graph.zoo.blocks import Net
+from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
+from ascend_lab.serving.language import StepTime
+
+WIDTH, HEADS, EPSILON = 768, 12, 1e-5
+PROMPTS = (64, 256, 1024)
+DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
+"""Requests, and tokens that stand in the cache of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +88,57 @@ def network_seconds(
         timed[size] = simulate_within(front_stages(graph, chip, road), chip, None, road)[0].time_s
     every = np.interp(np.arange(1, most + 1), list(timed), list(timed.values()))
     return tuple(every.tolist()), timed
+
+
+# -- language models ------------------------------------------------------------------------------
+def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GPT_WORDS) -> Graph:
+    """Return a step of GPT-2 small: a row a request, and caches, to the scores of the next token.
+
+    Keys come as (batch, heads, depth, cached), values as (batch, heads, cached, depth), those of
+    the new tokens already in their places; they also go out.
+    """
+    net, depth = Net("gpt2_small", "fp32"), WIDTH // HEADS
+    x, new = net.input("x", (batch, WIDTH), "fp32"), []
+    for i in range(layers):
+        y = norm(net, x, EPSILON, name=f"h{i}.norm1")
+        wide = linear(net, y, 3 * WIDTH, name=f"h{i}.attn.qkv")
+        q, k, v = net.split(wide, sizes=3, axis=1, name=f"h{i}.split")
+        new += [k, v]
+        keys = net.input(f"h{i}.keys", (batch, HEADS, depth, cached), "fp32")
+        values = net.input(f"h{i}.values", (batch, HEADS, cached, depth), "fp32")
+        row = net.reshape(q, shape=(batch, HEADS, 1, depth), name=f"h{i}.q")
+        scores = net.batch_matmul(row, keys, name=f"h{i}.scores")
+        scores = net.muls(scores, number=depth**-0.5, name=f"h{i}.scale")
+        shares = net.softmax(scores, axis=-1, name=f"h{i}.softmax")
+        found = net.batch_matmul(shares, values, name=f"h{i}.context")
+        found = net.reshape(found, shape=(batch, WIDTH), name=f"h{i}.rows")
+        x = net.add(x, linear(net, found, WIDTH, name=f"h{i}.attn.out"), name=f"h{i}.add1")
+        y = norm(net, x, EPSILON, name=f"h{i}.norm2")
+        x = net.add(x, mlp(net, y, 4 * WIDTH, "gelu", name=f"h{i}.mlp"), name=f"h{i}.add2")
+    words = net.seeded("wte.weight", (vocabulary, WIDTH), SPREAD)
+    x = norm(net, x, EPSILON, name="ln_f")
+    return net.finish(net.matmul(x, words, trans_b=True, name="lm_head"), *new)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Costs of steps, the times they were fitted to, and the largest error as a share of them."""
+
+    time: StepTime
+    prompts: dict[int, float]
+    decodes: dict[tuple[int, int], float]
+    worst_error: float
+
+
+def gpt2_steps(chip: Chip | str, layers: int = 12) -> Fitted:
+    """Return what GPT-2 small's steps cost on a chip: a plane through our own network times."""
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+
+    def seconds(graph: Graph) -> float:
+        return compile_stages(graph, chip).timeline().time_s
+
+    prompts = {n: seconds(gpt2_small(1, n, layers=layers)) for n in PROMPTS}
+    decodes = {(b, c): seconds(decode_graph(b, c, layers)) for b, c in DECODES}
+    rows = [(1, n, 0, 0) for n in prompts] + [(1, 0, b, b * c) for b, c in decodes]
+    costs, worst = fit(rows, [*prompts.values(), *decodes.values()])
+    return Fitted(StepTime(*costs), prompts, decodes, worst)

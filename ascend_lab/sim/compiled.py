@@ -9,13 +9,14 @@ and is at most a few percent high.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ascend_lab.chip import BLOCK_BYTES, Chip, VectorCost
+from ascend_lab.errors import SimulationError
 from ascend_lab.isa.instructions import mmad_shape
 from ascend_lab.isa.memory import Region
-from ascend_lab.isa.program import WHOLE_BLOCKS, Event, Instruction, Loop, Node, Program
+from ascend_lab.isa.program import CROSS, WHOLE_BLOCKS, Event, Instruction, Loop, Node, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,14 @@ class Surroundings:
     """What an instruction's time depends on beyond itself.
 
     `active_cores` share L2 and memory; `fresh` is the share of a tensor's bytes that comes from
-    memory; `memory_slowdown` >= 1 stretches memory time where memory is the limit.
+    memory; `memory_slowdown` >= 1 stretches memory time where memory is the limit. In a mix launch
+    `kinds` tells how many cores there are of each; they share with their like.
     """
 
     active_cores: int = 1
     fresh: Mapping[str, float] = field(default_factory=dict)
     memory_slowdown: float = 1.0
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Co
     cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
     energy = path.energy_pj_per_byte
     latency = float(path.latency_cycles)
-    n = around.active_cores
+    n = around.kinds.get(path.unit, around.active_cores)
     if "GM" in (src.space, dst.space):
         shared = chip.shared_rate_bytes_per_cycle("L2", n)
         cycles_per_byte = max(cycles_per_byte, 1.0 / shared)
@@ -140,6 +143,10 @@ def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Co
         latency += fresh * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
     occupancy = path.startup_cycles + math.ceil(size * cycles_per_byte - 1e-9)
     return Cost(occupancy, round(latency), size * energy)
+
+
+class NotComposableError(SimulationError):
+    """The program has waits before their sets or unbalanced loops; use the reference."""
 
 
 # -- a program with its costs ----------------------------------------------------------------------
@@ -170,7 +177,8 @@ class Nest:
 class Compiled:
     """Structure (shared by all candidates of one template) plus durations and trip counts.
 
-    `cycles[s]` is how long step s takes its pipe, and what that takes in energy is
+    `cores` counts the cores whose programs stand here, a nest each at the top of the tree; 0: one
+    program. `cycles[s]` is how long step s takes its pipe, and what that takes in energy is
     `energy_pj[s]`; `latency[s]` delays the flag a SET raises;
     `tail_latency[p]` is the latency of the last work of pipe p, paid at the end unless a flag after
     it tells someone that the result is there.
@@ -186,6 +194,7 @@ class Compiled:
     tail_latency: tuple[int, ...]
     counts: tuple[int, ...]
     energy_pj: tuple[float, ...]
+    cores: int = 0
 
     def runs(self) -> list[int]:
         """Return how often each step runs."""
@@ -201,10 +210,15 @@ class Compiled:
                 out[node] += times
 
 
-class _Compiler:
-    def __init__(self, program: Program, chip: Chip, around: Surroundings) -> None:
+class Compiler:
+    """Collects the steps of one program, or of several that run together."""
+
+    def __init__(self, chip: Chip, around: Surroundings) -> None:
+        """Start empty."""
         self.chip, self.around = chip, around
-        self.pipes = {pipe: number for number, pipe in enumerate(program.pipes)}
+        self.names: list[str] = []
+        self.pipes: dict[str, int] = {}
+        self.prefix = ""
         self.events: dict[Event, int] = {}
         self.known: dict[int, int] = {}
         self.steps: list[Step] = []
@@ -213,10 +227,20 @@ class _Compiler:
         self.latency: list[int] = []
         self.energy: list[float] = []
         self.counts: list[int] = []
-        self.last_latency = [0] * len(self.pipes)
-        self.tail_latency = [0] * len(self.pipes)
+        self.last_latency: list[int] = []
+        self.tail_latency: list[int] = []
+
+    def begin(self, pipes: Sequence[str], prefix: str = "") -> None:
+        """Begin the program of a core, whose pipes are called `prefix` and their own name."""
+        self.prefix, start = prefix, len(self.names)
+        self.pipes = {pipe: start + number for number, pipe in enumerate(pipes)}
+        self.names += [prefix + pipe for pipe in pipes]
+        self.last_latency += [0] * len(pipes)
+        self.tail_latency += [0] * len(pipes)
+        self.known = {}
 
     def tree(self, nodes: tuple[Node, ...]) -> tuple[int | Nest, ...]:
+        """Add the steps of a nest and return it with their numbers."""
         out: list[int | Nest] = []
         for node in nodes:
             if isinstance(node, Loop):
@@ -225,6 +249,8 @@ class _Compiler:
                 body, inside = self.tree(node.body), self.steps[first:]
                 pipes, events = {s.pipe for s in inside}, {s.event for s in inside} - {-1}
                 out.append(Nest(number, body, tuple(sorted(pipes)), tuple(sorted(events))))
+            elif node.op in CROSS:
+                out += self.cross(node)
             elif node.pipe == "ALL":
                 out += self.barrier(node)
             else:
@@ -232,16 +258,19 @@ class _Compiler:
         return tuple(out)
 
     def number_of(self, event: Event) -> int:
+        """Return the number of a flag between pipes of the core."""
         # The flags of a queue share one event object: its identity is found faster than its value.
         number = self.known.get(id(event))
         if number is None:
-            number = self.events.setdefault(event, len(self.events))
+            named = replace(event, src=self.prefix + event.src, dst=self.prefix + event.dst)
+            number = self.events.setdefault(named if self.prefix else event, len(self.events))
             self.known[id(event)] = number
         return number
 
     def step(
         self, pipe: int, kind: int, event: int, cycles: int, latency: int, energy: float = 0.0
     ) -> int:
+        """Add a step and return its number."""
         self.steps.append(Step(pipe, kind, event, len(self.sources) - 1))
         self.cycles.append(cycles)
         self.latency.append(latency)
@@ -249,6 +278,7 @@ class _Compiler:
         return len(self.steps) - 1
 
     def instruction(self, node: Instruction) -> int:
+        """Add work, or a flag between pipes."""
         self.sources.append(node)
         pipe = self.pipes[node.pipe]
         if node.event is None:
@@ -265,14 +295,21 @@ class _Compiler:
             return self.step(pipe, SET, event, cycles, self.last_latency[pipe])
         return self.step(pipe, WAIT, event, cycles, 0)
 
+    def cross(self, node: Instruction) -> list[int]:
+        """What a flag for other cores costs a core by itself: its pipe a slot."""
+        self.sources.append(node)
+        if node.op == "cross_wait":
+            return []
+        return [self.step(self.pipes[node.pipe], WORK, -1, self.chip.flag_cycles, 0)]
+
     def barrier(self, node: Instruction) -> list[int]:
         """A barrier on all pipes: everyone tells everyone, then everyone waits for everyone.
 
         It waits for results to be visible too, so flags after it add no latency again.
         """
         self.sources.append(node)
-        count, names = len(self.pipes), tuple(self.pipes)
-        pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
+        names, pipes = self.names, self.pipes.values()
+        pairs = [(p, q) for p in pipes for q in pipes if p != q]
         number = {
             pair: self.events.setdefault(
                 Event(names[pair[0]], names[pair[1]], 1000), len(self.events)
@@ -282,23 +319,29 @@ class _Compiler:
         out = [self.step(p, SET, number[p, q], 0, self.last_latency[p]) for p, q in pairs]
         out += [self.step(q, WAIT, number[p, q], 0, 0) for p, q in pairs]
         cycles = self.chip.barrier_cycles
-        self.last_latency, self.tail_latency = [0] * count, [0] * count
-        return out + [self.step(p, WORK, -1, cycles, 0) for p in range(count)]
+        for p in pipes:
+            self.last_latency[p] = self.tail_latency[p] = 0
+        return out + [self.step(p, WORK, -1, cycles, 0) for p in pipes]
+
+    def finish(self, tree: tuple[int | Nest, ...], cores: int = 0) -> Compiled:
+        """Return what was collected."""
+        return Compiled(
+            tuple(self.names),
+            tuple(self.events),
+            tuple(self.steps),
+            tree,
+            tuple(self.sources),
+            tuple(self.cycles),
+            tuple(self.latency),
+            tuple(self.tail_latency),
+            tuple(self.counts),
+            tuple(self.energy),
+            cores,
+        )
 
 
 def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
     """Return the timed form of `program`; the durations are those of `cost.instruction_cost`."""
-    compiler = _Compiler(program, chip, around)
-    tree = compiler.tree(program.body)
-    return Compiled(
-        tuple(compiler.pipes),
-        tuple(compiler.events),
-        tuple(compiler.steps),
-        tree,
-        tuple(compiler.sources),
-        tuple(compiler.cycles),
-        tuple(compiler.latency),
-        tuple(compiler.tail_latency),
-        tuple(compiler.counts),
-        tuple(compiler.energy),
-    )
+    compiler = Compiler(chip, around)
+    compiler.begin(program.pipes)
+    return compiler.finish(compiler.tree(program.body))

@@ -5,7 +5,7 @@ wrong address or a missing copy gives a wrong answer instead of a lucky one.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, SimulationError
+from ascend_lab.isa.cross import check_launch, crews
 from ascend_lab.isa.instructions import check_instruction, check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.program import Instruction, Kernel, Launch, Program, as_kernel, index_of
-from ascend_lab.isa.walk import first, interleave
+from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 from ascend_lab.sim.values import numpy_type, run_vector, store
 
 Values = NDArray[Any]
@@ -36,12 +37,13 @@ class _Core:
     def _place(self, region: Region) -> tuple[list[Values], Values, tuple[int, ...]]:
         """Return the bytes of each slot of the region's buffer, none of its elements, strides."""
         buffer, dtype = region.buffer, numpy_type(region.buffer.dtype)
+        starts = range(0, buffer.slots * buffer.slot_bytes, buffer.slot_bytes)
         if buffer.space == "GM":
-            slots = [self.tensors[buffer.name].view(np.uint8)]
+            space = self.tensors[buffer.name].view(np.uint8)
         else:
-            starts = [buffer.address + i * buffer.slot_bytes for i in range(buffer.slots)]
-            size = buffer.elements * buffer.itemsize
-            slots = [self.spaces[buffer.space][low : low + size] for low in starts]
+            space = self.spaces[buffer.space][buffer.address :]
+        one = buffer.elements * buffer.itemsize
+        slots = [space[low : low + one] for low in starts]
         return slots, np.empty(0, dtype), tuple(s * buffer.itemsize for s in region.strides)
 
     def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
@@ -82,34 +84,41 @@ def execute(
     for name in tensors:
         if name not in memory:
             raise InputError("a tensor of the program", name, f"it has {', '.join(memory)}")
-    parts = [part for phase in kernel.phases for part in phase.parts]
-    for part in parts:
-        for instruction, _ in part.program.instructions():
-            check_instruction(chip, instruction)
-        check_program(chip, part.program)
+    for phase in kernel.phases:
+        check_launch(chip, phase)
+        for part in phase.parts:
+            for instruction, _ in part.program.instructions():
+                check_instruction(chip, instruction)
+            check_program(chip, part.program)
     rng = random.Random(seed)
     pick = first if seed is None else rng.choice
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
     with np.errstate(all="ignore"):
-        for part in parts:
-            for binding in part.bindings:
-                core = _Core(chip, memory)
-                for instruction, env in interleave(part.program, dict(binding), pick):
-                    action = _ACTIONS.get(instruction.op, _vector)
-                    action(core, instruction, env)
+        for phase in kernel.phases:
+            for crew in crews(phase):
+                _work_together(chip, memory, crew, pick, phase.mix or 1)
     shapes = {name: np.shape(value) for name, value in tensors.items()}
     return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
+
+
+def _work_together(
+    chip: Chip, tensors: dict[str, Values], crew: Sequence[Core], pick: Pick, team: int
+) -> None:
+    cores = [_Core(chip, tensors) for _ in crew]
+    for number, _, instruction, env in interleave_cores(crew, pick, team):
+        action = _ACTIONS.get(instruction.op, _vector)
+        action(cores[number], instruction, env)
 
 
 def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
     dtype = numpy_type(buffer.dtype)
     if buffer.name not in tensors:
-        return np.full(buffer.elements * buffer.itemsize, POISON, np.uint8).view(dtype)
+        return np.full(buffer.size_bytes, POISON, np.uint8).view(dtype)
     try:
         given = np.ascontiguousarray(tensors[buffer.name])
     except ValueError as error:
         raise InputError(f"tensor {buffer.name}: an array", str(error), "stack its rows") from error
-    if given.size != buffer.elements or given.dtype != dtype:
+    if given.nbytes != buffer.size_bytes or given.dtype != dtype:
         needed = f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}"
         raise InputError(needed, f"{given.size} of {given.dtype}", "check shape and format")
     return given.reshape(-1).copy()
@@ -219,14 +228,15 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     dst = core.view(instruction.dst, env)
     m1, k1, m0, _ = dst.shape
     m = _start(instruction, "m_start", env) + np.arange(m1 * m0)
-    k = _start(instruction, "k_start", env) // c0 + np.arange(k1)
+    lanes, each = dst.shape[3], dst.shape[3] // c0  # taps side by side in the lanes of one
+    k = _start(instruction, "k_start", env) // c0 + np.arange(k1 * each)
     valid_m, valid_k = m < out_h * out_w, k < c1 * kh * kw
     m, k = np.where(valid_m, m, 0), np.where(valid_k, k, 0)
     rows = (m // out_w * sh)[:, None] + (k // kw % kh * dh)[None, :]
     columns = (m % out_w * sw)[:, None] + (k % kw * dw)[None, :]
     tile = padded[(k // (kh * kw))[None, :], rows, columns]
     tile[~(valid_m[:, None] & valid_k[None, :])] = 0
-    store(dst, tile.reshape(m1, m0, k1, c0).transpose(0, 2, 1, 3))
+    store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
 
 
 def _ints(instruction: Instruction, name: str) -> tuple[int, ...]:
@@ -258,6 +268,8 @@ _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] 
     "set_flag": _nothing,
     "wait_flag": _nothing,
     "barrier": _nothing,
+    "cross_set": _nothing,
+    "cross_wait": _nothing,
     "data_copy": _copy,
     "load2d": _copy,
     "load3d": _load3d,

@@ -16,8 +16,17 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest, Surroundings, instruction_cost
+from ascend_lab.sim.compiled import (
+    SET,
+    WAIT,
+    Compiled,
+    Nest,
+    NotComposableError,
+    Surroundings,
+    instruction_cost,
+)
 from ascend_lab.sim.reference import run_reference
+from ascend_lab.sim.steady import run_together
 
 Array = NDArray[np.int64]
 NEVER = np.int64(-(2**61))
@@ -31,10 +40,6 @@ Time = tuple[Array, Number]
 
 Work adds cycles only, so rows are computed at waits alone.
 """
-
-
-class NotComposableError(SimulationError):
-    """The program has waits before their sets or unbalanced loops; use the reference."""
 
 
 def _times(a: Array, x: Array) -> Array:
@@ -233,6 +238,8 @@ def _walk(
 def run_quickest(program: Compiled) -> int:
     """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
     try:
+        if program.cores:
+            return run_together(program)
         short = sum(program.runs()) <= SHORT * len(program.steps)
         return run_walked(program) if short else run_fast(program)
     except NotComposableError:
@@ -245,11 +252,16 @@ def run_candidates(program: Compiled, cycles: Array) -> Array:
     Runs the reference engine where only that one applies.
     """
     try:
-        return _run_columns(program, cycles)
+        if not program.cores:
+            return _run_columns(program, cycles)
     except NotComposableError:
-        columns = cycles.T.tolist()
-        times = [run_reference(replace(program, cycles=tuple(c)))[0] for c in columns]
-        return np.array(times, np.int64)
+        pass
+    run = run_quickest if program.cores else _by_events
+    return np.array([run(replace(program, cycles=tuple(c))) for c in cycles.T.tolist()], np.int64)
+
+
+def _by_events(program: Compiled) -> int:
+    return run_reference(program)[0]
 
 
 def _run_columns(program: Compiled, cycles: Array) -> Array:

@@ -4,11 +4,12 @@ A write makes a piece dirty; dirty pieces are written to memory when they leave,
 overwritten while it lies in L2 never gets there. The tensors of one phase stream side by side: when
 a third of one is done, so is a third of every other. Of a piece L2 holds what was touched, so small
 tensors take no more room than they need; neighbours become one range, dirty from the first byte
-written to the last.
+written to the last. What is read for the last time is dropped as it is read, and what of it was not
+there is not kept either.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascend_lab.chip import Chip
@@ -28,12 +29,16 @@ Held = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A phase reads, or writes, bytes `address_bytes` .. `address_bytes + size_bytes - 1` once."""
+    """A phase reads, or writes, bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
+
+    `is_last`: nobody reads them again.
+    """
 
     name: str
     address_bytes: int
     size_bytes: int
     is_write: bool = False
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,21 @@ class L2:
                 read[a.name] = read.get(a.name, 0) + a.size_bytes
         return Outcome({n: min(1.0, hit.get(n, 0) / size) for n, size in read.items()}, written)
 
+    def discard(self, address_bytes: int, size_bytes: int) -> None:
+        """Forget bytes that nobody reads again: dirty ones are never written to memory."""
+        low, stop, pieces = address_bytes, address_bytes + size_bytes, self._pieces
+        keys = range(low // self.piece_bytes, -(-stop // self.piece_bytes))
+        for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
+            if key not in pieces:
+                continue
+            left = tuple(part for held in pieces[key] for part in _without(held, low, stop))
+            self.held_bytes += sum(b - a for a, b, _, _ in left)
+            self.held_bytes -= sum(b - a for a, b, _, _ in pieces[key])
+            if left:
+                pieces[key] = left
+            else:
+                del pieces[key]
+
     def flush(self) -> int:
         """Return the dirty bytes, written to memory now; they stay in L2, clean."""
         dirty = sum(d - c for held in self._pieces.values() for _, _, c, d in held)
@@ -104,7 +124,7 @@ class L2:
         for is_write in (False, True):
             sizes: dict[int, int] = {}
             for a in accesses:
-                if a.is_write is is_write:
+                if a.is_write is is_write and not a.is_last:
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             different[is_write] = sum(sizes.values())
         enough = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
@@ -144,8 +164,6 @@ class L2:
             if len(held) > 1 or (held and not _touch(held[0], low, stop)):
                 near = tuple(r for r in held if _touch(r, low, stop))
                 rest = tuple(r for r in held if not _touch(r, low, stop))
-            merged = _merged(near, low, stop, is_write)
-            self.held_bytes += merged[1] - merged[0]
             found = 0
             for a, b, _, _ in near:
                 found += max(0, min(b, stop) - max(a, low))
@@ -153,7 +171,13 @@ class L2:
             if not is_write:
                 name = accesses[rank].name
                 hit[name] = hit.get(name, 0) + found
-            pieces[key] = (*rest, merged)
+            if accesses[rank].is_last:
+                merged = tuple(part for held in near for part in _without(held, low, stop))
+            else:
+                merged = (_merged(near, low, stop, is_write),)
+            self.held_bytes += sum(b - a for a, b, _, _ in merged)
+            if left := (*rest, *merged):
+                pieces[key] = left
             while self.held_bytes > self.size_bytes:
                 _, gone = pieces.popitem(last=False)
                 self.held_bytes -= sum(b - a for a, b, _, _ in gone)
@@ -177,22 +201,58 @@ def _merged(near: Sequence[Held], low: int, stop: int, is_write: bool) -> Held:
     return (first, end, dirty, clean) if dirty < clean else (first, end, first, first)
 
 
+def _without(held: Held, low: int, stop: int) -> Iterator[Held]:
+    """Yield what is left of a range without bytes low .. stop-1."""
+    first, end, dirty, clean = held
+    for a, b in ((first, min(end, low)), (max(first, stop), end)):
+        if a < b:
+            c, d = max(a, dirty), min(b, clean)
+            yield (a, b, c, d) if c < d else (a, b, a, a)
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """An L2 that is a buffer, during one kernel: it holds the tensors that were put there."""
+
+    names: frozenset[str]
+
+    def touch(self, accesses: Sequence[Access]) -> Outcome:
+        """Run one phase: what is not held is read from memory, and written there."""
+        hits = {a.name: float(a.name in self.names) for a in accesses if not a.is_write}
+        away = (a.size_bytes for a in accesses if a.is_write and a.name not in self.names)
+        return Outcome(hits, sum(away))
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """L2, and where the tensors of the next kernel lie: name to (address, size) in bytes.
+
+    It is the `last` kernel that reads some of them.
 
     Tensors without an address stand one after another from `workspace_bytes` on, by default behind
     the highest that has one.
     """
 
-    l2: L2
+    l2: L2 | Scratch
     tensors: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     workspace_bytes: int | None = None
+    last: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, chip: Chip, workspace_bytes: int | None = None) -> "DeviceMemory":
         """Return the memory of a chip with an empty L2."""
         return cls(L2.of(chip), {}, workspace_bytes)
+
+    @classmethod
+    def holding(
+        cls, chip: Chip, tensors: Sequence[Buffer], names: Collection[str]
+    ) -> "DeviceMemory":
+        """Return the memory of a chip whose L2 has read those `tensors` that `names` lists."""
+        memory = cls.of(chip)
+        addresses = memory.addresses(tensors)
+        held = [b for b in tensors if b.name in names]
+        memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in held])
+        return memory
 
     def at(self, tensors: Mapping[str, tuple[int, int]]) -> "DeviceMemory":
         """Return the same memory, L2 included, with the tensors of another kernel."""
@@ -227,12 +287,22 @@ class DeviceMemory:
 
 
 def accesses_of(
-    launch: Launch, traffic: Traffic, addresses: Mapping[str, int]
+    launch: Launch,
+    traffic: Traffic,
+    addresses: Mapping[str, int],
+    last: frozenset[str] = frozenset(),
 ) -> tuple[Access, ...]:
-    """Return what a launch touches in L2: the different bytes of each tensor, reads first."""
+    """Return what a launch touches in L2: the different bytes of each tensor, reads first.
+
+    A tensor of `last` is dropped as it is read, if this reads every byte once.
+    """
     lowest = lowest_bytes(launch)
+    dropped = {name for name in last if traffic.reads_once(name)}
     return tuple(
-        Access(name, addresses[name] + lowest[name, is_write], size, is_write)
+        Access(
+            name, addresses[name] + lowest[name, is_write], size, is_write,
+            name in dropped and not is_write,
+        )
         for is_write, sizes in ((False, traffic.read_once), (True, traffic.write_once))
         for name, size in sizes.items()
-    )
+    )  # fmt: skip

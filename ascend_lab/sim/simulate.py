@@ -8,14 +8,17 @@ same memory too: a network is a loop over its kernels.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
+from ascend_lab.isa.cross import check_launch
 from ascend_lab.isa.instructions import mmad_shape, program_unit
 from ascend_lab.isa.program import Kernel, Launch, Program, as_kernel, as_launch
 from ascend_lab.sim.compiled import Compiled, Surroundings, compile_program
+from ascend_lab.sim.crew import compile_crews
 from ascend_lab.sim.fast import run_quickest
 from ascend_lab.sim.l2 import DeviceMemory, accesses_of
 from ascend_lab.sim.reference import run_reference
@@ -37,8 +40,9 @@ def simulate(
 ) -> Timeline:
     """Time a program or a launch on `chip`; both engines give the same cycles.
 
-    All active cores share L2 and memory evenly. No launch ends before device memory has moved all
-    its bytes; where that is the limit, the time is memory's, and the copies from memory are
+    All active cores share L2 and memory evenly; those of a mix launch with their like, and it does
+    not end before L2 has moved all its bytes either. No launch ends before device memory has moved
+    all its bytes; where that is the limit, the time is memory's, and the copies from memory are
     stretched (`memory_slowdown`) until the pipes fill it. L2 is empty at the start, or holds the
     share `warm[name]` of a GM tensor; `write_back_bytes` go to memory meanwhile, by default all
     written bytes if what is touched exceeds L2, else none. Raises `SimulationError` (too many
@@ -60,19 +64,26 @@ def _check(launch: Launch, chip: Chip, engine: str) -> None:
     if launch.core_count > chip.cores_of(unit):
         needed = f"at most {chip.cores_of(unit)} {unit} cores on {chip.name}"
         raise SimulationError(needed, str(launch.core_count), "launch fewer blocks")
+    check_launch(chip, launch)
 
 
 def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "fast") -> Timeline:
     """Time a launch whose traffic is known; raises as `simulate`."""
     _check(launch, chip, engine)
-    memory_cycles = math.ceil(
-        traffic.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9
-    )
+    shared = [(traffic.memory_bytes, chip.device_memory)]
     around = Surroundings(launch.core_count, traffic.fresh)
-    parts = tuple(compile_program(part.program, chip, around) for part in launch.parts)
+    if launch.mix:
+        cores = {"cube": launch.core_count, "vector": launch.core_count * (launch.mix - 1)}
+        around = replace(around, kinds=cores)
+        shared.append((sum(n for p, n in traffic.path_bytes.items() if "GM" in p), chip.l2))
+    memory_cycles = max(
+        math.ceil(size / memory.rate_bytes_per_s * chip.clock_hz - 1e-9) for size, memory in shared
+    )
+    alone = tuple(compile_program(part.program, chip, around) for part in launch.parts)
+    parts = compile_crews(launch, chip, around) if launch.mix else alone
     slow = engine == "reference"
     times = tuple(run_reference(part)[0] if slow else run_quickest(part) for part in parts)
-    macs, dtype, energy_pj = _work(launch, parts)
+    macs, dtype, energy_pj = _work(launch, alone)
     reads = sum(n for (src, _), n in traffic.path_bytes.items() if src == "GM")
     return Timeline(
         name=launch.name,
@@ -88,6 +99,7 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
         around=around,
         parts=parts,
         pipe_cycles=times,
+        mix_cycles=round(chip.mix_start_s * chip.clock_hz) if launch.mix else 0,
     )
 
 
@@ -121,9 +133,11 @@ def simulate_kernel(
     if memory is None:
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
         return KernelTimeline(whole.name, chip, phases)
-    addresses, timed = memory.addresses(whole.tensors), list[Timeline]()
-    for phase in whole.phases:
-        outcome = memory.l2.touch(accesses_of(phase, traffic_of(phase, chip), addresses))
+    addresses, timed, count = memory.addresses(whole.tensors), list[Timeline](), len(whole.phases)
+    for i, phase in enumerate(whole.phases):
+        last = memory.last if i == count - 1 else frozenset[str]()
+        accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
+        outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())
         timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
     return KernelTimeline(whole.name, chip, tuple(timed))

@@ -3,26 +3,42 @@
 A kernel of several phases tells the sums of its phases' timelines:
 
     cycles = sum of the phases' cycles + (phases - 1) * barrier over all cores
+
+and what starts it: the host ("cold"), the device's queue ("queued"), or, in a super kernel of
+several, a barrier after the one before it ("inside"; "across" if cube and vector cores meet at it).
 """
 
-import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.output import write_whole
 from ascend_lab.sim.compiled import WAIT, WORK, Compiled, Surroundings
 from ascend_lab.sim.fast import Stretched, stretch
 from ascend_lab.sim.reference import run_reference
 
 MAX_SPANS = 300_000
 Key = TypeVar("Key", bound=Hashable)
+Start = Literal["cold", "queued", "inside", "across"]
+"""What starts a kernel: see the module."""
+
+
+def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
+    """Return the cycles of starting a kernel, and `mix_cycles` unless a launch contains it.
+
+    Cores of two kinds tell those of one, which tell each other, and then the other kind.
+    """
+    costs = {
+        "cold": chip.launch_overhead_s,
+        "queued": chip.queued_launch_s,
+        "inside": chip.barrier_s,
+        "across": 3 * chip.barrier_s,
+    }
+    return round(costs[start] * chip.clock_hz) + mix_cycles * (start in ("cold", "queued"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +70,8 @@ class Timed:
 
     @property
     def launch_cycles(self) -> int:
-        """Host overhead, paid once, in cycles."""
-        return round(self.chip.launch_overhead_s * self.chip.clock_hz)
+        """What starts it, paid once, in cycles: the host, if nothing else is said."""
+        return start_cycles(self.chip, "cold", int(self.mix_cycles))
 
     @property
     def total_cycles(self) -> int:
@@ -124,6 +140,7 @@ class Timeline(Timed):
     around: Surroundings
     parts: tuple[Compiled, ...]
     pipe_cycles: tuple[int, ...]
+    mix_cycles: int = 0
 
     @cached_property
     def _stretched(self) -> Stretched:
@@ -149,7 +166,10 @@ class Timeline(Timed):
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
         for step, runs, each in zip(program.steps, program.runs(), program.cycles, strict=True):
-            if step.kind == WORK and program.sources[step.source].op != "barrier":
+            if step.kind == WORK and program.sources[step.source].op not in (
+                "barrier",
+                "cross_set",
+            ):
                 busy[program.pipes[step.pipe]] += runs * each
         return busy
 
@@ -271,6 +291,17 @@ class KernelTimeline(Timed):
     name: str
     chip: Chip
     phases: tuple[Timeline, ...]
+    start: Start = field(default="cold", kw_only=True)
+
+    @property
+    def launch_cycles(self) -> int:
+        """Cycles of what starts it."""
+        return start_cycles(self.chip, self.start, self.mix_cycles)
+
+    @property
+    def mix_cycles(self) -> int:
+        """Cycles more to start a launch in which cube and vector cores meet."""
+        return max(phase.mix_cycles for phase in self.phases)
 
     @property
     def sync_cycles(self) -> int:
@@ -345,48 +376,3 @@ def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
     for part in parts:
         total.update(part)
     return dict(total)
-
-
-# -- export a timeline as Chrome trace JSON (opens in Perfetto and in MindStudio Insight) ----------
-def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return Chrome trace events with msprof's field names: ph, name, ts, dur, pid, tid, args.
-
-    Times are microseconds. One complete event (ph "X") per instruction, waits marked with the
-    flag that held them, and metadata events (ph "M") that name process and pipes.
-    """
-    scale = 1e6 / timeline.chip.clock_hz
-    pid = 0
-    pipes = timeline.compiled.pipes
-    events: list[dict[str, Any]] = [
-        _meta("process_name", pid, 0, {"name": f"AI Core ({timeline.chip.name})"})
-    ]
-    for tid, pipe in enumerate(pipes):
-        events.append(_meta("thread_name", pid, tid, {"name": pipe}))
-        events.append(_meta("thread_sort_index", pid, tid, {"sort_index": tid}))
-    for span in timeline.spans:
-        args: dict[str, Any] = {"start_cycle": span.start, "cycles": span.end - span.start}
-        if span.stall_cycles:
-            args |= {"stall_cycles": span.stall_cycles, "waits_for": span.cause}
-        events.append(
-            {
-                "name": span.name,
-                "cat": "stall" if span.stall_cycles else "instruction",
-                "ph": "X",
-                "ts": span.start * scale,
-                "dur": (span.end - span.start) * scale,
-                "pid": pid,
-                "tid": pipes.index(span.pipe),
-                "args": args,
-            }
-        )
-    return events
-
-
-def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
-
-
-def write_trace(timeline: Timeline, file: str | Path) -> None:
-    """Write the trace to `file`; raise `InputError` if that cannot be done."""
-    data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
-    write_whole(file, json.dumps(data))

@@ -43,6 +43,11 @@ class Traffic:
         """Bytes read from and written to device memory."""
         return self.memory_read_bytes + self.memory_write_bytes
 
+    def reads_once(self, name: str) -> bool:
+        """Tell whether no byte of a tensor is read a second time."""
+        fetched, fresh = self.fetched.get(name, 0), self.fresh.get(name, 0.0)
+        return fetched > 0 and fetched <= fresh * self.read_once[name]
+
     def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> "Traffic":
         """Return the traffic if `warm[name]` of a tensor's first touches hit L2.
 
@@ -88,6 +93,8 @@ def unique_elements(dims: list[tuple[int, int]]) -> int:
 def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str, int]) -> int:
     """Bytes of GM touched; rows picked at run time all differ, until none is left."""
     dims = [*zip(region.sizes, region.strides, strict=True)]
+    if any(v in inside for v, _ in region.slot.terms):  # a ring of tiles
+        dims.append((region.buffer.slots, region.buffer.elements))
     loops = [(inside[v], c) for v, c in region.offset.terms if v in inside]
     if index_of(instruction) is None:
         return unique_elements([*dims, *loops]) * region.buffer.itemsize
@@ -174,6 +181,9 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
         fetched_by_all.update(fetched)
         written.update(writes)
         held.update(reads)
+    if launch.mix:  # a workspace: what one core reads, another has just written
+        held = Counter({name: size for name, size in held.items() if name not in written})
+        fetched_by_all = Counter({n: m for n, m in fetched_by_all.items() if n in held})
     sizes = {b.name: b.size_bytes for b in launch.tensors}
     touched = sum(min(held[n] + written[n], s) for n, s in sizes.items())
     # Parts run side by side and share what they fetch: no tensor is read more often than by one.

@@ -3,14 +3,15 @@
 The step is profiled as two graphs. Forward and backward read parameters as constants in the format
 they compute in, which lie as each kernel reads them (as a graph engine keeps its variables), and
 end with the gradients, row-major, in that format: so they are exchanged. The update then reads
-gradients, fp32 masters and states, and writes them and the copies for the next step.
+gradients, fp32 masters and states, and writes them and the copies for the next step: each of them
+lies as one tensor, as fused optimisers keep them (torch_npu, NpuFused optimisers), and so do the
+running averages of all batch norms. One kernel updates all parameters, one all averages.
 """
 
 import csv
 import inspect
 import io
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,7 +38,7 @@ from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.train.autodiff import training_graph
 from ascend_lab.train.compile import TRAINING
-from ascend_lab.train.step import TrainingGraph, optimiser
+from ascend_lab.train.step import RUNNING_MOMENTUM, TrainingGraph, optimiser
 
 HEADER = ("name", "ready_us", "bytes")
 LONGEST_STAY = 2500
@@ -112,14 +113,13 @@ def profile_training(
     compiled = compile_step(step, chip)
     times = simulate_graph(compiled)
     rows = _operators(step, compiled, times)
-    update_s = sum(r.time_s for r in rows if r.phase == "update")
-    update_s += updates_s(step, chip, optimizer)
+    elements = sum(step.graph.types[name].elements for name in step.parameters)
     return StepProfile(
         graph.name,
         chip.name,
         sum(r.time_s for r in rows if r.phase == "forward"),
         sum(r.time_s for r in rows if r.phase == "backward"),
-        update_s,
+        update_s(elements, chip, optimizer, dtype) + averages_s(step, chip),
         _gradients(step, compiled, rows, dtype),
         rows,
         times.memory_bytes,
@@ -128,19 +128,28 @@ def profile_training(
 
 # -- forward and backward -------------------------------------------------------------------------
 def weights_in_place(step: TrainingGraph) -> Graph:
-    """Return the step with the parameters' copies as constants instead of inputs cast each step."""
+    """Return forward and backward, with the parameters' copies as constants: no cast each step."""
     graph, constants, nodes = step.graph, dict(step.graph.constants), []
     known = set(step.parameters)
     for node in graph.nodes:
         if node.op == "cast" and node.inputs[0] in known:
             constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
-        else:
+        elif step.phases.get(node.name) != "update":
             nodes.append(node)
     read = {name for node in nodes for name in node.inputs}
     for name in sorted(known & read):
         constants[name] = Constant(graph.types[name], Fill(0.0))
     inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
-    return verify(pruned(replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants)))
+    outputs = tuple(name for name in graph.outputs if name not in averages(step))
+    new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
+    return verify(pruned(new))
+
+
+def averages(step: TrainingGraph) -> Mapping[str, int]:
+    """Return the new running averages of a step, and how many numbers each is."""
+    nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
+    names = {name for node in nodes for name in node.outputs}
+    return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
 
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
@@ -199,7 +208,8 @@ def _gradients(
         clock += row.time_s if row.phase == "backward" else 0.0
         ends.update(dict.fromkeys(row.nodes, clock))
     # rewrites give outputs other names, in the same order
-    names = dict(zip(step.graph.outputs, compiled.graph.outputs, strict=True))
+    own = [name for name in step.graph.outputs if name not in averages(step)]
+    names = dict(zip(own, compiled.graph.outputs, strict=True))
     found = []
     for parameter, gradient in step.gradients.items():
         size = step.graph.types[parameter].elements * DTYPE_BYTES[dtype]
@@ -219,19 +229,9 @@ def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
 
 
 # -- update ---------------------------------------------------------------------------------------
-def updates_s(step: TrainingGraph, chip: Chip, optimizer: str) -> float:
-    """Return the seconds of all parameters' updates; parameters of equal size take as long."""
-    dtype = next(
-        (step.graph.types[g].dtype for g in step.gradients.values()
-         if step.graph.types[g].dtype != "fp32"), "fp16",
-    )  # fmt: skip
-    sizes = Counter(step.graph.types[name].elements for name in step.parameters)
-    return sum(count * update_s(n, chip, optimizer, dtype) for n, count in sizes.items())
-
-
 @lru_cache(4096)
 def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
-    """Return the seconds in which one parameter is updated, from a cold L2."""
+    """Return the seconds in which parameters in one tensor are updated, from a cold L2."""
     found = optimiser(optimizer, None)
     assert found is not None
     net = GraphBuilder("update")
@@ -239,8 +239,25 @@ def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> 
     states = [net.input(name, (elements,)) for name in found.states]
     made = net.add_node(found.operator.name, old, net.cast(grad, dtype="fp32"), *states)
     net.output(*made, net.cast(made[0], dtype=dtype))
+    return _alone_s(net, chip)
+
+
+def averages_s(step: TrainingGraph, chip: Chip) -> float:
+    """Return the seconds in which the running averages of all batch norms, one tensor, are new."""
+    elements = sum(averages(step).values())
+    if not elements:
+        return 0.0
+    net = GraphBuilder("averages")
+    old, batch = net.input("old", (elements,)), net.input("batch", (elements,))
+    kept, new = RUNNING_MOMENTUM, 1.0 - RUNNING_MOMENTUM
+    net.output(net.add(net.muls(old, number=kept), net.muls(batch, number=new)))
+    return _alone_s(net, chip)
+
+
+def _alone_s(net: GraphBuilder, chip: Chip) -> float:
     graph = assign_layouts(canonical(net.build(), chip))
-    return simulate_graph(compile_tasks(graph, chip, fuse(graph, chip, None).groups)).time_s
+    compiled = compile_tasks(graph, chip, fuse(graph, chip, None).groups)
+    return simulate_graph(compiled, first="queued").time_s
 
 
 # -- networks of equal layers ----------------------------------------------------------------------
@@ -293,14 +310,14 @@ def profile_layers(
         sum(row.time_s for row in middle if row.phase == phase) for phase in ("forward", "backward")
     )
     own = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
-    new_s = sum(
-        update_s(row.size_bytes // DTYPE_BYTES[dtype], chip, optimizer, dtype) for row in own
-    )
+    width = DTYPE_BYTES[dtype]
+    some, added = profile.gradient_bytes // width, sum(row.size_bytes for row in own) // width
+    updates = [update_s(n, chip, optimizer, dtype) for n in (some, some + more * added)]
     return replace(
         profile,
         forward_s=profile.forward_s + more * ahead,
         backward_s=profile.backward_s + more * back,
-        update_s=profile.update_s + more * new_s,
+        update_s=profile.update_s - updates[0] + updates[1],
         gradients=_all_gradients(profile.gradients, prefix, more, back),
         operators=_all_operators(profile.operators, prefix, more),
         memory_bytes=0,

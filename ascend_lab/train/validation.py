@@ -19,12 +19,11 @@ from ascend_lab.train.timeline import all_reduce_cost, step_timeline
 CHIP, SERVER = "Ascend910A", "910a-server"
 NORMS = (".bn",)
 EXPLANATION = """\
-The model is slower than published, and more so the smaller the batch. Every kernel pays a launch
-here ("launches"), which queues on the device hide, and every parameter and running average has
-kernels of its own, where optimisers update many in one: both cost the same for any batch. Half of
-the rest are the batch norms and what is fused with them ("norms"), bound by memory and vector
-units: the sums read the tensor once, the change of every element once more, forward and backward.
-Scaling comes out higher than published: a longer backward hides more communication, and reading
+One kernel updates all parameters, another all running averages. Half of a step are the batch norms
+and what is fused with them ("norms"), bound by memory and vector units: the sums read the tensor
+once, the change of every element once more, forward and backward. What the vendor's kernels save
+there (sums out of a convolution's own tile, masks of one bit) is not modelled. Scaling comes out
+higher than published: a longer backward hides more communication, and reading
 images, waiting hosts and memory bandwidth shared by compute and network are not modelled."""
 
 
@@ -32,7 +31,7 @@ images, waiting hosts and memory bandwidth shared by compute and network are not
 class TrainingRow:
     """One published row and the model's answer.
 
-    `norms_s` are the kernels with batch norms in them, `launches_s` the launches of all kernels.
+    `norms_s` are the kernels with batch norms in them.
     """
 
     name: str
@@ -43,7 +42,6 @@ class TrainingRow:
     published_efficiency: float | None
     model_efficiency: float
     norms_s: float
-    launches_s: float
 
     @property
     def error(self) -> float:
@@ -86,7 +84,7 @@ def training_validation_rows(
             TrainingRow(
                 row["name"], devices, batch, row["images_per_s"], devices * batch / step_s,
                 row.get("efficiency"), profile.step_s / step_s,
-                norms_s(profile), launches_s(profile, chip),
+                norms_s(profile),
             )
         )  # fmt: skip
     return found
@@ -98,21 +96,15 @@ def norms_s(profile: StepProfile) -> float:
     return sum(r.time_s for r in rows if any(m in name for m in NORMS for name in r.nodes))
 
 
-def launches_s(profile: StepProfile, chip: Chip) -> float:
-    """Return the seconds of launches: of every kernel, and at least one for each update."""
-    return (len(profile.operators) + len(profile.gradients)) * chip.launch_overhead_s
-
-
 def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
     """Return the rows as text, and what explains the error."""
     rows = training_validation_rows() if rows is None else rows
     head = f"{'row':<36}{'model':>10}{'publ.':>10}{'error':>8}{'step':>11}{'publ.':>10}"
-    lines = [f"{head}{'norms':>10}{'launches':>10}{'scaling':>9}{'publ.':>7}"]
+    lines = [f"{head}{'norms':>10}{'scaling':>9}{'publ.':>7}"]
     for row in rows:
         wanted = "-" if row.published_efficiency is None else f"{row.published_efficiency:.2f}"
         rates = f"{row.model_images_per_s:>6.0f}/s  {row.published_images_per_s:>6.0f}/s"
         steps = f"{row.model_s * 1e3:>8.2f} ms{row.published_s * 1e3:>7.2f} ms"
-        rest = f"{row.norms_s * 1e3:>7.2f} ms{row.launches_s * 1e3:>7.2f} ms"
-        rest += f"{row.model_efficiency:>9.2f}{wanted:>7}"
+        rest = f"{row.norms_s * 1e3:>7.2f} ms{row.model_efficiency:>9.2f}{wanted:>7}"
         lines.append(f"{row.name:<36}{rates}  {row.error:>+6.0%}{steps}{rest}")
     return "\n".join([*lines, EXPLANATION])

@@ -15,11 +15,9 @@ from ascend_lab.aoe.subgraph import (
     sliced,
     tune_subgraph,
 )
+from ascend_lab.aoe.subgraph.residency import Cache, Step, buffered
 from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
-from ascend_lab.aoe.subgraph.tune import (
-    PlanSpace,
-    plan_time,
-)
+from ascend_lab.aoe.subgraph.tune import finer, neighbours, plan_time
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, bound_of, evaluate, run_tasks, simulate_graph
 from ascend_lab.graph.compile import front_stages
@@ -29,8 +27,9 @@ KIB = 1024
 
 
 def small_l2(size_bytes):
-    """Ascend310 with less L2, so that small networks do not fit."""
-    return replace(CHIP, l2=replace(CHIP.l2, size_bytes=size_bytes))
+    """Ascend310 with less L2 and slow memory, so that small networks do not fit."""
+    memory = replace(CHIP.device_memory, rate_bytes_per_s=8e9)
+    return replace(CHIP, l2=replace(CHIP.l2, size_bytes=size_bytes), device_memory=memory)
 
 
 def chain_net(layers=5, batch=4, size=48, channels=16):
@@ -74,14 +73,14 @@ def test_tuned_is_faster_equal_and_above_the_bound(tight):
     result = tune_subgraph(chain_net(), chip, budget=12)
     assert result.plan.regions and result.after_s < result.before_s
     assert bound_of(graph, chip).time_s == result.bound_s < result.after_s
-    assert result.gain > 0 and result.gap > 0 and result.tried > 12
+    assert result.gain > 0 and result.gap > 0 and result.tried > 3
     assert plan_time(graph, result.plan, chip) == pytest.approx(result.after_s)
     rng = np.random.default_rng(0)
     inputs = {"x": rng.integers(-2, 3, graph.types["x"].shape).astype(np.float16)}
     wanted = evaluate(graph, inputs)
     for name, value in evaluate(result.graph, inputs).items():
         np.testing.assert_array_equal(value, wanted[name])
-    (got,) = run_tasks(compiled(result.graph, chip), inputs).values()
+    (got,) = run_tasks(result.plan.launched(compiled(result.graph, chip)), inputs).values()
     np.testing.assert_array_equal(got, wanted[graph.outputs[0]])
 
 
@@ -92,21 +91,21 @@ def test_a_front_is_taken_as_a_model_is(tight):
     assert (one.plan, one.after_s, one.tried) == (two.plan, two.after_s, two.tried)
 
 
-def test_one_seed_one_result(tight):
+def test_one_network_one_result(tight):
     _, chip = tight
     told = []
     one, two = (
-        tune_subgraph(chain_net(4), chip, budget=8, seed=3, progress=lambda *a: told.append(a))
+        tune_subgraph(chain_net(4), chip, budget=8, progress=lambda *a: told.append(a))
         for _ in range(2)
     )
-    assert one.plan == two.plan and one.tried == two.tried
+    assert one.plan == two.plan and one.tried == two.tried <= 8 + 3
     assert told[: len(told) // 2] == told[len(told) // 2 :] and told
 
 
-def test_nothing_is_tried_where_all_fits():
+def test_where_all_fits_nothing_is_sliced_and_kernels_share_a_launch():
     result = tune_subgraph(chain_net(), load_chip("Ascend910B2"))
-    assert result.tried == 1 and not result.plan.regions
-    assert result.before_s == result.after_s
+    assert result.tried == 3 and result.plan.one_launch and not result.plan.regions
+    assert result.after_s < result.before_s
 
 
 def test_no_time_leaves_the_network_whole_or_better(tight):
@@ -161,22 +160,80 @@ def test_cut_points_keep_elementwise_work_with_what_it_follows(tight):
     assert all(graph.nodes[i].op == "conv2d" for i in points[1:-1])
 
 
-def test_the_space_of_plans_is_what_it_counts(tight):
-    _, chip = tight
-    graph = prepared(chain_net(3), chip)
+def test_neighbours_are_chains_of_the_same_units(tight):
+    graph, chip = tight
     segments = Segments(graph, chip)
-    table = {(0, 2): [("batch", (2, 2))], (1, 3): [("height", (12, 12))]}
-    space = PlanSpace(segments, table)
-    points = list(space.points())
-    assert len(points) == len(set(points)) == space.size == 1 + 2 + 4
-    rng = np.random.default_rng(0)
-    assert {space.sample(rng) for _ in range(100)} == set(points)
-    assert space.plan(space.whole()) == SlicePlan()
-    point = space.point([(0, 2, ("batch", (2, 2))), (2, 3, WHOLE)])
-    assert point in points and set(space.near(point)) <= set(points)
-    assert [r.parts for r in space.plan(point).regions] == [(2, 2)]
-    cost = space.time
-    assert cost(space.whole()) == plan_time(graph, SlicePlan(), chip)
+    start = ((0, 2, WHOLE), (2, 4, ("batch", (2, 2))), (4, 5, WHOLE))
+    found = set(neighbours(segments, start))
+    for chain in found:
+        assert [c[0] for c in chain] == [0, *(c[1] for c in chain[:-1])] and chain[-1][1] == 5
+    assert ((0, 2, WHOLE), (2, 4, ("batch", (1,) * 4)), (4, 5, WHOLE)) in found
+    assert ((0, 4, ("batch", (2, 2))), (4, 5, WHOLE)) in found
+    assert ((0, 3, WHOLE), (3, 4, ("batch", (2, 2))), (4, 5, WHOLE)) in found
+    more = Segments(prepared(chain_net(1, batch=8), chip), chip)
+    sizes = [way[1] for way in finer(more, 0, 1)[1:]]
+    assert sorted(sizes) == [(1,) * 8, (2,) * 4, (3, 3, 2), (4, 4)]  # uneven, none in vain
+
+
+def resnet50(images):
+    """Blocks of ResNet-50 as steps, fp16 in fractals; the input has four channels."""
+
+    def tensor(channels, size):
+        return 2 * images * channels * size * size
+
+    def conv(name, reads, weight, out):
+        return Step({**reads, f"{name}.w": 2 * weight}, {name: out})
+
+    x, stem, pool = tensor(4, 224), tensor(64, 112), tensor(64, 56)
+    blocks = [[conv("stem", {"x": x}, 64 * 147, stem), Step({"stem": stem}, {"pool": pool})]]
+    last, size, channels, height = "pool", pool, 64, 56
+    for stage, (mid, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for i in range(count):
+            low = height // 2 if stage and not i else height
+            out, name, reads = tensor(4 * mid, low), f"{stage}.{i}", {last: size}
+            a, b = tensor(mid, height), tensor(mid, low)
+            steps = [] if i else [conv(f"{name}d", reads, 4 * mid * channels, out)]
+            steps += [conv(f"{name}a", reads, mid * channels, a)]
+            steps += [conv(f"{name}b", {f"{name}a": a}, 9 * mid * mid, b)]
+            short = reads if i else {f"{name}d": out}
+            steps += [conv(f"{name}c", {f"{name}b": b, **short}, 4 * mid * mid, out)]
+            blocks.append(steps)
+            last, size, channels, height = f"{name}c", out, 4 * mid, low
+    blocks.append([Step({last: size}, {"mean": tensor(2048, 1)})])
+    return [*blocks, [conv("fc", {"mean": tensor(2048, 1)}, 2048 * 1000, 2 * 1000 * images)]]
+
+
+def moved(steps, rule, kept):
+    return sum(met.memory_bytes(step) for met, step in zip(rule(steps, kept), steps, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("batch", "whole", "least"),
+    [(4, 97.6, 63.3), (8, 288.7, 81.5), (16, 725.4, 148.3), (32, 1704.9, 292.8)],
+)
+def test_the_published_buffer_and_the_least_bytes_of_resnet50(batch, whole, least):
+    """Outside figures: the allocator of the Ascend310 by hand, dynamic programming over blocks."""
+    rule = buffered(8 << 20)
+    parts = {n: resnet50(n) for n in (1, 2, 4, 8, 16, 32) if batch % n == 0}
+    last = [next(iter(steps[-1].writes)) for steps in parts[1]]
+    count = len(last)
+
+    def cost(first, stop, way):
+        steps = [step for unit in parts[way[1][0]][first:stop] for step in unit]
+        return len(way[1]) * moved(steps, rule, {last[stop - 1]})
+
+    ways = [("batch", even(batch, n)) for n in (1, 2, 4, 8, 16, 32) if batch % n == 0]
+    found, _ = cheapest(count, lambda i, j: ways, lambda i, j, w: cost(i, j, w) if w[0] else 1e12)
+    assert cost(0, count, ways[0]) / 1e6 == pytest.approx(whole, abs=0.05)
+    assert found / 1e6 == pytest.approx(least, abs=0.05)
+
+
+def test_a_cache_keeps_weights_for_the_next_slice_and_drops_what_nobody_reads_again():
+    steps = [Step({"x": 4, "w": 3}, {"y": 4}), Step({"y": 4}, {"z": 4})]
+    cache = Cache(16)
+    assert [moved(steps, cache, {"z"}) for _ in range(2)] == [7, 0]  # x and w; then all is there
+    small = Cache(7)  # w is gone when y is read; z of the first slice leaves for the second
+    assert [moved(steps, small, {"z"}) for _ in range(2)] == [7 + 4, 7 + 8]
 
 
 def test_even_parts():

@@ -34,7 +34,7 @@ from ascend_lab.aoe.cube.space import (
     with_l1_slots,
 )
 from ascend_lab.aoe.space import Point
-from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.chip import Chip
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels import default_schedules
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
@@ -93,7 +93,7 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
 def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
     found = set()
-    for window in (0, 1):
+    for window in (0,) if shape.lanes else (0, 1):
         for m in pixel_tiles(shape, most, ratio, strip=bool(window)):
             tiles = shape.n * tiles_per_image(shape, int(m), strip=bool(window))
             counts = core_counts(chip.core_count, ratio)
@@ -160,7 +160,7 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
 
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
-    pixel, area = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], area_of(shape.dtype)
+    pixel, area = shape.pixel_bytes, area_of(shape.dtype)
     window = np.zeros_like(t["m"])
     for m in np.unique(t["m"]):
         for strip in (0, 1):

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.aoe.cube.conv_space import column_shares
 from ascend_lab.aoe.cube.space import Array, Columns, Mask, area_of, same_rows, up, uses
-from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import c0_of
+from ascend_lab.chip import Chip
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import tiles_per_image
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmShape
@@ -168,14 +167,9 @@ def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
     return Sides(sizes, sizes * FRACTAL, sizes * area), starts[which]
 
 
-def pixel_bytes(dtype: str) -> int:
-    """Bytes of a pixel of one channel block."""
-    return c0_of(dtype) * DTYPE_BYTES[dtype]
-
-
 def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
     """Return the work of every tiling of a convolution's table; L2 holds the sides `warm`."""
-    bundle, pixel, area = bundles_of(shape), pixel_bytes(shape.dtype), area_of(shape.dtype)
+    bundle, pixel, area = bundles_of(shape), shape.pixel_bytes, area_of(shape.dtype)
     shares, inside = _columns(shape, t)
     # the first share has no bundle of another size, unless it is the only one
     uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1) and bundle.count > 1
@@ -258,7 +252,7 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
             sums[name].append(int(value))
         length += int(sizes[best])
     flat = {name: np.concatenate(parts) for name, parts in lists.items()}
-    unit = flat["windows"] * pixel_bytes(shape.dtype)
+    unit = flat["windows"] * shape.pixel_bytes
     columns = {name: np.array(v, np.int64)[which] for name, v in sums.items()}
     return Sides(flat["fractals"], flat["pixels"], unit), columns
 

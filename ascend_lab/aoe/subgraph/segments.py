@@ -3,34 +3,38 @@
 Slicing stands behind rewriting and number formats, before layouts: there every operator is one that
 lowering knows, no layout hides an axis, and equal slices become equal pieces, lowered once.
 
-A segment is compiled and timed alone. Assumed: when it starts, L2 holds what writing its inputs,
-whole and in order, leaves there, and nothing else. Costs of segments so add up along a chain; the
-real network's differ by what else happens to be in L2, so that plans are timed on it in the end.
+A segment is timed alone, all in one launch. Assumed: when it starts, L2 holds what writing its
+inputs, whole and in order, leaves there, and nothing else. Costs of segments so add up along a
+chain; the real network's differ by what else happens to be in L2, and the tuner times plans on it.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
+from math import gcd
 
-from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
+from ascend_lab.aoe.subgraph.residency import Cache, Met, Step
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, one_slice, ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.counts import spans
-from ascend_lab.graph.lower import piece_of
+from ascend_lab.graph.placement import owners
 from ascend_lab.graph.slice import part_of
 from ascend_lab.isa import Launch
-from ascend_lab.sim import analyse
-from ascend_lab.sim.simulate import time_launch
+from ascend_lab.sim.simulate import time_launch, traffic_of
+from ascend_lab.sim.timeline import start_cycles
 
 SLACK = 2.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
 SIZES = 3
 """Sizes of slices tried for a segment: the largest that pass, along each axis."""
-MOST_PARTS = {"batch": 64, "height": 8, "sequence": 8}
-"""Axes tried, and the most slices along each."""
+MOST_SLICES, MOST_ROWS = 64, 8
+"""The most slices of images, and of rows."""
 MOST_POINTS = 20
 """Cut points used at most."""
 Way = tuple[str, tuple[int, ...]]
@@ -101,25 +105,48 @@ def cut_points(graph: Graph) -> list[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One phase of a kernel in a slice: its step in L2, and whether the kernel begins with it."""
+
+    step: Step
+    launch: Launch
+    starts: bool
+    names: Mapping[str, str]
+
+
 @dataclass
 class Segments:
-    """The segments of a prepared graph on a chip; costs in seconds are remembered."""
+    """The segments of a prepared graph on a chip; costs in seconds are remembered.
+
+    Slices along the batch are all alike, so that a segment is its first slice and as often its
+    second one, which finds weights in L2. Kernels are lowered once per unit and size of a slice,
+    and timed once per state of L2: thousands of segments cost as many sums.
+    """
 
     graph: Graph
     chip: Chip
     points: list[int] = field(default_factory=list)
     costs: dict[tuple[int, int, Way], float] = field(default_factory=dict)
     timed: dict[Hashable, float] = field(default_factory=dict)
-    floors: dict[int, tuple[float, int]] = field(default_factory=dict)
+    built: dict[Hashable, tuple[Run, ...] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.points = self.points or cut_points(self.graph)
         self.laid = laid_out(self.graph, self.chip)
+        self.launch_s = start_cycles(self.chip, "inside") / self.chip.clock_hz
 
     @property
     def count(self) -> int:
         """Number of units: segments between neighbouring cut points."""
         return len(self.points) - 1
+
+    @cached_property
+    def batch(self) -> int:
+        """Images: the common divisor of the entries of all first axes, 1 where one has none."""
+        names = (*self.graph.inputs, *self.graph.outputs)
+        shapes = [self.graph.types[name].shape for name in names]
+        return gcd(*(shape[0] if shape else 1 for shape in shapes)) if shapes else 1
 
     def part(self, first: int, stop: int) -> Graph:
         """Return units first .. stop-1 as a graph."""
@@ -132,115 +159,183 @@ class Segments:
         names = self.graph.nodes[low].name, self.graph.nodes[high].name
         return Region(*names, way[0], way[1], order)
 
+    # -- ways -------------------------------------------------------------------------------------
     def ways(self, first: int, stop: int) -> list[Way]:
-        """Return the slicings of a segment worth timing; none if all of it fits into L2."""
+        """Return the slicings of a segment worth timing; none if all of it fits into L2.
+
+        Images, in every number of slices that divides the batch, or, where that leaves nothing to
+        try, in every number; rows only where images cannot be cut.
+        """
+        if stop <= self.reach[first]:
+            return [("batch", even(self.batch, n)) for n in self.numbers]
         part = self.part(first, stop)
         room, weights, live = self.chip.l2.size_bytes, weight_bytes(part), max(live_bytes(part))
-        if live + weights <= room:
+        if self.numbers or live + weights <= room:
             return []
         share = (SLACK * room - weights) / live
-        for axis, count in MOST_PARTS.items():
-            most = min(count, self._most_parts(first, stop, axis, part))
-            if found := list(self._ways_along(axis, most, part, share)):
-                return found
-        return []
+        return list(self._rows(part, share))
 
-    def _most_parts(self, first: int, stop: int, axis: str, part: Graph) -> int:
-        """Return with how many slices launches and copies cost less than L2 can save at most.
+    @cached_property
+    def numbers(self) -> list[int]:
+        """Numbers of slices of the batch."""
+        every = list(range(2, min(self.batch, MOST_SLICES) + 1))
+        found = [n for n in every if self.batch % n == 0]
+        return found if len(found) > 1 else every
 
-        A slice is taken to need no less than its share of the time the kernel takes if everything
-        it reads lies in L2; rows of images, to be copied in and out. Rules of thumb: smaller
-        kernels may split better, and images of few channels are cut without a copy.
-        """
-        whole = sum(self.cost(i, i + 1) for i in range(first, stop))
-        floors = [self.floor(i) for i in range(first, stop)]
-        if math.isinf(whole):
-            return 1
-        spare = whole - sum(time_s for time_s, _ in floors)
-        if axis == "height":
-            ends = sum(part.types[n].size_bytes for n in (*part.inputs, *part.outputs))
-            spare -= 2 * ends / self.chip.l2.rate_bytes_per_s
-        launches = self.chip.launch_overhead_s * sum(kernels for _, kernels in floors)
-        return 1 + max(0, int(spare / launches)) if launches else 1
+    @cached_property
+    def reach(self) -> list[int]:
+        """Of each unit the end of the longest segment from there on that images can be cut in."""
+        found, stop = list[int](), 0
+        for first in range(self.count):
+            stop = max(stop, first)
+            while stop < self.count and self._sliceable(first, stop + 1):
+                stop += 1
+            found.append(stop)
+        return found
 
-    def least(self, first: int, stop: int, way: Way) -> float:
-        """Return the seconds below which a segment does not come, by the rule of thumb above."""
-        floors = [self.floor(i) for i in range(first, stop)]
-        launches = self.chip.launch_overhead_s * sum(kernels for _, kernels in floors)
-        return sum(time_s for time_s, _ in floors) + max(0, len(way[1]) - 1) * launches
+    def _sliceable(self, first: int, stop: int) -> bool:
+        if not self.numbers:
+            return False
+        part = self.part(first, stop)
+        try:
+            ranges_of(part, self.region(first, stop, ("batch", even(self.batch, self.numbers[-1]))))
+        except AscendLabError:
+            return False
+        return True
 
-    def floor(self, unit: int) -> tuple[float, int]:
-        """Return the seconds of a unit if all it reads is in L2, and its kernels."""
-        if unit not in self.floors:
-            built = compiled_part(self.part(unit, unit + 1), self.laid, self.chip)
-            kernels = [t.lowered.kernel for t in built.tasks if t.lowered is not None]
-            times = (_warm_cycles(launch, self.chip) for k in kernels for launch in k.phases)
-            seconds = sum(times) / self.chip.clock_hz
-            self.floors[unit] = seconds + len(kernels) * self.chip.launch_overhead_s, len(kernels)
-        return self.floors[unit]
+    def _rows(self, part: Graph, share: float) -> Iterator[Way]:
+        """Yield the largest slices of rows whose share of them is small enough, if any."""
+        ends = part.nodes[0].name, part.nodes[-1].name
+        for axis in ("height", "sequence"):
+            size, known = _size(part, axis), set[int]()
+            for count in range(2, min(size, MOST_ROWS) + 1):
+                parts = even(size, count)
+                if parts[0] in known or parts[0] > share * size or len(known) == SIZES:
+                    continue
+                known.add(parts[0])
+                try:
+                    ranges_of(part, Region(*ends, axis, parts))
+                except AscendLabError:
+                    break
+                yield axis, parts
 
-    def _ways_along(self, axis: str, most: int, part: Graph, share: float) -> Iterator[Way]:
-        """Yield the largest slices along an axis whose share of it is small enough, if any."""
-        first, last = part.nodes[0].name, part.nodes[-1].name
-        size = _size(part, axis)
-        known, done = set(), 0
-        for count in range(2, min(size, most) + 1):
-            parts = even(size, count)
-            if parts[0] in known or parts[0] > share * size or done == SIZES:
-                continue
-            known.add(parts[0])
-            try:
-                ranges_of(part, Region(first, last, axis, parts))
-            except AscendLabError:
-                if done == 0:
-                    return
-                continue
-            done += 1
-            yield axis, parts
-
+    # -- costs ------------------------------------------------------------------------------------
     def cost(self, first: int, stop: int, way: Way = WHOLE) -> float:
         """Return the seconds of a segment, whole or in slices; infinite if it cannot be built."""
         key = (first, stop, way)
         if key not in self.costs:
-            part = self.part(first, stop)
-            same = (*self._kind(part), way)
-            if same not in self.timed:
-                self.timed[same] = self._time(part, first, stop, way)
-            self.costs[key] = self.timed[same]
+            rows = way[0] not in ("", "batch")
+            self.costs[key] = self._built(*key) if rows else self._summed(*key)
         return self.costs[key]
 
-    def _kind(self, part: Graph) -> tuple[Hashable, ...]:
-        """Return what segments of one cost have in common, such as the blocks of a stage."""
-        types, graph = self.laid.types, self.graph
-        reads = tuple((n in graph.inputs, n in types and types[n].layout) for n in part.inputs)
-        writes = tuple(n in graph.outputs for n in part.outputs)
-        return piece_of(graph, part.nodes).key, reads, writes
+    def least(self, first: int, stop: int, way: Way) -> float:
+        """Return the seconds of a segment if all reads hit and nothing is written to memory."""
+        if way[0] not in ("", "batch"):
+            return sum(self.floor(unit)[0] for unit in range(first, stop))
+        total = 0.0
+        for size, times in Counter(way[1] or (self.batch,)).items():
+            total += times * sum(self._warm(unit, size) for unit in range(first, stop))
+        return total
 
-    def _time(self, part: Graph, first: int, stop: int, way: Way) -> float:
-        plan = SlicePlan((self.region(first, stop, way),) if way[0] else ())
+    def floor(self, unit: int) -> tuple[float, int]:
+        """Return the seconds of a whole unit if all it reads is in L2, and its kernels."""
+        runs = self.runs(unit, self.batch) or ()
+        return self._warm(unit, self.batch), sum(run.starts for run in runs)
+
+    def _warm(self, unit: int, size: int) -> float:
+        runs = self.runs(unit, size)
+        if runs is None:
+            return math.inf
+        return sum(self._time(run, Met(frozenset(run.step.reads), 0)) for run in runs)
+
+    def _summed(self, first: int, stop: int, way: Way) -> float:
+        """Return the cost from runs: of every size the first slice, then its like."""
+        part, cache, total = self.part(first, stop), Cache(self.chip.l2.size_bytes), 0.0
+        kept, types = frozenset(part.outputs), part.types
+        before = [n for n in part.inputs if n not in self.graph.inputs]
+        cache.left({name: types[name].size_bytes for name in before})
+        for size, times in Counter(way[1] or (self.batch,)).items():
+            found = [self.runs(unit, size) for unit in range(first, stop)]
+            if None in found:
+                return math.inf
+            runs = [run for unit in found for run in unit or ()]
+            steps = [run.step for run in runs]
+            for count in (1, times - 1):
+                if count:
+                    gone = [n for n in part.inputs if n not in cache.held]
+                    total += count * sum(map(self._time, runs, cache(steps, kept)))
+                    cache.passed(gone)
+        return total
+
+    def _time(self, run: Run, met: Met) -> float:
+        """Return the seconds of a run, its launch included."""
+        hits = tuple(own for own, name in run.names.items() if name in met.found)
+        key = id(run.launch), hits, met.written_bytes
+        if key not in self.timed:
+            traffic = traffic_of(run.launch, self.chip)
+            warm = {name: 1.0 for name in hits if name in traffic.read_once}
+            seen = time_launch(run.launch, self.chip, traffic.warmed(warm, met.written_bytes))
+            self.timed[key] = seen.cycles / self.chip.clock_hz
+        between = self.chip.all_cores_cycles / self.chip.clock_hz
+        return self.timed[key] + (self.launch_s if run.starts else between)
+
+    def runs(self, unit: int, size: int) -> tuple[Run, ...] | None:
+        """Return what a unit runs on so many images; None if it cannot be cut or built."""
+        key = unit, size
+        if key not in self.built:
+            try:
+                self.built[key] = tuple(self._runs(unit, size))
+            except AscendLabError:
+                self.built[key] = None
+        return self.built[key]
+
+    def _runs(self, unit: int, size: int) -> Iterator[Run]:
+        part, whole = self.part(unit, unit + 1), dict[str, str]()
+        if size < self.batch:
+            way = "batch", (size, self.batch - size)
+            part, whole = one_slice(part, self.region(unit, unit + 1, way))
+        built = compiled_part(part, self.laid, self.chip)
+        outs = zip(built.graph.outputs, part.outputs, strict=True)
+        whole |= {new: whole.get(name, name) for new, name in outs}
+        owner = owners(built)
+        for task in built.tasks:
+            if task.lowered is None:
+                continue
+            names = {}
+            for buffer in task.lowered.kernel.tensors:
+                name = task.value(buffer.name)
+                name = owner.get(name, name)
+                names[buffer.name] = whole.get(name, name)
+            for i, launch in enumerate(task.lowered.kernel.phases):
+                traffic = traffic_of(launch, self.chip)
+                step = Step(_named(traffic.read_once, names), _named(traffic.write_once, names))
+                yield Run(step, launch, not i, names)
+
+    def _built(self, first: int, stop: int, way: Way) -> float:
+        """Return the cost of rows: the segment as a network, behind what wrote its inputs."""
+        part = self.part(first, stop)
         try:
-            built = compiled_part(sliced(part, plan), self.laid, self.chip)
+            cut = sliced(part, SlicePlan((self.region(first, stop, way),)))
+            built = compiled_part(cut, self.laid, self.chip)
         except AscendLabError:
             return math.inf
         before = [n for n in built.graph.inputs if n not in self.graph.inputs]
-        return simulate_graph(built, written=before).time_s
+        built = SlicePlan(one_launch=True).launched(built)
+        return simulate_graph(built, written=before, first="inside").time_s
 
 
-def _warm_cycles(launch: Launch, chip: Chip) -> int:
-    traffic = analyse(launch, chip)
-    warm = traffic.warmed(dict.fromkeys(traffic.read_once, 1.0), 0)
-    return time_launch(launch, chip, warm).cycles
+def _named(sizes: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:
+    found = Counter[str]()
+    for own, size in sizes.items():
+        found[names[own]] += size
+    return found
 
 
 def _size(part: Graph, axis: str) -> int:
     """Return the size of an axis of the smallest result; 0 if a result has none."""
     ranks = {len(part.types[n].shape) for n in part.outputs}
-    fits = {
-        "batch": min(ranks) > 0,
-        "height": ranks == {4},
-        "sequence": min(ranks) > 1 and max(ranks) < 4,
-    }
-    place = {"batch": 0, "height": 2, "sequence": -2}[axis]
+    fits = {"height": ranks == {4}, "sequence": min(ranks) > 1 and max(ranks) < 4}
+    place = {"height": 2, "sequence": -2}[axis]
     return min(part.types[n].shape[place] for n in part.outputs) if fits[axis] else 0
 
 
@@ -276,8 +371,8 @@ def cheapest(
 
 
 def choices(first: int, stop: int, ways: Ways) -> list[Way]:
-    """Return how units may be taken: whole if it is one, and in slices."""
-    return [*([WHOLE] if stop == first + 1 else []), *ways(first, stop)]
+    """Return how units may be taken: whole, and in slices."""
+    return [WHOLE, *ways(first, stop)]
 
 
 def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:

@@ -6,8 +6,8 @@ own on part of the operands, with the attributes its rule gives it. Weights that
 shared, so that they are found in L2 again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, infer
+from ascend_lab.graph import Compiled, Constant, Fill, Graph, Node, TensorType, infer, pruned
 from ascend_lab.graph.draft import Draft, given_attrs
 from ascend_lab.graph.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
 from ascend_lab.ops.slicing import Cut, Range
@@ -70,18 +70,31 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """Regions in the order of the graph, no two overlapping; what is in none stays whole."""
+    """Regions in the order of the graph, no two overlapping; what is in none stays whole.
+
+    `one_launch`: all kernels are one super kernel. `prefetch`: weights are loaded into L2 ahead.
+    """
 
     regions: tuple[Region, ...] = ()
+    one_launch: bool = False
+    prefetch: bool = False
 
-    def plain(self) -> list[dict[str, Any]]:
+    def plain(self) -> dict[str, Any]:
         """Return the plan as plain data, ready for JSON."""
-        return [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
+        rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
+        return {"regions": rows, "one_launch": self.one_launch, "prefetch": self.prefetch}
 
     @classmethod
-    def of(cls, data: Iterable[Mapping[str, Any]]) -> "SlicePlan":
+    def of(cls, data: Mapping[str, Any]) -> "SlicePlan":
         """Return the plan of plain data, as `plain` wrote it."""
-        return cls(tuple(Region(**{**one, "parts": tuple(one["parts"])}) for one in data))
+        rows = ({**one, "parts": tuple(one["parts"])} for one in data["regions"])
+        regions = tuple(Region(**row) for row in rows)
+        return cls(regions, bool(data["one_launch"]), bool(data["prefetch"]))
+
+    def launched(self, compiled: Compiled) -> Compiled:
+        """Return a compiled network with its kernels launched as the plan says."""
+        scopes = ((0, len(compiled.tasks)),) if self.one_launch else ()
+        return replace(compiled, scopes=scopes)
 
     def ranges(self, graph: Graph) -> list[tuple[int, int, Region]]:
         """Return first and last position of every region; `InputError` out of order."""
@@ -99,8 +112,10 @@ class SlicePlan:
         return found
 
     def __str__(self) -> str:
-        """Return one line a region."""
-        return "\n".join(map(str, self.regions)) or "whole"
+        """Return one line a region, and one for launches and prefetch if they are not as ever."""
+        lines = [str(region) for region in self.regions] or ["whole"]
+        how = {"one launch": self.one_launch, "weights ahead": self.prefetch}
+        return "\n".join([*lines, *filter(None, [", ".join(n for n, on in how.items() if on)])])
 
 
 def axis_number(axis: str, kind: TensorType, name: str) -> int:
@@ -205,6 +220,33 @@ def sliced(graph: Graph, plan: SlicePlan) -> Graph:
         done = high + 1
     keep(graph.nodes[done:])
     return draft.finish()
+
+
+def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
+    """Return the first slice of a part as a graph of its own, and what its tensors are parts of.
+
+    What it reads of the part's inputs is all its inputs have. Raises as `ranges_of`.
+    """
+    ranges = ranges_of(part, region)
+    need = walk(part, ranges.rules, ranges.axes, ranges.wanted[0]).need
+    draft = Draft(part, ())
+    work = _Slices(draft, {}, ranges, region)
+    for name in part.inputs:
+        if name in ranges.axes and name in need:
+            low, high = need[name]
+            shape = list(part.types[name].shape)
+            shape[ranges.axes[name]] = high - low
+            draft.types[name] = replace(part.types[name], shape=tuple(shape))
+            work.pieces[name] = [(0, need[name], name)]
+    for node in part.nodes:
+        if (node.name, 0) in ranges.spans:
+            work.slice_of(node, 0)
+    wanted = ranges.wanted[0]
+    outs = tuple(work.piece(n, ranges.axes[n], wanted[n], 0) for n in part.outputs)
+    graph = replace(part, outputs=outs, nodes=tuple(draft.nodes.values()), types=draft.types,
+                    constants=draft.constants)  # fmt: skip
+    whole = {new: name for name, pieces in work.pieces.items() for _, _, new in pieces}
+    return pruned(graph), whole | dict(zip(outs, part.outputs, strict=True))
 
 
 class _Slices:

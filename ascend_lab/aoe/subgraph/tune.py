@@ -1,22 +1,21 @@
-"""The subgraph tuner: choose the slicing under which a network is fastest on a chip.
+"""The subgraph tuner: slices, launches and prefetch under which a network is fastest on a chip.
 
-Dynamic programming over cut points gives the best plan under the costs of segments alone; a search
-from there times plans on the whole network: all of them where they are few, else by annealing. The
-network as it is takes part, so that the result is never slower.
+Dynamic programming over cut points gives the best slices under the costs of segments alone; plans
+near them are then timed on the whole network, the most promising first, and each that is faster is
+the next to start from. The network as it is takes part, so that the result is never slower.
+
+Not searched, because nothing can be gained: slices where all of a network fits into L2 (every byte
+is read once already); how many launches (a barrier inside a super kernel costs less than a launch,
+and no kernel runs longer there: one scope is best); the order of slices and stored halos (depth
+first moves the fewest bytes unless weights alone overflow L2).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-import numpy as np
-
-from ascend_lab.aoe.drive import Trace, Trial, drive
-from ascend_lab.aoe.search import Annealing, exhaustive
 from ascend_lab.aoe.settings import Progress
-from ascend_lab.aoe.space import Point, random_completion
 from ascend_lab.aoe.subgraph.segments import (
     WHOLE,
     Choice,
@@ -24,142 +23,39 @@ from ascend_lab.aoe.subgraph.segments import (
     Way,
     cheapest,
     compiled,
+    even,
     prepared,
 )
-from ascend_lab.aoe.subgraph.slicing import ORDERS, Region, SlicePlan, sliced
+from ascend_lab.aoe.subgraph.slicing import SlicePlan, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Graph, bound_of, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
 from ascend_lab.graph.counts import live_bytes, weight_bytes
 
-COVERED = ("covered",)
-"""The decision of a unit that lies in a region that started before it."""
-WHOLE_UNIT = ("whole",)
-MOST_COUNTED = 1_000_000
-
-
-@dataclass(frozen=True)
-class PlanSpace:
-    """One decision per unit: stay whole, or start a region (stop, axis, sizes, order, halo)."""
-
-    segments: Segments
-    table: Mapping[tuple[int, int], Sequence[Way]]
-    names: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph, points = self.segments.graph, self.segments.points
-        names = tuple(graph.nodes[i].name for i in points[:-1])
-        object.__setattr__(self, "names", names)
-
-    @cached_property
-    def _starts(self) -> list[tuple[Any, ...]]:
-        """What each unit may decide if no region covers it."""
-        found = []
-        for first in range(self.segments.count):
-            own: list[Any] = [WHOLE_UNIT]
-            for stop in range(first + 1, self.segments.count + 1):
-                for axis, parts in self.table.get((first, stop), ()):
-                    halos = ("recompute",) if axis == "batch" else ("recompute", "store")
-                    own += [(stop, axis, parts, o, h) for o in ORDERS for h in halos]
-            found.append(tuple(own))
-        return found
-
-    @cached_property
-    def size(self) -> int | None:
-        """Number of plans; None if there are more than a million."""
-        counts = [1]
-        for starts in reversed(self._starts):
-            first = len(self._starts) - len(counts)
-            stops = (first + 1 if s == WHOLE_UNIT else s[0] for s in starts)
-            counts.append(sum(counts[len(self._starts) - stop] for stop in stops))
-        return counts[-1] if counts[-1] <= MOST_COUNTED else None
-
-    def options(self, prefix: Point) -> tuple[Any, ...]:
-        """Return what the next unit may decide."""
-        place = len(prefix)
-        stop = max((v[0] for v in prefix if isinstance(v[0], int)), default=0)
-        return (COVERED,) if place < stop else self._starts[place]
-
-    def sample(self, rng: np.random.Generator) -> Point:
-        """Return a random plan."""
-        return random_completion(self, (), rng)
-
-    def key(self, point: Point) -> Point:
-        """Return the point: no two are the same plan."""
-        return point
-
-    def points(self, prefix: Point = ()) -> Iterator[Point]:
-        """Yield all plans."""
-        if len(prefix) == len(self.names):
-            yield prefix
-            return
-        for value in self.options(prefix):
-            yield from self.points((*prefix, value))
-
-    def whole(self) -> Point:
-        """Return the plan that slices nothing."""
-        return (WHOLE_UNIT,) * len(self.names)
-
-    def point(self, chosen: Sequence[Choice]) -> Point:
-        """Return segments of a chain as a point."""
-        found: list[Any] = []
-        for first, stop, (axis, parts) in chosen:
-            if axis:
-                start = (stop, axis, parts, "depth", "recompute")
-                found += [start, *(COVERED,) * (stop - first - 1)]
-            else:
-                found.append(WHOLE_UNIT)
-        return tuple(found)
-
-    def near(self, point: Point) -> list[Point]:
-        """Return a plan, the whole network, and the plan with each region once whole or zigzag."""
-        found = [self.whole(), point]
-        for first, value in enumerate(point):
-            if value not in (COVERED, WHOLE_UNIT):
-                stop, axis, parts, _, halo = value
-                rest, alone = point[stop:], (WHOLE_UNIT,) * (stop - first)
-                turned = ((stop, axis, parts, "zigzag", halo), *point[first + 1 : stop])
-                found += [(*point[:first], *own, *rest) for own in (alone, turned)]
-        return found
-
-    def plan(self, point: Point) -> SlicePlan:
-        """Return a point as a plan."""
-        regions = []
-        for first, value in enumerate(point):
-            if value not in (COVERED, WHOLE_UNIT):
-                stop, axis, parts, order, halo = value
-                own = self.segments.region(first, stop, (axis, parts), order)
-                regions.append(Region(own.first, own.last, axis, parts, order, halo))
-        return SlicePlan(tuple(regions))
-
-    def time(self, point: Point) -> float:
-        """Return the seconds of the whole network; raises what slicing or lowering raises."""
-        return plan_time(self.segments.graph, self.plan(point), self.segments.chip)
+BUDGET = 12
+"""Plans timed on the whole network, unless stated."""
+FAR = 1.1
+"""A plan is not timed if its segments cost so much more than the best one's."""
+CHECKS = 0.5
+"""Share of a time limit that is kept for plans on the whole network."""
+Chain = tuple[Choice, ...]
+"""How all units are taken, in order."""
 
 
 def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
     """Return the seconds a prepared graph takes under a plan."""
-    return simulate_graph(compiled(sliced(graph, plan), chip)).time_s
-
-
-BUDGET = 24
-"""Plans timed on the whole network, unless stated."""
-CHECKS = 0.25
-"""Share of a time limit that is kept for plans on the whole network."""
-Ways = Mapping[tuple[int, int], Sequence[Way]]
-"""How each segment may be sliced."""
-WALK = (0.005, 0.0005)
-"""Annealing's temperatures: relative costs of plans differ little."""
+    return simulate_graph(plan.launched(compiled(sliced(graph, plan), chip))).time_s
 
 
 @dataclass(frozen=True, slots=True)
 class SubgraphResult:
     """The best plan found; `graph` is the prepared graph in slices, times are of whole networks.
 
-    `tried` counts segments and plans timed; `bound_s` holds for every slicing and order.
-    `interrupted`: the user stopped the search.
+    `tried` counts plans timed; `bound_s` holds for every slicing and order. `interrupted`: the user
+    stopped the search.
     """
 
     plan: SlicePlan
@@ -187,13 +83,12 @@ def tune_subgraph(
     *,
     budget: int = BUDGET,
     time_limit_s: float | None = 60.0,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> SubgraphResult:
-    """Return the best slicing found; nothing is tried where all of a network fits into L2.
+    """Return the best plan found; Ctrl-C and the time limit keep the best one so far.
 
     `budget` counts plans timed on the whole network. A time limit that is reached leaves segments
-    untried, so that results with one seed are equal only if none is. Raises as `compile_stages`.
+    or plans untried, so that results are equal only if it is not. Raises as `compile_stages`.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     deadline = Deadline.of(time_limit_s)
@@ -201,70 +96,138 @@ def tune_subgraph(
         graph = canonical(source.rewritten, chip)
     else:
         graph = prepared(source, chip)
-    before, bound = plan_time(graph, SlicePlan(), chip), bound_of(graph, chip).time_s
-    whole = SubgraphResult(SlicePlan(), graph, before, before, bound, 1)
-    if max(live_bytes(graph)) + weight_bytes(graph) <= chip.l2.size_bytes:
-        return whole
-    told = progress or (lambda *_: None)
+    search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
+    before = search.time(SlicePlan())
     try:
-        with deadline.cut():
-            segments = Segments(graph, chip)
-            space = PlanSpace(segments, _table(segments, told))
-            if not space.table:
-                return whole
-            timed = deadline.keeping(CHECKS * (time_limit_s or 0.0))
-            chosen = _chain(segments, space.table, timed, told)
-            start = space.near(space.point(chosen))
+        search.launches()
+        if max(live_bytes(graph)) + weight_bytes(graph) > chip.l2.size_bytes:
+            search.slices(time_limit_s)
+        search.prefetch()
     except TimeUpError:
-        return whole
-    trace = _searched(space, start, budget, seed, deadline, told)
-    tried, ended = len(trace.trials) + len(segments.timed), trace.end == "interrupted"
-    best = min(trace.trials, key=lambda t: t.cost, default=None)
-    if best is None or not best.cost < before:
-        return replace(whole, tried=tried, interrupted=ended)
-    plan = space.plan(best.point)
-    return SubgraphResult(plan, sliced(graph, plan), before, best.cost, bound, tried, ended)
+        pass
+    except KeyboardInterrupt:
+        search.interrupted = True
+    bound = bound_of(graph, chip).time_s
+    return SubgraphResult(
+        search.best, sliced(graph, search.best), before, search.best_s, bound, search.tried,
+        search.interrupted,
+    )  # fmt: skip
 
 
-def _searched(
-    space: PlanSpace, start: list[Point], budget: int, seed: int, deadline: Deadline, told: Progress
-) -> Trace:
-    """Return the plans timed on the whole network, from the chain's on."""
-    few = space.size is not None and space.size <= budget
-    search = exhaustive if few else Annealing(max(budget, 2), *WALK)
-    left = None if math.isinf(deadline.end) else deadline.left_s
+class _Search:
+    """The best plan so far, and what is needed to time others."""
 
-    def on_trial(trial: Trial) -> None:
-        told("plans", trial.number + 1, budget, f"{trial.cost:g} s")
+    def __init__(
+        self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, told: Progress
+    ) -> None:
+        self.graph, self.chip, self.deadline = graph, chip, deadline
+        self.budget, self.told = budget, told
+        self.best, self.best_s, self.interrupted = SlicePlan(), math.inf, False
+        self.known: dict[SlicePlan, float] = {}
 
-    return drive(search, space, space.time, budget, seed=seed, start=start, time_limit_s=left,
-                 on_trial=on_trial)  # fmt: skip
+    @property
+    def tried(self) -> int:
+        """Plans timed."""
+        return len(self.known)
+
+    def time(self, plan: SlicePlan) -> float:
+        """Return the seconds of a plan, infinite if it cannot be built; keep the best."""
+        if plan in self.known:
+            return self.known[plan]
+        try:
+            time_s = plan_time(self.graph, plan, self.chip)
+        except AscendLabError:
+            if not plan.regions:
+                raise
+            time_s = math.inf
+        self.known[plan] = time_s
+        if time_s < self.best_s:
+            self.best, self.best_s = plan, time_s
+        self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
+        return time_s
+
+    def launches(self) -> None:
+        """Put all kernels into one launch."""
+        with self.deadline.cut():
+            self.time(replace(self.best, one_launch=True))
+
+    def prefetch(self) -> None:
+        """Load weights ahead, if that helps."""
+        with self.deadline.cut():
+            self.time(replace(self.best, prefetch=True))
+
+    def slices(self, time_limit_s: float | None) -> None:
+        """Slice: the cheapest chain of segments, and what lies near."""
+        keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
+        with keeping.cut():
+            segments = Segments(self.graph, self.chip)
+            chain = cheapest_chain(segments, self.told)
+        if chain is None:
+            return
+        with self.deadline.cut():
+            self._climb(segments, chain)
+
+    def _climb(self, segments: Segments, chain: Chain) -> None:
+        """Time a chain and its neighbours on the network, and go on from each that is faster."""
+        seen, best_s = {chain}, self.time(self._plan(segments, chain))
+        while self.tried < self.budget:
+            cost = {c: total(segments, c) for c in neighbours(segments, chain) if c not in seen}
+            most = FAR * total(segments, chain)
+            near = sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__)
+            for one in near[: self.budget - self.tried]:
+                seen.add(one)
+                time_s = self.time(self._plan(segments, one))
+                if time_s < best_s:
+                    chain, best_s = one, time_s
+                    break
+            else:
+                return
+
+    def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
+        regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
+        return replace(self.best, regions=regions)
 
 
-def _table(segments: Segments, told: Progress) -> Ways:
-    """Return how each segment may be sliced; segments that nothing helps are left out."""
+def cheapest_chain(segments: Segments, told: Progress) -> Chain | None:
+    """Return the chain of least cost; None if a unit cannot be built."""
     count = segments.count
-    found: dict[tuple[int, int], Sequence[Way]] = {}
-    for i in range(count):
-        found |= {(i, j): segments.ways(i, j) for j in range(i + 1, count + 1)}
-        told("cuts", i + 1, count, "")
-    return {ends: ways for ends, ways in found.items() if ways}
 
+    def ways(first: int, stop: int) -> list[Way]:
+        if stop == first + 1:
+            told("cuts", stop, count, "")
+        return segments.ways(first, stop)
 
-def _chain(segments: Segments, table: Ways, deadline: Deadline, told: Progress) -> list[Choice]:
-    """Return the cheapest chain of segments; behind the deadline no more of them are timed."""
-    total, done = sum(map(len, table.values())), 0
-
-    def cost(first: int, stop: int, way: Way) -> float:
-        nonlocal done
-        done += bool(way[0])
-        if way[0] and deadline.over:
-            return math.inf
-        if way[0]:
-            told("segments", done, total, "")
-        return segments.cost(first, stop, way)
-
-    count = segments.count
-    total_s, chosen = cheapest(count, lambda i, j: table.get((i, j), ()), cost, segments.least)
+    total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
     # a unit that cannot be built alone leaves the chain without a cost
-    return [(i, i + 1, WHOLE) for i in range(count)] if math.isinf(total_s) else chosen
+    return tuple(chosen) if math.isfinite(total_s) else None
+
+
+def total(segments: Segments, chain: Chain) -> float:
+    """Return what the segments of a chain cost."""
+    return sum(segments.cost(*choice) for choice in chain)
+
+
+def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
+    """Yield chains with one segment sliced otherwise, two joined, or a border moved by a unit."""
+    for i, (first, stop, way) in enumerate(chain):
+        for other in finer(segments, first, stop):
+            if other != way:
+                yield (*chain[:i], (first, stop, other), *chain[i + 1 :])
+    for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
+        ends = chain[:i], chain[i + 2 :]
+        for way in {left, right}:
+            if way in (WHOLE, *segments.ways(first, stop)):
+                yield (*ends[0], (first, stop, way), *ends[1])
+        for place in (cut - 1, cut + 1):
+            if first < place < stop:
+                yield (*ends[0], (first, place, left), (place, stop, right), *ends[1])
+
+
+def finer(segments: Segments, first: int, stop: int) -> Sequence[Way]:
+    """Return the ways of a segment, uneven slices included."""
+    known = segments.ways(first, stop)
+    if not known or known[0][0] != "batch":
+        return [WHOLE, *known]
+    numbers = range(2, segments.batch + 1)
+    uneven = {even(segments.batch, n)[0]: ("batch", even(segments.batch, n)) for n in numbers[::-1]}
+    return [WHOLE, *uneven.values()]

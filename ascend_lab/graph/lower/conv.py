@@ -10,7 +10,7 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.epilogue import (
     DEQUANTISING,
     channels,
@@ -21,7 +21,7 @@ from ascend_lab.graph.lower.epilogue import (
 )
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between
 from ascend_lab.graph.lower.vector import expressions
-from ascend_lab.isa import Kernel, Launch
+from ascend_lab.isa import SMALL_C0, Kernel, Launch
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels import (
     ConvShape,
@@ -59,8 +59,9 @@ def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype, sides = piece.type(node.inputs[0]).dtype, (*pads[0], *pads[1])
     value = node.attr("pad_value", 0)
+    lanes = SMALL_C0 if piece.type(node.inputs[0]).layout == SMALL_PIXELS else 0
     shape = ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
-    return replace(shape, pad_value=value) if value else shape
+    return replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape
 
 
 def in_pairs(shape: ConvShape) -> ConvShape:

@@ -7,6 +7,7 @@ one list of (count, stride in the source, stride in the target), and one strided
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,12 +17,13 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
 from ascend_lab.graph.lower.vector import lower_vector
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.byte_image import ByteImage, byte_image_launch
+from ascend_lab.kernels.small_image import SmallImage, small_image_launch
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.maps import Piece as Digits
 from ascend_lab.layout.moves import maps_launch
@@ -142,8 +144,13 @@ def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name:
 
 def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
     """Return the program that copies a tensor from one layout to another."""
-    maps = maps_between(piece.type(piece.graph.inputs[0]), piece.output)
-    return _copied(piece, chip, maps, "trans_data")
+    (x,), (y,), kind = piece.graph.inputs, piece.graph.outputs, piece.type(piece.graph.inputs[0])
+    if (kind.layout, piece.output.layout) == ("ND", SMALL_PIXELS):
+        n, c, h, w = kind.shape
+        with suppress(UnsupportedError):  # few pixels: element by element
+            launch = small_image_launch(SmallImage(n, c, h * w, kind.dtype), chip)
+            return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
+    return _copied(piece, chip, maps_between(kind, piece.output), "trans_data")
 
 
 def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:

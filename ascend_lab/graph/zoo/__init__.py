@@ -4,8 +4,6 @@
 and parameter counts are the published ones, the weights are not: no file is read.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable
@@ -53,7 +51,7 @@ def _wanted(name: str) -> tuple[Callable[..., Graph], dict[str, Any]]:
     found = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
     if found and _letters(name) not in _SPELLED:
         builder = ZOO.get(_SPELLED.get(_letters(found[1]), ""))
-        if builder is not None and builder.__annotations__.get("width") == "float":
+        if builder is not None and builder.__annotations__.get("width") is float:
             return builder, {"width": float(f"{found[2]}.{found[3]}")}
     return find(name), {}
 
@@ -101,9 +99,9 @@ def sized(
     """Return a model of a batch, a width and a size; raises as `counts_of`."""
     builder, sizes = _wanted(name)
     settings: dict[str, Any] = {"batch": batch, **sizes}
-    for key, value, kind in (("width", width, "float"), ("size", size, "int")):
+    for key, value, kind in (("width", width, float), ("size", size, int)):
         if value is not None:
-            if builder.__annotations__.get(key) != kind:
+            if builder.__annotations__.get(key) is not kind:
                 raise InputError(f"a model with a {key} to choose", builder.__name__, "drop it")
             settings[key] = value
     return builder(**settings)

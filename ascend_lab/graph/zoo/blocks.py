@@ -7,8 +7,6 @@ about 1, and the last batch norm of a residual branch scales by about `BRANCH`, 
 otherwise double the variance.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 At sizes other than 224 the first fully connected layer of AlexNet and VGG takes what is there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Convolutions and attention side by side: Mobile-Former, EfficientFormer V1 and V2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product

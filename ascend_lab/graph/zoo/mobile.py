@@ -4,8 +4,6 @@ A depthwise convolution is a `conv2d` with as many groups as channels; which ker
 for the compiler to choose. A width scales the channels of every row and rounds them to eights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

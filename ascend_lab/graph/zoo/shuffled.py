@@ -1,7 +1,5 @@
 """Cheap features: ShuffleNet V1 and V2 mix groups of channels, GhostNet V1 and V2 derive half."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

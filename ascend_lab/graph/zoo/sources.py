@@ -1,7 +1,5 @@
 """Where each family of models was published, and whose definition the counts are equal to."""
 
-from __future__ import annotations
-
 _TORCH = "torchvision's definition"
 _TIMM = "the definition in pytorch-image-models (timm)"
 SOURCES = {

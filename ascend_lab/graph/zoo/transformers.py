@@ -7,8 +7,6 @@ Weights are normal with standard deviation 0.02, as BERT and GPT-2 start. GELU i
 form; BERT's original has the error function (they differ by < 0.0005).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Vision transformers: ViT-B/16, the MobileViT block, and MobileViT V1 and V2."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ A network of few products can still be slow: every kernel is a launch, a depthwi
 sixteenth of the cube, and many small tensors move more bytes than they compute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,9 +40,8 @@ def why(
             "bound_s": bound_s,
             "over_bound": times.time_s / bound_s,
             "memory_bytes": times.memory_bytes,
-            "launches": len(times.operators),
-            "launch_share": sum(o.timeline.launch_cycles for o in times.operators)
-            / on.clock_hz / times.time_s,
+            "launches": times.launches,
+            "launch_share": times.launch_s / times.time_s,
             "vector_share": sum(op.time_s for op in busy) / times.time_s,
             "cube_fill": macs / (peak * times.time_s),
             "padded": times.macs / macs if macs else 0.0,

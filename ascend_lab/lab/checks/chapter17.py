@@ -1,7 +1,5 @@
 """Checks of chapter 17: a scale and an offset, an integer layer, where to cut, a slope, bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of chapter 26: waits, the batcher's decision, devices, who stays, a whole server."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

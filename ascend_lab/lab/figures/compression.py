@@ -1,7 +1,5 @@
 """Smaller models: where to cut a tensor, what bits cost, what a network weighs on a chip."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

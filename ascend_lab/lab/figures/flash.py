@@ -1,6 +1,7 @@
 """Figures of the FlashAttention chapter: online softmax by hand, bytes against length, blocks."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from ascend_lab.kernels import FlashShape, FlashTiling
 from ascend_lab.kernels.flash_shape import default_scale, fits, tile_bytes, traffic_bytes
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
+from ascend_lab.sim import Timeline, run_reference
+from ascend_lab.sim.compiled import WORK
 
 MIB = 2**20
 DTYPE_SIZE = 2
@@ -178,3 +181,82 @@ def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:
     ax.set(xlim=(0, 1.55), xticks=[0, 0.5, 1], ylim=(len(shares) - 0.5, -0.5))
     ax.set_xticks([0, 0.5, 1], ["0", "half", "full"])
     ax.spines["left"].set_visible(False)
+
+
+# -- the pipeline of cores that are apart ----------------------------------------------------------
+STAGES = {"QK": st.BLUE, "P": st.ORANGE, "PV": st.SKY, "GU": st.GREEN}
+HOMES = {
+    "AIC": {**dict.fromkeys(("q", "k", "s"), "QK"), **dict.fromkeys(("v", "p", "o"), "PV")},
+    "AIV": {**dict.fromkeys(("s", "p"), "P"), **dict.fromkeys(("o", "y"), "GU")},
+}
+"""Which stage moves a tensor, by the kind of core."""
+WAITS = {1: "QK", 0: "P", 2: "PV", 4: "GU"}
+"""Flags that a stage waits for before a tile: see `kernels.flash_split`."""
+GAP_CYCLES = 64
+"""Work with less between is drawn as one piece."""
+ROWS = {
+    "AIC.MTE2": "cube: loads", "AIC.M": "cube", "AIC.FIX": "fix pipe",
+    "AIV.MTE2": "vector: loads", "AIV.V": "vector unit",
+}  # fmt: skip
+
+
+@st.styled
+def fig_flash_pipeline(timeline: Timeline, window: tuple[int, int]) -> st.LabFigure:
+    """Draw what the pipes of an AI core do in `window` (cycles), coloured by stage.
+
+    Numbers on what a stage does are those of its tile. `timeline` is that of one block of rows.
+    """
+    first, last = window
+    pieces = _stage_pieces(timeline)
+    fig, ax = st.new_figure(height_in=2.7)
+    busy = dict.fromkeys(ROWS, 0)
+    for pipe, stage, tile, start, end in pieces:
+        low, high = max(start, first), min(end, last)
+        if low >= high:
+            continue
+        busy[pipe] += high - low
+        row = list(ROWS).index(pipe)
+        ax.barh(row, high - low, 0.66, left=low, color=STAGES[stage], ec=st.INK, lw=0.4)
+        if high - low > (last - first) / 60:
+            ink = st.PAPER if stage == "QK" else st.INK
+            st.put(ax, (low + high) / 2, row, str(tile), fontsize=7, color=ink)
+    st.name_rows(ax, ROWS.values())
+    ax.set(xlim=window, xlabel="cycles")
+    looks = {stage: {"fc": colour, "ec": st.INK} for stage, colour in STAGES.items()}
+    st.key(fig, looks, loc="outside upper center", ncols=len(looks))
+    shares = ", ".join(f"{ROWS[p]} {c / (last - first):.0%}" for p, c in busy.items())
+    seen = [(stage, tile) for _, stage, tile, a, b in pieces if a < last and b > first]
+    shown = {s: [tile for stage, tile in seen if stage == s] for s in STAGES}
+    tiles = ", ".join(f"{s} tiles {min(t)} to {max(t)}" for s, t in shown.items() if t)
+    alt = f"Gantt chart of {timeline.name}, cycles {first} to {last}: {tiles}. Busy: {shares}."
+    return st.finish(fig, alt=alt)
+
+
+def _stage_pieces(timeline: Timeline) -> list[tuple[str, str, int, int, int]]:
+    """Return (pipe, stage, tile, start, end) of work without gaps; times in cycles.
+
+    A move tells by its tensor in GM whose it is, and so of what is written behind it until the
+    next. A tile begins with a wait for its turn; only keys and values are loaded before it.
+    """
+    program = timeline.compiled
+    record = run_reference(program, record=True)[2]
+    assert record is not None
+    stages, stage, before = list[str](), "", ""
+    for step in program.steps:
+        core = program.pipes[step.pipe].partition(".")[0]
+        stage, before = stage if core == before else "", core
+        moved = [r.buffer.name for r in program.sources[step.source].regions if r.space == "GM"]
+        stage = HOMES[core][moved[0]] if moved else stage
+        stages.append(stage)
+    turns, pieces = Counter[tuple[str, str]](), list[tuple[str, str, int, int, int]]()
+    for number, start, end in zip(record.step, record.start, record.end, strict=True):
+        step, stage = program.steps[number], stages[number]
+        pipe, source = program.pipes[step.pipe], program.sources[step.source]
+        if source.op == "cross_wait":
+            turns[pipe, WAITS.get(source.number("id"), "")] += 1
+        elif step.kind == WORK and source.op != "cross_set" and stage and pipe in ROWS:
+            early = source.op == "data_copy" and source.srcs[0].buffer.name in ("q", "k", "v")
+            piece = pipe, stage, turns[pipe, stage] - (not early)
+            near = pieces and pieces[-1][:3] == piece and start - pieces[-1][4] < GAP_CYCLES
+            pieces.append((*piece, pieces.pop()[3] if near else start, end))
+    return pieces

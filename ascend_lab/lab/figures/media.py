@@ -1,7 +1,5 @@
 """A camera's bytes read in several ways, and cards against rates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,0 +1,149 @@
+"""The fast simulator of cores that work together: a walk that leaps over steady loops.
+
+Every core goes through its program as written until it waits for another one; who goes on does not
+depend on times, and times only add up and take maxima. So once the walk stands where it stood
+before, but for loop counters, and all times of what the loops touch have grown by the same number,
+it will do so again and again: as many rounds are left out as no counter runs dry in.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import add
+
+from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest, NotComposableError
+
+BEGIN, END, STOP = 0, 1, 5
+LONG = 6
+"""Turns from which on a loop is watched."""
+KEPT = 6
+"""States remembered for each place."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What a walk knows between two steps, times as they were; `loop` of `core` begins a turn."""
+
+    left: list[int]
+    free: list[int]
+    flags: list[tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where each core stands, what its loops have left, times of pipes and raised flags."""
+
+    program: Compiled
+    code: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    nests: dict[int, Nest] = field(default_factory=dict)
+    owner: dict[int, int] = field(default_factory=dict)
+    left: list[int] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    flags: list[deque[int]] = field(default_factory=list)
+    seen: dict[tuple[int, ...], list[_State]] = field(default_factory=dict)
+
+    def lay(self, core: int, nodes: Sequence[int | Nest]) -> None:
+        """Write down a nest as steps, with a begin and an end for each loop."""
+        program = self.program
+        for node in nodes:
+            if isinstance(node, Nest):
+                begin = len(self.code)
+                self.code.append((BEGIN, node.loop, 0, program.counts[node.loop], 0))
+                self.nests[node.loop], self.owner[node.loop] = node, core
+                self.lay(core, node.body)
+                self.code[begin] = (BEGIN, node.loop, len(self.code), program.counts[node.loop], 0)
+                self.code.append((END, node.loop, begin, program.counts[node.loop], 0))
+            else:
+                s = program.steps[node]
+                row = (s.kind, s.pipe, s.event, program.cycles[node], program.latency[node])
+                self.code.append(row)
+
+    def go(self, core: int) -> bool:
+        """Walk one core until it waits in vain or ends; return whether it moved."""
+        code, free, flags, left = self.code, self.free, self.flags, self.left
+        i = start = self.at[core]
+        turned = False
+        while True:
+            kind, pipe, event, cycles, latency = code[i]
+            if kind == BEGIN:
+                left[pipe] = cycles
+                i = i if cycles else event
+            elif kind == END:
+                left[pipe] -= 1
+                if left[pipe] > 0:
+                    i, turned = event, True
+                    if cycles >= LONG and left[pipe] > 1:
+                        self.at[core] = i
+                        self.leap(pipe)
+            elif kind == STOP:
+                break
+            elif kind == WAIT:
+                if not flags[event]:
+                    break
+                free[pipe] = max(free[pipe], flags[event].popleft()) + cycles
+            else:
+                free[pipe] += cycles
+                if kind == SET:
+                    flags[event].append(free[pipe] + latency)
+            i += 1
+        self.at[core] = i
+        return turned or i != start
+
+    def leap(self, loop: int) -> None:
+        """Leave out rounds if the walk stands, all times later by one number, where it stood."""
+        where = (loop, *self.at, *map(len, self.flags))
+        states = self.seen.setdefault(where, [])
+        for old in reversed(states):
+            if self._repeats(old):
+                self.seen.clear()
+                return
+        states.append(_State(self.left.copy(), self.free.copy(), [*map(tuple, self.flags)]))
+        del states[:-KEPT]
+
+    def _repeats(self, old: _State) -> bool:
+        """Leap if only loop counters and, all by one number, times of what they touch differ."""
+        moved = [n for n, (a, b) in enumerate(zip(old.left, self.left, strict=True)) if a != b]
+        cores = [self.owner[n] for n in moved]
+        falls = [old.left[n] - self.left[n] for n in moved]
+        if not moved or min(falls) < 0 or len(set(cores)) < len(cores):
+            return False
+        rounds = min((self.left[n] - 1) // fall for n, fall in zip(moved, falls, strict=True))
+        pipes = {p for n in moved for p in self.nests[n].pipes}
+        events = {e for n in moved for e in self.nests[n].events}
+        if rounds < 1 or not pipes:
+            return False
+        later = self.free[min(pipes)] - old.free[min(pipes)]
+        steady = all(
+            now - then == (later if p in pipes else 0)
+            for p, (now, then) in enumerate(zip(self.free, old.free, strict=True))
+        ) and all(
+            now - then == (later if e in events else 0)
+            for e, (up, before) in enumerate(zip(self.flags, old.flags, strict=True))
+            for now, then in zip(up, before, strict=True)
+        )
+        if steady:
+            for n, fall in zip(moved, falls, strict=True):
+                self.left[n] -= rounds * fall
+            for p in pipes:
+                self.free[p] += rounds * later
+            for e in events:
+                self.flags[e] = deque(t + rounds * later for t in self.flags[e])
+        return steady
+
+
+def run_together(program: Compiled) -> int:
+    """Return the cycles of cores that work together; `NotComposableError` for a standstill."""
+    walk = _Walk(program, left=[0] * len(program.counts))
+    walk.free = [0] * len(program.pipes)
+    walk.flags = [deque() for _ in program.events]
+    for core, nest in enumerate(program.tree):
+        walk.at.append(len(walk.code))
+        walk.lay(core, [nest])
+        walk.code.append((STOP, 0, 0, 0, 0))
+    cores = range(len(walk.at))
+    while sum(walk.go(core) for core in cores):
+        pass
+    if any(walk.code[i][0] != STOP for i in walk.at):
+        raise NotComposableError("each set_flag before its wait_flag", "a wait first")
+    return max(map(add, walk.free, program.tail_latency), default=0)

@@ -1,0 +1,43 @@
+"""Published rates of whole networks, and what the model says of them."""
+
+import pytest
+
+from ascend_lab.chip import load_chip
+from ascend_lab.graph.validation import (
+    GOALS,
+    NetworkRow,
+    network_rows,
+    network_table,
+    published_networks,
+)
+
+
+def test_the_published_rates_are_those_of_products_that_the_chips_can_reach():
+    rows = published_networks()
+    assert len(rows) == 9 and {row["chip"] for row in rows} == {"Ascend310DK", "Ascend310P3"}
+    assert {row["kind"] for row in rows} <= GOALS.keys()
+    vgg = next(r for r in rows if r["name"] == "vgg16" and r["chip"] == "Ascend310DK")
+    macs_per_s = max(vgg["per_s"].values()) * 15.47e9
+    slow, fast = (
+        load_chip(name).peak_ops_per_s("fp16") / 2 for name in ("Ascend310", "Ascend310DK")
+    )
+    assert slow < macs_per_s < fast  # at 500 MHz it would be above the peak
+
+
+def test_two_networks_are_where_they_were_measured():
+    rows = [row for row in network_rows(["resnet18"]) if row.chip == "Ascend310DK"]
+    assert [row.batch for row in rows] == [1, 16]
+    for row in rows:
+        assert not row.misses, row.error
+        assert sum(row.terms.values()) == pytest.approx(row.batch / row.model_per_s)
+        assert row.terms["bound"] < row.batch / row.published_per_s  # nobody is below it
+    last = network_table(rows).splitlines()[-1]
+    assert "resnet18" in last and " 1510 " in last and "outside" not in last and "memory" in last
+
+
+def test_a_row_outside_its_goal_says_why():
+    terms = {"bound": 1.0, "launches": 0.5, "memory": 2.5}
+    row = NetworkRow("net", "Toy", 4, "light", 2.1, 1.0, terms)
+    assert row.misses and row.cause == "memory 62%"
+    assert "memory 62%, outside the goal" in network_table([row])
+    assert not NetworkRow("net", "Toy", 4, "light", 2.1, 1.2, terms).misses

@@ -1,0 +1,72 @@
+"""First layers on pixels of 4 channels: the way there, the convolution, and what both save."""
+
+import numpy as np
+import pytest
+from cube_checks import assert_conv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_compiled, zoo
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels import ConvShape, conv_launch
+from ascend_lab.kernels.small_image import SmallImage, small_image_launch
+from ascend_lab.sim import execute, simulate
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(("n", "c", "pixels"), [(1, 3, 256), (3, 3, 700), (5, 4, 5000)])
+def test_planes_become_pixels(chip_name: str, n: int, c: int, pixels: int) -> None:
+    """One block, a last tile that is moved back, several tiles over several cores."""
+    chip = load_chip(chip_name)
+    x = np.random.default_rng(c).standard_normal((n, c, pixels)).astype(np.float16)
+    launch = small_image_launch(SmallImage(n, c, pixels), chip)
+    assert not [found for part in launch.parts for found in sanitize(part.program, chip)]
+    y = execute(launch, {"x": x.ravel()}, chip)["y"].reshape(n, pixels, 4)
+    assert np.array_equal(y[..., :c], x.transpose(0, 2, 1)) and not y[..., c:].any()
+
+
+@settings(max_examples=15)
+@given(st.data(), st.sampled_from(["Toy", "Ascend310", "Ascend910B2"]))
+def test_convolutions_equal_numpy(data: st.DataObject, chip_name: str) -> None:
+    """Any kernel, stride, dilation and pads: four taps side by side, the last ones may be few."""
+    draw, chip = data.draw, load_chip(chip_name)
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    r, s, c = draw(st.integers(1, 5)), draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    stride, dilation = draw(pair), draw(pair)
+    top, bottom, left, right = (draw(st.integers(0, 2)) for _ in range(4))
+    pads = (top, bottom, left, right)
+    h, w = draw(st.integers(r * 3, 16)), draw(st.sampled_from((20, 24, 28)))
+    shape = ConvShape(2, c, h, w, 18, r, s, stride, pads, dilation=dilation, lanes=4)
+    assert_conv(shape, chip, seed=h + w)  # type: ignore[no-untyped-call]
+
+
+def test_cube_cycles_of_a_first_layer_fall_to_a_quarter() -> None:
+    """ResNet: 49 taps of 16 lanes are 784 x 4 x 49 products of fractals, of 4 lanes 13 of 49."""
+    plain, small = (ConvShape(1, 3, 224, 224, 64, 7, 7, 2, 3, lanes=lanes) for lanes in (0, 4))
+    chip = load_chip("Ascend310")
+    macs = [simulate(conv_launch(shape, chip), chip).macs for shape in (plain, small)]
+    assert [m // 16**3 for m in macs] == [153664, 40768]
+
+
+def test_the_clock_chooses_and_values_stay() -> None:
+    stages = compile_stages(zoo.build("mobilenet_v2"), "Ascend310P3")
+    assert [t.layout for n, t in stages.laid_out.types.items() if ":4" in t.layout] == ["NC1HWC0:4"]
+    rng = np.random.default_rng(0)
+    b = GraphBuilder("g")
+    x = b.input("x", (2, 3, 20, 24))
+    weight = b.constant(rng.standard_normal((20, 3, 3, 3)).astype(np.float32), name="w")
+    b.output(b.relu(b.conv2d(x, weight, stride=2, pad=1)))
+    graph, image = b.build(), rng.standard_normal((2, 3, 20, 24)).astype(np.float32)
+    assert "NC1HWC0:4" in str(compile_stages(graph, "Ascend310").laid_out)
+    (found,) = run_compiled(graph, {"x": image}, "Ascend310").values()
+    (exact,) = evaluate(graph, {"x": image}).values()
+    np.testing.assert_allclose(found, exact, rtol=4e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("change", [{"c": 5}, {"w": 30}, {"groups": 3}, {"lanes": 8}])
+def test_what_does_not_fit_four_lanes_is_refused(change: dict[str, int]) -> None:
+    given_ = {"n": 1, "c": 3, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3, "lanes": 4, **change}
+    with pytest.raises(InputError, match="up to 4 channels"):
+        ConvShape(**given_)  # type: ignore[arg-type]
