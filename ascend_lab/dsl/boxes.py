@@ -124,22 +124,28 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
 def ub_bytes(state: State, root: str, chip: Chip) -> int:
     """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch.
 
-    A tile that only the vector unit touches has one slot.
+    What only the vector unit touches takes part in the scratch while somebody will read it.
     """
     active = first_boxes(state, root)
-    total, scratch = 0, SHIFT_BYTES if chip.combined else 0
-    for name in members(state, root):
+    order = members(state, root)
+    total, most, alive = 0, SHIFT_BYTES if chip.combined else 0, dict[str, int]()
+    for place, name in enumerate(order):
         stage = state.stage(name)
         if stage.scope != "UB":
             continue
         _, elements = row_steps(stage, tile_sizes(state, stage, active))
+        readers = state.readers(name)
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
-        stored = any(r.scope == "GM" for r in state.readers(name))
         each = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
-        total += each * (stage.depth if loaded or stored else 1)
+        if loaded or any(r.scope == "GM" for r in readers):
+            total += each * stage.depth
+        else:
+            alive[name] = each
         if not stage.is_copy:
-            scratch = max(scratch, _scratch_bytes(stage, active[name], chip))
-    return total + scratch
+            most = max(most, sum(alive.values()) + _scratch_bytes(stage, active[name], chip))
+        left = {s for later in order[place + 1 :] for s in state.stage(later).sources}
+        alive = {n: size for n, size in alive.items() if n in left}
+    return total + most
 
 
 def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:

@@ -45,7 +45,8 @@ def compute_tile(
         source = replace(source, row=sizes[_row_axis(sizes)] if full else 0)
     folds_first = source.take([*range(len(kept), len(sizes)), *range(len(kept))])
     fold_box(unit, stage.fold, out, folds_first, folds, kept, add)
-    unit.give(source.memory)
+    if not isinstance(stage.expr, Read):
+        unit.give(source.memory)
     return False
 
 
@@ -83,8 +84,8 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
         steps = tuple(0 if mine < whole else step for mine, whole, step in repeats)
         operands.append(place if here else place.stepping(steps))
     apply(unit, Op(expr.op, expr.number, expr.mode), out, operands, sizes)
-    for operand in operands:
-        if operand is not out:
+    for arg, operand in zip(expr.args, operands, strict=True):
+        if operand is not out and not isinstance(arg, Read):
             unit.give(operand.memory)
 
 

@@ -333,10 +333,10 @@ def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes
     for row in unit.over([count], views):
         for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
             _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in row])
-        at = whole * lanes
+        end = whole * lanes
         for width in _tails(last % lanes, block):
-            _vector(unit, op, [_strips(v, at, None, 1, width) for v in row])
-            at += width
+            _vector(unit, op, [_strips(v, end, None, 1, width) for v in row])
+            end += width
 
 
 def _block_of(views: Sequence[View]) -> int:
