@@ -23,13 +23,13 @@ LINES = {
     "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3365,
+    "compress": 3240,
     "data": 20,
     "dsl": 5850,
     "errors": 85,
     "graph": 17200,
     "isa": 3330,
-    "kernels": 8380,
+    "kernels": 8620,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
@@ -45,7 +45,7 @@ LINES = {
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 446
 IMPORT_LINES = 6330
-ROAD = 122
+ROAD = 123
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

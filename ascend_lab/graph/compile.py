@@ -171,8 +171,4 @@ def run_compiled(
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    compiled = compile_graph(graph, chip, dtype=dtype)
-    found = run_tasks(compiled, inputs)
-    # rewrites and conversions give outputs other names, in the same order
-    names = zip(graph.outputs, compiled.graph.outputs, strict=True)
-    return {name: found[own] for name, own in names}
+    return run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)

@@ -136,18 +136,23 @@ def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...]) -> int:
 
 
 # -- values ---------------------------------------------------------------------------------------
-def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
-    """Return the outputs as the kernels compute them, on poisoned memory and in their formats."""
+def run_tasks(
+    compiled: Compiled, inputs: Mapping[str, Any], names: Sequence[str] = ()
+) -> dict[str, Values]:
+    """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
+
+    Rewrites give outputs other names, in the same order: `names` are those to return them under.
+    """
     graph, live = compiled.graph, {}
     for name, array in checked_inputs(graph, inputs).items():
         live[name] = packed(graph.types[name], array)
     for task in compiled.tasks:
         live.update(_run(task, compiled, live))
     found = {}
-    for name in graph.outputs:
+    for key, name in zip(names or graph.outputs, graph.outputs, strict=True):
         kind = graph.types[name]
         flat = live[name] if name in live else packed(kind, graph.constants[name].array())
-        found[name] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
+        found[key] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
     return found
 
 
