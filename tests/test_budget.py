@@ -29,23 +29,23 @@ LINES = {
     "errors": 85,
     "graph": 17200,
     "isa": 3330,
-    "kernels": 8290,
+    "kernels": 8620,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
     "media": 1145,
-    "ops": 6490,
+    "ops": 6530,
     "output": 120,
     "parallel": 4905,
-    "runtime": 2235,
-    "serving": 2295,
+    "runtime": 2350,
+    "serving": 2525,
     "sim": 2880,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 443
+FILES = 446
 IMPORT_LINES = 6330
-ROAD = 120
+ROAD = 123
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -21,7 +21,7 @@ from ascend_lab.kernels.flash_shape import (
     traffic_bytes,
 )
 from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
-from ascend_lab.kernels.validation import flash_rows
+from ascend_lab.kernels.validation import published_flash
 from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 from ascend_lab.ops import verify
 from ascend_lab.ops.build import prepare
@@ -295,8 +295,8 @@ def test_each_rung_of_the_ladder_is_quicker():
 
 def test_published_times():
     """The rows, their conditions and the tiling are published; nothing is fitted to them."""
-    assert [row.name for row in flash_rows()] == ["flash 1024", "flash 4096", "flash 16384"]
-    for row in flash_rows():
+    assert [row.name for row in published_flash()] == ["flash 1024", "flash 4096", "flash 16384"]
+    for row in published_flash():
         assert abs(row.time_error) < 0.20, row
 
 

@@ -108,7 +108,7 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
         raise PathError(
             f"paths L0C->UB and UB->L1 on one core of {chip.name}",
             "separate cube and vector cores",
-            "use kernels.flash_split, whose phases meet in L2",
+            "use kernels.flash_split, whose cores meet in L2",
         )
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
         wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"

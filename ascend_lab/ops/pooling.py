@@ -1,5 +1,6 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -7,9 +8,11 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
+from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.kernels.byte_pool import BytePool, byte_pool_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.depthwise import max_pool_launch
 from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
@@ -148,6 +151,11 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
         planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
         pool = BytePool(planes, sizes, size, step, sides, out)
         return as_kernel(byte_pool_launch(pool, chip))
+    (n, c, h, w), around = call.shapes[0], (*pads[0], *pads[1])
+    if x.dtype == "fp16" and any(around):  # the expression would store the padded image
+        shape = ConvShape(n, c, h, w, c, *size, step, around, groups=c)
+        with suppress(CapacityError):
+            return as_kernel(max_pool_launch(shape, chip))
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)

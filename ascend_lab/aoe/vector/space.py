@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Tunable, warm_cycles
+from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, Value, random_completion
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.grouping import Grouping, Structure
@@ -21,6 +21,7 @@ from ascend_lab.dsl import Schedule, Tensor, auto_schedule, lower
 from ascend_lab.errors import InputError
 from ascend_lab.graph.lower import Choice
 from ascend_lab.graph.lower.vector import vector_outputs
+from ascend_lab.ops.split_product import warm_cycles
 from ascend_lab.sim import simulate_kernel
 
 COUNTED = 10_000
