@@ -29,12 +29,12 @@ LINES = {
     "errors": 85,
     "graph": 17200,
     "isa": 3330,
-    "kernels": 8740,
+    "kernels": 9050,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
     "media": 1145,
-    "ops": 6520,
+    "ops": 6540,
     "output": 120,
     "parallel": 4905,
     "runtime": 2350,
@@ -43,9 +43,9 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 445
+FILES = 446
 IMPORT_LINES = 6330
-ROAD = 122
+ROAD = 123
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

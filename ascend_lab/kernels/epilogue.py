@@ -81,6 +81,9 @@ class Epilogue:
     With `deq` the steps see dequantised sums. Where bytes are loaded or stored, tiles on the core
     have blocks of 32 channels; floats are put there, and back, block by block of 16.
 
+    `bias` names what the cube of a convolution adds before the first step (`pack_bias`), which
+    takes `bias_bytes` of L1.
+
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
 
@@ -88,6 +91,8 @@ class Epilogue:
     steps: tuple[Step, ...]
     out_dtype: str
     deq: Deq | None = None
+    bias: str = ""
+    bias_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""

@@ -122,7 +122,7 @@ class Demand:
     `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
     per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
     element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
-    `columns` fractals of channels.
+    `columns` fractals of channels. A bias that the cube adds takes `l1_bytes`.
     """
 
     tile_bytes: int
@@ -132,6 +132,7 @@ class Demand:
     stored_bytes: int
     instructions: int
     columns: int = 1
+    l1_bytes: int = 0
 
 
 def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
@@ -169,6 +170,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         stored,
         len(plan.steps) + (len(epilogue.deq.names) if epilogue.deq else 0),
         epilogue.width // FRACTAL,
+        epilogue.bias_bytes,
     )
 
 
@@ -179,11 +181,12 @@ def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
 
 
 def chip_left(chip: Chip, demand: Demand | None) -> Chip:
-    """Return the chip without the part of L1 that holds the bias on its way to the bias table."""
-    if chip.combined or not demand or not demand.block_bytes:
+    """Return the chip without the part of L1 that holds a bias for the cube or its bias table."""
+    table = bool(demand and demand.block_bytes and not chip.combined)
+    if not demand or not (table or demand.l1_bytes):
         return chip
     buffers = dict(chip.buffers)
-    buffers["L1"] -= 2 * buffers["BT"]
+    buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
     return replace(chip, buffers=buffers)
 
 

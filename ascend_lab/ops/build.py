@@ -18,7 +18,7 @@ from ascend_lab.layout import pack, unpack
 from ascend_lab.ops.formats import Values, format_of
 from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.shapes import Shape, elements
-from ascend_lab.sim import DeviceMemory, KernelTimeline, execute, simulate_kernel
+from ascend_lab.sim import DeviceMemory, KernelTimeline, analyse, execute, simulate_kernel
 
 
 def check(
@@ -189,8 +189,8 @@ def time(
         kernel = te.lower(te.auto_schedule(tensors, chip, tiling))
     if not warm_l2:
         return simulate_kernel(kernel, chip)
-    op = resolve(operator)
-    template = op.template_for(op.call(shapes, dtypes, attrs), chip)
-    names = (template or op).names(len(shapes))
-    memory = DeviceMemory.holding(chip, kernel.tensors, names)
+    traffic = [analyse(phase, chip) for phase in kernel.phases]
+    written = {name for t in traffic for name in t.write_once}
+    operands = {name for t in traffic for name in t.read_once} - written
+    memory = DeviceMemory.holding(chip, kernel.tensors, operands)
     return replace(simulate_kernel(kernel, chip, memory), start="queued")

@@ -206,7 +206,7 @@ def kernel_data(kernel: Kernel) -> dict[str, Any]:
         reads, writes = ([[b.name, b.dtype, b.elements] for b in side] for side in sides)
         return {"name": kernel.name, "reads": reads, "writes": writes,
                 "rest": [kernel.factor_bytes, kernel.reason, kernel.engine]}  # fmt: skip
-    phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts]]
+    phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts], p.mix]
               for p in kernel.phases]  # fmt: skip
     return {"name": kernel.name, "phases": phases}
 
@@ -216,8 +216,8 @@ def kernel_of(data: Mapping[str, Any]) -> Kernel:
     if "phases" not in data:
         reads, writes = (tuple(map(_tensor, data[side])) for side in ("reads", "writes"))
         return CpuKernel(data["name"], (), reads, writes, *data["rest"])
-    phases = tuple(Launch(name, tuple(_part(*part) for part in parts))
-                   for name, parts in data["phases"])  # fmt: skip
+    phases = tuple(Launch(name, tuple(_part(*part) for part in parts), *mix)
+                   for name, parts, *mix in data["phases"])  # fmt: skip
     return Kernel(data["name"], phases)
 
 
