@@ -9,6 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from mix_cases import CHIP, Relay, relays
 from test_epilogue import RESIDUAL, SIGMOID_GELU, WIDE_RESIDUAL
 
+from ascend_lab.graph import GraphBuilder, evaluate
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
+from ascend_lab.graph.tasks import compile_tasks, run_tasks
 from ascend_lab.isa import parse_program, sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, pack_gemm, unpack_gemm
 from ascend_lab.kernels.epilogue import Deq, Epilogue, Operand
@@ -87,3 +91,22 @@ def test_vector_work_hides_behind_the_cube() -> None:
     both = simulate(gemm_launch(shape, CHIP, schedule, SIGMOID_GELU), CHIP)
     assert alone.cycles < both.cycles < 1.2 * alone.cycles
     assert both.launch_cycles - alone.launch_cycles == round(CHIP.mix_start_s * CHIP.clock_hz)
+
+
+def test_a_network_runs_a_product_and_what_follows_as_one_mix_kernel() -> None:
+    """Bias in the table of the cube; GELU and the residual on vector cores, read where it lies."""
+    net = GraphBuilder("block", "fp16")
+    x, y = net.input("x", (48, 64)), net.input("y", (48, 96))
+    product = net.add(net.matmul(x, net.weight((64, 96), scale=0.2)), net.weight((96,)))
+    net.output(net.add(net.gelu(product), y))
+    graph = cancel_trans_data(assign_layouts(canonical(net.build(), CHIP)))
+    work = [n for n in graph.nodes if n.op != "trans_data"]
+    groups = [(n,) for n in graph.nodes if n.op == "trans_data" and n.inputs[0] in graph.inputs]
+    groups += [tuple(work)]
+    groups += [(n,) for n in graph.nodes if n.op == "trans_data" and (n,) not in groups]
+    compiled = compile_tasks(graph, CHIP, groups)
+    assert any(p.mix for t in compiled.tasks if t.lowered for p in t.lowered.kernel.phases)
+    rng = np.random.default_rng(3)
+    inputs = {n: rng.normal(size=graph.types[n].shape).astype(np.float16) for n in ("x", "y")}
+    (got,), (wanted,) = run_tasks(compiled, inputs).values(), evaluate(graph, inputs).values()
+    assert np.abs(got.astype(np.float32) - wanted).max() < 0.02
