@@ -22,7 +22,7 @@ from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.light import light_figures
 from bench.media import media_figures
-from bench.published import published_figures
+from bench.published import flash_figures, published_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
 from bench.speed import (
@@ -48,6 +48,7 @@ BENCHES = (
     bench_graphs,
     bound_figures,
     published_figures,
+    flash_figures,
     memory_figures,
     light_figures,
     runtime_figures,

@@ -72,6 +72,7 @@ def kernels_in_memory(
     places: Places,
     written: Sequence[str] = (),
     passed: Sequence[str] = (),
+    hints: bool = True,
 ) -> Iterator[tuple[Task, Kernel, DeviceMemory]]:
     """Yield the kernels in order, each with the memory at its tensors' places.
 
@@ -81,7 +82,7 @@ def kernels_in_memory(
     """
     buffer = compiled.chip.l2.kind == "buffer"
     held, owner = _held(compiled, written, passed), owners(compiled)
-    dead = {} if buffer else _last_reads(compiled, places)
+    dead = _last_reads(compiled, places) if hints and not buffer else {}
     for name in () if buffer else written:
         l2.touch([Access(name, *places[name], is_write=True)])
     for task in compiled.tasks:
