@@ -37,8 +37,8 @@ LINES = {
     "ops": 6530,
     "output": 120,
     "parallel": 4905,
-    "runtime": 2350,
-    "serving": 2525,
+    "runtime": 2275,
+    "serving": 2290,
     "sim": 2880,
     "train": 1735,
 }
