@@ -33,7 +33,7 @@ LINES = {
     "lab": 18470,
     "layout": 950,
     "limits": 240,
-    "media": 1220,
+    "media": 1145,
     "ops": 6570,
     "output": 120,
     "parallel": 4905,

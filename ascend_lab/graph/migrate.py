@@ -178,9 +178,8 @@ def _placed(
         data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
         for node in parts.nodes:
             ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
-            common = defs.has(node.op_type, node.domain)
-            verdict = "direct" if ours else "host" if common else "unsupported"
-            became[node.op_type, verdict, ()].append(title(node))
+            elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
+            became[node.op_type, "direct" if ours else elsewhere, ()].append(title(node))
         return None, became
     kept = {title(node): node for part in hosted.parts for node in part.nodes}
     for part in hosted.parts:
@@ -199,8 +198,8 @@ def _placed(
         if title(node) not in kept:
             became[node.op_type, "folded", ()].append(title(node))
     data["placement"] = hosted.summary()["placement"]
-    names = [entry.name for entry in parts.model.graph.output]
-    inputs = [entry.name for entry in parts.inputs]
+    ends = (parts.inputs, parts.model.graph.output)
+    inputs, names = ([entry.name for entry in entries] for entries in ends)
     written = {name for node in kept.values() for name in node.output}
     known = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *known]
