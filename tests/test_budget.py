@@ -37,7 +37,7 @@ LINES = {
     "ops": 6570,
     "output": 120,
     "parallel": 4905,
-    "runtime": 2275,
+    "runtime": 2230,
     "serving": 2290,
     "sim": 2880,
     "train": 1735,
