@@ -165,12 +165,15 @@ def _differs(
 
 def _apart(got: Values, wanted: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
-    got, wanted = (a.astype(np.float64).reshape(-1) for a in (got, wanted))
-    other = ~((got == wanted) | (np.isnan(got) & np.isnan(wanted)))
-    if not other.any():
+    got, wanted = got.reshape(-1), wanted.reshape(-1)
+    other = np.flatnonzero(got != wanted)
+    some, true = got[other].astype(np.float64), wanted[other].astype(np.float64)
+    both = np.isnan(some) & np.isnan(true)
+    some, true = some[~both], true[~both]
+    if not some.size:
         return 0.0
-    scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
-    return float(np.abs(got[other] - wanted[other]).max()) / scale
+    finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
+    return float(np.abs(some - true).max()) / max(1.0, float(finite.max(initial=0)))
 
 
 def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:

@@ -57,6 +57,7 @@ class Compiled:
 
     Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
     on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
+    `spilled` tensors are never put into a buffer.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Compiled:
     tasks: tuple[Task, ...]
     scopes: tuple[tuple[int, int], ...] = ()
     prefetch: bool = False
+    spilled: frozenset[str] = frozenset()
 
 
 def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) -> Compiled:

@@ -51,6 +51,7 @@ class VectorSpace:
         pairs = zip(self._slots, ends, strict=True)
         own = (DECISIONS[at] + end for slot, end in pairs for at in slot)
         self.names = (*self.grouping.names, *own)
+        self._options: dict[Point, tuple[Value, ...]] = {}
         self._places = [(k, at) for k, slot in enumerate(self._slots) for at in slot]
 
     # -- points and schedules ---------------------------------------------------------------------
@@ -91,7 +92,13 @@ class VectorSpace:
 
     # -- the contract of a space ------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
-        """Return the legal values of the decision after `prefix`."""
+        """Return the legal values of the decision after `prefix`, remembered for searches."""
+        found = self._options.get(prefix)
+        if found is None:
+            found = self._options[prefix] = self._found(prefix)
+        return found
+
+    def _found(self, prefix: Point) -> tuple[Value, ...]:
         if len(prefix) < self._head:
             return self.grouping.options(prefix)
         number, at = self._places[len(prefix) - self._head]
