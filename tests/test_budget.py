@@ -43,9 +43,9 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 446
+FILES = 447
 IMPORT_LINES = 6330
-ROAD = 123
+ROAD = 124
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
