@@ -29,7 +29,7 @@ LINES = {
     "errors": 85,
     "graph": 17200,
     "isa": 3330,
-    "kernels": 8620,
+    "kernels": 8850,
     "lab": 18470,
     "layout": 950,
     "limits": 240,

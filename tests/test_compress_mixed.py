@@ -1,7 +1,5 @@
 """Formats per layer as an exact knapsack, and the published bisection beside it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Fewer weights: 4:2 sparsity, channels pruned, convolutions split; golden values of sources."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -258,6 +258,23 @@ def test_every_pipeline_gives_the_same_values(tiling):
     verify.check_within(FLASH, got, FLASH.reference(*arrays))
 
 
+@given(
+    st.tuples(*(st.integers(1, n) for n in (5, 130, 200, 40, 40))),
+    st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 6), st.integers(1, 2)),
+)
+@settings(max_examples=20)
+def test_any_pipeline_runs_ahead_of_something_and_is_right(sizes, cut):
+    """Tiles, blocks or matrices are ahead, whatever there are enough of."""
+    b, n, t, d, e = sizes
+    tiling = SplitTiling(16 * cut[0], 16 * cut[1], *cut[2:])
+    arrays = case((b, n, d), (b, t, d), (b, t, e))
+    ready = prepare(FLASH, *arrays, chip=FAR)
+    launch = flash_pipeline_launch(FlashShape(b, n, t, d, e, d**-0.5), FAR, tiling)
+    got = ready.fetch(execute(launch, ready.tensors, FAR))[0]
+    verify.check_within(FLASH, got, FLASH.reference(*arrays))
+    assert simulate(launch, FAR).cycles == simulate(launch, FAR, engine="reference").cycles
+
+
 def warm(shape, tiling=None, engine="fast"):
     kernel = as_kernel(flash_pipeline_launch(shape, FAR, tiling))
     memory = DeviceMemory.holding(FAR, kernel.tensors, ("q", "k", "v"))

@@ -1,7 +1,5 @@
 """AIPP in front of a network: the same values as AIPP and then the network, and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 from typing import Any
 

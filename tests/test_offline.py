@@ -1,7 +1,5 @@
 """Offline models: the same numbers as from ONNX, without it, and no damaged byte ever loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -7,7 +7,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.kernels import ConvShape
 from ascend_lab.kernels.depthwise import max_pool_launch
 from ascend_lab.kernels.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
-from ascend_lab.sim import execute, simulate
+from ascend_lab.ops.operator import get
+from ascend_lab.sim import execute, simulate, simulate_kernel
 
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
@@ -66,3 +67,16 @@ def test_a_padded_pool_reads_its_image_once(chip_name: str) -> None:
     moved = 2 * 16 * 64 * (112 * 112 + 56 * 56)
     assert run.memory_bytes <= 1.01 * moved
     assert run.cycles < 1.2 * moved / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_the_cube_averages_near_the_rate_of_memory(include: bool) -> None:
+    """Without padding in the counts the sums, in fp32, are written and read once more."""
+    shape, attrs = (16, 64, 56, 56), {"kernel": 3, "stride": 2, "pad": 1}
+    chip, attrs = load_chip("Ascend310"), {**attrs, "count_include_pad": include}
+    operator = get("avg_pool2d")
+    assert operator.template is not None
+    kernel = operator.template.kernel(operator.call([shape], ["fp16"], attrs), chip)
+    moved = 2 * 16 * 64 * (56 * 56 + (1 if include else 5) * 28 * 28)
+    least = moved / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    assert simulate_kernel(kernel, chip).cycles < 1.6 * least

@@ -25,9 +25,12 @@ from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
-from ascend_lab.errors import AscendLabError, ProgramError, ScheduleError
+from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
+
+SHARES = (1.0, 0.95, 0.85, 0.7)
+"""Parts of UB that tiles are chosen for, one after another, until scratch fits beside them."""
 
 
 def auto_schedule(
@@ -49,10 +52,14 @@ def auto_schedule(
 def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
     """Return the schedule of the first way whose programs can be written for the chip."""
     last = _stages_apart if len(phase.names) > 1 else _in_order
-    ways: list[Callable[[Schedule, Phase], Schedule]]
-    ways = [schedule_phase, partial(schedule_phase, merge=False), last]
+    ways: list[Callable[[Schedule, Phase], Schedule]] = []
+    for merge in (True, False):
+        ways += [partial(schedule_phase, merge=merge, share=share) for share in SHARES]
     failures: list[AscendLabError] = []
-    for way in ways:
+    for way in (*ways, last):
+        smaller = isinstance(way, partial) and way.keywords["share"] < 1
+        if smaller and not isinstance(failures[-1], CapacityError):
+            continue  # smaller tiles would not help
         try:
             done = way(s, phase)
             known = {x.name for x in s.state.stages} - set(phase.names)

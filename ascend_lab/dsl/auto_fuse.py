@@ -29,15 +29,17 @@ class Phase:
 
 
 def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
-    """Inline what is cheap or used once; return the phases the other stages belong to."""
+    """Inline what is used once, or cheap and used in several nests; return the phases of the rest.
+
+    A value used twice in one nest becomes a tile of it.
+    """
     for stage in s.state.stages:
-        if _inlines(s.state, stage):
-            with suppress(ScheduleError):  # a reshape of a reshape stays a copy
-                s = inline(s, stage.name)
-    groups: dict[str, str] = {}
-    for stage in reversed(s.state.stages):
-        groups[stage.name] = _root(s.state, stage, groups)
-    groups = _join_outputs(s.state, groups)
+        s = _inlined(s, stage) if _inlines(s.state, stage) else s
+    groups = _groups(s.state)
+    for stage in s.state.stages:
+        if groups[stage.name] == stage.name and _is_cheap(s.state, stage):
+            s = _inlined(s, stage)
+            groups = _groups(s.state)
     loops = [x for x in s.state.stages if isinstance(x, Stage)]
     phases = []
     for root in (x.name for x in loops if groups[x.name] == x.name):
@@ -45,6 +47,20 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
         tiles = tuple(x.name for x in inside if not x.output)
         phases.append(Phase(root, tiles, tuple(x.name for x in inside if x.output)))
     return s, phases
+
+
+def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
+    with suppress(ScheduleError):  # a reshape of a reshape stays a copy
+        return inline(s, stage.name)
+    return s
+
+
+def _groups(state: State) -> dict[str, str]:
+    """Return in whose nest each stage is computed."""
+    groups: dict[str, str] = {}
+    for stage in reversed(state.stages):
+        groups[stage.name] = _root(state, stage, groups)
+    return _join_outputs(state, groups)
 
 
 def _reads(state: State, name: str) -> list[Read] | None:
@@ -62,10 +78,16 @@ def _inlines(state: State, stage: Stage | Fixed) -> bool:
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
-    expr = state.stage(stage.name).expr
-    if bare(expr) is not None:
-        return True
-    return not any(x.view for x in reads) and (len(reads) == 1 or _weight(expr) <= 1)
+    plain = bare(state.stage(stage.name).expr) is not None
+    return plain or (len(reads) == 1 and not any(x.view for x in reads))
+
+
+def _is_cheap(state: State, stage: Stage | Fixed) -> bool:
+    """True for elementwise stages of one operation at most that nothing reads in another shape."""
+    reads = _reads(state, stage.name)
+    if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
+        return False
+    return _weight(stage.expr) <= 1 and not any(x.view for x in reads)
 
 
 def _weight(expr: Expr) -> int:

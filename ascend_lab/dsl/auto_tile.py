@@ -100,17 +100,23 @@ def whole_tiles(extent: int, share: int, width: int) -> int:
     return filled if up(extent, filled) == up(extent, share) else share
 
 
-def schedule_phase(s: Schedule, phase: Phase, *, merge: bool = True) -> Schedule:
-    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles."""
+def schedule_phase(
+    s: Schedule, phase: Phase, *, merge: bool = True, share: float = 1.0
+) -> Schedule:
+    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
+
+    Tiles take at most a `share` of UB.
+    """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
     before = s = _split_folds(s, phase)
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
-    best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
-    if best is None or _cuts_blocks(s, phase, best[0]):
-        return _apart(before, phase)
-    return arrange(s, phase, rows, *best)
+    for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
+        best = largest(s, phase, rows, depth, share)
+        if best is not None and not _cuts_blocks(s, phase, best[0]):
+            return arrange(s, phase, rows, *best, depth)
+    return _apart(before, phase)
 
 
 def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
@@ -152,7 +158,7 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     units = math.prod(stage.shape)
     itemsize = DTYPE_BYTES[stage.expr.dtype]
     size = math.prod(a.extent for a in stage.reduce) * units
-    if _keeps_lanes(stage):
+    if keeps_lanes(stage):
         units = max(1, units * itemsize // LINE_BYTES)
     parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
     cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
@@ -161,28 +167,30 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     return extent // parts if parts >= 2 * units and extent > parts else 0
 
 
-def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
-    """Return the widest tile that fits, and the widths of folds; None if none does."""
+def largest(
+    s: Schedule, phase: Phase, rows: list[str], depth: int = 2, share: float = 1.0
+) -> tuple[Widths, Widths] | None:
+    """Return the widest tile of `depth` slots that fits, and widths of folds; None if none does."""
     stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
     root, extents = stages[-1], core_shares(s, phase, rows)
     folds = {f"{x.name}.{a.name}": a.extent for x in stages if x.fold for a in x.reduce}
     last = root.axes[-1].name
     least = {n: 1 if n in rows else extents[n] for n in extents}
-    if last in rows and any(x.fold and _keeps_lanes(x) for x in stages):
+    if last in rows and any(x.fold and keeps_lanes(x) for x in stages):
         least[last] = min(LINE_BYTES // DTYPE_BYTES[root.dtype], extents[last])
 
     def both(sizes: Widths) -> tuple[Widths, Widths]:
         return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}
 
     def fits(sizes: Widths) -> bool:
-        return tile_bytes(s, phase, *both(sizes)) <= s.chip.buffers["UB"]
+        return tile_bytes(s, phase, *both(sizes), depth) <= share * s.chip.buffers["UB"]
 
     for cut in (False, True) if folds else (False,):
         sizes = least | (dict.fromkeys(folds, 1) if cut else folds)
         if not fits(sizes):
             continue
         for name in reversed(list(folds)) if cut else ():
-            sizes[name] = _widest(fits, sizes, name, folds[name], 1)
+            sizes[name] = _whole(_widest(fits, sizes, name, folds[name], 1), folds[name])
         for name in reversed(rows):
             sizes[name] = _widest(fits, sizes, name, extents[name], sizes[name])
             if sizes[name] < extents[name]:
@@ -191,10 +199,18 @@ def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths]
     return None
 
 
-def _keeps_lanes(stage: Stage) -> bool:
-    """True if neighbours along the last axis are neighbours in what the stage reads."""
-    axis = stage.axes[-1].name
-    return any(dict(r.index[-1].terms).get(axis) == 1 for r in stage.reads if r.index)
+def keeps_lanes(stage: Stage) -> bool:
+    """True if a fold walks its source along an axis that stays: lanes are not folded together."""
+    folded, last = {a.name for a in stage.reduce}, stage.axes[-1].name
+    sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
+    return any(dict(r.index[-1].terms).get(last) == 1 for r in sources)
+
+
+def _whole(width: int, extent: int) -> int:
+    """Return the width of parts of a fold: about equal ones, of whole repeats or blocks."""
+    parts = up(extent, width)
+    unit = next((n for n in (128, 32) if width >= 2 * n), 1)
+    return min(width - width % unit if parts > 1 else width, up(up(extent, parts), unit) * unit)
 
 
 def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: int, low: int) -> int:
@@ -209,10 +225,10 @@ def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: in
 
 
 def tile_bytes(
-    s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int]
+    s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int], depth: int = 2
 ) -> int:
     """Return the bytes of UB that tiles of these widths take."""
-    trial = arrange(s, phase, list(widths), widths, folds, plain=True)
+    trial = arrange(s, phase, list(widths), widths, folds, depth, plain=True)
     return ub_bytes(complete(trial.state, phase.root), phase.root, s.chip)
 
 
@@ -222,6 +238,7 @@ def arrange(
     rows: list[str],
     widths: Mapping[str, int],
     folds: Mapping[str, int],
+    depth: int = 2,
     plain: bool = False,
 ) -> Schedule:
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
@@ -231,7 +248,7 @@ def arrange(
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
-    taken = 0 if plain else tile_bytes(s, phase, widths, folds)
+    taken = 0 if plain else tile_bytes(s, phase, widths, folds, depth)
     bound: list[str] = []
     loops: list[str] = []
     tiles: list[str] = []
@@ -254,9 +271,9 @@ def arrange(
         s = bind(s, name, loop)
     s = vectorise(s, name, tiles[0])
     if phase.tiles or phase.outputs:
-        s = attach_tiles(s, phase, [*bound, *loops], folds)
+        s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
     for each in (name, *phase.outputs):
-        s = double_buffer(s, each)
+        s = double_buffer(s, each, depth)
     return s
 
 

@@ -124,22 +124,28 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
 def ub_bytes(state: State, root: str, chip: Chip) -> int:
     """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch.
 
-    A tile that only the vector unit touches has one slot.
+    What only the vector unit touches takes part in the scratch while somebody will read it.
     """
     active = first_boxes(state, root)
-    total, scratch = 0, SHIFT_BYTES if chip.combined else 0
-    for name in members(state, root):
+    order = members(state, root)
+    total, most, alive = 0, SHIFT_BYTES if chip.combined else 0, dict[str, int]()
+    for place, name in enumerate(order):
         stage = state.stage(name)
         if stage.scope != "UB":
             continue
         _, elements = row_steps(stage, tile_sizes(state, stage, active))
+        readers = state.readers(name)
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
-        stored = any(r.scope == "GM" for r in state.readers(name))
         each = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
-        total += each * (stage.depth if loaded or stored else 1)
+        if loaded or any(r.scope == "GM" for r in readers):
+            total += each * stage.depth
+        else:
+            alive[name] = each
         if not stage.is_copy:
-            scratch = max(scratch, _scratch_bytes(stage, active[name], chip))
-    return total + scratch
+            most = max(most, sum(alive.values()) + _scratch_bytes(stage, active[name], chip))
+        left = {s for later in order[place + 1 :] for s in state.stage(later).sources}
+        alive = {n: size for n, size in alive.items() if n in left}
+    return total + most
 
 
 def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
@@ -149,13 +155,22 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     rows = math.prod(sizes) // max(*sizes, 1)
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
-        own = _tile(stage.expr, sizes)
-        spare += (min(max(rows, 32), math.prod(sizes)) + 32) * chip.vector_bytes_per_repeat
-        spare += 64 * rows + own // 2 + (0 if isinstance(stage.expr, Read) else own)
+        own = _tile(stage.expr, sizes, stage.align)
+        spare += own // 6 + 4 * BLOCK_BYTES * (rows + 1)
+        if not _folds_lanes(stage):
+            spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
+        spare += 0 if isinstance(stage.expr, Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
         spare += 2 * BLOCK_BYTES * rows
-    return spare + _peak(stage.expr, sizes, stage.dtype)
+    return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
+
+
+def _folds_lanes(stage: Stage) -> bool:
+    """True if every operand is folded along its contiguous elements only, by groups of blocks."""
+    folded = {a.name for a in stage.reduce}
+    inner = all({n for n, _ in r.index[-1].terms} <= folded for r in stage.reads if r.index)
+    return inner and len(folded) == 1 and stage.fold in ("sum", "max")
 
 
 def _used(stage: Stage) -> list[set[str]]:
@@ -177,14 +192,14 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
     return 2 * lanes * math.prod(box[name].count for name in outer)
 
 
-def _tile(expr: Expr, sizes: Sequence[int]) -> int:
+def _tile(expr: Expr, sizes: Sequence[int], align: int) -> int:
     """Bytes of a tile for an expression, its longest axis in whole blocks."""
-    block, longest = c0_of(expr.dtype), max(*sizes, 1)
+    block, longest = max(c0_of(expr.dtype), align), max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
 
 
-def _peak(expr: Expr, sizes: Sequence[int], out: str) -> int:
+def _peak(expr: Expr, sizes: Sequence[int], out: str, align: int) -> int:
     """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
     alive = peak = 0
     spare = True
@@ -193,8 +208,8 @@ def _peak(expr: Expr, sizes: Sequence[int], out: str) -> int:
             continue
         here = spare and arg.dtype == out
         spare = spare and not here
-        own = 0 if here else _tile(arg, sizes)
-        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype))
+        own = 0 if here else _tile(arg, sizes, align)
+        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, align))
         alive += own
     return max(peak, alive)
 

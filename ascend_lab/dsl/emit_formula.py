@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.dsl.boxes import Box
 from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
@@ -15,8 +15,10 @@ from ascend_lab.layout.moves import row_major
 
 COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
 ACROSS = {"sum": "vcadd", "max": "vcmax", "min": "vcmin"}
-WIDE = 32
-"""Rows a long fold is spread over, so that one instruction has many repeats."""
+GROUPS = {"sum": "vcgadd", "max": "vcgmax"}
+"""Folds of each 32-byte block of a repeat."""
+SHORT = 8
+"""Slices of fewer repeats are combined half with half: one by one they mostly start up."""
 Sizes = Sequence[int]
 
 
@@ -31,19 +33,20 @@ def compute_tile(
     kept, folds = ([box[a.name].count for a in axes] for axes in (stage.axes, stage.reduce))
     sizes = [*kept, *folds]
     if not stage.fold:
-        full = _filled_up(sizes, (out, *views.values()))
+        full = _filled_up(sizes, stage.align, (out, *views.values()))
         evaluate(unit, stage.expr, out, views, full or sizes)
         return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
     else:
-        full = _filled_up(sizes, tuple(views.values()))
+        full = _filled_up(sizes, stage.align, tuple(views.values()))
         source = _scratch(unit, stage.expr.dtype, full or sizes, views)
         evaluate(unit, stage.expr, source, views, full or sizes)
         source = replace(source, row=sizes[_row_axis(sizes)] if full else 0)
     folds_first = source.take([*range(len(kept), len(sizes)), *range(len(kept))])
     fold_box(unit, stage.fold, out, folds_first, folds, kept, add)
-    unit.give(source.memory)
+    if not isinstance(stage.expr, Read):
+        unit.give(source.memory)
     return False
 
 
@@ -51,10 +54,9 @@ def _row_axis(sizes: Sizes) -> int:
     return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
 
 
-def _filled_up(sizes: Sizes, views: Sequence[View]) -> list[int] | None:
+def _filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
     """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
     row = _row_axis(sizes)
-    block = max(c0_of(v.dtype) for v in views)
     full = -(-sizes[row] // block) * block
     along = [v for v in views if v.strides[row]]
     if full == sizes[row] or any(v.row != sizes[row] or v.strides[row] != 1 for v in along):
@@ -82,8 +84,8 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
         steps = tuple(0 if mine < whole else step for mine, whole, step in repeats)
         operands.append(place if here else place.stepping(steps))
     apply(unit, Op(expr.op, expr.number, expr.mode), out, operands, sizes)
-    for operand in operands:
-        if operand is not out:
+    for arg, operand in zip(expr.args, operands, strict=True):
+        if operand is not out and not isinstance(arg, Read):
             unit.give(operand.memory)
 
 
@@ -152,7 +154,7 @@ def _fold_rows(
         apply(unit, Op("vcopy"), dst, (src,), kept)
         return
     size_bytes = math.prod(kept) * DTYPE_BYTES[src.dtype]
-    short = size_bytes < WIDE // 4 * unit.builder.chip.vector_bytes_per_repeat
+    short = size_bytes < SHORT * unit.builder.chip.vector_bytes_per_repeat
     if len(folds) == 1 and short and folds[0] >= 4:  # a slice an instruction would mostly start up
         _halving(unit, op, dst, src, folds[0], kept, add)
         return
@@ -211,15 +213,15 @@ def fold_lanes(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: 
     width = unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[src.dtype]
     if fold == "prod":
         _product_across(unit, dst, src, rows, lanes)
-    elif _long_is_shorter(unit, COMBINE[fold], math.prod(rows), lanes, width):
-        _long(unit, fold, dst, src, rows, lanes, width)
+    elif fold in GROUPS and src.dtype in ("fp16", "fp32"):
+        _by_groups(unit, fold, dst, src, rows, lanes)
     elif lanes > width:
         narrow = _lines(unit, src.dtype, rows, width)
         _narrow(unit, Op(COMBINE[fold]), narrow, src, rows, lanes, width)
-        _rows_across(unit, fold, dst, narrow, rows, width)
+        _repeats(unit, ACROSS[fold], dst, narrow, rows, width)
         unit.give(narrow.memory)
     else:
-        _rows_across(unit, fold, dst, src, rows, lanes)
+        _repeats(unit, ACROSS[fold], dst, src, rows, lanes)
 
 
 def _lines(unit: Unit, dtype: str, rows: Sizes, width: int) -> View:
@@ -228,25 +230,88 @@ def _lines(unit: Unit, dtype: str, rows: Sizes, width: int) -> View:
     return View(tile, dtype, 0, (*(s * width for s in row_major(rows)), 1))
 
 
-def _long_is_shorter(unit: Unit, op: str, rows: int, lanes: int, width: int) -> bool:
-    """True if folding row by row in deep blocks takes fewer cycles than all rows chunk by chunk."""
-    deep = block_depth(lanes, width)
-    if deep < 2:
-        return False
-    cost = unit.builder.chip.vector_costs[op]
-    head, slope = cost.head_cycles, cost.slope_cycles
-    by_chunks = lanes // width * (head + slope * rows)
-    halvings = deep.bit_length() - 1
-    one_row = lanes // (deep * width) * (head + slope * deep) + halvings * head + slope * deep
-    return rows * (one_row + head) < by_chunks
+def _by_groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
+    """Let every block become one element, and again, until a row is one block; then its element.
+
+    `vcgadd` takes a cycle a repeat where `vadd` takes two. Rows of few blocks are first folded
+    block on block, eight rows a repeat.
+    """
+    block, made = c0_of(src.dtype), list[View]()
+    while lanes > block:
+        blocks = -(-lanes // block)
+        if _few_blocks(unit, COMBINE[fold], math.prod(rows), blocks):
+            kept, lines = block, _lines(unit, src.dtype, rows, block)
+            _narrow(unit, Op(COMBINE[fold]), lines, src, rows, lanes, block)
+        else:
+            kept = -(-blocks // block) * block
+            lines = _lines(unit, src.dtype, rows, kept)
+            if kept > blocks:
+                apply(unit, Op("vdup", start_of(fold, src.dtype)), lines, (), [*rows, kept])
+            _groups(unit, fold, lines, src, rows, lanes)
+        made.append(lines)
+        src, lanes = lines, kept
+    _last_blocks(unit, fold, dst, src, rows, lanes)
+    for lines in made:
+        unit.give(lines.memory)
 
 
-def block_depth(lanes: int, width: int) -> int:
-    """Return how many repeats deep a block is that fits at least twice into a row."""
-    deep = WIDE
-    while deep > 1 and deep * width * 2 > lanes:
-        deep //= 2
-    return deep
+def _few_blocks(unit: Unit, op: str, rows: int, blocks: int) -> bool:
+    """True if rows are folded block on block in fewer cycles than each block by itself."""
+    chip = unit.builder.chip
+    cost, group = chip.vector_costs[op], chip.vector_costs["vcgadd"]
+    each = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    down = (blocks - 1) * (cost.head_cycles + cost.slope_cycles * -(-rows // each))
+    return down < -(-blocks // each) * (group.head_cycles + group.slope_cycles * rows)
+
+
+def _groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
+    """dst[rows, block number] = fold of each block of src[rows, lanes]; the last may be shorter."""
+    block, place = c0_of(src.dtype), len(rows)
+    each = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
+    blocks, rest = divmod(lanes, block)
+    masked = bool(rest) and src.row == lanes
+    full = blocks // each
+    if full:
+        runs = [v.stepping((*v.strides[:-1], n)) for v, n in ((dst, each), (src, each * block))]
+        runs = [View(v.memory, v.dtype, v.offset, (*v.strides, 1)) for v in runs]
+        _repeats(unit, GROUPS[fold], runs[0], runs[1], [*rows, full], each * block)
+    tail = blocks - full * each + masked
+    if tail:
+        start = full * each
+        ends = (dst.moved(place, start), src.moved(place, start * block))
+        mask = (1 << (tail * block - block + rest)) - 1 if masked else None
+        _repeats(unit, GROUPS[fold], *ends, rows, tail * block, mask)
+    if rest and not masked:
+        ends = (dst.moved(place, blocks), src.moved(place, blocks * block))
+        _repeats(unit, ACROSS[fold], *ends, rows, rest)
+
+
+def _last_blocks(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
+    """dst[rows] = fold of src[rows, lanes], at most a block each; eight rows a repeat."""
+    block, each = c0_of(src.dtype), unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
+    dims = coalesce(rows, (dst, src.stepping(src.strides[:-1]))) or [(1, (1, block))]
+    (count, (step, pitch)), outer = dims[-1], dims[:-1]
+    if lanes < block and src.row != lanes:
+        _repeats(unit, ACROSS[fold], dst, src, rows, lanes)
+        return
+    one = (1 << lanes) - 1
+    if step != 1 or pitch % block or count < each:
+        _repeats(unit, GROUPS[fold], dst, src, rows, block, one if lanes < block else None)
+        return
+    whole = count - count % each
+    sizes = [n for n, _ in outer]
+    views = with_dims((dst, src), dims)
+    for at, repeats, blocks in ((0, whole // each, each), (whole, 1, count % each)):
+        mask = sum(one << i * block for i in range(blocks)) if lanes < block else None
+        strides = (pitch * blocks, pitch, 1)
+        if not blocks:
+            continue
+        for out, row in unit.over(sizes, [v.moved(len(sizes), at) for v in views]):
+            for start, part in unit.parts(repeats, unit.builder.chip.max_repeat):
+                to = out.memory.region(out.offset + start * blocks, (part, blocks))
+                first = row.offset + start * (pitch * blocks)
+                what = row.memory.region(first, (part, blocks, block), strides)
+                unit.builder.vector(GROUPS[fold], to, what, mask=mask)
 
 
 def _product_across(unit: Unit, dst: View, src: View, rows: Sizes, lanes: int) -> None:
@@ -271,7 +336,7 @@ def _product_across(unit: Unit, dst: View, src: View, rows: Sizes, lanes: int) -
         if kept > 2:
             with unit.repeat(kept - 2) as index:
                 apply(unit, op, out, (out, spread.moved(0, index + 2).inner()), [block])
-    _rows_across(unit, "max", dst, lines, rows, 1)
+    _repeats(unit, "vcmax", dst, lines, rows, 1)
     unit.give(spread.memory)
     unit.give(lines.memory)
 
@@ -293,27 +358,18 @@ def _narrow(unit: Unit, op: Op, dst: View, src: View, rows: Sizes, lanes: int, w
         apply(unit, op, dst, (dst, chunk), [*rows, lanes % width])
 
 
-def _long(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int, width: int) -> None:
-    """Few long rows: fold blocks of several repeats, then halve the block."""
-    block, op = block_depth(lanes, width) * width, Op(COMBINE[fold])
-    flat = View(unit.take(src.dtype, block), src.dtype, 0, (1,))
-    for row, out in unit.over(rows, (src, dst)):
-        _narrow(unit, op, flat, row, [], lanes, block)
-        half = block
-        while half > width:
-            half //= 2
-            apply(unit, op, flat, (flat, flat.moved(0, half)), [half])
-        _rows_across(unit, fold, out, flat, [], width)
-    unit.give(flat.memory)
-
-
-def _rows_across(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
-    """One cross-lane instruction per up to 255 rows of at most one repeat."""
-    dims = coalesce(rows, (dst, src.stepping(src.strides[:-1]))) or [(1, (1, 0))]
+def _repeats(
+    unit: Unit, op: str, dst: View, src: View, rows: Sizes, lanes: int, mask: int | None = None
+) -> None:
+    """One cross-lane instruction per up to 255 rows of at most one repeat each."""
+    results = lanes // c0_of(src.dtype) if op in GROUPS.values() else 1
+    axes = range(len(rows))
+    dims = coalesce(rows, (dst.take(axes), src.take(axes))) or [(1, (1, 0))]
+    dims.sort(key=lambda d: d[0])
     *outer, count = (n for n, _ in dims)
     for out, row in unit.over(outer, with_dims((dst, src), dims)):
         step, pitch = out.strides[0], row.strides[0]
         for at, part in unit.parts(count, unit.builder.chip.max_repeat):
-            to = out.memory.region(out.offset + at * step, part, (step,))
+            to = out.memory.region(out.offset + at * step, (part, results), (step, 1))
             what = row.memory.region(row.offset + at * pitch, (part, lanes), (pitch, 1))
-            unit.builder.vector(ACROSS[fold], to, what)
+            unit.builder.vector(op, to, what, mask=mask)

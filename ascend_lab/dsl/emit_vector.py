@@ -125,24 +125,37 @@ class Unit:
     """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
 
     builder: KernelBuilder
-    free: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
+    free: list[Buffer] = field(default_factory=list)
+    views: dict[tuple[int, str], Buffer] = field(default_factory=dict)
     loops: int = 0
     buffers: int = 0
 
     def take(self, dtype: str, elements: int) -> Buffer:
-        """Return a scratch tile for at least `elements`; give it back with `give`."""
-        for (kind, size), tiles in self.free.items():
-            if kind == dtype and size >= elements and tiles:
-                return tiles.pop()
-        self.buffers += 1
+        """Return a scratch tile for at least `elements`; give it back with `give`.
+
+        It may be the bytes of one that held another format.
+        """
         unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
         rounded = -(-elements // unit) * unit
-        return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
+        fits = [t for t in self.free if t.elements * t.itemsize >= rounded * DTYPE_BYTES[dtype]]
+        if not fits:
+            self.buffers += 1
+            return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
+        tile = min(fits, key=lambda t: t.elements * t.itemsize)
+        self.free.remove(tile)
+        if tile.dtype == dtype:
+            return tile
+        key = tile.address, dtype
+        if key not in self.views:
+            name = f"{tile.name.partition('_')[0]}_{dtype}"
+            self.views[key] = self.builder.view(tile, name, dtype)
+        self.views.setdefault((tile.address, tile.dtype), tile)
+        return self.views[key]
 
     def give(self, tile: Memory) -> None:
         """Return a scratch tile for reuse; other memories are ignored."""
         if isinstance(tile, Buffer) and tile.name.startswith("scratch"):
-            self.free.setdefault((tile.dtype, tile.elements), []).append(tile)
+            self.free.append(tile)
 
     @contextmanager
     def repeat(self, count: int) -> Iterator[Affine]:
@@ -273,49 +286,84 @@ def _emit_side_by_side(
 
 
 def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> None:
-    """Choose which axis is repeated by the instruction, the lanes or rows; loop over the others."""
+    """Choose what an instruction repeats: lanes of a row, a chunk of lanes or a block of many rows.
+
+    What is left is looped over. The choice takes the fewest cycles.
+    """
     chip = unit.builder.chip
     lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
     *outer, last = sizes
-    blocks = any(v.blocks for v in views[1:])
-    if blocks and not outer:
+    if not outer:
         outer, views = [1], [v.stepping((0, *v.strides)) for v in views]
-    rows = max(range(len(outer)), key=lambda d: outer[d], default=0)
-    along = not outer
-    if outer and not blocks:
-        chunks, tails = last // lanes, (1 if last % lanes else 0)
-        by_rows = (chunks + tails) * -(-outer[rows] // chip.max_repeat)
-        along = outer[rows] * (-(-chunks // chip.max_repeat) + tails) < by_rows
-    if along:
-        for inner in unit.over(outer, views):
-            _run(unit, op, inner, last, lanes)
-        return
+    rows = max(range(len(outer)), key=lambda d: outer[d])
     count, around = outer[rows], [d for d in range(len(outer)) if d != rows]
-    for inner in unit.over(
-        [outer[d] for d in around], [v.take([*around, rows, -1]) for v in views]
-    ):
-        _rows(unit, op, inner, count, last, lanes)
+    each, c0 = chip.vector_bytes_per_repeat // BLOCK_BYTES, max(c0_of(v.dtype) for v in views)
+    whole, tails = last // lanes, len(list(_tails(last % lanes, c0 if _spread_over(views) else 1)))
+    columns, chunks = -(-last // c0), whole + tails
+
+    def cycles(instructions: int, repeats: int) -> int:
+        cost = chip.vector_costs.get(op.name, chip.vector_costs["default"])
+        starts = max(instructions, -(-repeats // chip.max_repeat))
+        return cost.head_cycles * starts + cost.slope_cycles * repeats
+
+    ways = [
+        (cycles(count * ((whole > 0) + tails), count * chunks), _run),
+        (cycles(chunks, count * chunks), _rows),
+    ]
+    if all(_in_blocks(v, c0, rows) for v in views):
+        ways.append((cycles(columns, columns * -(-count // each)), _columns))
+    way = min(ways, key=lambda w: w[0])[1]
+    views = [v.take([*around, rows, -1]) for v in views]
+    for inner in unit.over([outer[d] for d in around], views):
+        way(unit, op, inner, count, last, lanes)
 
 
-def _run(unit: Unit, op: Op, views: Sequence[View], size: int, lanes: int) -> None:
-    """A contiguous run: whole repeats, then the last lanes."""
-    whole, rest = divmod(size, lanes)
-    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
-        _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in views])
+def _spread_over(views: Sequence[View]) -> bool:
+    return any(v.blocks for v in views)
+
+
+def _in_blocks(view: View, c0: int, rows: int) -> bool:
+    """True if every block of lanes lies at whole blocks in all rows."""
+    return c0_of(view.dtype) == c0 and not view.strides[rows] % c0
+
+
+def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+    """Contiguous runs, row after row: whole repeats, then the last lanes."""
+    whole, block = last // lanes, _block_of(views)
+    for row in unit.over([count], views):
+        for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
+            _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in row])
+        end = whole * lanes
+        for width in _tails(last % lanes, block):
+            _vector(unit, op, [_strips(v, end, None, 1, width) for v in row])
+            end += width
+
+
+def _block_of(views: Sequence[View]) -> int:
+    """Return the elements of a block if an operand repeats blocks, else 1."""
+    return max(c0_of(v.dtype) for v in views) if _spread_over(views) else 1
+
+
+def _tails(rest: int, block: int) -> Iterator[int]:
+    """Yield the lanes behind the last whole repeat; split at whole blocks of an operand."""
+    if rest > block and rest % block:
+        yield rest - rest % block
+        rest %= block
     if rest:
-        _vector(unit, op, [_strips(v, whole * lanes, None, 1, rest) for v in views])
+        yield rest
 
 
 def _rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
     """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
-    if all(_whole_block(v, last) for v in views):
-        _block_rows(unit, op, views, count, last)
-        return
-    c0 = max(c0_of(v.dtype) for v in views) if any(v.blocks for v in views) else 1
+    block = _block_of(views)
     for at, part in unit.parts(count, unit.builder.chip.max_repeat):
         down = [v.moved(0, at) for v in views]
-        for start, width in _chunks(unit, last, lanes, c0):
-            _vector(unit, op, [_strips(v, start, v.strides[0], part, width) for v in down])
+        for begin, width in unit.parts(last - last % lanes, lanes):
+            _vector(unit, op, [_strips(v, begin, v.strides[0], part, width) for v in down])
+        end = last - last % lanes
+        for width in _tails(last % lanes, block):
+            _vector(unit, op, [_strips(v, end, v.strides[0], part, width) for v in down])
+            end += width
 
 
 def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes: int) -> Region:
@@ -331,40 +379,26 @@ def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes
     return view.memory.region(offset, (repeats, lanes), (pitch, 1))
 
 
-def _whole_block(view: View, last: int) -> bool:
-    """True if a row is one 32-byte block, and rows lie at whole blocks."""
-    there = last == c0_of(view.dtype) and view.strides[1] == 1 and not view.blocks
-    return there and not view.strides[0] % last
+def _columns(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+    """Rows block by block: a repeat takes one block of as many rows as it has blocks."""
+    chip, c0 = unit.builder.chip, c0_of(views[0].dtype)
+    each = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    whole, rest = divmod(count, each)
 
-
-def _block_rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int) -> None:
-    """Rows of one block each: a repeat takes as many as it has blocks."""
-    each = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
-
-    def emit(at: Affine | int, repeats: int, blocks: int) -> None:
+    def emit(lane: Affine | int, width: int, at: Affine | int, repeats: int, rows: int) -> None:
         regions = []
         for v in views:
-            step = v.strides[0]
-            sizes, strides = (repeats, blocks, last), (step * blocks, step, 1)
-            regions.append(v.memory.region(v.offset + at * step, sizes, strides))
+            step, along = v.strides[0], 0 if v.blocks or not v.strides[1] else 1
+            first = v.offset + at * step + lane * along
+            shape, strides = (repeats, rows, width), (step * rows, step, 1)
+            regions.append(v.memory.region(first, shape, strides))
         _vector(unit, op, regions)
 
-    whole, rest = divmod(count, each)
-    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
-        emit(at * each, repeats, each)
-    if rest:
-        emit(whole * each, 1, rest)
-
-
-def _chunks(unit: Unit, last: int, lanes: int, block: int) -> Iterator[tuple[Affine | int, int]]:
-    """Yield chunks of lanes; the last one split at whole blocks if an operand repeats blocks."""
-    yield from unit.parts(last - last % lanes, lanes)
-    at, rest = last - last % lanes, last % lanes
-    if block > 1 and rest > block and rest % block:
-        yield at, rest - rest % block
-        at, rest = at + rest - rest % block, rest % block
-    if rest:
-        yield at, rest
+    for lane, width in unit.parts(last, c0):
+        for at, repeats in unit.parts(whole, chip.max_repeat):
+            emit(lane, width, at * each, repeats, each)
+        if rest:
+            emit(lane, width, whole * each, 1, rest)
 
 
 def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:

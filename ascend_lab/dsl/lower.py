@@ -168,11 +168,16 @@ class Nest:
 
     # -- tiles ----------------------------------------------------------------------------------
     def produce(self, stages: Sequence[Stage]) -> None:
-        """Load or compute the tiles attached at a place; outputs among them are stored."""
+        """Load or compute the tiles attached at a place; outputs among them are stored.
+
+        Tiles that only others of the place read are given up behind their last reader.
+        """
+        readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
         for stage in stages if self.how is main_part else ():
             box = needed(self.state, stage, self.active)
             if stage.scope == "GM":
                 self.run(stage, box)
+                self.read_by(stage.name, readers)
                 continue
             ranges = [box[a.name] for a in stage.axes]
             self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
@@ -180,6 +185,16 @@ class Nest:
             group = self.tiles.fill(stage.name)
             if group is not None:
                 self.hand_over(group, stage)
+            self.read_by(stage.name, readers)
+
+    def read_by(self, reader: str, readers: dict[str, set[str]]) -> None:
+        """Note that a stage has read its tiles; give up those of which it was the last reader."""
+        for left in readers.values():
+            left.discard(reader)
+        for name in [n for n, left in readers.items() if not left]:
+            group = self.tiles.groups.get(name)
+            if not any(readers.get(n) for n in (group.names if group else ())):
+                self.tiles.release(name)
 
     def hand_over(self, group: Group, last: Stage) -> None:
         """Pass full tiles to their readers, ends of ragged rows brought to where they belong.

@@ -100,9 +100,8 @@ def _rows_alike(state: State) -> State:
     tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
     tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
     unit = max((c0_of(s.dtype) for s in tiles), default=1)
-    for tile in tiles:
-        if tile.shape[-1] % unit:
-            state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
+    for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
+        state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
     return state
 
 

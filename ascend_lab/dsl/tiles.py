@@ -61,7 +61,6 @@ class Tiles:
         self.fractal = {s.name for s in stages if role_of(state, s)}
         self.held: dict[str, Held] = {}
         self.filled: set[str] = set()
-        self.plain: dict[str, Buffer] = {}
         self.groups: dict[str, Group] = {}
 
     # -- operands -------------------------------------------------------------------------------
@@ -113,9 +112,7 @@ class Tiles:
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
-        if stage.name in self.plain:
-            memory = self.plain[stage.name]
-        elif stage.name in self.groups:
+        if stage.name in self.groups:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
             memory = self._allocate(stage, sizes, elements)
@@ -129,10 +126,8 @@ class Tiles:
 
     def _allocate(self, stage: Stage, sizes: tuple[int, ...], elements: int) -> Memory:
         writer, reader = self.writer(stage), self.reader(stage)
-        if reader == writer:
-            buffer = self.builder.buffer(stage.name, stage.scope, stage.dtype, elements)
-            self.plain[stage.name] = buffer
-            return buffer
+        if reader == writer == "V":
+            return self.unit.take(stage.dtype, elements)
         partners = self._partners(stage, writer, reader)
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
@@ -231,8 +226,13 @@ class Tiles:
             self.held[name] = replace(self.held[name], memory=group.tile(name, slot))
 
     def release(self, name: str) -> None:
-        """Give up a tile; the slot of a group is free when its first member goes."""
-        self.held.pop(name, None)
+        """Give up a tile; the slot of a group is free when its first member goes.
+
+        One that only the vector unit touches becomes scratch again.
+        """
+        held = self.held.pop(name, None)
+        if held is not None:
+            self.unit.give(held.memory)
         group = self.groups.get(name)
         if group is not None and group.slot is not None:
             group.queue.free()

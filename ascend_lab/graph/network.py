@@ -177,18 +177,19 @@ def simulate_graph(
     written: Sequence[str] = (),
     passed: Sequence[str] = (),
     first: Start = "cold",
+    hints: bool = True,
 ) -> NetworkTimeline:
     """Time a compiled network, its activations where the plan says (default: `plan_network`).
 
     L2 starts empty, or as writing some inputs, in the order given, leaves it. Of a part of a
     network, `passed` are the outputs that what follows reads, and `first` is "queued": what starts
-    the first kernel.
+    the first kernel. Without `hints` a cache does not know what is read for the last time.
     """
     chip, times = compiled.chip, list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     l2, starts = L2.of(chip), _starts(compiled, first)
     ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
-    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed):
+    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, hints):
         title, start = task.op, starts.get(task.name, "queued")
         if ahead and times:
             ahead.before(task, l2, start_cycles(chip, start))
@@ -219,7 +220,8 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
             if kernel is not None:
                 last, start = None, "queued" if kernel.engine == NAME else start
             continue
-        scope, units = scopes.get(i), _units(kernel, compiled.chip)
+        scope = scopes.get(i)
+        units = near if scope is None else _units(kernel, compiled.chip)
         within: Start = "inside" if units == near and len(units) == 1 else "across"
         found[task.name] = within if scope is not None and scope == last else start
         start, last, near = "queued", scope, units

@@ -67,11 +67,9 @@ from ascend_lab.kernels.epilogue_emit import (
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.tiles import (
-    Fractals,
     Span,
     by_size,
     chunks,
-    feed_b,
     out_queue,
     repeat,
     segments,
@@ -333,7 +331,6 @@ class _Writer:
         """
         k, shape, c0, (x, w), (n, c_at, c_size) = self.k, self.shape, self.c0, sources, sizes
         m, rows, columns = window.fractals, window.rows, window.columns
-        weights = Fractals(w, Affine(), n * self.area)
         view = x.region(0, (c_size, rows.count, columns.count, shape.c0))
         windows: dict[str, Any] = {
             "kernel": (shape.r, shape.s),
@@ -347,7 +344,10 @@ class _Writer:
             to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
             k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
             self.left.enqueue()
-            feed_b(k, self.right.alloc(), weights.down(k_at), n, depth)
+            fractals = (depth * n, self.area)
+            k.load2d(
+                self.right.alloc().region(0, fractals), w.region(k_at * n * self.area, fractals)
+            )
             self.right.enqueue()
             a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
             b = self.right.dequeue().region(0, (depth, n, FRACTAL, c0))

@@ -124,7 +124,7 @@ def estimate(
     m1, k1, n1 = shape.fractals
     down, across = _up(_up(m1, t.m), t.rows), _up(_up(n1, t.n), t.cols)
     tiles, turns = down * across, {"a": across, "b": down}
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, k1, np.minimum(t.k, t.m))
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
     fresh, memory_bytes = memory_traffic(shape, chip, t)
     area, cores = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], t.rows * t.cols
     starts = _up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
@@ -163,17 +163,17 @@ def _steady(
 
 
 def _inner_cycles(
-    dtype: str, chip: Chip, t: Tilings, k1: int, a_loads: Array | int
+    dtype: str, chip: Chip, t: Tilings, k1: int, loads: tuple[Array | int, Array | int]
 ) -> tuple[Floats, Floats]:
-    """Cycles of one output tile on the cube and on MTE1; `a_loads` instructions fill one of A."""
+    """Cycles of one output tile on the cube and on MTE1; `loads` instructions fill one of A, B."""
     area = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
     turns = _up(k1, t.k)
     fractal = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
     cube = turns * chip.cube_head_cycles + t.m * k1 * t.n * fractal
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-    loads = turns * (a_loads * l0a.startup_cycles + t.k * l0b.startup_cycles)
+    starts = turns * (loads[0] * l0a.startup_cycles + loads[1] * l0b.startup_cycles)
     rates = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
-    return cube, loads + k1 * area * rates
+    return cube, starts + k1 * area * rates
 
 
 def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
@@ -364,7 +364,7 @@ def conv_estimate(
     across = _up(_up(bundle.n1, t.n), t.cols // shares)
     down = _up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
     tiles = down * _up(bundle.count, shares) * across
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, bundle.c1 * shape.taps, 1)
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, bundle.c1 * shape.taps, (1, 1))
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape.gemm, chip, t, demand)

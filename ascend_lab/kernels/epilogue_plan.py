@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.kernels.epilogue import SUMS, Epilogue, step_formats
+from ascend_lab.kernels.epilogue import SUMS, Epilogue, halves, step_formats
 from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, Tilings
 
 Source = int | str
@@ -141,9 +141,13 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         return None
     stored = DTYPE_BYTES[epilogue.out_dtype]
     channels = epilogue.of_kind("channel")
-    if not chip.combined:
-        block = FRACTAL * DTYPE_BYTES[sums] * len(channels)
-        return Demand(0, block, 0.0, 0, stored, 0)
+    if not chip.combined:  # what the cube core does itself, and stores for vector cores
+        head, tail = halves(epilogue, chip, sums)
+        if tail:
+            rest = plan_of(tail, head.out_dtype if head else sums)
+            stored = DTYPE_BYTES[rest.tiles[rest.start]]
+        biases = len(head.operands) if head else 0
+        return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, 0.0, 0, stored, 0)
     plan = plan_of(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     kept = sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])

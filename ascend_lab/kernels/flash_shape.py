@@ -271,13 +271,3 @@ def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:
     full, rest = divmod(shape.fractals[1], block)
     ragged = shape.keys % FRACTAL
     return (full - 1, block, ragged) if ragged and not rest else (full, rest, ragged)
-
-
-def key_blocks(k: KernelBuilder, shape: FlashShape, block: int) -> Iterator[tuple[Span, int]]:
-    """Yield (span, keys in the last fractal if ragged) of every block of keys, in a loop."""
-    full, rest, ragged = cut_keys(shape, block)
-    if full:
-        with k.loop("key", full) as j:
-            yield (j * block, block), 0
-    if rest:
-        yield (Affine(full * block), rest), ragged

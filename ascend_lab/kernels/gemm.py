@@ -29,7 +29,7 @@ from ascend_lab.isa import (
     spread,
 )
 from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
     Sizes,
@@ -44,6 +44,12 @@ from ascend_lab.kernels.gemm_schedule import (
     GemmSchedule,
     GemmShape,
     check_schedule,
+)
+from ascend_lab.kernels.mix_product import (
+    After,
+    VectorWriter,
+    tail_sums,
+    to_ring,
 )
 from ascend_lab.kernels.tiles import (
     Area,
@@ -73,8 +79,9 @@ def gemm_launch(
     `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
     With `split_k` the launch writes "partial", a C in the accumulator's format per share of K.
     """
-    check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chosen = schedule or default_schedule(shape, chip, epilogue)
+    head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
+    check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
+    chosen = schedule or default_schedule(shape, chip, head)
     if chosen.window:
         raise InputError("no window for a matrix product", chosen.window, "convolutions have it")
     if epilogue and chosen.split_k > 1:
@@ -88,8 +95,13 @@ def gemm_launch(
     if chosen.split_k > 1:
         grid["part"] = chunks(k1, 1, chosen.split_k)
 
-    def program(*own: Share) -> Program:
-        return _Writer(shape, chosen, chip, own, epilogue).program()
+    def program(*own: Share) -> Program | tuple[Program, ...]:
+        if tail is None:
+            return _Writer(shape, chosen, chip, own, head).program()
+        cores = len(grid["row"]), len(grid["col"])
+        job = After(shape, chosen, tail, tail_sums(shape, head), cores)
+        vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
+        return cube.program(), *[vector.program()] * chip.vector_cores_per_core
 
     return spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -120,12 +132,12 @@ class _Writer:
         chip: Chip,
         own: Sequence[Share],
         epilogue: Epilogue | None,
+        after: After | None = None,
     ) -> None:
-        """Declare tensors and allocate queues."""
+        """Declare tensors and allocate queues; tiles leave by a ring where work is left `after`."""
         self.schedule, (rows, cols, *share) = schedule, own
         self.rows, self.cols, self.share = rows, cols, share
-        m1, all_k, n1 = shape.fractals
-        self.m1, self.n1 = m1, n1
+        m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
         self.k1 = k1 = share[0][0] if share else all_k
         self.area = FRACTAL * c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
@@ -138,7 +150,10 @@ class _Writer:
         if share:
             out_dtype, name, parts = sums, "partial", parts_of(shape, schedule)
         a, b = (k.tensor(x, shape.dtype, y * all_k * self.area) for x, y in (("a", m1), ("b", n1)))
-        self.c = k.tensor(name, out_dtype, parts * n1 * m1 * 256)
+        self.row, self.col = k.param("row", rows[2]), k.param("col", cols[2])
+        self.ring = k.ring_out(after.ring, after.core(self.row, self.col), "FIX") if after else None
+        if self.ring is None:
+            self.c = k.tensor(name, out_dtype, parts * n1 * m1 * 256)
         self.first_k, self.first_c = self._share()
         a_l1, b_l1 = self._l1(a, m), self._l1(b, n)
         a_l0, b_l0 = self._l0(a, m), self._l0(b, n)
@@ -178,8 +193,7 @@ class _Writer:
 
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
-        m_base = self.k.param("row", self.rows[2]) * self.rows[1]
-        n_base = self.k.param("col", self.cols[2]) * self.cols[1]
+        m_base, n_base = self.row * self.rows[1], self.col * self.cols[1]
         with held_channels(self.finish, (n_base, self.cols[0]), Affine(), None) as held:
             if self.schedule.order == "mn":
                 for m in self._tiles("m", m_base):
@@ -210,6 +224,9 @@ class _Writer:
             c = self.acc.alloc()
             self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
+            if self.ring is not None:
+                to_ring(self.k, self.acc, self.ring, self.finish, (m, n))
+                return
             start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:
                 start += m_at * 256

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
-from ascend_lab.dsl.emit_formula import ACROSS, COMBINE
+from ascend_lab.dsl.emit_formula import ACROSS, COMBINE, GROUPS
 from ascend_lab.dsl.schedule import create_schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read, Tensor, leaves
@@ -223,12 +223,15 @@ def _calls(
 
 
 def _folding(stage: Stage, axes: Collection[str], chip: Chip) -> _Operation:
-    """Return the cheapest fold: an instruction removes at most one element a lane."""
+    """Return the cheapest fold: a repeat removes at most one element a lane, whatever folds it.
+
+    `vadd` removes one of each lane, `vcgadd` all but one of each block, `vcadd` all but one.
+    """
     kept = math.prod(a.extent for a in stage.axes if a.name in axes)
     folded = math.prod(a.extent for a in stage.reduce if a.name in axes)
     size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
     repeats = size / chip.vector_bytes_per_repeat
-    names = [n for n in (COMBINE[stage.fold], ACROSS.get(stage.fold, "")) if n]
+    names = [table[stage.fold] for table in (COMBINE, ACROSS, GROUPS) if stage.fold in table]
     costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]
     parts = ([getattr(c, f"{f}_cycles") for c in costs] for f in ("head", "slope", "tail"))
     head, slope, tail = map(min, parts)

@@ -12,7 +12,7 @@ from ascend_lab.aoe.vector.layout import Nest, read_layout
 from ascend_lab.aoe.vector.nest import NestSpace
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
-from ascend_lab.dsl.auto_tile import core_count
+from ascend_lab.dsl.auto_tile import core_count, keeps_lanes
 from ascend_lab.dsl.nests import moves_only
 from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay
 from ascend_lab.dsl.stages import Stage
@@ -95,7 +95,7 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     """Return into how many parts a fold may be cut so that idle cores get work, most first."""
     cores = core_count(s)
     units = math.prod(stage.shape)
-    if _keeps_lanes(stage):
+    if keeps_lanes(stage):
         units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
     extent = max((a.extent for a in stage.reduce), default=1)
     size = units * math.prod(a.extent for a in stage.reduce) * DTYPE_BYTES[stage.expr.dtype]
@@ -104,13 +104,6 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     found = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
     step = max(1, -(-len(found) // PARTS))
     return tuple(found[::step])
-
-
-def _keeps_lanes(stage: Stage) -> bool:
-    """True if a fold walks its source along an axis that stays: lanes are not folded together."""
-    folded, last = {a.name for a in stage.reduce}, stage.axes[-1].name
-    sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
-    return any(dict(r.index[-1].terms).get(last) == 1 for r in sources)
 
 
 def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:

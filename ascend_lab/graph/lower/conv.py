@@ -39,7 +39,7 @@ from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.epilogue_plan import demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels.packing import bundle_weights
+from ascend_lab.kernels.packing import pack_weights
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack
 from ascend_lab.layout.moves import maps_launch
@@ -151,12 +151,9 @@ def _depthwise_weights(array: Values) -> Values:
 
 
 def _weights(shape: ConvShape, array: Values) -> Values:
-    """Pack the weights as FRACTAL_Z, a bundle of groups after the other; added ones are 0."""
+    """Pack the weights; added ones are 0."""
     array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
-    parts = bundle_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
-    return np.concatenate(
-        [pack(address_map("FRACTAL_Z", p.shape, shape.dtype), p).reshape(-1) for p in parts]
-    )
+    return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
 
 
 def conv_job(
