@@ -34,7 +34,7 @@ LINES = {
     "layout": 950,
     "limits": 240,
     "media": 1220,
-    "ops": 6570,
+    "ops": 6590,
     "output": 120,
     "parallel": 4905,
     "runtime": 2350,
