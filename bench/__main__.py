@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ascend_lab.kernels.validation import validation_rows, validation_table
+from ascend_lab.ops.product_validation import product_rows, product_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.bound import bound_figures, tuned_figures
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.tuned:
         print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
         print(validation_table(validation_rows()))
+    print(product_table(product_rows()))
     if arguments.json:
         rows = [
             {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}
