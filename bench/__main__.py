@@ -21,6 +21,7 @@ from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.light import light_figures
 from bench.media import media_figures
+from bench.rows import row_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
 from bench.speed import (
@@ -45,6 +46,7 @@ BENCHES = (
     bench_batch,
     bench_graphs,
     bound_figures,
+    row_figures,
     memory_figures,
     light_figures,
     runtime_figures,

@@ -43,7 +43,7 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 443
+FILES = 444
 IMPORT_LINES = 6330
 ROAD = 120
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

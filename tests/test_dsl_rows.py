@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ascend_lab.sim.values import numpy_type
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
-ROWS = ((5, 197), (1, 1000), (37, 30), (2, 3, 97), (33, 17), (40, 3))
+ROWS = ((5, 197), (1, 1000), (37, 30), (2, 3, 97), (33, 17), (40, 3), (9, 10))
 
 
 def rows(shape: tuple[int, ...], dtype: str) -> Known:

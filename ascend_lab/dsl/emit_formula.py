@@ -33,13 +33,13 @@ def compute_tile(
     kept, folds = ([box[a.name].count for a in axes] for axes in (stage.axes, stage.reduce))
     sizes = [*kept, *folds]
     if not stage.fold:
-        full = _filled_up(sizes, stage.align, (out, *views.values()))
+        full = filled_up(sizes, stage.align, (out, *views.values()))
         evaluate(unit, stage.expr, out, views, full or sizes)
         return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
     else:
-        full = _filled_up(sizes, stage.align, tuple(views.values()))
+        full = filled_up(sizes, stage.align, tuple(views.values()))
         source = _scratch(unit, stage.expr.dtype, full or sizes, views)
         evaluate(unit, stage.expr, source, views, full or sizes)
         source = replace(source, row=sizes[_row_axis(sizes)] if full else 0)
@@ -54,7 +54,7 @@ def _row_axis(sizes: Sizes) -> int:
     return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
 
 
-def _filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
+def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
     """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
     row = _row_axis(sizes)
     full = -(-sizes[row] // block) * block

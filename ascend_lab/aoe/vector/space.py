@@ -27,6 +27,10 @@ COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
+PATIENCE = 48
+"""Trials without a gain that end a search: defaults are near their bound, what gains, gains early."""
+
+
 class VectorSpace:
     """Every schedule that the decisions can say; built step by step, as a search looks at it.
 
