@@ -1,4 +1,4 @@
-"""Rows on the vector unit: default schedules over their certified bounds, part of `lab.py bench`."""
+"""Rows on the vector unit: defaults over their certified bounds, part of `lab.py bench`."""
 
 from __future__ import annotations
 

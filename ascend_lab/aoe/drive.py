@@ -32,8 +32,8 @@ class Trial:
 class Trace:
     """The trials of one search, and why it ended.
 
-    `end`: "exhausted" (nothing left to try), "proven" (nothing better left), "idle" (no gain for long), "budget", "time", or
-    "interrupted".
+    `end`: "exhausted" (nothing left to try), "proven" (nothing better left), "idle" (no gain for
+    long), "budget", "time", or "interrupted".
     """
 
     names: tuple[str, ...]
@@ -202,8 +202,9 @@ def drive(
     A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
     (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
     are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
-    say `is_proven`: nothing better is left, or after `patience` trials without a gain. Ctrl-C keeps what was found; candidates that the end of
-    the time cuts off are no trials. Raises `WorkersLostError`.
+    say `is_proven`: nothing better is left, or after `patience` trials without a gain. Ctrl-C keeps
+    what was found; candidates that the end of the time cuts off are no trials. Raises
+    `WorkersLostError`.
     """
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
     deadline = Deadline.of(time_limit_s)

@@ -154,9 +154,8 @@ def _by_blocks(unit: Unit, rows: Rows) -> None:
         if row >= block:
             copy(first, many - first, whole, row - block, block)
         elif rows.loads:  # rows shorter than a block: the last block of all, once for each
-            copy(
-                first, many - first, 0, (many - 1 - first) * rows.step + row - block, block, step=0
-            )
+            end = (many - 1 - first) * rows.step + row
+            copy(first, many - first, 0, end - block, block, step=0)
         else:
             copy(many - 1, 1, 0, row - block, block)
         if padded:

@@ -28,7 +28,7 @@ COUNTED = 10_000
 
 
 PATIENCE = 48
-"""Trials without a gain that end a search: defaults are near their bound, what gains, gains early."""
+"""Trials without a gain that end a search: from defaults near their bound, gains come early."""
 
 
 class VectorSpace:
