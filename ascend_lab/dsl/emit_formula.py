@@ -70,10 +70,10 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
         apply(unit, Op("vcopy"), out, (views[expr],), sizes)
         return
     assert isinstance(expr, Call)
-    operands, spare = [], [out]
-    for arg in expr.args:
-        if isinstance(arg, Read):
-            operands.append(views[arg])
+    spare = [out]
+    known: dict[Expr, View] = dict(views.items())
+    for arg in dict.fromkeys(expr.args):
+        if arg in known:
             continue
         used = [views[r].strides for r in leaves(arg) if isinstance(r, Read)]
         own = [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
@@ -82,11 +82,11 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
         evaluate(unit, arg, place, views, own)
         repeats = zip(own, sizes, place.strides, strict=True)
         steps = tuple(0 if mine < whole else step for mine, whole, step in repeats)
-        operands.append(place if here else place.stepping(steps))
-    apply(unit, Op(expr.op, expr.number, expr.mode), out, operands, sizes)
-    for arg, operand in zip(expr.args, operands, strict=True):
-        if operand is not out and not isinstance(arg, Read):
-            unit.give(operand.memory)
+        known[arg] = place if here else place.stepping(steps)
+    apply(unit, Op(expr.op, expr.number, expr.mode), out, [known[a] for a in expr.args], sizes)
+    for arg, place in known.items():
+        if not isinstance(arg, Read) and place is not out:
+            unit.give(place.memory)
 
 
 def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Mapping[Read, View]) -> View:
