@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ascend_lab.kernels.validation import validation_rows, validation_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
-from bench.bound import bound_figures
+from bench.bound import bound_figures, tuned_figures
 from bench.cluster import cluster_figures, strategy_figures
 from bench.compress import compression_figures
 from bench.deploy import deploy_figures
@@ -21,6 +22,7 @@ from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.light import light_figures
 from bench.media import media_figures
+from bench.published import flash_figures, published_figures
 from bench.rows import row_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
@@ -46,6 +48,8 @@ BENCHES = (
     bench_batch,
     bench_graphs,
     bound_figures,
+    published_figures,
+    flash_figures,
     row_figures,
     memory_figures,
     light_figures,
@@ -68,6 +72,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
     parser.add_argument("--tuners", action="store_true", help="only the quality of the tuners")
     parser.add_argument("--seeds", type=int, default=30, help="of every search, with --tuners")
+    parser.add_argument("--tuned", type=float, metavar="S", help="only networks, each tuned S s")
     parser.add_argument("--peers", action="store_true", help="only compare with other simulators")
     parser.add_argument("--peer-limit", type=float, default=1200.0, metavar="S", help="seconds")
     return parser.parse_args(argv)
@@ -80,14 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return peers.report(arguments.peer_limit, arguments.json)
     if arguments.tuners:
         return tuners.report(arguments.seeds, arguments.json)
-    benches = [*BENCHES, *(() if arguments.no_chapters else (bench_chapters,))]
+    benches: list[Callable[[], Iterable[Figure]]] = [*BENCHES]
+    if arguments.tuned:
+        benches = [partial(tuned_figures, arguments.tuned)]
+    elif not arguments.no_chapters:
+        benches.append(bench_chapters)
     figures: list[Figure] = []
     for bench in benches:
         for figure in bench():
             print(figure.line(), flush=True)
             figures.append(figure)
-    print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
-    print(validation_table(validation_rows()))
+    if not arguments.tuned:
+        print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
+        print(validation_table(validation_rows()))
     if arguments.json:
         rows = [
             {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}

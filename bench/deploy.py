@@ -10,7 +10,7 @@ import numpy as np
 from ascend_lab.compress import LayerPlan, Plan, Quantised, at_batch, quantise_graph
 from ascend_lab.compress.deploy import ledger
 from ascend_lab.compress.digits import convolutional, load_digits, trained, transformer
-from ascend_lab.compress.mixed_search import choose
+from ascend_lab.compress.mixed import choose
 from ascend_lab.graph import Graph, zoo
 from bench.table import Figure
 

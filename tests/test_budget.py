@@ -23,18 +23,18 @@ LINES = {
     "chip": 690,
     "cli": 4000,
     "cluster": 2925,
-    "compress": 3365,
+    "compress": 3240,
     "data": 20,
     "dsl": 5850,
     "errors": 85,
     "graph": 17200,
     "isa": 3330,
-    "kernels": 8290,
+    "kernels": 8850,
     "lab": 18470,
     "layout": 950,
     "limits": 240,
     "media": 1220,
-    "ops": 6490,
+    "ops": 6570,
     "output": 120,
     "parallel": 4905,
     "runtime": 2350,
@@ -43,9 +43,9 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 444
+FILES = 446
 IMPORT_LINES = 6330
-ROAD = 120
+ROAD = 123
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

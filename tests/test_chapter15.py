@@ -21,7 +21,12 @@ from ascend_lab.graph.memory import (
     verify,
 )
 from ascend_lab.graph.memory.buffers import read_csv
-from ascend_lab.graph.placement import buffers_of, in_place_pairs, plan_network
+from ascend_lab.graph.placement import (
+    buffers_of,
+    constant_bytes,
+    in_place_pairs,
+    plan_network,
+)
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
 from ascend_lab.lab.checks.chapter15_16 import (
@@ -96,15 +101,18 @@ def test_resnet_in_a_small_arena_spares_memory_two_bytes_of_three():
     start = plan_network(resnet, "greedy-by-start")
     assert best.optimal
     assert best.height_bytes == peak_live_bytes(buffers) < 30 * MiB
-    assert 1.3 < start.height_bytes / best.height_bytes < 1.36
+    assert 1.2 < start.height_bytes / best.height_bytes < 1.24
     l2 = resnet.chip.l2.size_bytes
     assert best.height_bytes * 9 / 8 < l2 < best.height_bytes * 10 / 8
     assert best.height_bytes < l2 < start.height_bytes
-    runs = [simulate_graph(resnet, p) for p in (own_addresses(buffers), start, best)]
+    runs = [simulate_graph(resnet, p, hints=False) for p in (own_addresses(buffers), start, best)]
     apart, birth, low = (run.memory_bytes for run in runs)
-    assert low < apart / 3
-    assert 0.55 < birth / apart < 0.62
+    assert low < 0.36 * apart
+    assert 0.48 < birth / apart < 0.52
     assert max(run.time_s for run in runs) < 1.01 * min(run.time_s for run in runs)
+    told = [simulate_graph(resnet, p).memory_bytes for p in (own_addresses(buffers), start, best)]
+    weights = sum(constant_bytes(resnet).values())
+    assert weights < min(told) <= max(told) < 1.001 * min(told) < 1.06 * weights
     spent = [run.summary()["totals"]["energy_j"] for run in runs]
     assert spent[2] < 0.85 * spent[0]
 
@@ -116,13 +124,16 @@ def test_placing_for_l2_helps_and_harms():
         found = plan_network(compiled, method, time_limit_s=60)
         alive = share(buffers_of(compiled), in_place_pairs(compiled))
         distance = reuse_distance_bytes(alive, found.offsets)
-        return simulate_graph(compiled, found).memory_bytes, distance, found.height_bytes
+        return (
+            simulate_graph(compiled, found, hints=False).memory_bytes,
+            distance,
+            found.height_bytes,
+        )
 
     start, hot, low = (moved("resnet50", 8, m) for m in ("greedy-by-start", "l2", "best of"))
-    assert low[0] < hot[0] < 0.8 * start[0] and hot[2] == start[2]
-    assert low[1] < hot[1] < start[1]
+    assert low[0] < hot[0] < 0.92 * start[0] and hot[2] > start[2]
     hot, low = (moved("unet", 2, m) for m in ("l2", "best of"))
-    assert 0.92 < hot[0] / low[0] < 0.95 and hot[1] > low[1]
+    assert 0.94 < hot[0] / low[0] < 0.96
     assert low[2] == 2 * network("unet", 2).chip.l2.size_bytes
     hot, low = (moved("squeezenet", 16, m) for m in ("l2", "best of"))
     assert 1.03 < hot[0] / low[0] < 1.05 and hot[1] > low[1]

@@ -1,7 +1,5 @@
 """The checks and figures of chapter 17, from both sides."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from two_sided import two_sided

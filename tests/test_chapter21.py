@@ -120,10 +120,11 @@ def test_cheapest_chains_two_sided():
 
 
 def test_beating_the_tuner_two_sided():
-    assert check_ex_21_4(lambda: [Region("conv1", "pool", "height", (28, 28))]).passed
+    assert check_ex_21_4(lambda: [Region("conv1", "clip4", "batch", (4, 3))]).passed
     for wrong in (
         [],
         [Region("conv1", "pool", "batch", (4, 3))],
+        [Region("conv1", "pool", "height", (28, 28))],
         [Region("conv1", "pool", "channel", (8, 8))],
         [Region("conv1", "nothing", "batch", (4, 3))],
         [("conv1", "pool")],
@@ -176,15 +177,15 @@ def test_figures_refuse_what_they_cannot_draw(draw):
 
 
 @pytest.mark.full
-def test_rows_beat_images_and_recomputing_beats_storing(net):
+def test_images_beat_rows_and_recomputing_beats_storing(net):
     rows = Region("conv1", "pool", "height", (28, 28))
     halves = time_of(net, rows)
     stored = time_of(net, replace(rows, halo="store"))
     images = time_of(net, Region("conv1", "pool", "batch", (4, 3)))
     whole = time_of(net)
-    assert halves < images < stored < whole
+    assert images < halves < stored < whole
     result = tune_subgraph(eyes(), CHIP, time_limit_s=None)
-    assert [r.parts for r in result.plan.regions] == [(4, 3)] and result.after_s == images
+    assert [r.parts for r in result.plan.regions] == [(4, 3)] and result.after_s < images
 
 
 def test_zigzag_reads_weights_once():

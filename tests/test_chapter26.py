@@ -1,7 +1,5 @@
 """The checks of chapter 26: right answers pass, wrong ones that look right do not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

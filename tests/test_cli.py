@@ -446,6 +446,9 @@ def test_op_starts_with_operands_in_l2(capsys: pytest.CaptureFixture[str]) -> No
     for told, launch_s in zip(found, launches, strict=True):
         assert told["time_s"] == pytest.approx(launch_s + told["cycles"] / chip.clock_hz)
         assert max(told["busy"].values()) > 0
+    words = ["conv2d", "1x16x8x8", "16x16x3x3", "--chip", "Ascend310P3", "--warm-l2"]
+    assert main(["op", *words, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory_bytes"] == 0  # weights are an operand too
 
 
 def test_op_lists_the_operators(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,15 @@ from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
 from ascend_lab.compress import METHODS, calibrate, channel_scales, scale_between
 from ascend_lab.compress.calibrators import (
+    entropy_range,
+    histogram,
     histogram_loss,
     moments_of,
     percentile_range,
     rebinned,
     tail_cuts,
+    tensorrt_threshold,
 )
-from ascend_lab.compress.divergence import entropy_range, histogram, tensorrt_threshold
 from ascend_lab.compress.scales import along, fake, quantise, signal_to_noise_db
 from ascend_lab.errors import InputError
 

@@ -1,7 +1,5 @@
 """Formats per layer as an exact knapsack, and the published bisection beside it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -15,14 +13,14 @@ from ascend_lab.compress.mixed import (
     Layer,
     Option,
     bisected,
+    choose,
     fastest,
-    frontier,
     mix_of,
-    published_frontier,
+    published_mix,
     put_back,
+    ranking_of,
     similarity,
 )
-from ascend_lab.compress.mixed_search import choose, ranking_of
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate
 
@@ -80,25 +78,28 @@ def test_large_networks_are_solved_exactly_and_never_lose_to_the_bisection():
     assert wins >= 3
 
 
-def test_the_frontier_falls_and_has_both_ends():
+def test_less_error_takes_no_less_time_from_one_end_to_the_other():
     layers = two_ways(30, 4)
-    mixes = frontier(layers)
-    times, errors = [m.time_s for m in mixes], [m.error for m in mixes]
-    assert errors == sorted(errors) and times == sorted(times, reverse=True)
-    assert errors[0] == 0 and times[-1] == pytest.approx(
-        sum(min(o.time_s for o in layer.options) for layer in layers)
-    )
-    assert len(mixes) > 8
+    errors = [layer.options[1].error for layer in layers]
+    mixes = [fastest(layers, share * sum(errors)) for share in (0, 1e-3, 0.01, 0.1, 0.5, 1)]
+    assert [m.error for m in mixes] == sorted(m.error for m in mixes)
+    times = [m.time_s for m in mixes]
+    assert times == sorted(times, reverse=True) and len(set(times)) == len(times)
+    ends = [sum(o.time_s for o in way) for way in zip(*(x.options for x in layers), strict=True)]
+    least = sum(min(o.time_s for o in layer.options) for layer in layers)
+    assert mixes[0].error == 0 and mixes[0].time_s == pytest.approx(ends[0])
+    assert mixes[-1].time_s == pytest.approx(least)
 
 
-def test_the_exact_frontier_is_below_every_mix_the_bisection_can_choose():
+def test_the_exact_mixes_are_below_every_mix_the_bisection_can_choose():
     layers = two_ways(25, 2)
     errors = {layer.name: layer.options[1].error for layer in layers}
-    mixes = published_frontier(layers, sorted(errors, key=lambda name: -errors[name]))
-    assert len(mixes) == 26 and mixes[-1].error == 0
-    for mix in mixes:
+    ranking = sorted(errors, key=lambda name: -errors[name])
+    for count in range(26):
+        mix = published_mix(layers, frozenset(ranking[:count]))
         best = fastest(layers, mix.error)
         assert best.time_s <= mix.time_s and best.error <= mix.error * (1 + 1e-12)
+    assert mix.error == 0
 
 
 def test_similarity_and_bisection_as_published():

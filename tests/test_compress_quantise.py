@@ -25,7 +25,6 @@ from ascend_lab.compress import (
     quantise_graph,
     read_records,
     records_text,
-    save_records,
     with_records,
 )
 from ascend_lab.compress.weights import gate
@@ -283,7 +282,7 @@ def test_records_are_written_and_read_back(tmp_path):
     feeds = batches_of(graph, ROWS)
     found = quantise_graph(graph, feeds, Plan(LayerPlan(strength=0.5)))
     file = tmp_path / "record.txt"
-    save_records(found.layers, file)
+    file.write_text(records_text(found.layers))
     layers = read_records(file)
     assert [layer.name for layer in layers] == [layer.name for layer in found.layers]
     again = with_records(graph, layers)

@@ -1,7 +1,5 @@
 """Placement: the minimum cut against all placements, and models that no graph holds whole."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -297,6 +297,16 @@ def test_one_kernel_of_attention_on_operands_with_dirty_padding(n, chip):
     assert sum(node.op == "flash_attention" for node in laid.nodes) == 2
 
 
+def test_layers_of_attention_share_one_mask_for_all_heads():
+    net = GraphBuilder("layers", "fp16")
+    x, mask = net.input("x", (2, 3, 32, 16)), net.input("mask", (2, 1, 1, 32))
+    net.output(net.attention(net.attention(x, x, x, mask), x, x, mask))
+    feed = {"x": half(2, 3, 32, 16), "mask": np.float16(-8) * (half(2, 1, 1, 32) > 0)}
+    laid = assert_close(net.build(), feed, "Ascend910B2", share=1e-2)
+    ops = [node.op for node in laid.nodes]
+    assert (ops.count("expand"), ops.count("flash_attention")) == (1, 2)
+
+
 def test_softmax_of_ragged_rows_between_products():
     net = GraphBuilder("net", "fp16")
     x = net.input("x", (5, 17))

@@ -91,3 +91,17 @@ def test_the_command_takes_it_and_obeys_a_grid(
     found = [schedule("--grid", f"{rows}x{cols}") for rows, cols in grids]
     assert [grid for _, grid in found] == grids
     assert best <= min(cycles for cycles, _ in found)
+
+
+def test_an_operator_takes_a_tile_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("op", "matmul", "2048x512", "2048x512", "--attr", "trans_b=True")
+    words = (*words, "--chip", "Ascend910A", "--tile", "128,64,128", "--json", "-")
+    cycles = {}
+    for grid in ((), ("--grid", "1x12"), ("--grid", "2x16"), ("--grid", "8x4")):
+        assert main([*words, *grid]) == 0
+        data = json.loads(capsys.readouterr().out)
+        cycles[grid] = data["cycles"]
+        assert data["schedule"]["base_n"] == 128
+    assert cycles[()] == min(cycles.values())
+    assert main(["op", "relu", "64x64", "--chip", "Toy", "--tile", "16,16,16"]) == 2
+    assert "matmul for --tile" in capsys.readouterr().err

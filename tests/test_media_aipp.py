@@ -1,7 +1,5 @@
 """AIPP: published matrices and golden pixels, image libraries as oracles, files, blocks, limits."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import replace

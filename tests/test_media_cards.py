@@ -1,7 +1,5 @@
 """DVPP's pictures and rates, cards by formula and by events, simpy and queueing laws as oracles."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

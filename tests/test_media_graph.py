@@ -1,8 +1,6 @@
 """AIPP in front of a network: the same values as AIPP and then the network, and what it costs."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from ascend_lab.graph import (
     zoo,
 )
 from ascend_lab.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block
-from ascend_lab.media.insert import plain, restored
+from ascend_lab.media.insert import restored
 
 RNG = np.random.default_rng(2)
 NORMAL = {"mean": (104, 117, 123, 0), "var_reci": (0.0171, 0.0175, 0.0174, 1.0)}
@@ -87,8 +85,8 @@ def test_sizes_come_from_the_network() -> None:
     assert str(fed.types["x"]) == f"uint8[1, {20 * 16 * 3}]"
     (node,) = (n for n in fed.nodes if n.op == "aipp")
     kept = restored(node.attrs["settings"])
-    assert kept.size == (20, 16) and plain(kept) == node.attrs["settings"]
-    listed = [list(v) if isinstance(v, tuple) else v for v in plain(NV12)]
+    assert kept.size == (20, 16) and astuple(kept) == node.attrs["settings"]
+    listed = [list(v) if isinstance(v, tuple) else v for v in astuple(NV12)]
     assert restored(listed) == NV12
 
 

@@ -1,7 +1,5 @@
 """Migration: what becomes of every node, and a model that computes the same."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,13 +1,25 @@
 """Cores that work together: values, times of both engines, and what the sanitizer finds."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
+from cube_checks import assert_gemm, pack_channels
 from hypothesis import HealthCheck, given, settings
 from mix_cases import CHIP, Relay, relays
+from test_epilogue import RESIDUAL, SIGMOID_GELU, WIDE_RESIDUAL
 
+from ascend_lab.graph import GraphBuilder, evaluate
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
+from ascend_lab.graph.tasks import compile_tasks, run_tasks
 from ascend_lab.isa import parse_program, sanitize
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, pack_gemm, unpack_gemm
+from ascend_lab.kernels.epilogue import Deq, Epilogue, Operand
 from ascend_lab.sim import execute, simulate
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+GEMM = GemmShape(150, 70, 100, out_dtype="fp16")
 TWICE = (2 * np.eye(16)).astype(np.float16).ravel()
 
 
@@ -34,3 +46,67 @@ def test_both_engines_agree_and_no_false_alarm_is_raised(case: Relay) -> None:
     assert sanitize(launch, CHIP) == []
     for part in launch.parts:
         assert parse_program(str(part.program)) == part.program
+
+
+BIAS, SCALE = Operand("bias", "channel", "int32"), Operand("scale", "channel", "fp32")
+AFTER = {
+    "bias_gelu": (GEMM, SIGMOID_GELU),
+    "residual": (GEMM, RESIDUAL),
+    "wide_residual": (replace(GEMM, out_dtype="fp32"), WIDE_RESIDUAL),
+}
+
+
+@pytest.mark.parametrize("order", ["mn", "nm"])
+@pytest.mark.parametrize("name", AFTER)
+def test_products_with_any_epilogue_equal_numpy(name: str, order: str) -> None:
+    """Odd sizes, tails on both axes, two classes of cores; no race, no flag left."""
+    shape, epilogue = AFTER[name]
+    schedule = GemmSchedule(48, 32, 48, 2, 2, 1, order=order)
+    launch = assert_gemm(shape, CHIP, schedule, epilogue)
+    assert launch.mix == 3 and launch.core_count == 2
+    times = {e: simulate(launch, CHIP, engine=e).cycles for e in ("fast", "reference")}
+    assert times["fast"] == times["reference"]
+
+
+def test_sums_of_bytes_are_dequantised_on_the_vector_cores() -> None:
+    """Bias in the cube's table, a scale per channel and ReLU behind it: exact in fp32."""
+    shape, rng = GemmShape(70, 70, 90, "int8", "fp16"), np.random.default_rng(2)
+    a, b = (rng.integers(-9, 9, s).astype(np.int8) for s in ((70, 70), (70, 90)))
+    bias, scale = rng.integers(-99, 99, 90).astype(np.int32), rng.integers(-8, 8, 90) / 8
+    after = Epilogue((BIAS, SCALE), (), "fp16", Deq("scale", "bias", relu=True, dtype="fp16"))
+    launch = gemm_launch(shape, CHIP, None, after)
+    tensors = pack_gemm(shape, a, b) | {"bias": pack_channels(bias)}
+    tensors["scale"] = pack_channels(scale.astype(np.float32))
+    got = unpack_gemm(shape, execute(launch, tensors, CHIP, seed=1))
+    sums = a.astype(np.int64) @ b + bias
+    np.testing.assert_array_equal(got, np.maximum(sums * scale, 0).astype(np.float16))
+    assert launch.mix == 3 and sanitize(launch, CHIP) == []
+
+
+def test_vector_work_hides_behind_the_cube() -> None:
+    """A product with GELU takes hardly longer than without, its start apart."""
+    shape = GemmShape(2048, 2048, 2048, out_dtype="fp16")
+    schedule = GemmSchedule(128, 64, 256, 4, 12, 2)
+    alone = simulate(gemm_launch(shape, CHIP, schedule), CHIP)
+    both = simulate(gemm_launch(shape, CHIP, schedule, SIGMOID_GELU), CHIP)
+    assert alone.cycles < both.cycles < 1.2 * alone.cycles
+    assert both.launch_cycles - alone.launch_cycles == round(CHIP.mix_start_s * CHIP.clock_hz)
+
+
+def test_a_network_runs_a_product_and_what_follows_as_one_mix_kernel() -> None:
+    """Bias in the table of the cube; GELU and the residual on vector cores, read where it lies."""
+    net = GraphBuilder("block", "fp16")
+    x, y = net.input("x", (48, 64)), net.input("y", (48, 96))
+    product = net.add(net.matmul(x, net.weight((64, 96), scale=0.2)), net.weight((96,)))
+    net.output(net.add(net.gelu(product), y))
+    graph = cancel_trans_data(assign_layouts(canonical(net.build(), CHIP)))
+    work = [n for n in graph.nodes if n.op != "trans_data"]
+    groups = [(n,) for n in graph.nodes if n.op == "trans_data" and n.inputs[0] in graph.inputs]
+    groups += [tuple(work)]
+    groups += [(n,) for n in graph.nodes if n.op == "trans_data" and (n,) not in groups]
+    compiled = compile_tasks(graph, CHIP, groups)
+    assert any(p.mix for t in compiled.tasks if t.lowered for p in t.lowered.kernel.phases)
+    rng = np.random.default_rng(3)
+    inputs = {n: rng.normal(size=graph.types[n].shape).astype(np.float16) for n in ("x", "y")}
+    (got,), (wanted,) = run_tasks(compiled, inputs).values(), evaluate(graph, inputs).values()
+    assert np.abs(got.astype(np.float32) - wanted).max() < 0.02

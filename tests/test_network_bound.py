@@ -16,7 +16,15 @@ from ascend_lab.aoe.subgraph import Segments, SlicePlan, every, plan_time, prepa
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, evaluate, ledger, zoo
+from ascend_lab.graph import (
+    GraphBuilder,
+    bound_of,
+    compile_stages,
+    evaluate,
+    ledger,
+    simulate_graph,
+    zoo,
+)
 from ascend_lab.graph.ledger import TERMS
 from ascend_lab.graph.needs import Needs, windows_of
 from ascend_lab.kernels import GemmSchedule, GemmShape
@@ -66,7 +74,10 @@ def test_random_graphs_are_above_their_bound(chip, graph):
     )  # nothing hides what is too high
     for fusion in (True, False):
         stages = compile_stages(graph, chip, fusion=fusion)
-        check(stages.timeline(), bound_of(stages.rewritten, chip))
+        bound, tasks = bound_of(stages.rewritten, chip), stages.compiled.tasks
+        check(stages.timeline(), bound)
+        one = replace(stages.compiled, scopes=((0, len(tasks)),), prefetch=True)
+        check(simulate_graph(one), bound)
     plain = compile_stages(graph, chip, passes=())
     check(plain.timeline(), bound_of(plain.rewritten, chip))
 

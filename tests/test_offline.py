@@ -1,7 +1,5 @@
 """Offline models: the same numbers as from ONNX, without it, and no damaged byte ever loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
 from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
 from ascend_lab.runtime.container import checksum, pack_parts
-from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
+from ascend_lab.runtime.offline import kernel_data, kernel_of
 
 MODEL = "model.onnx"
 

@@ -1,7 +1,5 @@
 """AscendCL in small: the published order of calls, codes, poison, leaks, deadlocks, callbacks."""
 
-from __future__ import annotations
-
 import threading
 from itertools import pairwise
 

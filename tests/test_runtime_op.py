@@ -1,7 +1,5 @@
 """Operators as functions, and online against offline inference: the same values to the last bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

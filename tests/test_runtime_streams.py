@@ -1,7 +1,5 @@
 """Streams on engines: bounds, an independent simulator, a closed form, deadlocks with a reason."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import pairwise
 

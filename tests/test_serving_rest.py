@@ -1,7 +1,5 @@
 """The real server, asked by a real client: values, wrong requests, full queues, its end."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

@@ -1,7 +1,5 @@
 """A new version beside the old one: who sees it, when it is called off, and that none is lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cube_checks import assert_conv
+from cube_checks import assert_conv, conv_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +11,9 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_compiled, zoo
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels import ConvShape, conv_launch
+from ascend_lab.kernels.conv_bias import bias_bytes, pack_bias
+from ascend_lab.kernels.epilogue import Epilogue, Step
+from ascend_lab.kernels.packing import pack_conv, unpack_conv
 from ascend_lab.kernels.small_image import SmallImage, small_image_launch
 from ascend_lab.sim import execute, simulate
 
@@ -70,3 +73,41 @@ def test_what_does_not_fit_four_lanes_is_refused(change: dict[str, int]) -> None
     given_ = {"n": 1, "c": 3, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3, "lanes": 4, **change}
     with pytest.raises(InputError, match="up to 4 channels"):
         ConvShape(**given_)  # type: ignore[arg-type]
+
+
+# -- a bias that the cube adds --------------------------------------------------------------------
+CASES = [
+    ConvShape(2, 20, 9, 11, 70, 1, 1),  # several tiles of output channels
+    ConvShape(1, 40, 7, 9, 40, 3, 3, 1, 1, groups=40),  # bundles, the last one short
+    ConvShape(2, 96, 6, 6, 24, 1, 1),
+    ConvShape(1, 3, 12, 12, 20, 3, 3, 2, 1, lanes=4),
+]
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910A"])
+@pytest.mark.parametrize("shape", CASES)
+def test_the_cube_adds_a_bias(chip_name: str, shape: ConvShape) -> None:
+    chip, rng = load_chip(chip_name), np.random.default_rng(shape.c)
+    x = rng.integers(-3, 4, (shape.n, shape.c, shape.h, shape.w)).astype(np.float16)
+    weight = rng.integers(-3, 4, (shape.k, shape.c // shape.groups, shape.r, shape.s))
+    bias = rng.integers(-9, 10, shape.k).astype(np.float16)
+    steps = (Step("vconv", ("sums",), None, "fp16"), Step("vrelu", (0,)))
+    size = bias_bytes(shape)
+    launch = conv_launch(shape, chip, None, None, Epilogue((), steps, "fp16", None, "b", size))
+    tensors = {**pack_conv(shape, x, weight.astype(np.float16)), "b": pack_bias(shape, bias)}
+    found = unpack_conv(shape, execute(launch, tensors, chip))
+    exact = conv_sums(shape, x, weight) + bias[:, None, None]  # type: ignore[no-untyped-call]
+    assert np.array_equal(found, np.maximum(exact, 0))
+    assert sanitize(launch, chip) == []
+
+
+def test_the_vector_unit_is_spared_where_it_has_more_to_do() -> None:
+    b, rng = GraphBuilder("g"), np.random.default_rng(0)
+    x = b.input("x", (1, 16, 56, 56))
+    weight = b.constant(rng.standard_normal((96, 16, 1, 1)).astype(np.float32), name="w")
+    bias = b.constant(rng.standard_normal(96).astype(np.float32), name="b")
+    b.output(b.silu(b.conv2d(x, weight, bias)))
+    line = compile_stages(b.build(), "Ascend310").timeline()
+    (work,) = (op.timeline for op in line.operators if op.type == "conv2d+silu")
+    repeats = 96 * 56 * 56 / 128 / 2
+    assert 8 * repeats < work.phases[0].busy_cycles["V"] < 9 * repeats  # 10 with the bias

@@ -202,15 +202,15 @@ def test_bert_ignores_what_the_mask_drops() -> None:
 def test_folded_patches_come_back_where_they_were() -> None:
     net = Net("fold")
     x = net.images(2, 3, 8)
-    rows, size = vit._unfolded(net, x, "a")
-    net.output(rows, vit._folded(net, rows, x.shape, "a"))
+    parts = vit._unfolded(net, x, (0, 3, 2, 1))
+    net.output(parts, vit._folded(net, parts, (0, 3, 2, 1), x.shape))
     graph = net.build()
     given = random_inputs(graph)
-    rows, back = evaluate(graph, given).values()
+    found, back = evaluate(graph, given).values()
     np.testing.assert_array_equal(back, given["x"])
-    assert (size.batch, size.length, size.width) == (8, 16, 3)
+    assert found.shape == (2, 4, 16, 3)
     # the first sequence: the top left pixel of every patch
-    np.testing.assert_array_equal(rows[:16].T.reshape(3, 4, 4), given["x"][0, :, ::2, ::2])
+    np.testing.assert_array_equal(found[0, 0].T.reshape(3, 4, 4), given["x"][0, :, ::2, ::2])
 
 
 def test_wrong_names_and_arguments_are_refused() -> None:

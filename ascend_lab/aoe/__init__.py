@@ -51,42 +51,12 @@ _HOMES = {
 }
 
 __all__ = [
-    "SEARCHES",
-    "Annealing",
-    "Bars",
-    "CubeJob",
-    "Genetic",
-    "Knowledge",
-    "Mcts",
-    "NetworkResult",
-    "Point",
-    "Report",
-    "Result",
-    "Settings",
-    "Space",
-    "TableSpace",
-    "Trace",
-    "Trial",
-    "Tunable",
-    "Tuning",
-    "VectorJob",
-    "VectorMeasure",
-    "Workers",
-    "completed",
-    "crossed",
-    "drive",
-    "mutated",
-    "nearest",
-    "open_knowledge",
-    "operators_of",
-    "random_completion",
-    "random_order",
-    "search_named",
-    "tune",
-    "tune_network",
-    "tune_operator",
-    "workers_of",
-]
+    "SEARCHES", "Annealing", "Bars", "CubeJob", "Genetic", "Knowledge", "Mcts", "NetworkResult",
+    "Point", "Report", "Result", "Settings", "Space", "TableSpace", "Trace", "Trial", "Tunable",
+    "Tuning", "VectorJob", "VectorMeasure", "Workers", "completed", "crossed", "drive",
+    "mutated", "nearest", "open_knowledge", "operators_of", "random_completion", "random_order",
+    "search_named", "tune", "tune_network", "tune_operator", "workers_of",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

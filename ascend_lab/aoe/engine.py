@@ -26,10 +26,7 @@ from ascend_lab.aoe.bank import (
 )
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings, jobs_of
-from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, tune_subgraph
-from ascend_lab.aoe.subgraph import compiled as compiled_slices
-from ascend_lab.aoe.subgraph.slicing import sliced
-from ascend_lab.aoe.subgraph.tune import plan_time
+from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, planned, tune_subgraph
 from ascend_lab.aoe.workers import Deadline, Workers, workers_of
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
@@ -40,6 +37,8 @@ from ascend_lab.graph.lower import piece_of
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""
+SLICES = 0.7
+"""Share of a limited time that slices may take before operators are tuned: they gain more."""
 _LATE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
 
 
@@ -142,11 +141,11 @@ class _Jobs:
         compiled, sliced, operators, outcome = baseline, None, None, None
         if "1" in self.jobs:
             both = "2" in self.jobs and not math.isinf(deadline.end)
-            own = deadline.within(deadline.left_s / 2) if both else deadline
+            own = deadline.within(SLICES * deadline.left_s) if both else deadline
             sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress, own)
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph
-                compiled = sliced.plan.launched(compiled_slices(sliced.graph, chip))
+                compiled = sliced.compiled
         if "2" in self.jobs and not (sliced and sliced.interrupted):
             operators = tune_network(
                 compiled, settings, knowledge, workers=self.workers, wanted=self.wanted,
@@ -196,9 +195,8 @@ def slice_network(
         left_s = None if math.isinf(deadline.end) else deadline.left_s
         found = tune_subgraph(front, chip, time_limit_s=left_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
-        time_s = plan_time(graph, SlicePlan(), chip)
-        bound_s = bound_of(graph, chip).time_s
-        found = SubgraphResult(SlicePlan(), graph, time_s, time_s, bound_s, 0, interrupted=True)
+        found = planned(graph, SlicePlan(), chip)
+        found = replace(found, interrupted=True)
     if found.interrupted:
         return found, None
     cycles = (found.before_s, found.after_s, found.bound_s)
@@ -240,13 +238,8 @@ def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
 def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult | None:
     """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
     assert decision.entry is not None
-    before_s = plan_time(graph, SlicePlan(), chip)
     try:
-        plan = named(decision.entry.schedule, graph)
-        after_s = plan_time(graph, plan, chip)
+        found = planned(graph, named(decision.entry.schedule, graph), chip)
     except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
         return None
-    if after_s > before_s:
-        return None
-    bound_s = bound_of(graph, chip).time_s
-    return SubgraphResult(plan, sliced(graph, plan), before_s, after_s, bound_s, 0)
+    return None if found.after_s > found.before_s else found

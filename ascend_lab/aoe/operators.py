@@ -6,7 +6,7 @@ there: the same state for every candidate, and for the default.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ from ascend_lab.graph.lower.conv import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.network import residency
-from ascend_lab.isa import Buffer, Kernel
+from ascend_lab.isa import Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.ops.split_product import base_name, warm_cycles
+from ascend_lab.sim import execute
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""
@@ -79,18 +80,6 @@ class Tunable:
         if sum(t.cost < math.inf for t in trials) == size:
             return best, True
         return min(least, best), best <= least
-
-
-def warm_cycles(kernel: Kernel, chip: Chip, warm: Iterable[str]) -> int:
-    """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
-    tensors, warm = kernel.tensors, set(warm)
-    held = {b.name for b in tensors if warm & {b.name, base_name(b)}}
-    return simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held)).total_cycles
-
-
-def base_name(buffer: Buffer) -> str:
-    """Return the name a tensor has in its piece: kernels may store it in several forms."""
-    return buffer.name.partition(".")[0]
 
 
 def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
@@ -176,12 +165,15 @@ def _differs(
 
 def _apart(got: Values, wanted: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
-    got, wanted = (a.astype(np.float64).reshape(-1) for a in (got, wanted))
-    other = ~((got == wanted) | (np.isnan(got) & np.isnan(wanted)))
-    if not other.any():
+    got, wanted = got.reshape(-1), wanted.reshape(-1)
+    other = np.flatnonzero(got != wanted)
+    some, true = got[other].astype(np.float64), wanted[other].astype(np.float64)
+    both = np.isnan(some) & np.isnan(true)
+    some, true = some[~both], true[~both]
+    if not some.size:
         return 0.0
-    scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
-    return float(np.abs(got[other] - wanted[other]).max()) / scale
+    finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
+    return float(np.abs(some - true).max()) / max(1.0, float(finite.max(initial=0)))
 
 
 def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:

@@ -130,8 +130,7 @@ def completed(space: Space, wanted: Sequence[Value], prefix: Point = ()) -> Poin
     """Return the legal point behind `prefix` with each wanted value or the nearest one."""
     point = prefix
     for value in wanted[len(prefix) :]:
-        options = space.options(point)
-        point = (*point, value if value in options else nearest(options, value))
+        point = (*point, nearest(space.options(point), value))
     return point
 
 
@@ -157,7 +156,9 @@ def random_completion(space: Space, prefix: Point, rng: np.random.Generator) -> 
     """Return a point that begins with `prefix`, every further decision taken at random."""
     while len(prefix) < len(space.names):
         options = space.options(prefix)
-        prefix = (*prefix, options[int(rng.integers(len(options)))])
+        # one option draws nothing, and is most of what there is
+        place = int(rng.integers(len(options))) if len(options) > 1 else 0
+        prefix = (*prefix, options[place])
     return prefix
 
 

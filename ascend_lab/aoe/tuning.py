@@ -219,7 +219,8 @@ def _proven(
     if proof.point not in {t.point for t in trace.trials}:
         last = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
         trace = replace(trace, trials=(*trace.trials, last))
-    return trace, int(proof.lower_bound), proof.proven
+    low = min(proof.lower_bound, job.floor)
+    return trace, int(low), proof.cycles <= low
 
 
 def _result(

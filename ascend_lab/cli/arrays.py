@@ -1,7 +1,5 @@
 """Files of arrays, .npy and .npz: read with limits and without unpickling, and written whole."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import tokenize

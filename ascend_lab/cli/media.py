@@ -1,7 +1,5 @@
 """The verb `aipp`: raw frames through an AIPP configuration file, pixel by pixel."""
 
-from __future__ import annotations
-
 import argparse
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """The verb `migrate`: what becomes of a model's nodes on a chip, and the model rewritten for it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The verb `zoo`: what the models count."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -112,9 +112,7 @@ def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -
     compiled = compile_graph(graph, chip_with(arguments))
     if is_tuned(arguments):
         compiled = with_tuned(compiled, arguments)
-    found = run_tasks(compiled, inputs)
-    # rewrites and conversions give outputs other names, in the same order
-    return {n: found[own] for n, own in zip(graph.outputs, compiled.graph.outputs, strict=True)}
+    return run_tasks(compiled, inputs, graph.outputs)
 
 
 def _is_offline(model: str) -> bool:

@@ -67,11 +67,7 @@ def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab.dsl.tensor import ALIASES
 
     if arguments.name is None:
-        idle = ("--chip", "--dtype", "--attr", "--show", "--warm-l2")
-        refuse_idle(arguments, "with an operator's name", *idle)
-        lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
-        emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
-        return 0
+        return _list_operators(arguments)
     if arguments.json:
         refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
@@ -84,13 +80,15 @@ def _op(arguments: argparse.Namespace) -> int:
     shapes = [_shape(text) for text in arguments.shapes]
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
+    tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
     warm = arguments.warm_l2
-    timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, **attrs)
+    timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, tiling=tiling, **attrs)
+    data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
-        lines += te.show(te.auto_schedule(tensors, chip)).split("\n")
-    emit(arguments.json, timeline.summary(), lines)
+        lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
+    emit(arguments.json, data, lines)
     return 0
 
 
@@ -107,6 +105,40 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
         f"  busy: {busy}",
     ]
+
+
+def _list_operators(arguments: argparse.Namespace) -> int:
+    from ascend_lab import ops
+
+    refuse_idle(arguments, "with an operator's name", *_OF_OPERATORS)
+    lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
+    emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
+    return 0
+
+
+_OF_OPERATORS = (
+    *("--chip", "--dtype", "--attr", "--show", "--warm-l2"),
+    *("--tile", "--step-k", "--grid"),
+)
+
+
+def _own_tiling(
+    arguments: argparse.Namespace, chip: Any, shapes: Sequence[Any], formats: Any, attrs: Any
+) -> Any:
+    """Return the tiling that --tile, --step-k and --grid ask for, None without any of them."""
+    from ascend_lab import ops
+    from ascend_lab.kernels import GemmShape
+
+    if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
+        return None
+    if arguments.name != "matmul":
+        raise InputError("matmul for --tile, --step-k and --grid", arguments.name, "drop them")
+    ops.check("matmul", shapes, formats, chip, **attrs)
+    rows, columns = (
+        shape[::-1] if attrs.get(name) else shape
+        for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
+    )
+    return _tiled(arguments, chip, GemmShape(rows[0], rows[1], columns[1], formats[0]))
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -146,16 +178,16 @@ def _chips(arguments: argparse.Namespace) -> int:
 
 def _gemm(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.kernels import GemmShape, default_schedule, gemm_launch
+    from ascend_lab.kernels import GemmShape
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    return _time(arguments, chip, shape, default_schedule, gemm_launch)
+    return _time(arguments, chip, shape)
 
 
 def _conv(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule
+    from ascend_lab.kernels import ConvShape
 
     chip = load_chip(arguments.chip)
     names = ("n", "c", "h", "w", "k", "r", "s", "groups", "dtype", "out_dtype")
@@ -164,7 +196,7 @@ def _conv(arguments: argparse.Namespace) -> int:
         text = getattr(arguments, name)
         given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
     shape = ConvShape(**given)
-    return _time(arguments, chip, shape, conv_schedule, conv_launch)
+    return _time(arguments, chip, shape)
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -209,16 +241,43 @@ def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
     return replace(schedule, **fields)
 
 
-def _time(arguments: argparse.Namespace, chip: Any, shape: Any, rule: Any, launch_of: Any) -> int:
-    from ascend_lab.kernels import best_grid
-    from ascend_lab.sim import simulate, write_trace
+def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
+    """Return the schedule of the flags: a default's, the given sizes, the grid given or the best.
 
+    A default of its own takes what simulation says; what flags change is not timed but for grids.
+    """
+    from ascend_lab.kernels import ConvShape, best_grid, conv_schedule, default_schedule
+    from ascend_lab.ops.split_product import default_product
+
+    if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
+        rule: Any = conv_schedule if isinstance(shape, ConvShape) else default_product
+        return rule(shape, chip)
+    rule = conv_schedule if isinstance(shape, ConvShape) else default_schedule
     schedule = _override(rule(shape, chip), arguments)
-    if arguments.grid is None and (arguments.tile, arguments.step_k) != (None, None):
-        schedule = best_grid(shape, chip, schedule)
-    timeline = simulate(launch_of(shape, chip, schedule), chip)
-    if arguments.trace:
-        write_trace(timeline, arguments.trace)
+    return schedule if arguments.grid else best_grid(shape, chip, schedule)
+
+
+def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
+    """Return the timeline of a product or convolution; of a product with K divided both phases."""
+    from ascend_lab.kernels import ConvShape, conv_launch
+    from ascend_lab.ops.split_product import product_kernel
+    from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
+
+    if isinstance(shape, ConvShape):
+        return simulate(conv_launch(shape, chip, schedule), chip)
+    kernel = product_kernel(shape, chip, schedule)
+    if schedule.split_k == 1:
+        return simulate(kernel.phases[0], chip)
+    return simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+
+
+def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
+    from ascend_lab.sim import write_trace
+
+    schedule = _tiled(arguments, chip, shape)
+    timeline = _timeline(shape, chip, schedule)
+    if arguments.trace:  # of a divided K the product
+        write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
     busy = timeline.busy
     store = busy.get("FIX", 0.0) if not chip.combined else busy.get("MTE3", 0.0)
     ops_per_s = shape.ops / timeline.time_s
@@ -253,10 +312,13 @@ def _sizes(**sizes: str) -> tuple[Flag, ...]:
     return tuple(flag(n, metavar=n.upper(), type=whole, help=text) for n, text in sizes.items())
 
 
-_TILING = (
+_TILES = (
     flag("--tile", metavar="m,k,n", help="base tile of L0, in elements"),
     flag("--step-k", type=count, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"),
     flag("--grid", metavar="RxC", help="cores along m and n (the quickest)"),
+)
+_TILING = (
+    *_TILES,
     flag("--dtype", default="fp16", help="fp16 (default) or int8"),
     flag("--out-dtype", default="", help="fp32, int32 or fp16"),
     CHIP, JSON, TRACE,
@@ -296,8 +358,9 @@ VERBS = (
             flag("--attr", action="append", default=[], metavar="KEY=VALUE",
                  help="e.g. axis=-1; repeatable"),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
+            *_TILES,
             flag("--warm-l2", action="store_true",
-                 help="operands start in L2, the kernel in the device's queue"),
+                  help="operands start in L2, the kernel in the device's queue"),
             JSON,
         ),
     ),

@@ -1,5 +1,7 @@
 """Clusters: topologies, collectives that move real arrays, and how long they take."""
 
+# fmt: off
+# isort: off
 from ascend_lab.cluster.choice import closed_form_s, collective_time, compare
 from ascend_lab.cluster.collectives import ALGORITHMS, make
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
@@ -9,27 +11,8 @@ from ascend_lab.cluster.timing import CollectiveTime, time_collective
 from ascend_lab.cluster.topology import Link, Topology, full_mesh, ring, star
 
 __all__ = [
-    "ALGORITHMS",
-    "OPS",
-    "TOPOLOGIES",
-    "CollectiveTime",
-    "Link",
-    "Round",
-    "Schedule",
-    "Topology",
-    "closed_form_s",
-    "collective_time",
-    "compare",
-    "execute",
-    "fit_collective",
-    "full_mesh",
-    "held_out",
-    "load_topology",
-    "make",
-    "mape",
-    "read_table",
-    "ring",
-    "star",
-    "time_collective",
-    "together",
+    "ALGORITHMS", "OPS", "TOPOLOGIES", "CollectiveTime", "Link", "Round", "Schedule",
+    "Topology", "closed_form_s", "collective_time", "compare", "execute", "fit_collective",
+    "full_mesh", "held_out", "load_topology", "make", "mape", "read_table", "ring", "star",
+    "time_collective", "together",
 ]

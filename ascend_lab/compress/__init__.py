@@ -14,10 +14,10 @@ from ascend_lab.compress.qdq import qdq_model, with_open_batch
 from ascend_lab.compress.quantise import (
     at_batch, batches_of, fake_quantised, output_error, quantise_graph, seen, with_records,
 )
-from ascend_lab.compress.records import (
-    LayerScales, parse_records, read_records, records_text, save_records,
+from ascend_lab.compress.scales import (
+    LayerScales, parse_records, read_records, records_text, Scale, channel_scales,
+    scale_between, signal_to_noise_db,
 )
-from ascend_lab.compress.scales import Scale, channel_scales, scale_between, signal_to_noise_db
 from ascend_lab.compress.sparsity import sparsified
 from ascend_lab.compress.weights import Rounding, balance_factors
 
@@ -26,6 +26,6 @@ __all__ = [
     "balance_factors", "batches_of", "calibrate", "channel_scales", "cross_entropy",
     "decomposed", "deploy", "distil", "fake_quantised", "fastest", "layers_of", "output_error",
     "parse_config", "parse_records", "prune", "qdq_model", "quantise_graph", "read_config",
-    "read_records", "records_text", "retrain", "save_records", "scale_between", "seen",
-    "signal_to_noise_db", "sparsified", "ulq_slopes", "with_open_batch", "with_records",
+    "read_records", "records_text", "retrain", "scale_between", "seen", "signal_to_noise_db",
+    "sparsified", "ulq_slopes", "with_open_batch", "with_records",
 ]

@@ -19,27 +19,28 @@ from ascend_lab.compress.layers import LayerPlan, Plan
 from ascend_lab.compress.prototext import read_text
 from ascend_lab.compress.weights import STRONGEST, WEAKEST, Rounding
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TABLE_BYTES, read_file
+from ascend_lab.limits import TABLE_BYTES, Range, read_file
 
 _ACTIVATION = {"asymmetric": bool, "dst_type": ("INT8", "INT16")}
+_PERCENT, _BETA = Range(float, 0.5, 1), Range(float, 1, 1e3)
 _LAYER: Mapping[str, Any] = {
     "ifmr_quantize": {
-        **dict.fromkeys(("search_range_start", "search_range_end", "search_step"), float),
-        **dict.fromkeys(("max_percentile", "min_percentile"), float),
-        **_ACTIVATION,
+        **dict.fromkeys(("search_range_start", "search_range_end"), Range(float, 1e-3, 1e3)),
+        "search_step": Range(float, 1e-6, 1e3),
+        **dict.fromkeys(("max_percentile", "min_percentile"), _PERCENT), **_ACTIVATION,
     },
     "hfmg_quantize": {"num_of_bins": int, **_ACTIVATION},
-    "arq_quantize": {"channel_wise": bool, "quant_bits": int},
+    "arq_quantize": {"channel_wise": bool, "quant_bits": Range(int, 6, 8)},
     "ada_quantize": {
-        "num_iteration": int,
-        **dict.fromkeys(("reg_param", "beta_range_start", "beta_range_end", "warm_start"), float),
+        "num_iteration": Range(int, 1, 1e6), "reg_param": Range(float, 0, 1e3),
+        "beta_range_start": _BETA, "beta_range_end": _BETA, "warm_start": Range(float, 0, 0.99),
         "channel_wise": bool,
     },
-    "dmq_balancer": {"migration_strength": float},
+    "dmq_balancer": {"migration_strength": Range(float, WEAKEST, STRONGEST)},
     "nuq_quantize": "the algorithm of non-uniform weights is not public",
-}
+}  # fmt: skip
 _FILE: Mapping[str, Any] = {
-    "batch_num": int,
+    "batch_num": Range(int, 1, 1e6),
     **dict.fromkeys(("activation_offset", "do_fusion"), bool),
     **{key: [str] for key in ("skip_layers", "skip_layer_types", "skip_fusion_layers")},
     "common_config": _LAYER,
@@ -70,27 +71,19 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     if "activation_offset" in found:
         start = replace(start, asymmetric=found["activation_offset"])
     base = _layer(found.get("common_config", {}), start, where)
-    many: dict[str, dict[str, LayerPlan]] = {"layer_type": {}, "layer_name": {}}
-    for key, name in (
-        ("override_layer_types", "layer_type"),
-        ("override_layer_configs", "layer_name"),
-    ):
+    many: dict[str, dict[str, LayerPlan]] = {"type": {}, "name": {}}
+    for key, name in (("override_layer_types", "type"), ("override_layer_configs", "name")):
         for one in found.get(key, []):
-            if name not in one or one[name] in many[name]:
-                raise InputError(f"{where}: {key}: {name}, each once", str(one.get(name, "none")))
-            many[name][one[name]] = _layer(one.get("calibration_config", {}), base, where)
-    batches = found.get("batch_num")
-    _within(where, "batch_num", 1 if batches is None else batches, 1, 1e6)
+            own = one.get(f"layer_{name}")
+            if own is None or own in many[name]:
+                raise InputError(f"{where}: {key}: layer_{name}, each once", str(own or "none"))
+            many[name][own] = _layer(one.get("calibration_config", {}), base, where)
     return Plan(
-        base, many["layer_type"], many["layer_name"],
+        base, many["type"], many["name"],
         frozenset(found.get("skip_layers", ())), frozenset(found.get("skip_layer_types", ())),
-        found.get("do_fusion", True), frozenset(found.get("skip_fusion_layers", ())), batches,
+        found.get("do_fusion", True), frozenset(found.get("skip_fusion_layers", ())),
+        found.get("batch_num"),
     )  # fmt: skip
-
-
-def _within(where: str, key: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise InputError(f"{where}: {key} from {least:g} to {most:g}", f"{value:g}")
 
 
 def _layer(found: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
@@ -107,35 +100,24 @@ def _layer(found: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
                 bits=16 if given.get("dst_type") == "INT16" else 8,
             )  # fmt: skip
     if (arq := found.get("arq_quantize")) is not None:
-        bits = arq.get("quant_bits", 8)
-        _within(where, "quant_bits", bits, 6, 8)
         each = arq.get("channel_wise", plan.channel_wise)
+        bits = arq.get("quant_bits", 8)
         plan = replace(plan, weight_bits=bits, channel_wise=each, rounding=None)
     if (ada := found.get("ada_quantize")) is not None:
         each = ada.get("channel_wise", plan.channel_wise)
         plan = replace(plan, weight_bits=8, channel_wise=each, rounding=_rounding(ada, where))
     if (dmq := found.get("dmq_balancer")) is not None:
-        strength = dmq.get("migration_strength", 0.5)
-        _within(where, "migration_strength", strength, WEAKEST, STRONGEST)
-        plan = replace(plan, strength=strength)
+        plan = replace(plan, strength=dmq.get("migration_strength", 0.5))
     return plan
 
 
 def _ifmr(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    first, last, step = (
-        given.get(key, value)
-        for key, value in (
-            ("search_range_start", 0.7),
-            ("search_range_end", 1.3),
-            ("search_step", 0.01),
-        )
-    )
-    _within(where, "search_range_start", first, 1e-3, 1e3)
-    _within(where, "search_range_end", last, first, 1e3)
-    _within(where, "search_step", step, (last - first) / 1e4 or 1e-6, 1e3)
+    usual = {"search_range_start": 0.7, "search_range_end": 1.3, "search_step": 0.01}
+    first, last, step = (given.get(key, value) for key, value in usual.items())
+    if not first <= last or step < (last - first) / 1e4:
+        needed = f"{where}: search_range_start to search_range_end in at most 10,000 of search_step"
+        raise InputError(needed, f"{first:g} to {last:g} by {step:g}")
     shares = tuple(given.get(f"{end}_percentile", 0.999999) for end in ("max", "min"))
-    for share in shares:
-        _within(where, "max_percentile and min_percentile", share, 0.5, 1)
     count = max(1, int(np.ceil((last - first) / step - 1e-6)))
     return {"shares": shares, "ratios": tuple((first + step * np.arange(count)).tolist())}
 
@@ -153,9 +135,6 @@ def _rounding(given: Mapping[str, Any], where: str) -> Rounding:
         (given.get("beta_range_start", 20.0), given.get("beta_range_end", 2.0)),
         given.get("warm_start", 0.2),
     )  # fmt: skip
-    _within(where, "num_iteration", how.iterations, 1, 1e6)
-    _within(where, "reg_param", how.push, 0, 1e3)
-    _within(where, "beta_range_end", how.beta[1], 1, how.beta[0])
-    _within(where, "beta_range_start", how.beta[0], how.beta[1], 1e3)
-    _within(where, "warm_start", how.warm, 0, 0.99)
+    if how.beta[1] > how.beta[0]:
+        raise InputError(f"{where}: beta_range_end of at most {how.beta[0]:g}", f"{how.beta[1]:g}")
     return how

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
-from ascend_lab.compress.records import LayerScales
+from ascend_lab.compress.scales import LayerScales
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, compile_stages
 from ascend_lab.graph.network import NetworkTimeline

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ascend_lab.compress.calibrators import SYMMETRIC
-from ascend_lab.compress.records import LayerScales
+from ascend_lab.compress.scales import LayerScales
 from ascend_lab.compress.weights import Rounding
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Draft, Graph, Node

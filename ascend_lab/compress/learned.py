@@ -17,8 +17,7 @@ import numpy as np
 
 from ascend_lab.compress.layers import Quantised, channel_axis
 from ascend_lab.compress.quantise import Feeds, by_node, seen
-from ascend_lab.compress.records import LayerScales
-from ascend_lab.compress.scales import EPSILON, fake, limits, scale_between
+from ascend_lab.compress.scales import EPSILON, LayerScales, fake, limits, scale_between
 from ascend_lab.graph import Constant, Graph, Node, TensorType
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.parallel.values import Adam, Tape, Var
@@ -236,8 +235,7 @@ def cross_entropy(labels: Sequence[Values]) -> Loss:
 def softmax(z: Values, temperature: float = 1.0) -> Values:
     """Return exp(z / T) over the last axis, shares of their sum."""
     e = np.exp((z - z.max(axis=-1, keepdims=True)) / temperature)
-    found: Values = e / e.sum(axis=-1, keepdims=True)
-    return found
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
 def soft_targets(teacher: Sequence[Values], temperature: float = 4.0) -> Loss:
@@ -248,7 +246,7 @@ def soft_targets(teacher: Sequence[Values], temperature: float = 4.0) -> Loss:
 
     def loss(z: Values, place: int) -> tuple[float, Values]:
         p, q = softmax(teacher[place], temperature), softmax(z, temperature)
-        value = np.sum(p * (np.log(p) - np.log(q))) / len(z)
+        value = np.sum(p * np.log(p / q)) / len(z)
         return float(temperature**2 * value), temperature * (q - p) / len(z)
 
     return loss

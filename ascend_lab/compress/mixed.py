@@ -6,6 +6,11 @@ A multiple-choice knapsack. States (time, error) are kept layer by layer unless 
 in both, or the rest, even with fractions of layers, cannot beat what is known: what is left is
 exact. The published way beside it puts the least similar layers back, their number by bisection.
 
+A layer's time is that of the kernel it is computed in, in fp16 and deployed in int8, launch
+included; its error is the squared relative error of its own output when it alone is quantised.
+Kernels between layers of different formats belong to no layer, so what is chosen is timed whole:
+of the knapsack's mix, the published one and no int8 at all, the fastest is taken.
+
 Errors are added: a layer's error is what it does to the output's squared error alone. That holds
 while the errors of layers are small and independent, so that their squares add up. The published
 bisection assumes that fewer quantised layers are never worse. Both can be wrong; the error of the
@@ -15,14 +20,21 @@ Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from ascend_lab.chip import Chip
+from ascend_lab.compress.deploy import deploy
+from ascend_lab.compress.layers import Quantised
+from ascend_lab.compress.quantise import Feeds, by_node, fake_quantised, output_of, weight_scales
+from ascend_lab.compress.scales import LayerScales, fake
 from ascend_lab.errors import InputError
+from ascend_lab.graph import Graph, compile_stages, evaluate
 from ascend_lab.graph.ir import Values
 
+CUBE = ("convolution", "product")
 MOST_STATES = 2_000_000
 """States held at once; more is refused."""
 
@@ -82,7 +94,10 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
         count = len(layer.options)
         step = np.array([(o.time_s, o.error) for o in layer.options])
         grown = [(v[:, None] + step[:, i]).ravel() for i, v in enumerate((times, errors))]
-        bound = grown[0] + _rest(hulls[at + 1], budget + near - grown[1])
+        left, (rest_errors, rest_times) = budget + near - grown[1], hulls[at + 1]
+        # the least time of the layers to come, fractions allowed; infinite if none fits
+        rest = np.where(left < rest_errors[0], np.inf, np.interp(left, rest_errors, rest_times))
+        bound = grown[0] + rest
         alive = np.flatnonzero(bound <= best + slack)
         kept = alive[_undominated(grown[0][alive], grown[1][alive])]
         if len(kept) > MOST_STATES:
@@ -135,14 +150,6 @@ def _rest_hulls(layers: Sequence[Layer]) -> list[tuple[Values, Values]]:
     return found[::-1]
 
 
-def _rest(hull: tuple[Values, Values], left: Values) -> Values:
-    """Return the least time of the layers to come with fractions allowed; infinite if none fits."""
-    errors, times = hull
-    bound = np.interp(left, errors, times)
-    result: Values = np.where(left < errors[0], np.inf, bound)
-    return result
-
-
 def _greedy_time(layers: Sequence[Layer], budget: float) -> float:
     """Return the time of a mix within the budget: the best exchanges first."""
     places = [min(layer.options, key=lambda o: (o.error, o.time_s)) for layer in layers]
@@ -160,21 +167,6 @@ def _greedy_time(layers: Sequence[Layer], budget: float) -> float:
             left -= more
             places[i] = other
     return math.fsum(o.time_s for o in places)
-
-
-def frontier(layers: Sequence[Layer], points: int = 24) -> tuple[Mix, ...]:
-    """Return exact mixes for budgets from the least error to all layers' fastest formats."""
-    low = math.fsum(min(o.error for o in layer.options) for layer in layers)
-    fast = [min(layer.options, key=lambda o: (o.time_s, o.error)) for layer in layers]
-    high = math.fsum(o.error for o in fast)
-    spread = [o.error for layer in layers for o in layer.options if o.error > 0]
-    first = low + min(spread, default=0.0)
-    budgets = [low, *np.geomspace(first, high, points)] if 0 < first < high else [low, high]
-    mixes: dict[tuple[float, float], Mix] = {}
-    for budget in budgets:
-        found = fastest(layers, max(float(budget), low))
-        mixes[found.time_s, found.error] = found
-    return tuple(sorted(mixes.values(), key=lambda m: (m.error, m.time_s)))
 
 
 # -- as published ---------------------------------------------------------------------------------
@@ -201,10 +193,8 @@ def put_back(ranking: Sequence[str], accepts: Callable[[frozenset[str]], bool]) 
         raise InputError("a metric that the network in float meets", "it fails", "loosen it")
     while high - low > 1:
         middle = (low + high) // 2
-        if accepts(frozenset(ranking[:middle])):
-            high = middle
-        else:
-            low = middle
+        fine = accepts(frozenset(ranking[:middle]))
+        low, high = (low, middle) if fine else (middle, high)
     return frozenset(ranking[:high])
 
 
@@ -218,13 +208,115 @@ def published_mix(layers: Sequence[Layer], back: frozenset[str], exact: str = "f
     return mix_of(layers, places)
 
 
-def published_frontier(layers: Sequence[Layer], ranking: Sequence[str]) -> tuple[Mix, ...]:
-    """Return the mixes the bisection chooses among: 0, 1, 2, .. layers of the ranking put back."""
-    counts = range(len(ranking) + 1)
-    return tuple(published_mix(layers, frozenset(ranking[:count])) for count in counts)
-
-
 def bisected(layers: Sequence[Layer], ranking: Sequence[str], budget: float) -> Mix:
     """Return the published choice under the sum of errors."""
     back = put_back(ranking, lambda some: published_mix(layers, some).error <= budget)
     return published_mix(layers, back)
+
+
+# -- of a network ---------------------------------------------------------------------------------
+def layer_times(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> dict[str, float]:
+    """Return the seconds of the kernels that compute some layers; 0 where a layer has none."""
+    stages = compile_stages(graph, chip)
+    times = {op.name: op.time_s for op in stages.timeline().operators}
+    found = {layer.name: 0.0 for layer in layers}
+    for task in stages.compiled.tasks:
+        heavy = [n.name for n in map(stages.laid_out.node, task.nodes) if n.has(*CUBE)]
+        for node in heavy:  # passes add to names, as in "fc_sums" and "fc_1"
+            own = [name for name in found if node == name or node.startswith(f"{name}_")]
+            if own:
+                found[max(own, key=len)] += times.get(task.name, 0.0)
+    return found
+
+
+def layer_errors(found: Quantised, feeds: Feeds) -> dict[str, float]:
+    """Return the squared relative error of each layer's output, quantised alone, over all samples.
+
+    A layer whose output is all zero has none.
+    """
+    graph, layers = found.graph, by_node(found)
+    nodes = [node for node in graph.nodes if node.name in layers]
+    names = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
+    sums = {node.name: np.zeros(2) for node in nodes}
+    for feed in feeds:
+        values = evaluate(replace(graph, outputs=names), feed)
+        for node in nodes:
+            layer, rest = layers[node.name], [graph.constants[n].array() for n in node.inputs[1:]]
+            x, scales = values[node.inputs[0]], weight_scales(layer, node, graph)
+            wanted = output_of(node, [x, *rest], np.float32)
+            given = fake(x, layer.scale, layer.offset, layer.bits)
+            weights = fake(rest[0], scales, 0, layer.weight_bits)
+            gap = output_of(node, [given, weights, *rest[1:]], np.float32) - wanted
+            sums[node.name] += [np.vdot(v, v) for v in (gap, wanted)]
+    return {name: float(gap / whole) if whole else 0.0 for name, (gap, whole) in sums.items()}
+
+
+def options_of(found: Quantised, feeds: Feeds, chip: Chip | str) -> tuple[Layer, ...]:
+    """Return fp16 and int8 for each layer, with their times on a chip and their errors."""
+    half = layer_times(found.graph, found.layers, chip)
+    byte = layer_times(deploy(found.graph, found.layers), found.layers, chip)
+    errors = layer_errors(found, feeds)
+    return tuple(
+        Layer(n, (Option("fp16", half[n], 0.0), Option("int8", byte[n], errors[n]))) for n in half
+    )
+
+
+def ranking_of(found: Quantised, feeds: Feeds) -> tuple[str, ...]:
+    """Return the layers, the least similar first: outputs of the network and its quantised self."""
+    outs = {node.name: node.output for node in found.graph.nodes if node.name in by_node(found)}
+    graphs = (found.graph, fake_quantised(found))
+    totals = dict.fromkeys(outs, 0.0)
+    for feed in feeds:
+        one, two = (evaluate(replace(g, outputs=tuple(outs.values())), feed) for g in graphs)
+        for name, out in outs.items():
+            totals[name] += similarity(one[out], two[out])
+    return tuple(sorted(totals, key=lambda name: totals[name]))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The published mix and the exact one at no more error, and the network's time with each.
+
+    `float_s` is its time with no layer in int8.
+    """
+
+    layers: tuple[Layer, ...]
+    published: Mix
+    exact: Mix
+    published_s: float
+    exact_s: float
+    float_s: float
+
+    @property
+    def best(self) -> Mix:
+        """The mix whose network is fastest: never slower than the published one, or than none."""
+        known = [(self.exact_s, self.exact), (self.published_s, self.published)]
+        known.append((self.float_s, mix_of(self.layers, [0] * len(self.layers))))
+        return min(known, key=lambda pair: pair[0])[1]
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the network with the best mix."""
+        return min(self.exact_s, self.published_s, self.float_s)
+
+
+def mixed_graph(found: Quantised, mix: Mix) -> Graph:
+    """Return the network with the layers in int8 that a mix says, the others in floating point."""
+    whole = [layer for layer in found.layers if mix.formats.get(layer.name) == "int8"]
+    return deploy(found.graph, whole) if whole else found.graph
+
+
+def choose(found: Quantised, feeds: Feeds, chip: Chip | str, share: float = 0.3) -> Choice:
+    """Return formats for the layers of a network that keep `share` of the error of all in int8.
+
+    The exact mix has at most the error of the published one. Raises as compiling.
+    """
+    layers = options_of(found, feeds, chip)
+    budget = share * sum(layer.options[1].error for layer in layers)
+    published = bisected(layers, ranking_of(found, feeds), budget)
+    exact = fastest(layers, published.error)
+    seconds = [
+        compile_stages(mixed_graph(found, mix), chip).timeline().time_s
+        for mix in (published, exact, mix_of(layers, [0] * len(layers)))
+    ]
+    return Choice(layers, published, exact, *seconds)

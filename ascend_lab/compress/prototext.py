@@ -2,9 +2,9 @@
 
     record { key: "conv1" value { scale_d: 0.5 offset_d: -128 scale_w: [0.1, 0.2] } }
 
-A table maps each key to what it holds: `str`, `bool`, `int`, `float`, a tuple of words to choose
-from, a table of its own, a list with one of these in it (the key may be repeated), or a text: why
-the key is refused.
+A table maps each key to what it holds: `str`, `bool`, `int`, `float`, a `Range`, a tuple of words
+to choose from, a table of its own, a list with one of these in it (the key may be repeated), or a
+text: why the key is refused.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import number_of, shown, whole_of
+from ascend_lab.limits import Range, number_of, shown, whole_of
 
 Table = Mapping[str, Any]
 Message = dict[str, Any]
@@ -74,9 +74,8 @@ class _Reader:
         found = self.token
         self.line = self.ahead if found else self.line
         if not found or (wanted and found not in wanted):
-            raise self.error(
-                f"{' or '.join(wanted) or 'a value'}", shown(found) if found else "the end"
-            )
+            needed = " or ".join(wanted) or "a value"
+            raise self.error(needed, shown(found) if found else "the end")
         self.token = next(self.tokens, "")
         return found
 
@@ -141,6 +140,9 @@ class _Reader:
             return re.sub(r"\\(.)", r"\1", word[1:-1])
         if isinstance(kind, tuple):
             needed, found = " or ".join(kind), word if word in kind else None
+        elif isinstance(kind, Range):
+            needed, found = str(kind), _READERS[kind.kind][1](word)
+            found = found if found in kind else None
         else:
             needed, read = _READERS[kind]
             found = read(word)

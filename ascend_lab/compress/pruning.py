@@ -10,7 +10,7 @@ of zeros, stays whole.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,9 +20,14 @@ from ascend_lab.graph import Constant, Draft, Graph, Node
 from ascend_lab.graph.ir import Values, infer, operator_of
 
 UNIT = 16
+LAYERS = ("conv2d", "depthwise_conv2d", "matmul", "gemm")
 FOLLOWED = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
 Segments = tuple[tuple[str, int], ...]
 """Channels of a tensor in order: (the set they are of, how many neighbours each has)."""
+Gone = Mapping[str, tuple[int, ...]]
+"""Channels that go, by their set."""
+Change = Callable[[Values, Values, int], Values]
+"""What is done to an array whose channels along an axis stay or go."""
 
 
 # -- which channels go ----------------------------------------------------------------------------
@@ -75,6 +80,13 @@ class Channels:
         self.sizes[name] = size
         return ((name, 1),)
 
+    def begin(self, names: Sequence[str]) -> None:
+        """Begin sets for some tensors that all stay."""
+        for name in names:
+            if len(self.graph.types[name].shape) > 1:
+                self.held[name] = self.new(name, self.graph.types[name].shape[1])
+                self.stop(name)
+
     def stop(self, *names: str) -> None:
         """Keep all channels of some tensors."""
         for name in names:
@@ -108,20 +120,12 @@ class Channels:
 def channels_of(graph: Graph) -> Channels:
     """Return the sets of a graph's channels."""
     found = Channels(graph)
-    for name in graph.inputs:
-        shape = graph.types[name].shape
-        if len(shape) > 1:
-            found.held[name] = found.new(name, shape[1])
-            found.stop(name)
+    found.begin(graph.inputs)
     for node in graph.nodes:
         segments = _behind(found, node)
         if segments is None:
             found.stop(*node.inputs)
-            for name in node.outputs:
-                shape = graph.types[name].shape
-                if len(shape) > 1:
-                    found.held[name] = found.new(name, shape[1])
-                    found.stop(name)
+            found.begin(node.outputs)
         else:
             found.held[node.output] = segments
     found.stop(*graph.outputs)
@@ -135,7 +139,7 @@ def _behind(found: Channels, node: Node) -> Segments | None:
     fixed = all(name in graph.constants for name in node.inputs[1:])
     if own is None or len(node.outputs) > 1:
         return None
-    if node.op in ("conv2d", "depthwise_conv2d", "matmul", "gemm") and fixed:
+    if node.op in LAYERS and fixed:
         return _layer(found, node, own)
     if node.op in FOLLOWED and fixed:
         return own
@@ -153,7 +157,7 @@ def _behind(found: Channels, node: Node) -> Segments | None:
 def _layer(found: Channels, node: Node, own: Segments) -> Segments | None:
     graph, weight = found.graph, node.inputs[1]
     shape, groups = graph.types[weight].shape, node.attr("groups", 1)
-    conv = node.op in ("conv2d", "depthwise_conv2d")
+    conv = node.op in LAYERS[:2]
     if len(shape) != (4 if conv else 2) or node.attr("trans_a", False):
         return None
     single = node.op == "depthwise_conv2d" or (groups > 1 and shape[1] == 1)
@@ -199,7 +203,7 @@ class Pruned:
 
     graph: Graph
     masked: Graph
-    removed: Mapping[str, tuple[int, ...]]
+    removed: Gone
 
 
 def prune(
@@ -221,7 +225,7 @@ def prune(
             total = np.sum([balanced_scores(_rows(graph, name)) for name in names_of], axis=0)
             gone[key] = lowest(total, ratio, aligned=aligned)
     gone = {key: places for key, places in gone.items() if places}
-    return Pruned(_smaller(found, gone), _masked(found, gone), gone)
+    return Pruned(_changed(found, gone, np.compress), _changed(found, gone, _masked), gone)
 
 
 def _rows(graph: Graph, name: str) -> Values:
@@ -230,7 +234,7 @@ def _rows(graph: Graph, name: str) -> Values:
     return array.T if columns else array
 
 
-def _kept(found: Channels, gone: Mapping[str, tuple[int, ...]], segments: Segments) -> Values:
+def _kept(found: Channels, gone: Gone, segments: Segments) -> Values:
     """Return True for each channel of segments that stays."""
     parts = []
     for key, each in segments:
@@ -240,80 +244,50 @@ def _kept(found: Channels, gone: Mapping[str, tuple[int, ...]], segments: Segmen
     return np.concatenate(parts)
 
 
-def _cut(found: Channels, gone: Mapping[str, tuple[int, ...]], node: Node) -> dict[int, Values]:
-    """Return a node's constants without the channels that went, by place."""
+def _masked(keep: Values, array: Values, axis: int) -> Values:
+    """Return an array with zeros for channels that go along an axis: `np.compress`, size kept."""
+    sides = [1] * array.ndim
+    sides[axis] = len(keep)
+    return array * keep.reshape(sides)
+
+
+def _cut(found: Channels, gone: Gone, node: Node, change: Change) -> dict[int, Values]:
+    """Return a node's constants changed where channels go, by place."""
     graph, arrays = found.graph, dict[int, Values]()
-    inside, outside = (found.held.get(name) for name in (node.inputs[0], node.output))
-    if inside is None or outside is None:
+    ends = [found.held.get(name) for name in (node.inputs[0], node.output)]
+    x, y = (_kept(found, gone, segments) if segments else None for segments in ends)
+    if x is None or y is None or (x.all() and y.all()):
         return arrays
-    sides = [_kept(found, gone, segments) for segments in (inside, outside)]
-    layer = node.op in ("conv2d", "depthwise_conv2d", "matmul", "gemm")
+    layer, turned = node.op in LAYERS, node.op in LAYERS[2:] and not node.attr("trans_b", False)
     for place, name in enumerate(node.inputs):
         if name not in graph.constants or not graph.constants[name].type.elements:
             continue
-        array, (x, y) = graph.constants[name].array(), sides
+        array = graph.constants[name].array()
         if layer and place == 1:
-            turned = node.op in ("matmul", "gemm") and not node.attr("trans_b", False)
-            array = np.compress(y, array, 1 if turned else 0)
+            array = change(y, array, 1 if turned else 0)
             if node.op != "depthwise_conv2d" and node.attr("groups", 1) == 1:
-                array = np.compress(x, array, 0 if turned else 1)
+                array = change(x, array, 0 if turned else 1)
         elif array.size == len(y) and array.size > 1:
-            axis = next(d for d, n in enumerate(array.shape) if n == len(y))
-            array = np.compress(y, array, axis)
+            array = change(y, array, array.shape.index(len(y)))
         arrays[place] = array
     return arrays
 
 
-def _smaller(found: Channels, gone: Mapping[str, tuple[int, ...]]) -> Graph:
-    """Return the graph with all weights cut and all types inferred anew."""
+def _changed(found: Channels, gone: Gone, change: Change) -> Graph:
+    """Return the graph with its constants changed and all types inferred anew."""
     graph = found.graph
     draft = Draft(graph, nodes=())
     for node in graph.nodes:
         inputs, attrs = list(node.inputs), dict(node.attrs)
-        for place, array in _cut(found, gone, node).items():
-            old = graph.constants[inputs[place]]
-            if array.shape != old.type.shape:
-                kind = replace(old.type, shape=array.shape)
-                inputs[place] = draft.add(Constant(kind, array), f"{inputs[place]}_pruned")
-        if node.op == "reshape":
-            x = draft.types[inputs[0]].shape
-            if found.held.get(node.output) and len(attrs["shape"]) == 2:
-                attrs["shape"] = (x[0], math.prod(x[1:]))
-        if node.attr("groups", 1) > 1 and node.op == "conv2d":
-            attrs["groups"] = draft.types[inputs[0]].shape[1] if _is_single(graph, node) else (
-                node.attr("groups"))  # fmt: skip
+        for place, array in _cut(found, gone, node, change).items():
+            kind = replace(graph.constants[inputs[place]].type, shape=array.shape)
+            inputs[place] = draft.add(Constant(kind, array), f"{inputs[place]}_pruned")
+        x = draft.types[inputs[0]].shape
+        if node.op == "reshape" and found.held.get(node.output) and len(attrs["shape"]) == 2:
+            attrs["shape"] = (x[0], math.prod(x[1:]))
+        if node.op == "conv2d" and node.attr("groups", 1) > 1:
+            single = graph.types[node.inputs[1]].shape[1] == 1
+            attrs["groups"] = x[1] if single else node.attr("groups")
         kinds = infer(node.op, [draft.types[name] for name in inputs], attrs)
         draft.put(replace(node, inputs=tuple(inputs), attrs=attrs), *kinds)
-    return draft.finish()
-
-
-def _is_single(graph: Graph, node: Node) -> bool:
-    return graph.types[node.inputs[1]].shape[1] == 1
-
-
-def _masked(found: Channels, gone: Mapping[str, tuple[int, ...]]) -> Graph:
-    """Return the graph with the weights and biases of channels that went set to 0."""
-    graph = found.graph
-    draft = Draft(graph)
-    for node in graph.nodes:
-        segments = found.held.get(node.output)
-        if segments is None or len(node.inputs) < 2:
-            continue
-        stay, inputs = _kept(found, gone, segments), list(node.inputs)
-        if stay.all():
-            continue
-        last = node.op in ("matmul", "gemm") and not node.attr("trans_b", False)
-        places = (1, 2) if node.op != "batch_norm" else (1, 2, 3)
-        for place in places:
-            if place >= len(inputs) or inputs[place] not in graph.constants:
-                continue
-            old = graph.constants[inputs[place]]
-            if len(stay) not in old.type.shape:
-                continue
-            axis = -1 if last and place == 1 else old.type.shape.index(len(stay))
-            sides = [1] * len(old.type.shape)
-            sides[axis] = len(stay)
-            array = old.array() * stay.reshape(sides)
-            inputs[place] = draft.add(Constant(old.type, array), f"{inputs[place]}_masked")
-        draft.become(node, node.op, inputs, node.attrs)
     return draft.finish()

@@ -12,8 +12,7 @@ import numpy as np
 
 from ascend_lab.compress.layers import Quantised, channel_axis
 from ascend_lab.compress.quantise import bias_scales, by_node, weight_scales, whole_bias
-from ascend_lab.compress.records import LayerScales
-from ascend_lab.compress.scales import quantise
+from ascend_lab.compress.scales import LayerScales, quantise
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import Draft, Graph, Node
 from ascend_lab.graph.ir import Values

@@ -21,8 +21,15 @@ from ascend_lab.compress.layers import (
     input_axes,
     layers_of,
 )
-from ascend_lab.compress.records import LayerScales
-from ascend_lab.compress.scales import Scale, along, channel_scales, checked, fake, limits
+from ascend_lab.compress.scales import (
+    LayerScales,
+    Scale,
+    along,
+    channel_scales,
+    checked,
+    fake,
+    limits,
+)
 from ascend_lab.compress.weights import (
     adaptive_rounding,
     balance_factors,
@@ -75,9 +82,8 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     plan = plan or Plan()
     plan.check(graph)
     if plan.batches is not None and plan.batches > len(feeds):
-        raise InputError(
-            f"samples for batch_num {plan.batches}", f"{len(feeds)} batches", "add some"
-        )
+        needed = f"samples for batch_num {plan.batches}"
+        raise InputError(needed, f"{len(feeds)} batches", "add some")
     feeds = feeds[: plan.batches]
     graph = folded(graph, plan.unfolded) if plan.fold else graph
     chosen = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
@@ -98,8 +104,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
         steps, widths = scales[key], _weight_steps(node, graph, one)
         found = (node.name, steps.scale, steps.offset, widths, one.bits, one.weight_bits)
         layers.append(LayerScales(*found, factors.get(node.name, ())))
-    rounded = {name: one for name, one in chosen.items() if one.rounding is not None}
-    return _rounded(Quantised(graph, tuple(layers)), values, rounded)
+    return _rounded(Quantised(graph, tuple(layers)), values, chosen)
 
 
 def _weight_steps(node: Node, graph: Graph, plan: LayerPlan) -> tuple[float, ...]:
@@ -142,14 +147,14 @@ def balanced(
     graph: Graph, feeds: Feeds, plans: Mapping[str, LayerPlan]
 ) -> tuple[Graph, dict[str, tuple[float, ...]]]:
     """Return the graph with x / f before some layers and f in their weights, and the factors."""
-    wanted = [n for n in layers_of(graph) if n.name in plans and plans[n.name].strength is not None]
-    wanted = [node for node in wanted if input_axes(node, graph) is not None]
+    wanted = [(node, axes) for node in layers_of(graph)
+              if node.name in plans and plans[node.name].strength is not None
+              and (axes := input_axes(node, graph))]  # fmt: skip
     if not wanted:
         return graph, {}
-    values = seen(graph, feeds, (node.inputs[0] for node in wanted))
+    values = seen(graph, feeds, (node.inputs[0] for node, _ in wanted))
     factors: dict[str, tuple[float, ...]] = {}
-    for node in wanted:
-        x_axis, w_axis = input_axes(node, graph) or (0, 0)
+    for node, (x_axis, w_axis) in wanted:
         most = np.max([largest_along(x, x_axis) for x in values[node.inputs[0]]], axis=0)
         weights = graph.constants[node.inputs[1]].array()
         strength = plans[node.name].strength or 0.0
@@ -188,13 +193,12 @@ def _rounded(
     """Return the graph with some weights put on their grid by AdaRound."""
     graph, constants = found.graph, dict(found.graph.constants)
     for layer in found.layers:
-        if layer.name not in plans:
-            continue
         node, how = graph.node(layer.name), plans[layer.name].rounding
-        assert how is not None
+        if how is None:
+            continue
         x = np.concatenate(values[node.inputs[0]])
         rest = [graph.constants[name].array() for name in node.inputs[1:]]
-        wanted = _output(node, [x, *rest])
+        wanted = output_of(node, [x, *rest])
         scales = weight_scales(layer, node, graph)
         given = [fake(x, layer.scale, layer.offset, layer.bits), *rest]
         weights = adaptive_rounding(node, given, wanted, scales, layer.weight_bits, how)
@@ -202,9 +206,10 @@ def _rounded(
     return Quantised(replace(graph, constants=constants), found.layers)
 
 
-def _output(node: Node, arrays: list[Values]) -> Values:
+def output_of(node: Node, arrays: Sequence[Values], kind: type = np.float64) -> Values:
+    """Return what a layer alone makes of what it reads, computed in a format."""
     operator = operator_of(node.op)
-    wide = [array.astype(np.float64) for array in arrays]
+    wide: list[Values] = [array.astype(kind) for array in arrays]
     return np.asarray(operator.formula(*wide, **operator.settings(node.attrs)))
 
 

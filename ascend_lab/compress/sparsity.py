@@ -48,13 +48,6 @@ def mask_of(weights: Values, axis: int = 1) -> Values:
     return np.ascontiguousarray(np.moveaxis(kept, -1, axis)).astype(np.uint8)
 
 
-def packed_mask(mask: Values) -> Values:
-    """Return a mask as int64: a bit an element, the first highest, bytes filled up to 8."""
-    found = np.packbits(np.asarray(mask, np.uint8).ravel() != 0, bitorder="big")
-    whole: Values = np.pad(found, (0, -found.size % 8)).view(np.int64)
-    return whole
-
-
 # -- packed weights -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Packed:

@@ -16,6 +16,7 @@ from ascend_lab.compress.scales import EPSILON, along, limits
 from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Node, Values, operator_of
 from ascend_lab.ops import gradient
+from ascend_lab.parallel.values import Adam
 
 WEAKEST, STRONGEST = 0.2, 0.8
 
@@ -75,7 +76,8 @@ def adaptive_rounding(
     steps, (low, high) = weights / scales, limits(bits)
     floor, rng = np.floor(steps), np.random.default_rng(how.seed)
     a = -np.log(1.2 / (steps - floor + 0.1) - 1)
-    means, squares = np.zeros_like(a), np.zeros_like(a)
+    optimizer = Adam(how.lr)
+    state = optimizer.start(a)
     operator = operator_of(node.op)
     attrs = {k: v for k, v in operator.settings(node.attrs).items() if k != "out_dtype"}
     for step in range(how.iterations):
@@ -89,10 +91,7 @@ def adaptive_rounding(
         assert found is not None
         inside = (floor + h > low) & (floor + h < high)
         grad = found * scales * inside * slope + _push(h, slope, step, how)
-        means += 0.1 * (grad - means)
-        squares += 0.001 * (grad**2 - squares)
-        mean, square = means / (1 - 0.9 ** (step + 1)), squares / (1 - 0.999 ** (step + 1))
-        a -= how.lr * mean / (np.sqrt(square) + 1e-8)
+        a, state = optimizer.update(a, grad, state, step + 1)
     chosen: Values = np.clip(floor + (gate(a)[0] >= 0.5), low, high) * scales
     return chosen.astype(np.float32)
 

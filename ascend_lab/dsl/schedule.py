@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import cache, wraps
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import Any, Concatenate, ParamSpec
 
@@ -40,6 +40,12 @@ def primitive(
     return step
 
 
+@cache
+def _flat(name: str) -> Signature:
+    """Return the signature of a primitive's arguments as steps list them, by position."""
+    return Signature([Parameter(own, POSITIONAL) for own in PRIMITIVES[name][1].parameters])
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One primitive with its arguments, e.g. split(y, i, 128, cut)."""
@@ -51,8 +57,7 @@ class Step:
         """Return the state after this step."""
         change, own = PRIMITIVES[self.primitive]
         try:
-            flat = Signature([Parameter(name, POSITIONAL) for name in own.parameters])
-            call = BoundArguments(own, flat.bind(*self.arguments).arguments)
+            call = BoundArguments(own, _flat(self.primitive).bind(*self.arguments).arguments)
             return change(state, *call.args, **call.kwargs)
         except (TypeError, ValueError, AttributeError) as error:
             needed = f"{self.primitive}({', '.join(own.parameters)})"

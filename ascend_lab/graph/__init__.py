@@ -1,29 +1,17 @@
 """Graphs of operators: build or import, rewrite, lay out, fuse, lower, plan memory, time."""
 
+# fmt: off
+# isort: off
 from ascend_lab.graph.bound import Bound, bound_of
 from ascend_lab.graph.compile import (
-    Road,
-    Stages,
-    compile_graph,
-    compile_stages,
-    finish_stages,
-    front_stages,
-    run_compiled,
+    Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, run_compiled,
 )
 from ascend_lab.graph.counts import live_bytes, weight_bytes
 from ascend_lab.graph.draft import Draft, GraphBuilder, Value, ordered, pruned
 from ascend_lab.graph.evaluate import evaluate, evaluate_all, random_inputs
 from ascend_lab.graph.fusion import fusion_rule, rules_restored
 from ascend_lab.graph.ir import (
-    Constant,
-    Fill,
-    Graph,
-    Node,
-    Seeded,
-    TensorType,
-    infer,
-    to_text,
-    verify,
+    Constant, Fill, Graph, Node, Seeded, TensorType, infer, to_text, verify,
 )
 from ascend_lab.graph.ledger import ledger
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
@@ -34,50 +22,11 @@ from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.graph.text import Table, from_text, table
 
 __all__ = [
-    "Bound",
-    "Compiled",
-    "Constant",
-    "Draft",
-    "Fill",
-    "Graph",
-    "GraphBuilder",
-    "NetworkTimeline",
-    "Node",
-    "OperatorTime",
-    "Road",
-    "Seeded",
-    "Stages",
-    "Table",
-    "Task",
-    "TensorType",
-    "Value",
-    "bound_of",
-    "buffers_of",
-    "compile_graph",
-    "compile_stages",
-    "constant_bytes",
-    "evaluate",
-    "evaluate_all",
-    "finish_stages",
-    "from_text",
-    "front_stages",
-    "fusion_rule",
-    "in_place_pairs",
-    "infer",
-    "ledger",
-    "live_bytes",
-    "ordered",
-    "parse_switches",
-    "plan_network",
-    "pruned",
-    "random_inputs",
-    "rules_of",
-    "rules_restored",
-    "run_compiled",
-    "run_tasks",
-    "simulate_graph",
-    "table",
-    "to_text",
-    "verify",
-    "weight_bytes",
+    "Bound", "Compiled", "Constant", "Draft", "Fill", "Graph", "GraphBuilder",
+    "NetworkTimeline", "Node", "OperatorTime", "Road", "Seeded", "Stages", "Table", "Task",
+    "TensorType", "Value", "bound_of", "buffers_of", "compile_graph", "compile_stages",
+    "constant_bytes", "evaluate", "evaluate_all", "finish_stages", "from_text", "front_stages",
+    "fusion_rule", "in_place_pairs", "infer", "ledger", "live_bytes", "ordered",
+    "parse_switches", "plan_network", "pruned", "random_inputs", "rules_of", "rules_restored",
+    "run_compiled", "run_tasks", "simulate_graph", "table", "to_text", "verify", "weight_bytes",
 ]

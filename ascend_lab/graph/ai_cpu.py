@@ -7,8 +7,6 @@ counts as reading both factors of every multiplication; of floating point none i
 AI CPU reads and writes through L2 as kernels do, but is not faster for what it finds there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

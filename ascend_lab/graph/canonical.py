@@ -86,7 +86,9 @@ def _stretched(draft: Draft, name: str, shape: tuple[int, ...]) -> str:
     if kind.shape == shape:
         return name
     if constant is None:
-        return draft.insert("expand", (name,), {"shape": shape}, f"{name}_whole")
+        made = (n for n in draft.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
+        twins = [n.output for n in made if n.attrs["shape"] == shape]
+        return (twins or [draft.insert("expand", (name,), {"shape": shape}, f"{name}_whole")])[0]
     return _computed(
         draft, f"{name}_whole", replace(kind, shape=shape), partial(_repeated, constant, shape)
     )

@@ -73,7 +73,7 @@ class Road:
     `switches` turn passes (scope GraphFusion) and fusion rules (UBFusion) off by name; `dtype` ""
     leaves number formats alone; `apart` rewrites what has no kernel before `canonical` does;
     without `joined` conversions stay where operators put them; rows are moved to fractals in
-    graphs of at most `most_moved` nodes.
+    graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels.
     """
 
     passes: Sequence[str] = DEFAULT
@@ -84,6 +84,7 @@ class Road:
     joined: bool = True
     most_moved: float = float("inf")
     fusion: bool = True
+    small: bool = True
 
     def rewrite(self, graph: Graph) -> tuple[Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
@@ -104,7 +105,7 @@ class Road:
             graph = cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
                 graph = stay_in_fractals(graph, chip)
-            graph = small_first_layers(graph, chip)
+            graph = small_first_layers(graph, chip) if self.small else graph
         return graph
 
     def fuse(self, graph: Graph, chip: Chip) -> Fused:
@@ -171,8 +172,4 @@ def run_compiled(
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    compiled = compile_graph(graph, chip, dtype=dtype)
-    found = run_tasks(compiled, inputs)
-    # rewrites and conversions give outputs other names, in the same order
-    names = zip(graph.outputs, compiled.graph.outputs, strict=True)
-    return {name: found[own] for name, own in names}
+    return run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)

@@ -1,7 +1,5 @@
 """What a graph counts before any kernel: bytes alive along its nodes, products, parameters."""
 
-from __future__ import annotations
-
 import math
 from itertools import accumulate
 

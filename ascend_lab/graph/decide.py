@@ -17,7 +17,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.graph.lower import Piece, piece_of
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import cycles_queued
+from ascend_lab.graph.tasks import cycles_queued, lowered_once
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.ops.quantised import QUANTISED
 
@@ -25,21 +25,28 @@ NEVER = float("inf")
 
 
 def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
-    """Tell whether a group becomes one kernel no slower than its nodes apart, launches counted."""
+    """Tell whether a group becomes one kernel no slower than its nodes apart, launches counted.
+
+    One on cube and vector cores starts later and saves little but trips to L2: what other kernels
+    wrote is taken to be there.
+    """
     piece = piece_of(graph, group)
     together = _cycles(piece, chip) if len(piece.graph.outputs) == 1 else NEVER
     if together == NEVER:
         return False
+    mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
+    together = _cycles(piece, chip, warm=mixed)
     views = view_nodes(graph)
-    apart = [_cycles(piece_of(graph, (n,)), chip) for n in group if n.name not in views]
+    singles = [piece_of(graph, (n,)) for n in group if n.name not in views]
+    apart = [_cycles(single, chip, warm=mixed) for single in singles]
     whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
     return (whole or NEVER not in apart) and together <= sum(apart)
 
 
-def _cycles(piece: Piece, chip: Chip) -> float:
+def _cycles(piece: Piece, chip: Chip, *, warm: bool = False) -> float:
     """Return the cycles of a piece's kernel, launch included; infinite if there is none."""
     try:
-        return cycles_queued(piece, chip)
+        return cycles_queued(piece, chip, warm=warm)
     except AscendLabError:
         return NEVER
 

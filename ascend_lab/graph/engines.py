@@ -155,31 +155,26 @@ class _Cut:
 
     def sink_side(self, source: str, sink: str) -> set[str]:
         """Return the smallest set of nodes that a least cut leaves with the sink (Dinic 1970)."""
-        while level := self._levels(source, sink):
+        while sink in (level := self._reached(source)):
             following = {node: iter(list(self.left[node])) for node in level}
             while path := self._path(source, sink, level, following):
                 room = min(self.left[a][b] for a, b in path)
                 for a, b in path:
                     self.left[a][b] -= room
                     self.left[b][a] += room
-        found, queue = {sink}, deque([sink])
-        while queue:
-            node = queue.popleft()
-            new = {n for n in self.left[node] if n not in found and self.left[n][node] > 0}
-            found |= new
-            queue.extend(new)
-        return found
+        return set(self._reached(sink, back=True))
 
-    def _levels(self, source: str, sink: str) -> dict[str, int]:
-        """Return each node's distance from the source along edges with room; {} if cut off."""
-        level, queue = {source: 0}, deque([source])
+    def _reached(self, start: str, *, back: bool = False) -> dict[str, int]:
+        """Return the distance of each node along edges with room, or against them."""
+        level, queue = {start: 0}, deque([start])
         while queue:
             node = queue.popleft()
-            for end, room in self.left.get(node, {}).items():
+            for end in self.left.get(node, {}):
+                room = self.left[end][node] if back else self.left[node][end]
                 if room > 0 and end not in level:
                     level[end] = level[node] + 1
                     queue.append(end)
-        return level if sink in level else {}
+        return level
 
     def _path(
         self, source: str, sink: str, level: Mapping[str, int], following: Mapping[str, object]

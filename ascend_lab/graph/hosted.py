@@ -28,21 +28,9 @@ from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Pr
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx import host as h
 from ascend_lab.graph.onnx.converter import title
-from ascend_lab.graph.onnx.host import (
-    Values,
-    all_reads,
-    branches,
-    ends,
-    is_numbers,
-    is_picture,
-    moved_bytes,
-    random_feed,
-    run_on_host,
-    size_bytes,
-    sub_model,
-    wide,
-)
+from ascend_lab.graph.onnx.host import Values, all_reads, ends, is_numbers, run_on_host, sub_model
 from ascend_lab.graph.onnx.model_file import Parts, whole_parts
 from ascend_lab.graph.onnx.tensors import NUMPY, Limits
 
@@ -94,7 +82,7 @@ class Hosted:
         later = {name for part in self.parts for node in part.nodes for name in node.output}
         known = {name: value for name, value in self.values.items() if name not in later}
         for part in self.parts:
-            known.update(self._values(part, known))
+            known |= self._values(part, known)
         return {entry.name: known[entry.name] for entry in self.model.graph.output}
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,20 +155,18 @@ class Hosted:
         to_host = self.placement.engines[work.name] == HOST
         new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
         copied.update(new)
-        return [self._copy(tensor, to_host) for tensor in new]
-
-    def _copy(self, tensor: str, to_host: bool) -> OperatorTime:
-        title = f"{COPY} to the {'host' if to_host else 'device'}"
-        over_s, size = self.host.copy_overhead_s, size_bytes(self.values[tensor])
-        seconds = (over_s, self.problem.copy_s[tensor] - over_s)
-        return self._outside(tensor, title, COPY, size, seconds)
+        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", self.host.copy_overhead_s
+        return [
+            self._outside(tensor, kind, COPY, h.size_bytes(self.values[tensor]),
+                          (over_s, self.problem.copy_s[tensor] - over_s)) for tensor in new
+        ]  # fmt: skip
 
     def _node(self, node: NodeProto, work: Work) -> OperatorTime:
         engine = self.placement.engines[work.name]
         over_s = {HOST: self.host.overhead_s, MEDIA: self.chip.launch_overhead_s}.get(
             engine, self.chip.ai_cpu_overhead_s
         )
-        seconds, size = (over_s, work.seconds[engine] - over_s), moved_bytes(node, self.values)
+        seconds, size = (over_s, work.seconds[engine] - over_s), h.moved_bytes(node, self.values)
         return self._outside(work.name, f"{node.op_type} on the {engine}", engine, size, seconds)
 
     def _outside(
@@ -214,7 +200,7 @@ def place_model(
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
     parts = whole_parts(source, limits)
-    feed = dict(given or {}) or random_feed(parts, shapes or {}, batch, limits, seed)
+    feed = dict(given or {}) or h.random_feed(parts, shapes or {}, batch, limits, seed)
     if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
     values = {**parts.constants(), **run_on_host(parts.model, feed, everything=True), **feed}
@@ -256,7 +242,7 @@ class _Placer:
             Work(OUTPUTS, {CORE: 0.0}, tuple(dict.fromkeys(self.outputs)), ()),
         ]
         copy_s = {
-            name: self.host.copy_s(self.chip, size_bytes(self.values[name]))
+            name: self.host.copy_s(self.chip, h.size_bytes(self.values[name]))
             for work in works
             for name in work.writes
             if is_numbers(self.values[name])
@@ -274,8 +260,9 @@ class _Placer:
             try:
                 parts = tuple(self._part(*group) for group in self._groups(placement))
             except _RefusedError as error:
-                works = [self._without_core(w, error) if w.name in error.names else w
-                         for w in problem.works]  # fmt: skip
+                self.reasons.update(dict.fromkeys(error.names, str(error)))
+                works = [replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
+                         if w.name in error.names else w for w in problem.works]  # fmt: skip
                 problem = Problem(works, problem.copy_s)
                 continue
             name = self.model.graph.name or "model"
@@ -297,34 +284,28 @@ class _Placer:
                 own = [name for name in names if op.name.startswith(name)]
                 last = max(own, key=len, default=last)
                 shares[last] += op.time_s
+        cores = {name: {CORE: s} for name, s in shares.items()}
         return [
-            replace(work, seconds={**work.seconds, CORE: shares[work.name]})
-            if work.name in shares
-            else work
+            replace(work, seconds={**work.seconds, **cores.get(work.name, {})})
             for work in rule.problem.works
         ]
 
-    def _without_core(self, work: Work, error: _RefusedError) -> Work:
-        self.reasons[work.name] = str(error)
-        seconds = {engine: s for engine, s in work.seconds.items() if engine != CORE}
-        return Work(work.name, seconds, work.reads, work.writes)
-
     def _work(self, node: NodeProto) -> Work:
         """Return what a node costs on every engine that takes it."""
-        moved = moved_bytes(node, self.values)
+        moved = h.moved_bytes(node, self.values)
         seconds = {HOST: self.host.overhead_s + moved / self.host.rate_bytes_per_s}
         names = [name for name in (*all_reads(node), *node.output) if name]
         ends_of: list[Any] = [self.values.get(name) for name in names]
         numbers = all(is_numbers(value) for value in ends_of)
-        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches(node):
+        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not h.branches(node):
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
-        if node.op_type == "Resize" and self.media_rate and is_picture(ends_of[0]):
+        if node.op_type == "Resize" and self.media_rate and h.is_picture(ends_of[0]):
             pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
             busy_s = len(ends_of[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
-            if not numbers or any(wide(value) for value in ends_of):
+            if not numbers or any(h.wide(value) for value in ends_of):
                 needed = f"{title(node)}: tensors of numbers in at most 32 bits"
                 raise UnsupportedError(needed, node.op_type)
             compiled = self._compiled((node,)).compiled

@@ -97,14 +97,17 @@ def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
 
 def _cut(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
     """Add what each layer of a phase is longer than those before it."""
-    chip, busy, height = phase.chip, phase.busy_cycles, 0.0
+    chip, height, busy = phase.chip, 0.0, Counter[str]()
+    for pipe, worked in phase.busy_cycles.items():
+        kind = pipe.rpartition(".")[2]  # of AIC.M in a mix launch
+        busy[kind] = max(busy[kind], worked)
     share = phase.macs / (chip.macs_per_cycle(phase.dtype) * chip.core_count) if phase.macs else 0.0
     memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     reach = {
         "cube": share,
-        "cube fill": busy.get("M", 0),
+        "cube fill": busy["M"],
         "memory": memory,
-        "vector": busy.get("V", 0),
+        "vector": busy["V"],
         "copies": max((c for pipe, c in busy.items() if pipe not in ("M", "V")), default=0),
         "waits": phase.cycles,
     }

@@ -23,7 +23,7 @@ from ascend_lab.graph.ai_cpu import LOADER, NAME, CpuKernel, CpuTimeline, time_c
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
 from ascend_lab.graph.residency import Prefetch, kernels_in_memory
-from ascend_lab.graph.tasks import Compiled
+from ascend_lab.graph.tasks import Compiled, Task
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole
@@ -177,18 +177,19 @@ def simulate_graph(
     written: Sequence[str] = (),
     passed: Sequence[str] = (),
     first: Start = "cold",
+    hints: bool = True,
 ) -> NetworkTimeline:
     """Time a compiled network, its activations where the plan says (default: `plan_network`).
 
     L2 starts empty, or as writing some inputs, in the order given, leaves it. Of a part of a
     network, `passed` are the outputs that what follows reads, and `first` is "queued": what starts
-    the first kernel.
+    the first kernel. Without `hints` a cache does not know what is read for the last time.
     """
     chip, times = compiled.chip, list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     l2, starts = L2.of(chip), _starts(compiled, first)
     ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
-    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed):
+    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, hints):
         title, start = task.op, starts.get(task.name, "queued")
         if ahead and times:
             ahead.before(task, l2, start_cycles(chip, start))
@@ -196,13 +197,15 @@ def simulate_graph(
             title = f"{title} on the {kernel.engine}"
             timeline: KernelTimeline = time_cpu(kernel, chip, own)
         else:
-            timeline = replace(simulate_kernel(kernel, chip, own), start=start)
+            early = early_cycles(task, chip) if start in ("inside", "across") else 0
+            timeline = simulate_kernel(kernel, chip, own)
+            timeline = replace(timeline, start=start, early_cycles=early)
         times.append(OperatorTime(task.name, title, timeline))
         if ahead:
             ahead.after(task, kernel, timeline)
-    early = ahead.fetched_bytes if ahead else 0
+    fetched = ahead.fetched_bytes if ahead else 0
     return NetworkTimeline(
-        compiled.graph.name, chip, tuple(times), l2.flush(), prefetched_bytes=early
+        compiled.graph.name, chip, tuple(times), l2.flush(), prefetched_bytes=fetched
     )
 
 
@@ -217,11 +220,33 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
             if kernel is not None:
                 last, start = None, "queued" if kernel.engine == NAME else start
             continue
-        scope, units = scopes.get(i), _units(kernel, compiled.chip)
+        scope = scopes.get(i)
+        units = near if scope is None else _units(kernel, compiled.chip)
         within: Start = "inside" if units == near and len(units) == 1 else "across"
         found[task.name] = within if scope is not None and scope == last else start
         start, last, near = "queued", scope, units
     return found
+
+
+def early_cycles(task: Task, chip: Chip) -> int:
+    """Return the cycles that a kernel of a super kernel works before its barrier, on every core.
+
+    Each core tells the others that it is done and goes on: it fetches the first tile of each of its
+    weights, which depend on no kernel, and waits before it loads what another core has written.
+    """
+    assert task.lowered is not None
+    phase, own, least = task.lowered.kernel.phases[0], task.piece.constants, float("inf")
+    for part in phase.parts:
+        first: dict[str, float] = {}
+        for instruction, _ in part.program.instructions():
+            src = instruction.srcs[0] if instruction.srcs else None
+            if src and src.space == "GM" and src.buffer.name.partition(".")[0] in own:
+                dst = instruction.dst
+                path = chip.path("GM", dst.space if dst else "")
+                cycles = path.startup_cycles + src.size_bytes / path.rate_bytes_per_cycle
+                first.setdefault(src.buffer.name, cycles)
+        least = min(least, sum(first.values()))
+    return int(least)
 
 
 def _units(kernel: Kernel, chip: Chip) -> frozenset[str]:

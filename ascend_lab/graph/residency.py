@@ -49,16 +49,18 @@ def allocate(
     """
     readers = Counter(name for use in uses for name in set(use.reads))
     kept: dict[str, int] = {}
-    found = []
+    found, out = [], set(never)
     for use in uses:
         kept = {name: pages for name, pages in kept.items() if readers[name]}
         readers.subtract(set(use.reads))
         for name in use.writes:
             pages, free = -(-sizes[name] // PAGE_BYTES), size_bytes // PAGE_BYTES
-            if name in never or name in kept or len(kept) == TENSORS:
+            if name in out or name in kept:
                 continue
-            if pages <= free - sum(kept.values()):
+            if len(kept) < TENSORS and pages <= free - sum(kept.values()):
                 kept[name] = pages
+            else:
+                out.add(name)  # a part of it is in memory, wherever the others go
         found.append(frozenset(kept))
     return found
 
@@ -70,6 +72,7 @@ def kernels_in_memory(
     places: Places,
     written: Sequence[str] = (),
     passed: Sequence[str] = (),
+    hints: bool = True,
 ) -> Iterator[tuple[Task, Kernel, DeviceMemory]]:
     """Yield the kernels in order, each with the memory at its tensors' places.
 
@@ -79,7 +82,7 @@ def kernels_in_memory(
     """
     buffer = compiled.chip.l2.kind == "buffer"
     held, owner = _held(compiled, written, passed), owners(compiled)
-    dead = {} if buffer else _last_reads(compiled, places)
+    dead = _last_reads(compiled, places) if hints and not buffer else {}
     for name in () if buffer else written:
         l2.touch([Access(name, *places[name], is_write=True)])
     for task in compiled.tasks:
@@ -123,6 +126,7 @@ def _held(
         return {}
     uses, later = uses_of(compiled), {owner.get(n, n) for n in passed}
     never = {owner.get(n, n) for n in (*graph.inputs, *graph.outputs)} - {*written} - later
+    never.update(owner.get(n, n) for n in compiled.spilled)
     for task in compiled.tasks:
         if task.lowered is not None and isinstance(task.lowered.kernel, CpuKernel):
             never.update(uses[task.name].reads, uses[task.name].writes)

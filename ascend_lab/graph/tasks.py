@@ -17,7 +17,7 @@ from ascend_lab.graph.ir import Graph, Node, Values, operator_of
 from ascend_lab.graph.lower import Choice, Lowered, Piece, lower, packed, piece_of
 from ascend_lab.layout import unpack
 from ascend_lab.ops.operator import Operator
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
 
 REMEMBERED = 4096
 """Kernels and times remembered: more than a large network has."""
@@ -57,6 +57,7 @@ class Compiled:
 
     Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
     on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
+    `spilled` tensors are never put into a buffer.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Compiled:
     tasks: tuple[Task, ...]
     scopes: tuple[tuple[int, int], ...] = ()
     prefetch: bool = False
+    spilled: frozenset[str] = frozenset()
 
 
 def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) -> Compiled:
@@ -104,9 +106,12 @@ def lowered_once(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowe
     return _lowered(piece, chip, choice, _operators(piece))
 
 
-def cycles_queued(piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a piece's kernel on cold L2, queued launch included; remembered."""
-    return _cycles(piece, chip, _operators(piece))
+def cycles_queued(piece: Piece, chip: Chip, *, warm: bool = False) -> int:
+    """Return the cycles of a piece's kernel, queued launch included; remembered.
+
+    L2 is cold, or holds the tensors that other kernels have written, unless one fills half of it.
+    """
+    return _cycles(piece, chip, _operators(piece), warm)
 
 
 def _operators(piece: Piece) -> tuple[Operator, ...]:
@@ -130,24 +135,34 @@ def _lowered(
 
 
 @lru_cache(REMEMBERED)
-def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...]) -> int:
-    timeline = simulate_kernel(_lowered(piece, chip, None, operators).kernel, chip)
+def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool) -> int:
+    kernel, memory = _lowered(piece, chip, None, operators).kernel, None
+    if warm:
+        written = {*piece.graph.inputs} - piece.constants
+        near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
+        memory = DeviceMemory.holding(chip, near, written)
+    timeline = simulate_kernel(kernel, chip, memory)
     return replace(timeline, start="queued").total_cycles
 
 
 # -- values ---------------------------------------------------------------------------------------
-def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
-    """Return the outputs as the kernels compute them, on poisoned memory and in their formats."""
+def run_tasks(
+    compiled: Compiled, inputs: Mapping[str, Any], names: Sequence[str] = ()
+) -> dict[str, Values]:
+    """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
+
+    Rewrites give outputs other names, in the same order: `names` are those to return them under.
+    """
     graph, live = compiled.graph, {}
     for name, array in checked_inputs(graph, inputs).items():
         live[name] = packed(graph.types[name], array)
     for task in compiled.tasks:
         live.update(_run(task, compiled, live))
     found = {}
-    for name in graph.outputs:
+    for key, name in zip(names or graph.outputs, graph.outputs, strict=True):
         kind = graph.types[name]
         flat = live[name] if name in live else packed(kind, graph.constants[name].array())
-        found[name] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
+        found[key] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
     return found
 
 

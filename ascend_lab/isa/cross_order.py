@@ -40,16 +40,16 @@ class CrossOrder:
             mine[mode, r] = number = mine.get((mode, r), -1) + 1
             if number >= LIMIT and not self._over(r, flag, number - LIMIT, clock):
                 yield f"cross-core flag {flag} of {core_name(r, self.team)} may exceed {LIMIT}"
-            others = [(r, i) for i, (m, _) in enumerate(arrived) if m != mode][-1:]
-            others += [(who, last) for (m, who), last in mine.items() if m != mode]
-            if any(not self._over(who, flag, last, clock) for who, last in others):
-                yield f"cross-core flag {flag} is set in mode {mode} before its others are drained"
             self.pending.setdefault((r, mode, flag, core), []).append(dict(clock))
             heard = [self.pending.get((r, mode, flag, s), []) for s in self.counters.hears[r, mode]]
             if all(heard):
                 known: Clock = {}
                 for clocks in heard:
                     join(known, clocks.pop(0))
+                others = [(r, i) for i, (m, _) in enumerate(arrived) if m != mode][-1:]
+                others += [(who, last) for (m, who), last in mine.items() if m != mode]
+                if any(not self._over(who, flag, last, known) for who, last in others):
+                    yield f"cross-core flag {flag} is set in mode {mode} before it was drained"
                 arrived.append((mode, known))
 
     def _over(self, core: int, flag: int, number: int, clock: Clock) -> bool:

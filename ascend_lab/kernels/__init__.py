@@ -7,7 +7,7 @@ from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling
-from ascend_lab.kernels.flash_split import flash_pipeline_launch
+from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.kernels.gather_scatter import (
     check_indices,
     gather_launch,
@@ -36,6 +36,7 @@ __all__ = [
     "FlashTiling",
     "GemmSchedule",
     "GemmShape",
+    "SplitTiling",
     "best_grid",
     "check_indices",
     "concat_launch",

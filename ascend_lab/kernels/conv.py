@@ -33,6 +33,7 @@ from ascend_lab.isa import (
     c0_of,
     load3d,
 )
+from ascend_lab.kernels.conv_bias import CubeBias
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
@@ -66,11 +67,9 @@ from ascend_lab.kernels.epilogue_emit import (
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.tiles import (
-    Fractals,
     Span,
     by_size,
     chunks,
-    feed_b,
     out_queue,
     repeat,
     segments,
@@ -140,11 +139,12 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Bundle:
-    """A bundle of groups: input and output blocks in front of it, its own, its first weight."""
+    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
 
     index: Affine
     c1: int
     n1: int
+    place: Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,8 @@ class _Writer:
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
         self.finish = new_finish(k, job.epilogue, sums, sizes)
+        bias = job.epilogue.bias if job.epilogue else ""
+        self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
         self.c1_stage = min(stage, self.bundle.c1)
 
     # -- loops ------------------------------------------------------------------------------------
@@ -220,12 +222,15 @@ class _Writer:
         col = k.param("col", counts[0]) * col_pitch
         first = k.param("share", counts[1]) * share.pitch if share.pitch else Affine()
         base = (image, down)
+        if self.bias:
+            self.bias.load(share, first, col)
         if share.full:
             with repeat(k, "bundle", share.full) as index:
-                at = _Bundle(first + index, bundle.c1, bundle.n1)
+                at = _Bundle(first + index, bundle.c1, bundle.n1, index)
                 self._bundle(at, piece.tiles, base, (col, self.n_own))
         if share.tail:
-            at = _Bundle(Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1)
+            last = Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
+            at = _Bundle(*last, Affine(share.full))
             own = bundle.last_n1 if share.full else self.n_own
             self._bundle(at, piece.tiles, base, (col, own))
         return k.finish()
@@ -254,7 +259,8 @@ class _Writer:
                         load = partial(self._stage_rows, at, pixels, every) if once else None
                         with self._kept(self.rows, load) as rows:
                             for some in across():
-                                self._tile(at, pixels, some, _Held(weights, channels, rows))
+                                held = _Held(weights, channels, rows)
+                                self._tile(at, pixels, some, n[0], held)
                 return
             for some in across():
                 with (
@@ -262,7 +268,7 @@ class _Writer:
                     self._kept(self.weights, load_weights(some) if once else None) as weights,
                 ):
                     for pixels in self._pixels(tiles, base):
-                        self._tile(at, pixels, some, _Held(weights, own))
+                        self._tile(at, pixels, some, n[0], _Held(weights, own))
 
     def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[_Pixels]:
         """Loop over the tiles of pixels."""
@@ -289,8 +295,8 @@ class _Writer:
             yield Affine(at // per_image), 0, end - at
 
     # -- one tile ---------------------------------------------------------------------------------
-    def _tile(self, bundle: _Bundle, at: _Pixels, n: Span, held: _Held) -> None:
-        """One output tile: sum over channel blocks and kernel taps, then store."""
+    def _tile(self, bundle: _Bundle, at: _Pixels, n: Span, col: Affine, held: _Held) -> None:
+        """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
         before = bundle.index * self.bundle.n1
         with held_channels(self.finish, n, before, held.channels) as channels:
             c = self.acc.alloc()
@@ -305,6 +311,9 @@ class _Writer:
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
+            if self.bias:
+                place = bundle.place * self.n_own + n[0] - col
+                self.bias.add(c, (self.left, self.right), at.window.fractals, (place, n[1]))
             self.acc.enqueue()
             self._store(at, n, before, channels)
 
@@ -322,7 +331,6 @@ class _Writer:
         """
         k, shape, c0, (x, w), (n, c_at, c_size) = self.k, self.shape, self.c0, sources, sizes
         m, rows, columns = window.fractals, window.rows, window.columns
-        weights = Fractals(w, Affine(), n * self.area)
         view = x.region(0, (c_size, rows.count, columns.count, shape.c0))
         windows: dict[str, Any] = {
             "kernel": (shape.r, shape.s),
@@ -336,7 +344,10 @@ class _Writer:
             to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
             k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
             self.left.enqueue()
-            feed_b(k, self.right.alloc(), weights.down(k_at), n, depth)
+            fractals = (depth * n, self.area)
+            k.load2d(
+                self.right.alloc().region(0, fractals), w.region(k_at * n * self.area, fractals)
+            )
             self.right.enqueue()
             a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
             b = self.right.dequeue().region(0, (depth, n, FRACTAL, c0))

@@ -7,6 +7,7 @@ matrix), one load3d fills a tile of A, a stage is a whole number of channel bloc
 groups are products of their own.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -38,6 +39,8 @@ from ascend_lab.kernels.gemm_schedule import (
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
 STAGES = (1, 2, 4, 8, 16, 32)
+SHALLOW = 8
+"""Fractals of K in a tile of L0 at most; small tiles may be twice as deep."""
 HEAD_CYCLES = 12
 """Before the first repeat of a vector instruction, about."""
 Sizes = TypeVar("Sizes", int, Array)
@@ -52,12 +55,17 @@ def default_schedule(
     tilings = candidates(shape, chip)
     tilings = tilings.take(fitting(demand, chip, tilings))
     if not len(tilings.m):
-        raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
+        raise no_room(chip)
     return tilings.schedule(int(np.argmin(estimate(shape, chip, tilings, demand))), shape.dtype)
 
 
+def no_room(chip: Chip) -> CapacityError:
+    """Return the error where not even the least tiling fits."""
+    return CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
+
+
 def candidates(shape: GemmShape, chip: Chip) -> Tilings:
-    """Tiles with sides from SIDES, k as deep as L0 allows, L1 stages from STEPS, full grids.
+    """Tiles with sides from SIDES, as deep as L0 allows, L1 stages from STEPS, full grids.
 
     A grid uses all cores, or all that get a tile where the problem is small.
     """
@@ -67,7 +75,9 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
     rows, cols = np.minimum(rows, _up(m1, m)), np.minimum(cols, _up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    k = np.minimum(np.minimum(room, 8), k1)
+    deep = np.flatnonzero((room > SHALLOW) & (k1 > SHALLOW))  # twice: shallow tiles start sooner
+    k = np.minimum(np.append(np.minimum(room, SHALLOW), np.minimum(room[deep], 2 * SHALLOW)), k1)
+    m, n, step, rows, cols = (np.append(x, x[deep]) for x in (m, n, step, rows, cols))
     step = np.minimum(step, _up(k1, np.maximum(k, 1)))
     fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
     fits &= 2 * (m + n) * k * step * area <= chip.buffers["L1"]
@@ -86,21 +96,52 @@ def _choices(chip: Chip, stages: tuple[int, ...]) -> tuple[Array, ...]:
     return *columns[:3], *np.array(grids, np.int64).T[:, columns[3]]
 
 
-def estimate(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
-    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
+def keeping(shape: GemmShape, chip: Chip, t: Tilings, keep: str) -> Array:
+    """Return the places of tilings with room in L1 for all K of what `keep` names, twice.
+
+    A core has several tiles of C that read it.
+    """
+    (m1, k1, n1), area = shape.fractals, FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    depth_a, depth_b = (k1 if keep == name else t.k * t.step for name in "ab")
+    turns = {"a": t.cols * t.n < n1, "b": t.rows * t.m < m1}
+    fits = 2 * (t.m * depth_a + t.n * depth_b) * area <= chip.buffers["L1"]
+    return np.flatnonzero(fits & turns.get(keep, True))
+
+
+def estimate(
+    shape: GemmShape,
+    chip: Chip,
+    t: Tilings,
+    demand: Demand | None = None,
+    keep: str = "",
+    warm: Collection[str] = (),
+) -> Floats:
+    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once.
+
+    What is kept is loaded once for all tiles of C along its side; L2 holds the sides `warm`.
+    """
     m1, k1, n1 = shape.fractals
-    tiles = _up(_up(m1, t.m), t.rows) * _up(_up(n1, t.n), t.cols)
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, k1, np.minimum(t.k, t.m))
+    down, across = _up(_up(m1, t.m), t.rows), _up(_up(n1, t.n), t.cols)
+    tiles, turns = down * across, {"a": across, "b": down}
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
     fresh, memory_bytes = memory_traffic(shape, chip, t)
     area, cores = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], t.rows * t.cols
-    starts = _up(k1, t.k * t.step) * 2 * chip.path("GM", "L1").startup_cycles
-    mte2 = starts + k1 * area * (
-        t.m * load_cycles_per_byte(chip, fresh["a"], cores)
-        + t.n * load_cycles_per_byte(chip, fresh["b"], cores)
-    )
-    mte2 = mte2 + operand_cycles(chip, t, demand)
-    drain = drain_cycles(shape, chip, t, demand)
-    first = (mte2 + mte1) * np.minimum(1.0, t.k * t.step / k1)
+    starts = _up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
+    mte2, staged = starts + operand_cycles(chip, t, demand), np.minimum(1.0, t.k * t.step / k1)
+    drain, first, late = drain_cycles(shape, chip, t, demand), mte1 * staged, np.zeros(len(t.m))
+    for name, side in (("a", t.m), ("b", t.n)):
+        held = turns[name] if keep == name else np.ones_like(tiles)
+        missed = np.minimum(1.0, fresh[name] * held) * (name not in warm)
+        rate = load_cycles_per_byte(chip, missed, cores)
+        load = k1 * area * side * rate
+        if keep != name:
+            extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+            late = np.maximum(late, missed * extra)
+        mte2, first = mte2 + load / held, first + load * (1.0 if keep == name else staged)
+    # two L1 slots that wait for memory turn around in load + latency + use
+    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + late
+    mte2 = np.maximum(mte2, (_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
+    first = first + starts * staged + latency
     core = tiles * _steady(chip, t, cube, mte1, mte2, drain) + first + drain
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     longest: Floats = np.maximum(core, memory)
@@ -121,17 +162,17 @@ def _steady(
 
 
 def _inner_cycles(
-    dtype: str, chip: Chip, t: Tilings, k1: int, a_loads: Array | int
+    dtype: str, chip: Chip, t: Tilings, k1: int, loads: tuple[Array | int, Array | int]
 ) -> tuple[Floats, Floats]:
-    """Cycles of one output tile on the cube and on MTE1; `a_loads` instructions fill one of A."""
+    """Cycles of one output tile on the cube and on MTE1; `loads` instructions fill one of A, B."""
     area = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
     turns = _up(k1, t.k)
     fractal = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
     cube = turns * chip.cube_head_cycles + t.m * k1 * t.n * fractal
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-    loads = turns * (a_loads * l0a.startup_cycles + t.k * l0b.startup_cycles)
+    starts = turns * (loads[0] * l0a.startup_cycles + loads[1] * l0b.startup_cycles)
     rates = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
-    return cube, loads + k1 * area * rates
+    return cube, starts + k1 * area * rates
 
 
 def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
@@ -322,7 +363,7 @@ def conv_estimate(
     across = _up(_up(bundle.n1, t.n), t.cols // shares)
     down = _up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
     tiles = down * _up(bundle.count, shares) * across
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, bundle.c1 * shape.taps, 1)
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, bundle.c1 * shape.taps, (1, 1))
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape.gemm, chip, t, demand)

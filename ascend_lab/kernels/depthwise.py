@@ -3,7 +3,7 @@
 In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
 neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums are
 fp16 and round once each. An epilogue runs where the sums lie already; its operands per channel come
-with the taps.
+with the taps. The largest of each window comes about in the same way, without weights.
 """
 
 from collections.abc import Iterator
@@ -38,6 +38,8 @@ from ascend_lab.layout import address_map, pack
 
 SUM = "fp16"
 """The format of sums on the vector unit."""
+LEAST = -65504.0
+"""What stands around an image whose largest numbers are sought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,19 @@ def depthwise_launch(
         return _Writer.make(shape, chip, rows, dense, epilogue).program(own, rows)
 
     return plane_launch(name, image_sizes(shape, chip), program)
+
+
+def max_pool_launch(shape: ConvShape, chip: Chip) -> Launch:
+    """Return the largest number of each window, x (N, C1, H, W, C0) to y, on all vector cores.
+
+    The windows are those of a depthwise convolution in fp16. Raises as `depthwise_launch`.
+    """
+
+    def program(own: Own) -> Program:
+        rows = rows_per_block(own, _most_rows(shape, chip, None))
+        return _Writer.make(shape, chip, rows, True, None, LEAST).program(own, rows)
+
+    return plane_launch(f"max_pool_{shape.n}x{shape.c}", image_sizes(shape, chip), program)
 
 
 def pack_depthwise(
@@ -210,22 +225,36 @@ class _Writer:
     shape: ConvShape
     k: KernelBuilder
     x: Buffer
-    weight: Buffer
+    weight: Buffer | None
     y: Buffer
     rows: Queue
-    taps: Queue
+    taps: Queue | None
     sums: Queue
     products: Buffer
     lines: Lines
     plane: int
+    around: float
     after: _After | None = None
 
     @classmethod
     def make(
-        cls, shape: ConvShape, chip: Chip, rows: int, dense: bool, epilogue: Epilogue | None
+        cls,
+        shape: ConvShape,
+        chip: Chip,
+        rows: int,
+        dense: bool,
+        epilogue: Epilogue | None,
+        around: float = 0.0,
     ) -> "_Writer":
-        """Declare tensors, allocate queues for blocks of `rows` output rows."""
-        k, lines = KernelBuilder("depthwise", chip), lines_of(shape, chip)
+        """Declare tensors, allocate queues for blocks of `rows` output rows.
+
+        `around` stands beside the image; `LEAST`: the largest of each window, no taps.
+        """
+        largest = around == LEAST
+        k, lines = (
+            KernelBuilder("max_pool" if largest else "depthwise", chip),
+            lines_of(shape, chip),
+        )
         (oh, ow), (c1, _) = shape.out_hw, shape.blocks
         outputs, seen = lines.outputs(rows, ow) * C0, lines.seen(shape, rows) * C0
         plane = oh * ow if dense else up(oh * ow, FRACTAL) * FRACTAL
@@ -233,16 +262,19 @@ class _Writer:
             shape,
             k,
             k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0),
-            k.tensor("weight", "fp16", c1 * shape.taps * C0),
+            None if largest else k.tensor("weight", "fp16", c1 * shape.taps * C0),
             k.tensor("y", "fp16", shape.n * c1 * plane * C0),
             k.queue("rows", "UB", "fp16", seen, src="MTE2", dst="V"),
-            k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
+            None
+            if largest
+            else k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
             k.queue("sums", "UB", "fp16", outputs, src="V", dst="MTE3"),
             k.buffer("products", "UB", "fp16", outputs),
             lines,
             plane,
+            around,
         )
-        if epilogue is None:
+        if epilogue is None or made.taps is None:
             return made
         return replace(made, after=_After.make(k, epilogue, made.taps, c1, outputs))
 
@@ -250,16 +282,20 @@ class _Writer:
         """Walk the planes in blocks of `size` rows; borders are zeroed once, loads skip them."""
         buffer, held = self.rows.buffer, list[Tile]()
         for slot in range(buffer.slots):
-            self.k.each("vdup", buffer.elements, (Tile(buffer, slot), 0), scalar=0.0)
+            self.k.each("vdup", buffer.elements, (Tile(buffer, slot), 0), scalar=self.around)
         self.k.barrier()
         for channel, image in walk(self.k, own, lambda c: self._weights(c, held)):
             for block, turn in row_blocks(self.k, self.shape, own, size):
-                self._block(image * self.shape.blocks[0] + channel, block, turn, held[-1])
+                plane = image * self.shape.blocks[0] + channel
+                self._block(plane, block, turn, held[-1] if held else None)
         return self.k.finish()
 
     @contextmanager
     def _weights(self, channel: Affine, held: list[Tile]) -> Iterator[None]:
         """Hold the taps of one channel block while its planes are walked."""
+        if self.weight is None or self.taps is None:
+            yield
+            return
         size = self.shape.taps * C0
         source = self.weight.region(channel * size, size)
         tile = self.taps.alloc()
@@ -272,23 +308,24 @@ class _Writer:
         held.pop()
         self.taps.free()
 
-    def _block(self, plane: Affine, block: RowBlock, turn: Affine, weights: Tile) -> None:
+    def _block(self, plane: Affine, block: RowBlock, turn: Affine, weights: Tile | None) -> None:
         """Load rows, sum over the taps, store the pixels of the block."""
         k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
         self._load(plane, block, turn)
         x, sums, row = self.rows.dequeue(), self.sums.alloc(), lines.line * C0
         if block.before:
-            k.each("vdup", block.before * row, (x, 0), scalar=0.0)
+            k.each("vdup", block.before * row, (x, 0), scalar=self.around)
         if block.after:
             first = (block.seen - block.after) * row
-            k.each("vdup", block.after * row, (x, first), scalar=0.0)
+            k.each("vdup", block.after * row, (x, first), scalar=self.around)
         flat = lines.flat
         turns, pixels = (1, lines.outputs(block.rows, ow)) if flat else (block.rows, lines.pitch)
         down = self.shape.strides[0] * lines.line
         with repeat(k, "row", turns) as i:
-            self._sum((x, sums, weights), (i * down, i * lines.pitch), pixels)
+            fold = self._sum if weights else self._largest
+            fold((x, sums, weights or sums), (i * down, i * lines.pitch), pixels)
         self.rows.free()
-        if self.after:
+        if self.after and weights:
             self.after.write(k, sums, weights, turns * pixels * C0)
         self.sums.enqueue()
         pixel = plane * self.plane + turn * (block.rows * ow) + block.start * ow
@@ -312,20 +349,34 @@ class _Writer:
 
     def _sum(self, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int) -> None:
         """Sum the taps for a run of output pixels; `at` is its first pixel in x and in the sums."""
-        shape, (x, sums, weights), step = self.shape, tiles, self.shape.strides[1]
-        for first, (count, _) in self.k.runs(pixels, PIXELS):
+        for first, count, sources in self._seen(tiles[0], at[0], pixels):
             sizes = (count, PIXELS, C0)
-            total = sums.region((at[1] + first) * C0, sizes)
+            total = tiles[1].region((at[1] + first) * C0, sizes)
             product = self.products.region((at[1] + first) * C0, sizes)
-            for tap in range(shape.taps):
-                i, j = divmod(tap, shape.s)
-                offset = i * shape.dilations[0] * self.lines.line + j * shape.dilations[1]
-                place = (at[0] + (first * step + offset)) * C0
-                source = x.region(place, sizes, (PIXELS * step * C0, step * C0, 1))
-                weight = weights.region(tap * C0, sizes, (0, 0, 1))
+            for tap, source in enumerate(sources):
+                weight = tiles[2].region(tap * C0, sizes, (0, 0, 1))
                 self.k.vector("vmul", product if tap else total, source, weight)
                 if tap:
                     self.k.vector("vadd", total, total, product)
+
+    def _largest(
+        self, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int
+    ) -> None:
+        """Find the largest of the taps for a run of output pixels."""
+        for first, count, (one, *others) in self._seen(tiles[0], at[0], pixels):
+            total = tiles[1].region((at[1] + first) * C0, (count, PIXELS, C0))
+            for number, source in enumerate(others or [one]):
+                self.k.vector("vmax", total, total if number else one, source)
+
+    def _seen(self, x: Tile, at: Affine, pixels: int) -> Iterator[tuple[int, int, list[Region]]]:
+        """Yield (first pixel, repeats, what each tap reads) of a run of output pixels."""
+        shape, step = self.shape, self.shape.strides[1]
+        (down, right), strides = shape.dilations, (PIXELS * step * C0, step * C0, 1)
+        for first, (count, _) in self.k.runs(pixels, PIXELS):
+            taps = (divmod(tap, shape.s) for tap in range(shape.taps))
+            places = (first * step + i * down * self.lines.line + j * right for i, j in taps)
+            sizes = (count, PIXELS, C0)
+            yield first, count, [x.region((at + place) * C0, sizes, strides) for place in places]
 
 
 def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:

@@ -8,7 +8,7 @@ pipe between L0C and memory can scale, apply ReLU and convert, and the bias tabl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError, PathError, TypeMismatchError
@@ -81,6 +81,9 @@ class Epilogue:
     With `deq` the steps see dequantised sums. Where bytes are loaded or stored, tiles on the core
     have blocks of 32 channels; floats are put there, and back, block by block of 16.
 
+    `bias` names what the cube of a convolution adds before the first step (`pack_bias`), which
+    takes `bias_bytes` of L1.
+
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
 
@@ -88,6 +91,8 @@ class Epilogue:
     steps: tuple[Step, ...]
     out_dtype: str
     deq: Deq | None = None
+    bias: str = ""
+    bias_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""
@@ -241,6 +246,57 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
         if next(o.dtype for o in epilogue.operands) != sums:
             return f"the bias table holds {sums}, the format of the sums"
     return ""
+
+
+def halves(
+    epilogue: Epilogue | None, chip: Chip, sums: str
+) -> tuple[Epilogue | None, Epilogue | None]:
+    """Return what follows a product in its own core, and what is left for vector cores.
+
+    Raises `TypeMismatchError` where number formats differ, `PathError` for what neither can do.
+    """
+    if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
+        return epilogue, None
+    step_formats(epilogue, sums)
+    if epilogue.deq:
+        epilogue = _spelled(epilogue, epilogue.deq)
+    formats = step_formats(epilogue, sums)
+    for cut in range(len(epilogue.steps) - 1, 0, -1):
+        found = _cut(epilogue, cut, formats[cut - 1])
+        if found and not supported(found[0], chip, sums):
+            return found
+    return None, epilogue
+
+
+def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
+    """Return the epilogue with steps for what the way out of L0C does where there is one."""
+    if deq.dtype == "int8" or epilogue.width == PAIR:
+        needed, got = "vector cores that pack blocks of 32 channels", "blocks of 16"
+        raise PathError(needed, got, "run the steps as a kernel of their own")
+    new = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
+    new.append(Step("vconv", (len(new) - 1 if new else SUMS,), dtype="fp32"))
+    new.append(Step("vmul", (len(new) - 1, deq.scale)))
+    new += [Step("vrelu", (len(new) - 1,))] if deq.relu else []
+    new += [Step("vconv", (len(new) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
+    named: dict[str | int, str | int] = {SUMS: len(new) - 1}
+    named |= {i: i + len(new) for i in range(len(epilogue.steps))}
+    steps = [replace(s, sources=tuple(named.get(x, x) for x in s.sources)) for s in epilogue.steps]
+    return Epilogue(epilogue.operands, (*new, *steps), epilogue.out_dtype)
+
+
+def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
+    """Return the first `cut` steps and the others, if these read the last of those alone."""
+    first, rest = epilogue.steps[:cut], epilogue.steps[cut:]
+    before = {s for step in first for s in step.sources}
+    after = {s for step in rest for s in step.sources}
+    if after & {SUMS, *range(cut - 1)} or before & after & {o.name for o in epilogue.operands}:
+        return None
+    new: dict[str | int, str | int] = {cut - 1: SUMS}
+    new |= {i: i - cut for i in range(cut, len(epilogue.steps))}
+    moved = [replace(s, sources=tuple(new.get(x, x) for x in s.sources)) for s in rest]
+    own = tuple(o for o in epilogue.operands if o.name in before)
+    others = tuple(o for o in epilogue.operands if o.name in after)
+    return Epilogue(own, first, dtype), Epilogue(others, tuple(moved), epilogue.out_dtype)
 
 
 def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:

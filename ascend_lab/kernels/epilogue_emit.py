@@ -274,7 +274,7 @@ def drain(
     pieces = [(Affine(), most)] if whole else segments(k, "column", area.blocks, most)
     for at, count in pieces:
         if finish.tiles:
-            _load(finish.tiles, k, area, at, count)
+            load_tiles(finish.tiles, k, area, at, count)
         memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
         rates = finish.channels.held(held.tile) if finish.channels and held else {}
         first = n + at * (area.width // FRACTAL) - held.first if held else at
@@ -314,7 +314,7 @@ def _arrive(
     k.vdeq(to.region(0, sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
 
 
-def _load(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
+def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
     """Bring the operands' part that lies where `area` will be stored."""
     slots, run = group.held(group.queue.alloc()), area.pixels * area.width
     for operand, tensor in zip(group.operands, group.tensors, strict=True):

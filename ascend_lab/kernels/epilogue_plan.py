@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.kernels.epilogue import SUMS, Epilogue, step_formats
+from ascend_lab.kernels.epilogue import SUMS, Epilogue, halves, step_formats
 from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, Tilings
 
 Source = int | str
@@ -122,7 +122,7 @@ class Demand:
     `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
     per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
     element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
-    `columns` fractals of channels.
+    `columns` fractals of channels. A bias that the cube adds takes `l1_bytes`.
     """
 
     tile_bytes: int
@@ -132,6 +132,7 @@ class Demand:
     stored_bytes: int
     instructions: int
     columns: int = 1
+    l1_bytes: int = 0
 
 
 def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
@@ -140,9 +141,13 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         return None
     stored = DTYPE_BYTES[epilogue.out_dtype]
     channels = epilogue.of_kind("channel")
-    if not chip.combined:
-        block = FRACTAL * DTYPE_BYTES[sums] * len(channels)
-        return Demand(0, block, 0.0, 0, stored, 0)
+    if not chip.combined:  # what the cube core does itself, and stores for vector cores
+        head, tail = halves(epilogue, chip, sums)
+        if tail:
+            rest = plan_of(tail, head.out_dtype if head else sums)
+            stored = DTYPE_BYTES[rest.tiles[rest.start]]
+        biases = len(head.operands) if head else 0
+        return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, 0.0, 0, stored, 0)
     plan = plan_of(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     kept = sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
@@ -165,6 +170,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         stored,
         len(plan.steps) + (len(epilogue.deq.names) if epilogue.deq else 0),
         epilogue.width // FRACTAL,
+        epilogue.bias_bytes,
     )
 
 
@@ -175,11 +181,12 @@ def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
 
 
 def chip_left(chip: Chip, demand: Demand | None) -> Chip:
-    """Return the chip without the part of L1 that holds the bias on its way to the bias table."""
-    if chip.combined or not demand or not demand.block_bytes:
+    """Return the chip without the part of L1 that holds a bias for the cube or its bias table."""
+    table = bool(demand and demand.block_bytes and not chip.combined)
+    if not demand or not (table or demand.l1_bytes):
         return chip
     buffers = dict(chip.buffers)
-    buffers["L1"] -= 2 * buffers["BT"]
+    buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
     return replace(chip, buffers=buffers)
 
 

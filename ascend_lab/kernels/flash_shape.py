@@ -108,7 +108,7 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
         raise PathError(
             f"paths L0C->UB and UB->L1 on one core of {chip.name}",
             "separate cube and vector cores",
-            "use kernels.flash_split, whose phases meet in L2",
+            "use kernels.flash_split, whose cores meet in L2",
         )
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
         wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
@@ -271,13 +271,3 @@ def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:
     full, rest = divmod(shape.fractals[1], block)
     ragged = shape.keys % FRACTAL
     return (full - 1, block, ragged) if ragged and not rest else (full, rest, ragged)
-
-
-def key_blocks(k: KernelBuilder, shape: FlashShape, block: int) -> Iterator[tuple[Span, int]]:
-    """Yield (span, keys in the last fractal if ragged) of every block of keys, in a loop."""
-    full, rest, ragged = cut_keys(shape, block)
-    if full:
-        with k.loop("key", full) as j:
-            yield (j * block, block), 0
-    if rest:
-        yield (Affine(full * block), rest), ragged

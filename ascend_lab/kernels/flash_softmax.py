@@ -27,11 +27,11 @@ class State:
     """fp32 buffers of UB that only the vector unit uses; statistics are (rows, 16)."""
 
     builder: KernelBuilder
-    scores: Buffer | Tile
-    out: Buffer | Tile
+    scores: Buffer
+    out: Buffer
     peak: Buffer
     factor: Buffer
-    total: Buffer | Tile
+    total: Buffer
     work: Buffer
     row: Buffer
     mask: Buffer
@@ -59,19 +59,6 @@ class State:
             buffer("mask_wide", tiling.keys) if shape.mask == "rows" else work,
             shape.scale,
         )
-
-    @classmethod
-    def small(cls, k: KernelBuilder, shape: FlashShape, rows: int, keys: int) -> "State":
-        """Allocate what stays in UB where tiles come and go; sizes in fractals.
-
-        Scores, output and sums are put in with `replace`, a tile each time.
-        """
-        work = k.buffer("work", "UB", "fp32", rows * AREA)
-        peak = k.buffer("peak", "UB", "fp32", rows * AREA)
-        row = k.buffer("row", "UB", "fp32", rows * FRACTAL)
-        size = {"": 0, "rows": keys * FRACTAL, "full": rows * AREA}[shape.mask]
-        mask = k.buffer("mask_wide", "UB", "fp32", size) if size else work
-        return cls(k, work, work, peak, work, work, work, row, mask, shape.scale)
 
 
 def lanes(buffer: Buffer | Tile, rows: int, at: Affine | int = 0) -> Region:
@@ -129,29 +116,18 @@ def softmax_block(s: State, out: Tile, rows: int, keys: int, block: Affine) -> N
     k = s.builder
     old, new = slotted(s.peak, rows, block), slotted(s.peak, rows, block + 1)
     total, factor = lanes(s.total, rows), slotted(s.factor, rows, block)
-    largest(s, old, rows, keys)
+    work = lanes(s.work, rows)
+    k.vector("vmax", work, old, lanes(s.scores, rows))
+    if keys > 1:
+        with repeat(k, "column", keys - 1) as n:
+            k.vector("vmax", work, work, lanes(s.scores, rows, (n + 1) * rows))
     across(s, "max", rows, new)
     k.vector("vsub", factor, old, new)
     k.vector("vexp", factor, factor)
     k.vector("vmul", total, total, factor)
-    weigh(s, out, rows, keys, new)
-
-
-def largest(s: State, old: Region, rows: int, keys: int) -> None:
-    """Emit work = max(old, scores) lane by lane, over the key fractals."""
-    work = lanes(s.work, rows)
-    s.builder.vector("vmax", work, old, lanes(s.scores, rows))
-    if keys > 1:
-        with repeat(s.builder, "column", keys - 1) as n:
-            s.builder.vector("vmax", work, work, lanes(s.scores, rows, (n + 1) * rows))
-
-
-def weigh(s: State, out: Tile, rows: int, keys: int, peak: Region) -> None:
-    """Emit p = exp(scores - peak) as fp16 in `out`, and add it to l lane by lane."""
-    k, total = s.builder, lanes(s.total, rows)
     with repeat(k, "column", keys) as n:
         scores = lanes(s.scores, rows, n * rows)
-        k.vector("vsub", scores, scores, peak)
+        k.vector("vsub", scores, scores, new)
         k.vector("vexp", scores, scores)
         k.vector("vadd", total, total, scores)
         k.vector("vconv", lanes(out, rows, n * rows), scores)

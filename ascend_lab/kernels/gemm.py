@@ -3,7 +3,8 @@
 Operands lie in GM in the private layouts the cube reads fastest (16 x C0 fractals, C0 = 32 bytes):
 A as (K1, M1, 16, C0), B as (K1, N1, 16, C0) with the last two axes (n, k), C as (N1, M1, 16, 16).
 Converting from row-major is not part of the time. The tiling is the published one of the PTO GEMM
-example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores in a grid.
+example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores in a grid. Where
+the grid is there `split_k` times, each takes its share of K and stores sums of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ascend_lab.isa import (
     spread,
 )
 from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
     Sizes,
@@ -43,6 +44,12 @@ from ascend_lab.kernels.gemm_schedule import (
     GemmSchedule,
     GemmShape,
     check_schedule,
+)
+from ascend_lab.kernels.mix_product import (
+    After,
+    VectorWriter,
+    tail_sums,
+    to_ring,
 )
 from ascend_lab.kernels.tiles import (
     Area,
@@ -70,20 +77,31 @@ def gemm_launch(
     """Return the kernel as a launch: full cores and tail cores are separate parts.
 
     `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
+    With `split_k` the launch writes "partial", a C in the accumulator's format per share of K.
     """
-    check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chosen = schedule or default_schedule(shape, chip, epilogue)
+    head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
+    check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
+    chosen = schedule or default_schedule(shape, chip, head)
     if chosen.window:
         raise InputError("no window for a matrix product", chosen.window, "convolutions have it")
+    if epilogue and chosen.split_k > 1:
+        raise InputError("no epilogue behind a part of K", "one", "do it to the whole sums")
     check_schedule(shape, chosen, chip)
-    m1, _, n1 = shape.fractals
+    m1, k1, n1 = shape.fractals
     grid = {
         "row": chunks(m1, chosen.base_m // FRACTAL, chosen.grid_rows),
         "col": chunks(n1, chosen.base_n // FRACTAL, chosen.grid_cols),
     }
+    if chosen.split_k > 1:
+        grid["part"] = chunks(k1, 1, chosen.split_k)
 
-    def program(rows: Share, cols: Share) -> Program:
-        return _Writer(shape, chosen, chip, rows, cols, epilogue).program()
+    def program(*own: Share) -> Program | tuple[Program, ...]:
+        if tail is None:
+            return _Writer(shape, chosen, chip, own, head).program()
+        cores = len(grid["row"]), len(grid["col"])
+        job = After(shape, chosen, tail, tail_sums(shape, head), cores)
+        vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
+        return cube.program(), *[vector.program()] * chip.vector_cores_per_core
 
     return spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -99,31 +117,44 @@ class _Operand:
     keep: bool
 
 
+def parts_of(shape: GemmShape, schedule: GemmSchedule) -> int:
+    """Return how many partial results the cores write; 1: the whole one."""
+    return len(chunks(shape.fractals[1], 1, schedule.split_k))
+
+
 class _Writer:
-    """The program of cores that own equally many rows and columns of C; sizes in fractals."""
+    """The program of cores that own equally much of C's rows, columns, and of K; in fractals."""
 
     def __init__(
         self,
         shape: GemmShape,
         schedule: GemmSchedule,
         chip: Chip,
-        rows: Share,
-        cols: Share,
+        own: Sequence[Share],
         epilogue: Epilogue | None,
+        after: After | None = None,
     ) -> None:
-        """Declare tensors and allocate queues."""
-        self.schedule, self.rows, self.cols = schedule, rows, cols
-        self.m1, self.k1, self.n1 = m1, k1, n1 = shape.fractals
+        """Declare tensors and allocate queues; tiles leave by a ring where work is left `after`."""
+        self.schedule, (rows, cols, *share) = schedule, own
+        self.rows, self.cols, self.share = rows, cols, share
+        m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
+        self.k1 = k1 = share[0][0] if share else all_k
         self.area = FRACTAL * c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
         self.sides = m, n = min(sides[0], rows[0]), min(sides[1], cols[0])
         self.tile_k = min(schedule.base_k // c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
         self.k = k = KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
+        sums, name, parts = ACCUMULATOR[shape.dtype], "c", 1
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
-        sums = ACCUMULATOR[shape.dtype]
-        a, b = (k.tensor(x, shape.dtype, k1 * y * self.area) for x, y in (("a", m1), ("b", n1)))
-        self.c = k.tensor("c", out_dtype, n1 * m1 * 256)
+        if share:
+            out_dtype, name, parts = sums, "partial", parts_of(shape, schedule)
+        a, b = (k.tensor(x, shape.dtype, y * all_k * self.area) for x, y in (("a", m1), ("b", n1)))
+        self.row, self.col = k.param("row", rows[2]), k.param("col", cols[2])
+        self.ring = k.ring_out(after.ring, after.core(self.row, self.col), "FIX") if after else None
+        if self.ring is None:
+            self.c = k.tensor(name, out_dtype, parts * n1 * m1 * 256)
+        self.first_k, self.first_c = self._share()
         a_l1, b_l1 = self._l1(a, m), self._l1(b, n)
         a_l0, b_l0 = self._l0(a, m), self._l0(b, n)
         self.operands = (
@@ -152,10 +183,17 @@ class _Writer:
         size = side * self.tile_k * self.area
         return self.k.queue(name, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
 
+    def _share(self) -> tuple[Affine, Affine]:
+        """Return where the cores' share of K begins, and the tensor of sums they write."""
+        if not self.share:
+            return Affine(), Affine()
+        _, size, count = self.share[0]
+        part = self.k.param("part", count)
+        return part * size, part * (self.n1 * self.m1 * 256)
+
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
-        m_base = self.k.param("row", self.rows[2]) * self.rows[1]
-        n_base = self.k.param("col", self.cols[2]) * self.cols[1]
+        m_base, n_base = self.row * self.rows[1], self.col * self.cols[1]
         with held_channels(self.finish, (n_base, self.cols[0]), Affine(), None) as held:
             if self.schedule.order == "mn":
                 for m in self._tiles("m", m_base):
@@ -186,7 +224,10 @@ class _Writer:
             c = self.acc.alloc()
             self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
-            start, rows = n_at * (self.m1 * 256), m * FRACTAL
+            if self.ring is not None:
+                to_ring(self.k, self.acc, self.ring, self.finish, (m, n))
+                return
+            start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:
                 start += m_at * 256
                 store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
@@ -200,7 +241,7 @@ class _Writer:
         """Bring a piece of A or B to L1: `at` along m or n, `depth` along k."""
         assert operand.l1 is not None
         src = operand.tensor.region(
-            (depth[0] * operand.whole + at[0]) * self.area,
+            ((self.first_k + depth[0]) * operand.whole + at[0]) * self.area,
             (depth[1], at[1] * self.area),
             (operand.whole * self.area, 1),
         )
@@ -237,7 +278,8 @@ class _Writer:
         """Return where the stage at `stage_at` of an operand begins: a slot of L1, or GM."""
         if operand.l1 is None:
             pitch = operand.whole * self.area
-            return Fractals(operand.tensor, stage_at * pitch + at[0] * self.area, pitch)
+            start = (self.first_k + stage_at) * pitch + at[0] * self.area
+            return Fractals(operand.tensor, start, pitch)
         pitch = at[1] * self.area
         if kept is not None:
             return Fractals(kept, stage_at * pitch, pitch)

@@ -1,5 +1,6 @@
 """What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -38,7 +39,8 @@ class GemmSchedule:
     The slots of L1 and L0 are 2 (loads and use overlap) or 1 (they alternate, tiles may be larger);
     c_l0_slots 0 takes two where they fit. `window` (convolutions only): "flat" or "strip" pixel
     tiles, "" chooses. `bypass` (products only, where the chip has the path): "a", "b" or "ab" go
-    from GM straight to L0.
+    from GM straight to L0. `split_k` (products without an epilogue only): so many grids of cores
+    divide K, and each writes a tensor of partial sums, which a second phase adds.
     """
 
     base_m: int
@@ -56,6 +58,7 @@ class GemmSchedule:
     c_l0_slots: int = 0
     window: str = ""
     bypass: str = ""
+    split_k: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tiling, and of the other fields those that are not the default."""
@@ -126,13 +129,14 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         value = getattr(schedule, name)
         if value < 1 or value % unit:
             raise InputError(f"{name} in multiples of {unit}", str(value), "round it")
-    if min(schedule.step_k, schedule.grid_rows, schedule.grid_cols) < 1:
+    grid = schedule.grid_rows, schedule.grid_cols, schedule.split_k
+    if min(schedule.step_k, *grid) < 1:
         raise InputError(
-            "step_k, grid rows and grid columns of at least 1",
-            f"{schedule.step_k}, {schedule.grid_rows}x{schedule.grid_cols}",
+            "step_k, grid rows, grid columns and split_k of at least 1",
+            f"{schedule.step_k}, {'x'.join(map(str, grid))}",
             "use positive numbers",
         )
-    cores = schedule.grid_rows * schedule.grid_cols
+    cores = math.prod(grid)
     if cores > chip.core_count:
         wanted, got = f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores)
         raise InputError(wanted, got, "shrink it")
@@ -170,7 +174,7 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     """Bytes each buffer needs: the slots of A and B, one tile of C at least."""
     s, size = schedule, DTYPE_BYTES[shape.dtype]
     m, k, n = s.base_m, s.base_k, s.base_n
-    whole = shape.fractals[1] * c0_of(shape.dtype)
+    whole = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
     depth_a, depth_b = (
         0 if name in s.bypass else whole if s.keep == name else k * s.step_k for name in "ab"
     )

@@ -43,12 +43,16 @@ def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[s
         raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
     if weight.shape != (shape.k, shape.c // shape.groups, shape.r, shape.s):
         raise InputError("weight as (k, c / groups, r, s)", str(weight.shape), "reshape it")
-    parts = [
-        pack(address_map("FRACTAL_Z", part.shape, shape.dtype), part).reshape(-1)
-        for part in bundle_weights(shape, weight)
-    ]
     image = pack(address_map("NC1HWC0", x.shape, shape.dtype, c0=shape.c0), x)
-    return {"x": image, "weight": np.concatenate(parts)}
+    return {"x": image, "weight": pack_weights(shape, weight)}
+
+
+def pack_weights(shape: ConvShape, weight: NDArray[Any]) -> NDArray[Any]:
+    """Return weights (k, c / groups, r, s) as FRACTAL_Z, a bundle of groups after the other."""
+    parts = bundle_weights(shape, weight)
+    return np.concatenate(
+        [pack(address_map("FRACTAL_Z", p.shape, shape.dtype), p).reshape(-1) for p in parts]
+    )
 
 
 def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]:

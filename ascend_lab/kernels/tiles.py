@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, RingTile, Tile, c0_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
 Span = tuple[Affine, int]
@@ -154,14 +154,14 @@ class Area:
     width: int = FRACTAL
 
     def pairs(
-        self, tensor: Buffer, tile: Tile, run: int, at: Affine, count: int
+        self, tensor: Buffer | RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
         """Yield (region of GM, region of the tile) for blocks at .. at+count-1, `run` apart.
 
         A tile with 32 channels a block takes two blocks of a tensor that has 16, as floats do.
         """
         first, apart = self.base + at * (self.plane * self.width), self.plane * FRACTAL
-        halves = self.width > FRACTAL and tensor.itemsize > 1
+        halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
         for done, start, length in self.pieces:
             sizes: tuple[int, ...] = (count, length, self.width)
             own: tuple[int, ...] = (run, self.width, 1)

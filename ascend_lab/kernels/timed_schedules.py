@@ -1,11 +1,11 @@
-"""Many schedules timed: thousands of GEMM tilings at once, and the best grid for a tile.
+"""Many schedules: thousands of GEMM tilings timed at once, the promising ones, the best grid.
 
 All tilings that divide the problem evenly and keep the same number of L0C slots run the same loop
 nest and differ in numbers only, so the (max, +) engine times them as one batch of arrays. The
 result equals `simulate(gemm_launch(...))` of each to the cycle (a test holds them together).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -21,14 +21,21 @@ from ascend_lab.kernels.conv_windows import tiles_per_image
 from ascend_lab.kernels.default_schedules import (
     Candidates,
     c1_stage,
+    candidates,
     check_conv,
     conv_estimate,
     estimate,
+    keeping,
+    no_room,
     takes_strips,
 )
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import (
+    ACCUMULATOR,
     FRACTAL,
+    KEEP_ORDER,
     Array,
     Floats,
     GemmSchedule,
@@ -47,6 +54,8 @@ CHUNK = 128
 """Candidates timed together: their matrices stay in a core's cache."""
 TRIED = 8
 """Grids that `best_grid` simulates besides the schedule's own."""
+PROMISING = 2
+"""Schedules of a kind that are worth timing."""
 
 
 def time_tilings(
@@ -174,6 +183,37 @@ def _fill(
         elif source.op == "set_flag" and step.pipe in last:
             latency[number] = last[step.pipe]
     return cycles, latency
+
+
+# -- what is worth timing -------------------------------------------------------------------------
+def promising(
+    shape: GemmShape,
+    chip: Chip,
+    epilogue: Epilogue | None = None,
+    warm: Collection[str] = (),
+    count: int = PROMISING,
+) -> list[tuple[float, GemmSchedule]]:
+    """Return the least estimates of tilings, and of those that keep A's rows or B's columns.
+
+    `count` of each kind, with the schedules, if L2 holds the sides `warm`. Raises `CapacityError`
+    if none fits.
+    """
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    chip = chip_left(chip, demand)
+    every = candidates(shape, chip)
+    every = every.take(fitting(demand, chip, every))
+    found: dict[GemmSchedule, float] = {}
+    for keep in ("", "a", "b"):
+        some = every.take(keeping(shape, chip, every, keep))
+        cycles = estimate(shape, chip, some, demand, keep, warm)
+        for index in np.argsort(cycles, kind="stable")[: 2 * count].tolist():
+            one = some.schedule(index, shape.dtype)
+            one = replace(one, order=KEEP_ORDER.get(keep, one.order), keep=keep)
+            if sum(s.keep == keep for s in found) < count:
+                found.setdefault(one, float(cycles[index]))
+    if not found:
+        raise no_room(chip)
+    return sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0])
 
 
 # -- the grid of cores for a tile of one's own ----------------------------------------------------

@@ -65,7 +65,7 @@ def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
     return rows
 
 
-def flash_rows(chip: Chip | None = None) -> list[ValidationRow]:
+def published_flash(chip: Chip | None = None) -> list[ValidationRow]:
     """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
     chip = chip or load_chip("Ascend910B2")
     rows = []

@@ -1,43 +1,17 @@
 """Layouts as address maps: where an element lies, what is padding, what a conversion costs."""
 
+# fmt: off
+# isort: off
 from ascend_lab.layout.boxes import (
-    Box,
-    Dim,
-    burst_bytes,
-    convert,
-    copy_boxes,
-    pack,
-    unpack,
-    zero_boxes,
+    Box, Dim, burst_bytes, convert, copy_boxes, pack, unpack, zero_boxes,
 )
 from ascend_lab.layout.maps import (
-    FORMATS,
-    AddressMap,
-    Format,
-    Piece,
-    address,
-    address_map,
-    addresses,
-    element_at,
+    FORMATS, AddressMap, Format, Piece, address, address_map, addresses, element_at,
 )
 from ascend_lab.layout.moves import conversion_launch
 
 __all__ = [
-    "FORMATS",
-    "AddressMap",
-    "Box",
-    "Dim",
-    "Format",
-    "Piece",
-    "address",
-    "address_map",
-    "addresses",
-    "burst_bytes",
-    "conversion_launch",
-    "convert",
-    "copy_boxes",
-    "element_at",
-    "pack",
-    "unpack",
-    "zero_boxes",
+    "FORMATS", "AddressMap", "Box", "Dim", "Format", "Piece", "address", "address_map",
+    "addresses", "burst_bytes", "conversion_launch", "convert", "copy_boxes", "element_at",
+    "pack", "unpack", "zero_boxes",
 ]

@@ -24,7 +24,7 @@ from ascend_lab.media.resize import resize
 FORMATS = {"YUV420SP_U8": 1.5, "XRGB8888_U8": 4.0, "RGB888_U8": 3.0, "YUV400_U8": 1.0}
 """Bytes of a pixel by input format; their numbers 1 to 4 in a parameter block count from here."""
 PLANES = {"YUV420SP_U8": 3, "XRGB8888_U8": 4, "RGB888_U8": 3, "YUV400_U8": 1}
-WIDEST, TALLEST, MOST_PADDING = 4096, 4096, 32
+WIDEST, TALLEST, MOST_PADDING, LARGEST = 4096, 4096, 32, 65504
 NARROW_CHIPS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A")
 NARROW = 1080
 """Widest padded result on these (Atlas inference and training products)."""
@@ -81,35 +81,28 @@ def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
     s, yuv = settings, settings.input_format == "YUV420SP_U8"
     if s.input_format not in FORMATS:
         raise InputError(f"input_format: one of {', '.join(FORMATS)}", s.input_format)
-    _within("src_image_size_w", s.width, 2, WIDEST)
-    _within("src_image_size_h", s.height, 1, TALLEST)
-    if yuv:
-        _even("src_image_size_w", s.width)
-        _even("src_image_size_h", s.height)
+    for axis, size, least, most in (("w", s.width, 2, WIDEST), ("h", s.height, 1, TALLEST)):
+        _within(f"src_image_size_{axis}", size, least, most)
+        _even(f"src_image_size_{axis}", size if yuv else 0)
     if s.csc and s.input_format == "YUV400_U8":
         raise InputError("csc_switch: false for YUV400_U8", "true", "grey has no colours")
     if s.crop:
-        _check_crop(s.crop, (s.width, s.height), yuv and not _named(chip, FREE_START))
+        free = chip is not None and chip.name.startswith(FREE_START)
+        _check_crop(s.crop, (s.width, s.height), yuv and not free)
     if s.scaled:
         _check_scaled(s.scaled, s.crop[2:] if s.crop else (s.width, s.height))
     for name, size in zip(("top", "bottom", "left", "right"), s.padding, strict=True):
         _within(f"{name}_padding_size", size, 0, MOST_PADDING)
-    if any(s.padding):
-        most = NARROW if chip is not None and chip.name in NARROW_CHIPS else WIDEST
-        where = f" on {chip.name}" if chip else ""
-        if s.size[0] > most:
-            needed = f"a padded width of at most {most}{where}"
-            raise InputError(needed, str(s.size[0]), "pad or crop less")
-    for i in range(4):
-        _within(f"mean_chn_{i}", s.mean[i], 0, 255)
-        _within(f"min_chn_{i}", s.least[i], 0, 255)
-        _within(f"var_reci_chn_{i}", s.var_reci[i], -65504, 65504)
-    _within("padding_value", s.padding_value, -65504, 65504)
+    most = NARROW if chip is not None and chip.name in NARROW_CHIPS else WIDEST
+    if any(s.padding) and s.size[0] > most:
+        needed = f"a padded width of at most {most}{f' on {chip.name}' if chip else ''}"
+        raise InputError(needed, str(s.size[0]), "pad or crop less")
+    for key, values, low, high in (("mean", s.mean, 0, 255), ("min", s.least, 0, 255),
+                                   ("var_reci", s.var_reci, -LARGEST, LARGEST)):  # fmt: skip
+        for i, value in enumerate(values):
+            _within(f"{key}_chn_{i}", value, low, high)
+    _within("padding_value", s.padding_value, -LARGEST, LARGEST)
     return s
-
-
-def _named(chip: Chip | None, start: str) -> bool:
-    return chip is not None and chip.name.startswith(start)
 
 
 def _within(key: str, value: float, low: float, high: float) -> None:
@@ -126,8 +119,7 @@ def _check_crop(crop: tuple[int, int, int, int], source: tuple[int, int], even: 
     for axis, start, size, whole in zip("wh", crop[:2], crop[2:], source, strict=True):
         key = f"load_start_pos_{axis}"
         _within(key, start, 0, 4095)
-        if even:
-            _even(key, start)
+        _even(key, start if even else 0)
         _within(f"crop_size_{axis}", size, 1, WIDEST)
         if start + size > whole:
             needed = f"{key} + crop_size_{axis} of at most {whole}, src_image_size_{axis}"
@@ -161,8 +153,10 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
         image = crop(image, *s.crop)
     if s.scaled:
         image = resize(image, *s.scaled)
-    if s.csc:
-        image = convert(image, _effective(s.csc, s.input_format))
+    if s.csc:  # without the bias its direction does not use
+        biases = {"in_bias": s.csc.in_bias, "out_bias": s.csc.out_bias}
+        biases.pop("out_bias" if s.input_format == "YUV420SP_U8" else "in_bias")
+        image = convert(image, Csc(s.csc.matrix, **biases))
     wanted = channels or s.channels
     if wanted > image.shape[1]:
         what = f"at most {image.shape[1]} channels from {s.input_format}"
@@ -210,13 +204,6 @@ def _swapped(image: Image, s: Aipp) -> Image:
         one, two = (1, 2) if s.input_format == "YUV420SP_U8" else (0, 2)
         order[one], order[two] = order[two], order[one]
     return image[:, order]
-
-
-def _effective(csc: Csc, input_format: str) -> Csc:
-    """Return a conversion without the bias its direction does not use."""
-    if input_format == "YUV420SP_U8":
-        return Csc(csc.matrix, in_bias=csc.in_bias)
-    return Csc(csc.matrix, out_bias=csc.out_bias)
 
 
 def crop(image: Image, left: int, top: int, width: int, height: int) -> Image:

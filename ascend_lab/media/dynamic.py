@@ -19,7 +19,6 @@ HEADER = struct.Struct("<5b3x2i9h6x3B3B2x16x")
 IMAGE = struct.Struct("<4b4x12i4h4e4e16x")
 """Switches of crop, resize, padding, rotation; places and sizes; mean, min, 1 / variance."""
 MOST_IMAGES = 127
-_NONE = Csc(((0, 0, 0),) * 3)
 
 
 def block_bytes(images: int) -> int:
@@ -41,8 +40,8 @@ def pack_block(each: Sequence[Aipp]) -> bytes:
             raise InputError(needed, "images that differ", "use a block each")
         if s.padding_value and any(s.padding):
             raise InputError("padding_value 0 in a parameter block", str(s.padding_value))
-    csc = first.csc or _NONE
-    entries = (*csc.matrix[0], *csc.matrix[1], *csc.matrix[2], *csc.out_bias, *csc.in_bias)
+    csc = first.csc or Csc(((0, 0, 0),) * 3)
+    entries = (*sum(csc.matrix, ()), *csc.out_bias, *csc.in_bias)
     number = list(FORMATS).index(first.input_format) + 1
     head = HEADER.pack(
         number, first.csc is not None, first.rbuv_swap, first.ax_swap, len(each),

@@ -36,13 +36,8 @@ BLOCK = "ascend_dynamic_aipp_data"
 """What the input for parameters of dynamic AIPP is called, as in the vendor's models."""
 
 
-def plain(settings: Aipp) -> tuple[Any, ...]:
-    """Return settings as numbers and texts in tuples, as an operator's attribute holds them."""
-    return astuple(settings)
-
-
 def restored(found: Sequence[Any]) -> Aipp:
-    """Return the settings that `plain` wrote, also where tuples became lists in a file."""
+    """Return the settings of which an attribute holds `astuple`; in a file tuples become lists."""
     values = [_tuples(value) for value in found]
     if values[3] is not None:
         values[3] = Csc(*values[3])
@@ -129,7 +124,7 @@ def _inserted(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
         if channels not in able:
             needed = f"{' or '.join(map(str, sorted(able)))} channels from {settings.input_format}"
             raise InputError(needed, f"{channels} of input {name}", "choose another format")
-        attrs["settings"] = plain(settings)
+        attrs["settings"] = astuple(settings)
         types[name] = TensorType((n, settings.frame_bytes), "uint8")
     else:
         block = next(b for b in (BLOCK, *(f"{BLOCK}_{i}" for i in range(99))) if b not in types)

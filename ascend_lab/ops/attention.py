@@ -250,7 +250,9 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
     `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
     """
     coupled = chip.combined
-    return as_kernel(flash_launch(shape, chip, tiling) if coupled else flash_pipeline_launch(shape, chip))
+    return as_kernel(
+        flash_launch(shape, chip, tiling) if coupled else flash_pipeline_launch(shape, chip)
+    )
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:

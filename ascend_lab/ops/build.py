@@ -13,11 +13,12 @@ from ascend_lab.dsl.fractals import matrices, matrix_map
 from ascend_lab.dsl.moves import axis_names, copied
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, var
+from ascend_lab.kernels import GemmSchedule
 from ascend_lab.layout import pack, unpack
 from ascend_lab.ops.formats import Values, format_of
 from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.shapes import Shape, elements
-from ascend_lab.sim import DeviceMemory, KernelTimeline, execute, simulate_kernel
+from ascend_lab.sim import DeviceMemory, KernelTimeline, analyse, execute, simulate_kernel
 
 
 def check(
@@ -173,18 +174,23 @@ def time(
     chip: Chip,
     *,
     warm_l2: bool = False,
+    tiling: GemmSchedule | None = None,
     **attrs: Any,
 ) -> KernelTimeline:
     """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
 
-    With `warm_l2` the operands lie in L2 as far as they fit, phases find there what others left,
-    and the kernel waits in the device's queue behind the one that brought the operands.
+    `tiling` is a matrix product's, by default the best in closed form. With `warm_l2` the operands
+    lie in L2 as far as they fit, phases find there what others left, and the kernel waits in the
+    device's queue behind the one that brought the operands.
     """
     kernel = compile(operator, shapes, dtypes, chip, **attrs)
+    if tiling:
+        tensors = express(operator, shapes, dtypes, **attrs)
+        kernel = te.lower(te.auto_schedule(tensors, chip, tiling))
     if not warm_l2:
         return simulate_kernel(kernel, chip)
-    op = resolve(operator)
-    template = op.template_for(op.call(shapes, dtypes, attrs), chip)
-    names = (template or op).names(len(shapes))
-    memory = DeviceMemory.holding(chip, kernel.tensors, names)
+    traffic = [analyse(phase, chip) for phase in kernel.phases]
+    written = {name for t in traffic for name in t.write_once}
+    operands = {name for t in traffic for name in t.read_once} - written
+    memory = DeviceMemory.holding(chip, kernel.tensors, operands)
     return replace(simulate_kernel(kernel, chip, memory), start="queued")

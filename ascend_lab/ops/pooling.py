@@ -1,5 +1,6 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -7,10 +8,17 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
+from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Kernel, as_kernel
+from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.byte_pool import BytePool, byte_pool_launch
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_windows import dense_placement
+from ascend_lab.kernels.depthwise import max_pool_launch
+from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.kernels.packing import pack_weights
 from ascend_lab.kernels.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops.expressions import (
@@ -33,6 +41,8 @@ from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRule
 
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
+MOST_TAPS = 25
+"""Elements of a window that the cube adds: a fractal of weights for each, and channel block."""
 LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
 """What padding holds when the largest element is sought: no value is smaller."""
 
@@ -148,6 +158,11 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
         planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
         pool = BytePool(planes, sizes, size, step, sides, out)
         return as_kernel(byte_pool_launch(pool, chip))
+    (n, c, h, w), around = call.shapes[0], (*pads[0], *pads[1])
+    if x.dtype == "fp16" and any(around):  # the expression would store the padded image
+        shape = ConvShape(n, c, h, w, c, *size, step, around, groups=c)
+        with suppress(CapacityError):
+            return as_kernel(max_pool_launch(shape, chip))
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
@@ -163,8 +178,13 @@ def _counts(call: Call) -> Values:
 
 
 def _average_kernel(call: Call, chip: Chip) -> Kernel:
-    """Divide by a number of the program where all counts are equal, else multiply by `rate`."""
+    """Divide by a number of the program where all counts are equal, else multiply by `rate`.
+
+    The cube adds, as a depthwise convolution with weights of 1, where the window is small.
+    """
     (size, step, pads), x, counts = geometry(**call.attrs), _image(call), _counts(call)
+    if shape := _summed(call):
+        return _cube_kernel(call, shape, chip)
     total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, step, te.sum)
     if np.ptp(counts) == 0:
         mean = te.vmuls(total, 1.0 / float(counts.flat[0]))
@@ -175,8 +195,37 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
 
 
 def _rates(call: Call) -> dict[str, Values]:
-    counts = _counts(call)
-    return {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
+    counts, shape = _counts(call), _summed(call)
+    found = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
+    if shape:
+        ones = np.ones((shape.c, 1, shape.r, shape.s), numpy_type(shape.dtype))
+        found["weight"] = pack_weights(shape, ones)
+    return found
+
+
+def _summed(call: Call) -> ConvShape | None:
+    """Return the depthwise convolution that adds the windows; None for large ones, and in fp32."""
+    (size, step, pads), (n, c, h, w) = geometry(**call.attrs), call.shapes[0]
+    if call.dtypes[0] not in NARROW or prod(size) > MOST_TAPS:
+        return None
+    around, dtype = (*pads[0], *pads[1]), call.dtypes[0]
+    out = "fp32" if np.ptp(_counts(call)) else dtype
+    return ConvShape(n, c, h, w, c, *size, step, around, dtype, out, groups=c)
+
+
+def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
+    """Return the mean of each window: sums times a number, or in a second phase times `rate`."""
+    counts, place = _counts(call), dense_placement(shape)
+    if shape.out_dtype != "fp32":
+        scale = Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
+        steps = (scale, Step("vconv", (0,), None, shape.dtype))
+        return as_kernel(conv_launch(shape, chip, None, place, Epilogue((), steps, shape.dtype)))
+    first = renamed(conv_launch(shape, chip, None, place), {"y": "sums"})
+    total = te.placeholder((shape.n, shape.blocks[1], *shape.out_hw, C0), "fp32", "sums")
+    rate = te.placeholder((*counts.shape, 1), "fp32", "rate")
+    mean = narrow(te.vmul(total, te.broadcast(rate, total.shape)), shape.dtype)
+    last = as_kernel(te.lower(te.auto_schedule(te.renamed(mean, "y"), chip)))
+    return Kernel("avg_pool2d", (first, *last.phases))
 
 
 # -- registration ---------------------------------------------------------------------------------

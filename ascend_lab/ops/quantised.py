@@ -10,8 +10,6 @@ is whole and added to sums first, as the cube does.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -25,20 +25,9 @@ from numpy.typing import NDArray
 from ascend_lab.errors import LayoutError
 
 __all__ = [
-    "Comparison",
-    "Cost",
-    "Layout",
-    "Step",
-    "all_layouts",
-    "cheapest",
-    "compare",
-    "execute",
-    "greedy",
-    "price",
-    "redistribute",
-    "step",
-    "steps_from",
-]
+    "Comparison", "Cost", "Layout", "Step", "all_layouts", "cheapest", "compare", "execute",
+    "greedy", "price", "redistribute", "step", "steps_from",
+]  # fmt: skip
 Values = NDArray[Any]
 Map = tuple[tuple[int, ...], ...]
 Kind = Literal["slice", "all_to_all", "all_gather"]

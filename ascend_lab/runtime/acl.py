@@ -3,20 +3,14 @@
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.runtime import mdl, rt
-from ascend_lab.runtime.codes import FINALISED, TWICE, UNINITIALISED, AclError, DeadlockError
+from ascend_lab.runtime.codes import FINALISED, TWICE, UNINITIALISED, AclError, DeadlockError, need
 from ascend_lab.runtime.mdl import create_data_buffer, destroy_data_buffer
 from ascend_lab.runtime.process import PROCESSES, Device, Process
 
 __all__ = [
-    "AclError",
-    "DeadlockError",
-    "create_data_buffer",
-    "destroy_data_buffer",
-    "finalize",
-    "init",
-    "mdl",
-    "rt",
-]
+    "AclError", "DeadlockError", "create_data_buffer", "destroy_data_buffer", "finalize", "init",
+    "mdl", "rt",
+]  # fmt: skip
 _ENDED: list[Process] = []
 
 
@@ -26,8 +20,7 @@ def init(*chips: Chip | str, kernels: bool = True) -> None:
     Models compute by their kernels, or, without `kernels`, by the graph they were compiled from:
     quicker, and not rounded to the kernels' formats. Raises `AclError` 100002 for a second call.
     """
-    if PROCESSES:
-        raise AclError(TWICE, "acl.init once", "a second", "call acl.finalize first")
+    need(not PROCESSES, TWICE, "acl.init once", "a second", "call acl.finalize first")
     found = [load_chip(c) if isinstance(c, str) else c for c in chips or ("Ascend310",)]
     _ENDED.clear()
     devices = tuple(Device(i, chip) for i, chip in enumerate(found))
@@ -39,9 +32,8 @@ def finalize() -> tuple[str, ...]:
 
     Streams do what they still have to; those that never can are let go.
     """
-    if not PROCESSES:
-        code = FINALISED if _ENDED else UNINITIALISED
-        raise AclError(code, "acl.init before acl.finalize", "none", "call each once")
+    code = FINALISED if _ENDED else UNINITIALISED
+    need(bool(PROCESSES), code, "acl.init before acl.finalize", "none", "call each once")
     found = PROCESSES.pop()
     _ENDED.append(found)
     try:

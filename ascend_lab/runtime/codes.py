@@ -22,11 +22,8 @@ CODES = {
 
 Source: CANN runtime documentation, aclError.
 """
-INVALID, UNINITIALISED, TWICE, NO_MODEL = 100000, 100001, 100002, 100011
-INPUTS, OUTPUTS, STATIC, NO_OPERATOR = 100017, 100018, 100019, 100024
-SUBSCRIBED, FINALISED, QUEUE, NO_MEMORY, MISMATCH, INTERNAL = (
-    100033, 100037, 148048, 200000, 200004, 500000,
-)  # fmt: skip
+(INVALID, UNINITIALISED, TWICE, NO_MODEL, INPUTS, OUTPUTS, STATIC, NO_OPERATOR, SUBSCRIBED,
+ FINALISED, QUEUE, NO_MEMORY, MISMATCH, INTERNAL) = CODES  # fmt: skip
 
 
 class AclError(AscendLabError):
@@ -36,6 +33,14 @@ class AclError(AscendLabError):
         """Build the message, the code and its meaning in front."""
         self.code = code
         super().__init__(f"ACL error {code} ({CODES[code]}): {needed}", got, remedy)
+
+
+def need(
+    fine: bool, code: int, needed: str, got: str = "", remedy: str = ""
+) -> None:  # fmt: skip
+    """Raise the `AclError` of a code unless something is fine."""
+    if not fine:
+        raise AclError(code, needed, got, remedy)
 
 
 class DeadlockError(AclError):

@@ -60,6 +60,4 @@ class Inference:
         graph = found.graph
         if not self.kernels:
             return found, evaluate(graph, inputs)
-        values = run_tasks(compiled, inputs)
-        names = zip(graph.outputs, compiled.graph.outputs, strict=True)
-        return found, {name: values[own] for name, own in names}
+        return found, run_tasks(compiled, inputs, graph.outputs)

@@ -10,15 +10,8 @@ import numpy as np
 
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx.tensors import NUMPY, in_type
-from ascend_lab.runtime.codes import (
-    INPUTS,
-    INVALID,
-    MISMATCH,
-    NO_MODEL,
-    OUTPUTS,
-    STATIC,
-    AclError,
-)
+from ascend_lab.runtime import codes
+from ascend_lab.runtime.codes import INVALID, NO_MODEL, AclError, need
 from ascend_lab.runtime.container import unpack_parts
 from ascend_lab.runtime.offline import Gear, OfflineModel, load_offline
 from ascend_lab.runtime.process import POISON, Bytes, Handle, Process, Stream, process
@@ -78,8 +71,8 @@ def query_size(path: str | Path) -> tuple[int, int]:
 
 def _sizes(model: OfflineModel) -> tuple[int, int]:
     """Return the most of all gears: they share weights and memory."""
-    plans = [gear.memory for gear in model.gears]
-    return max(p["work_bytes"] for p in plans), max(p["weight_bytes"] for p in plans)
+    work, weights = (max(g.memory[f"{k}_bytes"] for g in model.gears) for k in ("work", "weight"))
+    return work, weights
 
 
 def load_from_file(path: str | Path) -> Model:
@@ -126,21 +119,25 @@ def get_desc(desc: Desc, model: Model) -> None:
     found.get(Desc, desc).gear = offline.gears[-1] if offline else None
 
 
-def destroy_desc(desc: Desc) -> None:
-    """Destroy a description."""
-    found = process()
-    found.drop(found.get(Desc, desc))
+def _destroyer(kind: type[Handle]) -> Callable[[Any], None]:
+    def destroy(handle: Any) -> None:
+        found = process()
+        found.drop(found.get(kind, handle))
+
+    destroy.__doc__ = f"Destroy a {kind.__name__}, not what it names."
+    return destroy
+
+
+destroy_desc, destroy_dataset = _destroyer(Desc), _destroyer(Dataset)
+destroy_data_buffer = _destroyer(DataBuffer)
 
 
 def _tensors(gear: Gear, side: str) -> list[Tensor]:
     """Return a gear's inputs or outputs."""
     found, graph = gear.imported, gear.imported.graph
-    kinds, names = (
-        (found.input_types, graph.inputs)
-        if side == "input"
-        else (found.output_types, graph.outputs)
-    )
-    pairs = zip(kinds.items(), names, strict=True)
+    inputs = side == "input"
+    kinds = found.input_types if inputs else found.output_types
+    pairs = zip(kinds.items(), graph.inputs if inputs else graph.outputs, strict=True)
     return [Tensor(name, NUMPY[kind], graph.types[own].shape) for (name, kind), own in pairs]
 
 
@@ -161,25 +158,20 @@ def get_num_outputs(desc: Desc) -> int:
     return len(_described(desc, "output"))
 
 
-def _getter(side: str, what: str) -> Callable[[Desc, int], Any]:
-    def get(desc: Desc, index: int) -> Any:
+def _getters(what: str) -> tuple[Callable[[Desc, int], Any], ...]:
+    def of(side: str, desc: Desc, index: int) -> Any:
         found = _described(desc, side)
-        if not 0 <= index < len(found):
-            raise AclError(INVALID, f"an {side} from 0 to {len(found) - 1}", repr(index))
+        known = f"an {side} from 0 to {len(found) - 1}"
+        need(0 <= index < len(found), INVALID, known, repr(index))
         return getattr(found[index], what)
 
-    get.__doc__ = f"Return the {what} of an {side}."
-    return get
+    return partial(of, "input"), partial(of, "output")
 
 
-get_input_size_by_index, get_output_size_by_index = (
-    _getter(side, "size_bytes") for side in ("input", "output")
-)
-get_input_name_by_index, get_output_name_by_index = (
-    _getter(side, "name") for side in ("input", "output")
-)
-get_input_dims, get_output_dims = (_getter(side, "dims") for side in ("input", "output"))
-get_input_data_type, get_output_data_type = (_getter(side, "dtype") for side in ("input", "output"))
+get_input_size_by_index, get_output_size_by_index = _getters("size_bytes")
+get_input_name_by_index, get_output_name_by_index = _getters("name")
+get_input_dims, get_output_dims = _getters("dims")
+get_input_data_type, get_output_data_type = _getters("dtype")
 
 
 # -- data -----------------------------------------------------------------------------------------
@@ -190,21 +182,9 @@ def create_data_buffer(address: int, size_bytes: int) -> DataBuffer:
     return found.add(DataBuffer(None, 0, address, size_bytes))
 
 
-def destroy_data_buffer(buffer: DataBuffer) -> None:
-    """Destroy a data buffer, not the memory."""
-    found = process()
-    found.drop(found.get(DataBuffer, buffer))
-
-
 def create_dataset() -> Dataset:
     """Return a new, empty dataset."""
     return process().add(Dataset(None))
-
-
-def destroy_dataset(dataset: Dataset) -> None:
-    """Destroy a dataset, not its buffers."""
-    found = process()
-    found.drop(found.get(Dataset, dataset))
 
 
 def add_dataset_buffer(dataset: Dataset, buffer: DataBuffer) -> None:
@@ -218,12 +198,10 @@ def set_dynamic_batch_size(model: Model, batch: int) -> None:
     """Choose the gear of a model that has several; `AclError` names them all for another batch."""
     offline = process().own(Model, model, NO_MODEL).offline
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
-    if None in gears:
-        remedy = "compile it for several batches"
-        raise AclError(STATIC, "a model with gears", "one with fixed sizes", remedy)
-    if batch not in gears:
-        known = ", ".join(map(str, gears))
-        raise AclError(INVALID, f"a batch among the gears {known}", repr(batch), "pad to a gear")
+    got, remedy = "one with fixed sizes", "compile it for several batches"
+    need(None not in gears, codes.STATIC, "a model with gears", got, remedy)
+    known = f"a batch among the gears {', '.join(map(str, gears))}"
+    need(batch in gears, INVALID, known, repr(batch), "pad to a gear")
     model.gear = gears[batch]
 
 
@@ -250,8 +228,8 @@ def _issue(
     gear = found.own(Model, model, NO_MODEL).gear
     assert gear is not None
     _check_free(found, model, stream)
-    reads = _memory(found, inputs, _tensors(gear, "input"), INPUTS)
-    writes = _memory(found, outputs, _tensors(gear, "output"), OUTPUTS)
+    reads = _memory(found, inputs, _tensors(gear, "input"), codes.INPUTS)
+    writes = _memory(found, outputs, _tensors(gear, "output"), codes.OUTPUTS)
     model.stream = stream
     held: list[Bytes] = []
 
@@ -267,9 +245,9 @@ def _issue(
 def _check_free(found: Process, model: Model, stream: Stream | None) -> None:
     """Raise `AclError` 200004 for a model that still runs in another stream."""
     other = model.stream
-    if other not in (None, stream) and not found.clock.is_idle(other):
-        got, remedy = f"one that runs in {other}", "synchronise that stream, or load it twice"
-        raise AclError(MISMATCH, "a model in one stream at a time", got, remedy)
+    free = other in (None, stream) or found.clock.is_idle(other)
+    got, remedy = f"one that runs in {other}", "synchronise that stream, or load it twice"
+    need(free, codes.MISMATCH, "a model in one stream at a time", got, remedy)
 
 
 def _memory(
@@ -277,14 +255,15 @@ def _memory(
 ) -> list[Bytes]:  # fmt: skip
     """Return the memory of a dataset's buffers, as large as the tensors."""
     buffers = [found.get(DataBuffer, buffer) for buffer in found.get(Dataset, dataset).buffers]
-    if len(buffers) != len(tensors):
-        raise AclError(code, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor")
+    same = len(buffers) == len(tensors)
+    need(same, code, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor")
+    memory = []
     for buffer, tensor in zip(buffers, tensors, strict=True):
-        if buffer.size_bytes < tensor.size_bytes:
-            needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
-            raise AclError(code, needed, str(buffer.size_bytes), "see get_input_size_by_index")
-    pairs = zip(buffers, tensors, strict=True)
-    return [found.memory(buffer.address, tensor.size_bytes) for buffer, tensor in pairs]
+        needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
+        fits, got = buffer.size_bytes >= tensor.size_bytes, str(buffer.size_bytes)
+        need(fits, code, needed, got, "see get_input_size_by_index")
+        memory.append(found.memory(buffer.address, tensor.size_bytes))
+    return memory
 
 
 def _compute(gear: Gear, held: list[Bytes], writes: Sequence[Bytes], kernels: bool) -> None:
@@ -294,6 +273,6 @@ def _compute(gear: Gear, held: list[Bytes], writes: Sequence[Bytes], kernels: bo
     try:
         values = gear.run(inputs, kernels=kernels)
     except AscendLabError as error:
-        raise AclError(INPUTS, error.needed, error.got, error.remedy) from error
+        raise AclError(codes.INPUTS, error.needed, error.got, error.remedy) from error
     for (name, kind), memory in zip(gear.imported.output_types.items(), writes, strict=True):
         memory[:] = np.ascontiguousarray(in_type(values[name], kind)).reshape(-1).view(np.uint8)

@@ -29,17 +29,13 @@ from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
 from ascend_lab.graph.tasks import run_tasks
 from ascend_lab.graph.tiled import TiledTimeline, simulate_within
+from ascend_lab.isa import Kernel
+from ascend_lab.isa.memory import Buffer
+from ascend_lab.isa.program import Launch, Part
+from ascend_lab.isa.text import parse_program
 from ascend_lab.ops.formats import format_of, numpy_type
-from ascend_lab.runtime.container import (
-    ALIGN_BYTES,
-    REMEDY,
-    Kind,
-    Parts,
-    checksum,
-    pack_parts,
-    read_parts,
-)
-from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
+from ascend_lab.runtime import container as file
+from ascend_lab.runtime.container import REMEDY, Kind, checksum
 
 AI_CORE = "AI Core"
 OPERATORS_OF = (media,)
@@ -64,7 +60,7 @@ class _Weights:
         if key not in self._known:
             self._known[key] = len(self.index)
             self.index.append((self._end, key[1], list(array.shape)))
-            self.body += [raw, np.zeros(-len(raw) % ALIGN_BYTES, np.uint8)]
+            self.body += [raw, np.zeros(-len(raw) % file.ALIGN_BYTES, np.uint8)]
             self._end += len(raw) + len(self.body[-1])
         return self._known[key]
 
@@ -109,7 +105,7 @@ def compile_offline(
         (Kind.WEIGHTS, 0, weights.body or _bytes(b"")),
         (Kind.KERNELS, 0, _bytes(zlib.compress(f"[{','.join(kernels)}]".encode()))),
     ]
-    return pack_parts([*shared, *parts])
+    return file.pack_parts([*shared, *parts])
 
 
 def _json(data: Any) -> list[Values]:
@@ -202,6 +198,40 @@ def _memory(compiled: Compiled) -> list[Values]:
                   "places": places_of(compiled, plan.offsets)})  # fmt: skip
 
 
+# -- kernels as plain data and back: programs in their text form, all else in numbers and names ----
+def kernel_data(kernel: Kernel) -> dict[str, Any]:
+    """Return a kernel, or an operator of another engine, as data for JSON."""
+    if isinstance(kernel, CpuKernel):
+        sides = (kernel.reads, kernel.writes)
+        reads, writes = ([[b.name, b.dtype, b.elements] for b in side] for side in sides)
+        return {"name": kernel.name, "reads": reads, "writes": writes,
+                "rest": [kernel.factor_bytes, kernel.reason, kernel.engine]}  # fmt: skip
+    phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts], p.mix]
+              for p in kernel.phases]  # fmt: skip
+    return {"name": kernel.name, "phases": phases}
+
+
+def kernel_of(data: Mapping[str, Any]) -> Kernel:
+    """Return the kernel that `kernel_data` wrote."""
+    if "phases" not in data:
+        reads, writes = (tuple(map(_tensor, data[side])) for side in ("reads", "writes"))
+        return CpuKernel(data["name"], (), reads, writes, *data["rest"])
+    phases = tuple(Launch(name, tuple(_part(*part) for part in parts), *mix)
+                   for name, parts, *mix in data["phases"])  # fmt: skip
+    return Kernel(data["name"], phases)
+
+
+def _tensor(data: Sequence[Any]) -> Buffer:
+    name, dtype, elements = data
+    return Buffer(name, "GM", dtype, elements)
+
+
+def _part(text: str, bindings: Sequence[Sequence[Sequence[Any]]]) -> Part:
+    cores = tuple(tuple((name, value) for name, value in core) for core in bindings)
+    return Part(parse_program(text), cores)
+
+
+# -- reading --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Gear:
     """A network compiled for one batch (None: fixed sizes), as an offline model holds it."""
@@ -253,11 +283,9 @@ class Gear:
     def run(self, inputs: Mapping[str, Any], *, kernels: bool = False) -> dict[str, Values]:
         """Return the outputs by name: of the model's graph, or as the kernels compute them."""
         graph = self.imported.graph
-        if not kernels:
-            return evaluate(graph, inputs)
-        found = run_tasks(self.compiled, inputs)
-        return dict(zip(graph.outputs, (found[n] for n in self.compiled.graph.outputs),
-                        strict=True))  # fmt: skip
+        if kernels:
+            return run_tasks(self.compiled, inputs, graph.outputs)
+        return evaluate(graph, inputs)
 
 
 def _form(stored: Values) -> Callable[[Values], Values]:
@@ -269,7 +297,7 @@ class OfflineModel:
     """A file that `compile_offline` wrote, every byte of it checked; `own` is the chip given."""
 
     where: str
-    parts: Parts
+    parts: file.Parts
     own: Chip | None = None
 
     @cached_property
@@ -361,7 +389,7 @@ def load_offline(path: str | Path, chip: Chip | None = None) -> OfflineModel:
 
     Raises `InputError` for another version, another chip, and any damage.
     """
-    found = OfflineModel(str(path), read_parts(path), chip)
+    found = OfflineModel(str(path), file.read_parts(path), chip)
     if chip is not None:
         found.check_chip(chip)
     return found

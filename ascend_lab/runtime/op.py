@@ -11,7 +11,7 @@ without them on a chip of its own. With `stream` the result is poison until that
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from ascend_lab.graph import Compiled, GraphBuilder, compile_graph, run_tasks, s
 from ascend_lab.graph.draft import given_attrs
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.ops.formats import format_of, numpy_type
-from ascend_lab.runtime.codes import NO_OPERATOR, QUEUE, AclError
+from ascend_lab.runtime.codes import NO_OPERATOR, QUEUE, AclError, need
 from ascend_lab.runtime.offline import engine_rows
 from ascend_lab.runtime.process import POISON, PROCESSES, Stream, process
 
@@ -32,24 +32,20 @@ ALONE = "Ascend310"
 LARGEST_QUEUE = 2**16
 
 
-@dataclass(frozen=True, slots=True)
-class CacheInfo:
-    """How often an operator was found compiled, how often not, how many are kept, seconds spent."""
-
-    hits: int
-    misses: int
-    kept: int
-    limit: int
-    compile_s: float
-
-
 @dataclass
-class _Cache:
+class Cache:
+    """How often an operator was found compiled, how often not, seconds spent, and what is kept."""
+
     limit: int = 1024
     hits: int = 0
     misses: int = 0
     compile_s: float = 0.0
     found: OrderedDict[Any, tuple[Compiled, list[list[Any]]]] = field(default_factory=OrderedDict)
+
+    @property
+    def kept(self) -> int:
+        """How many operators are kept, at most `limit`."""
+        return len(self.found)
 
     def get(self, key: Any, make: Callable[[], Compiled]) -> tuple[Compiled, list[list[Any]]]:
         """Return what is kept under a key, or make it; the longest unused goes."""
@@ -71,13 +67,12 @@ class _Cache:
             self.found.popitem(last=False)
 
 
-_CACHE = _Cache()
+_CACHE = Cache()
 
 
-def cache_info() -> CacheInfo:
+def cache_info() -> Cache:
     """Return what the cache of compiled operators did since `clear_cache`."""
-    c = _CACHE
-    return CacheInfo(c.hits, c.misses, len(c.found), c.limit, c.compile_s)
+    return replace(_CACHE, found=_CACHE.found.copy())
 
 
 def clear_cache() -> None:
@@ -87,8 +82,8 @@ def clear_cache() -> None:
 
 def set_max_op_queue_num(limit: int) -> None:
     """Keep at most so many compiled operators; `AclError` 148048 for a limit out of range."""
-    if not isinstance(limit, int) or not 1 <= limit <= LARGEST_QUEUE:
-        raise AclError(QUEUE, f"from 1 to {LARGEST_QUEUE} operators", repr(limit))
+    fine = isinstance(limit, int) and 1 <= limit <= LARGEST_QUEUE
+    need(fine, QUEUE, f"from 1 to {LARGEST_QUEUE} operators", repr(limit))
     _CACHE.limit = limit
     _CACHE.trim()
 
@@ -122,8 +117,9 @@ def call(
     key = name, kinds, repr(sorted(given_attrs(name, attrs).items())), chip
     compiled, rows = _CACHE.get(key, lambda: _compile(name, kinds, attrs, chip))
     types = [compiled.graph.types[n] for n in compiled.graph.outputs]
-    results = tuple(_poison(t.shape, numpy_type(t.dtype)) for t in types)
-
+    results = tuple(np.empty(t.shape, numpy_type(t.dtype)) for t in types)
+    for result in results:
+        result.reshape(-1).view(np.uint8)[:] = POISON
     held: list[Values] = []
 
     def begin() -> None:
@@ -134,15 +130,15 @@ def call(
         for result, own in zip(results, compiled.graph.outputs, strict=True):
             result[...] = found[own]
 
-    if PROCESSES:
+    if not PROCESSES:
+        begin()
+        compute()
+    else:
         found = process(waits=stream is None)
         own = found.stream(stream)
         found.work(own, rows, begin, compute)
         if stream is None:
             found.clock.drain(own)
-    else:
-        begin()
-        compute()
     return results if len(results) > 1 else results[0]
 
 
@@ -153,9 +149,3 @@ def _compile(name: str, kinds: Sequence[Any], attrs: Any, chip: Any) -> Compiled
     found = net.add_node(name, *inputs, **attrs)
     net.output(*(found if isinstance(found, tuple) else (found,)))
     return compile_graph(net.build(), chip, dtype="")
-
-
-def _poison(shape: tuple[int, ...], kind: np.dtype[Any]) -> Values:
-    made = np.empty(shape, kind)
-    made.reshape(-1).view(np.uint8)[:] = POISON
-    return made

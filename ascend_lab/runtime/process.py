@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
-from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, UNINITIALISED, AclError
+from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, UNINITIALISED, AclError, need
 from ascend_lab.runtime.streams import Action, Signal, Streams, Task
 
 Bytes = NDArray[np.uint8]
@@ -123,12 +123,15 @@ class Process:
             return handle
         raise AclError(code, f"a {kind.__name__.lower()} that lives", str(handle))
 
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        """Return all handles of a kind that live."""
+        return [handle for handle in self.live.values() if isinstance(handle, kind)]
+
     def own(self, kind: type[Kind], handle: Any, code: int = INVALID) -> Kind:
         """Return a handle of the context this thread uses; `AclError` 200004 for another's."""
         found, context = self.get(kind, handle, code), self.context()
-        if found.context is not context:
-            got = f"{found} of {found.context}"
-            raise AclError(MISMATCH, f"what belongs to {context}", got, "set_current_context")
+        needed, got = f"what belongs to {context}", f"{found} of {found.context}"
+        need(found.context is context, MISMATCH, needed, got, "set_current_context")
         return found
 
     def drop(self, handle: Handle) -> None:
@@ -176,9 +179,8 @@ class Process:
         room = int(device.chip.device_memory.size_bytes) - device.taken_bytes
         pages = {HUGE_ONLY: (HUGE_BYTES,)}.get(policy, (HUGE_BYTES, PAGE_BYTES)[not large :])
         fitting = [n for page in pages if (n := -(-real // page) * page) <= room]
-        if not fitting:
-            needed = f"{real:,} bytes of memory of device {device.number}"
-            raise AclError(NO_MEMORY, needed, f"{room:,} free", "free some")
+        needed = f"{real:,} bytes of memory of device {device.number}"
+        need(bool(fitting), NO_MEMORY, needed, f"{room:,} free", "free some")
         address = self.next_address
         self.next_address += fitting[0] + PAGE_BYTES
         device.taken_bytes += fitting[0]
@@ -208,7 +210,7 @@ class Process:
                  for b in self.blocks.values()]  # fmt: skip
         found += [f"{len(b):,} bytes of host memory" for b in self.pinned.values()]
         made: set[Handle | None] = {device.default for device in self.devices}
-        made |= {c.default for c in self.live.values() if isinstance(c, Context)}
+        made |= {context.default for context in self.all(Context)}
         found += [str(handle) for handle in self.live.values() if handle not in made]
         return (*found, *(f"device {d.number}, not reset" for d in self.devices if d.uses))
 
@@ -222,9 +224,8 @@ def process(*, waits: bool = False) -> Process:
 
     What `waits` or allocates is refused inside a callback.
     """
-    if not PROCESSES:
-        raise AclError(UNINITIALISED, "acl.init before everything else", "none", "call it once")
-    if waits and PROCESSES[0].in_callback:
-        needed = "a callback that neither waits nor allocates"
-        raise AclError(INVALID, needed, "one that does", "do it in another thread")
+    begun = bool(PROCESSES)
+    need(begun, UNINITIALISED, "acl.init before everything else", "none", "call it once")
+    needed, remedy = "a callback that neither waits nor allocates", "do it in another thread"
+    need(not (waits and PROCESSES[0].in_callback), INVALID, needed, "one that does", remedy)
     return PROCESSES[0]

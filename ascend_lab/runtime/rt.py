@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.chip.model import Link
-from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, SUBSCRIBED, AclError
-from ascend_lab.runtime.process import (
-    HUGE_FIRST,
-    HUGE_ONLY,
-    NORMAL_ONLY,
-    POISON,
-    Bytes,
-    Context,
-    Device,
-    Event,
-    Process,
-    Stream,
-    process,
-)
+from ascend_lab.runtime import process as p
+from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, SUBSCRIBED, need
+from ascend_lab.runtime.process import Bytes, Context, Device, Event, Process, Stream, process
 from ascend_lab.runtime.streams import Call, Signal, Span
 
 HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = range(4)
@@ -38,9 +27,9 @@ MOST_STREAMS, MOST_THREADS = 1984, 1024
 
 # -- devices and contexts -------------------------------------------------------------------------
 def _device(found: Process, number: int) -> Device:
-    if isinstance(number, int) and 0 <= number < len(found.devices):
-        return found.devices[number]
-    raise AclError(INVALID, f"a device from 0 to {len(found.devices) - 1}", repr(number))
+    known = isinstance(number, int) and 0 <= number < len(found.devices)
+    need(known, INVALID, f"a device from 0 to {len(found.devices) - 1}", repr(number))
+    return found.devices[number]
 
 
 def get_device_count() -> int:
@@ -53,22 +42,21 @@ def set_device(number: int) -> None:
     found = process(waits=True)
     device = _device(found, number)
     device.uses += 1
-    if device.default is None:
-        device.default = _context(found, device, owned=False)
-    found.current[threading.get_ident()] = device.default
+    device.default = device.default or _context(found, device, owned=False)
+    set_current_context(device.default)
 
 
 def reset_device(number: int) -> None:
     """Undo one `set_device`; the last one frees all that the device holds."""
     found = process(waits=True)
     device = _device(found, number)
-    if not device.uses:
-        raise AclError(INVALID, f"device {number} set before it is reset", "not set", "reset once")
+    needed = f"device {number} set before it is reset"
+    need(device.uses > 0, INVALID, needed, "not set", "reset once")
     device.uses -= 1
-    if device.uses == 0:
-        contexts = [c for c in found.live.values() if isinstance(c, Context)]
-        for context in (c for c in contexts if c.device is device):
-            found.drop(context)
+    if not device.uses:
+        for context in found.all(Context):
+            if context.device is device:
+                found.drop(context)
         for address in [a for a, b in found.blocks.items() if b.device is device]:
             found.release(address)
         device.default = None
@@ -78,7 +66,7 @@ def create_context(number: int) -> Context:
     """Return a new context of a device, which this thread uses from now on."""
     found = process(waits=True)
     made = _context(found, _device(found, number), owned=True)
-    found.current[threading.get_ident()] = made
+    set_current_context(made)
     return made
 
 
@@ -91,9 +79,9 @@ def _context(found: Process, device: Device, owned: bool) -> Context:
 def destroy_context(context: Context) -> None:
     """Destroy a context that `create_context` returned, and what belongs to it."""
     found = process(waits=True)
-    if not found.get(Context, context).owned:
-        remedy = "a default context goes with its device"
-        raise AclError(INVALID, "a context that create_context returned", str(context), remedy)
+    needed = "a context that create_context returned"
+    remedy = "a default context goes with its device"
+    need(found.get(Context, context).owned, INVALID, needed, str(context), remedy)
     found.drop(context)
 
 
@@ -112,16 +100,16 @@ def get_current_context() -> Context:
 def create_stream() -> Stream:
     """Return a new stream of the context."""
     found = process(waits=True)
-    if sum(isinstance(h, Stream) for h in found.live.values()) >= MOST_STREAMS:
-        raise AclError(NO_MEMORY, f"at most {MOST_STREAMS} streams", "one more", "destroy some")
+    fine = len(found.all(Stream)) < MOST_STREAMS
+    need(fine, NO_MEMORY, f"at most {MOST_STREAMS} streams", "one more", "destroy some")
     return found.add(Stream(found.context()))
 
 
 def destroy_stream(stream: Stream) -> None:
     """Destroy a stream once it has done what it was given."""
     found = process(waits=True)
-    if found.own(Stream, stream) is found.context().default:
-        raise AclError(INVALID, "a stream that create_stream returned", "the default stream")
+    own = found.own(Stream, stream) is not found.context().default
+    need(own, INVALID, "a stream that create_stream returned", "the default stream")
     found.clock.drain(stream)
     found.drop(stream)
 
@@ -135,17 +123,17 @@ def synchronize_stream(stream: Stream | None = None) -> None:
 def synchronize_device() -> None:
     """Wait until all streams of the device are done."""
     found = process(waits=True)
-    streams = [h for h in found.live.values() if isinstance(h, Stream)]
-    found.clock.drain(*(s for s in streams if s.context and s.context.device is found.device()))
+    device = found.device()
+    found.clock.drain(*(s for s in found.all(Stream) if s.context and s.context.device is device))
 
 
 def create_event(flag: int = EVENT_TIME_LINE) -> Event:
     """Return a new event of the context."""
-    found = process()
-    if not 0 < flag < 16 or flag & ~(EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE):
-        raise AclError(INVALID, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
+    found, flags = process(), EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE
+    known = flag > 0 and not flag & ~flags
+    need(known, INVALID, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
     made = found.add(Event(found.context()))
-    made.signal.name = f"event {made.number}"
+    made.signal.name = str(made)
     return made
 
 
@@ -157,30 +145,27 @@ def destroy_event(event: Event) -> None:
 
 def record_event(event: Event, stream: Stream | None = None) -> None:
     """Record an event when a stream gets there."""
-    found = process()
-    found.clock.record(*_together(found, stream, event))
+    process().clock.record(*_together(stream, event))
 
 
 def stream_wait_event(stream: Stream | None, event: Event) -> None:
     """Hold a stream for an event; several streams may, and it stays recorded."""
-    found = process()
-    found.clock.wait(*_together(found, stream, event))
+    process().clock.wait(*_together(stream, event))
 
 
 def reset_event(event: Event, stream: Stream | None = None) -> None:
     """Forget the records of an event."""
-    signal = _together(process(), stream, event)[1]
+    signal = _together(stream, event)[1]
     signal.first = signal.last = None
 
 
-def _together(
-    found: Process, stream: Stream | None, event: Event
-) -> tuple[Stream, Signal]:  # fmt: skip
+def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
     """Return a stream and an event; `AclError` 200004 unless both are of one context."""
+    found = process()
     handle, what = found.stream(stream), found.get(Event, event)
-    if handle.context is not what.context:
-        got = f"{handle.context} and {what.context}"
-        raise AclError(MISMATCH, "a stream and an event of one context", got)
+    got = f"{handle.context} and {what.context}"
+    fine = handle.context is what.context
+    need(fine, MISMATCH, "a stream and an event of one context", got)
     return handle, what.signal
 
 
@@ -199,14 +184,12 @@ def synchronize_event(event: Event) -> None:
 
 def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
-    found, times = process(), []
+    times = []
     for event in (start, end):
-        last = found.get(Event, event).signal.last
-        if last is None or last.time_s is None:
-            remedy = "record it and synchronise"
-            raise AclError(INVALID, "events that have been reached", str(event), remedy)
-        times.append(last.time_s)
-    return (times[1] - times[0]) * 1e3
+        needed, remedy = "events that have been reached", "record it and synchronise"
+        need(query_event(event), INVALID, needed, str(event), remedy)
+        times.append(getattr(event.signal.last, "time_s"))  # noqa: B009 - there is one
+    return float(times[1] - times[0]) * 1e3
 
 
 def now_s() -> float:
@@ -225,25 +208,24 @@ def launch_kernel(
 ) -> None:  # fmt: skip
     """Let an engine of the device work for some seconds; `function` is called at the end."""
     found = process()
-    if not (np.isfinite(time_s) and time_s >= 0):
-        raise AclError(INVALID, f"{name}: seconds of at least 0", repr(time_s))
+    need(0 <= time_s < float("inf"), INVALID, f"{name}: seconds of at least 0", repr(time_s))
     found.work(found.stream(stream), [(name, engine, time_s)], end=function)
 
 
 # -- memory ---------------------------------------------------------------------------------------
 def _size(size_bytes: int) -> int:
-    if isinstance(size_bytes, int) and size_bytes >= 1:
-        return size_bytes
-    raise AclError(INVALID, "a size of at least 1 byte", repr(size_bytes))
+    fine = isinstance(size_bytes, int) and size_bytes >= 1
+    need(fine, INVALID, "a size of at least 1 byte", repr(size_bytes))
+    return size_bytes
 
 
-def malloc(size_bytes: int, policy: int = HUGE_FIRST) -> int:
+def malloc(size_bytes: int, policy: int = p.HUGE_FIRST) -> int:
     """Return the address of device memory: 64-byte aligned, 32 bytes more than whole 32s.
 
     `AclError` 200000 if the device has not that much left.
     """
-    if policy not in (HUGE_FIRST, HUGE_ONLY, NORMAL_ONLY):
-        raise AclError(INVALID, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
+    known = policy in (p.HUGE_FIRST, p.HUGE_ONLY, p.NORMAL_ONLY)
+    need(known, INVALID, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
     return process(waits=True).allocate(_size(size_bytes), policy)
 
 
@@ -254,15 +236,15 @@ def free(address: int) -> None:
 
 def malloc_host(size_bytes: int) -> Bytes:
     """Return pinned host memory: copies from and to it run beside the host."""
-    made = np.full(_size(size_bytes), POISON, np.uint8)
+    made = np.full(_size(size_bytes), p.POISON, np.uint8)
     process(waits=True).pinned[made.ctypes.data] = made
     return made
 
 
 def free_host(memory: Bytes) -> None:
     """Free pinned host memory."""
-    if process().pinned.pop(memory.ctypes.data, None) is None:
-        raise AclError(INVALID, "memory that malloc_host returned", "other memory", "free it once")
+    found = process().pinned.pop(memory.ctypes.data, None) is not None
+    need(found, INVALID, "memory that malloc_host returned", "other memory", "free it once")
 
 
 def memcpy(dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
@@ -287,8 +269,8 @@ def memcpy_async(
 
 def memset(address: int, dest_max: int, value: int, size_bytes: int) -> None:
     """Fill device memory, at once."""
-    if not 0 <= value <= 255 or not 0 <= size_bytes <= dest_max:
-        raise AclError(INVALID, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
+    fine = 0 <= value <= 255 and 0 <= size_bytes <= dest_max
+    need(fine, INVALID, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
     process().memory(address, size_bytes)[:] = value
 
 
@@ -296,12 +278,13 @@ def _copy(
     found: Process, stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int
 ) -> None:
     """Issue a copy; one within the host is done at once."""
-    if not 0 <= size_bytes <= dest_max or kind not in range(4):
-        needed = f"at most {dest_max} bytes to copy, and a kind from 0 to 3"
-        raise AclError(INVALID, needed, f"{size_bytes}, {kind!r}")
-    if (isinstance(src, int), isinstance(dst, int)) != (kind in (2, 3), kind in (1, 3)):
-        got = "host memory for device memory or the reverse"
-        raise AclError(INVALID, f"source and destination of a copy of kind {kind}", got)
+    needed = f"at most {dest_max} bytes to copy, and a kind from 0 to 3"
+    fine = 0 <= size_bytes <= dest_max and kind in range(4)
+    need(fine, INVALID, needed, f"{size_bytes}, {kind!r}")
+    sides = isinstance(src, int), isinstance(dst, int)
+    needed = f"source and destination of a copy of kind {kind}"
+    got = "host memory for device memory or the reverse"
+    need(sides == (kind in (2, 3), kind in (1, 3)), INVALID, needed, got)
     source, target = (
         found.memory(x, size_bytes) if isinstance(x, int) else _host(x, size_bytes)
         for x in (src, dst)
@@ -310,14 +293,14 @@ def _copy(
         target[:] = source
         return
     if kind == DEVICE_TO_HOST and not any(np.shares_memory(target, x) for x in found.reading):
-        target[:] = POISON
+        target[:] = p.POISON
     if kind == HOST_TO_DEVICE:
         found.reading.append(source)
     held: list[Bytes] = []
 
     def begin() -> None:
         held.append(source.copy())
-        target[:] = POISON
+        target[:] = p.POISON
         found.reading[:] = [x for x in found.reading if x is not source]
 
     def end() -> None:
@@ -337,11 +320,11 @@ def copy_s(device: Device, size_bytes: int, kind: int) -> float:
 
 def _host(array: Any, size_bytes: int | None = None) -> Bytes:
     """Return host memory as bytes; `AclError` unless it is one piece and large enough."""
-    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-        raise AclError(INVALID, "host memory as a contiguous array", type(array).__name__)
-    raw = array.reshape(-1).view(np.uint8)
-    if len(raw) < (size_bytes or 0):
-        raise AclError(INVALID, f"{size_bytes} bytes of host memory", str(len(raw)))
+    whole = isinstance(array, np.ndarray) and array.flags.c_contiguous
+    need(whole, INVALID, "host memory as a contiguous array", type(array).__name__)
+    raw: Bytes = array.reshape(-1).view(np.uint8)
+    fine = len(raw) >= (size_bytes or 0)
+    need(fine, INVALID, f"{size_bytes} bytes of host memory", str(len(raw)))
     return raw[:size_bytes]
 
 
@@ -350,11 +333,10 @@ def subscribe_report(thread: int, stream: Stream | None = None) -> None:
     """Let a thread take a stream's callbacks: this one by `process_report`, others in a loop."""
     found = process()
     own = found.stream(stream)
-    if own.thread is not None:
-        raise AclError(SUBSCRIBED, f"one thread for {own}", "a second", "unsubscribe_report")
-    threads = {s.thread for s in found.live.values() if isinstance(s, Stream)} - {None}
-    if len(threads | {thread}) > MOST_THREADS:
-        raise AclError(NO_MEMORY, f"at most {MOST_THREADS} threads", "one more")
+    first = own.thread is None
+    need(first, SUBSCRIBED, f"one thread for {own}", "a second", "unsubscribe_report")
+    threads = {s.thread for s in found.all(Stream)} - {None} | {thread}
+    need(len(threads) <= MOST_THREADS, NO_MEMORY, f"at most {MOST_THREADS} threads", "one more")
     own.thread = thread
     found.clock.retry()
 
@@ -362,8 +344,7 @@ def subscribe_report(thread: int, stream: Stream | None = None) -> None:
 def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
     """End what `subscribe_report` began."""
     own = process().stream(stream)
-    if own.thread != thread:
-        raise AclError(INVALID, f"thread {thread} subscribed to {own}", "another or none")
+    need(own.thread == thread, INVALID, f"thread {thread} subscribed to {own}", "another or none")
     own.thread = None
 
 
@@ -373,8 +354,7 @@ def launch_callback(
     """Call a function of the host when a stream gets there; BLOCK holds the stream meanwhile."""
     found = process()
     own = found.stream(stream)
-    if block not in (NO_BLOCK, BLOCK):
-        raise AclError(INVALID, "0 (no block) or 1 (block)", repr(block))
+    need(block in (NO_BLOCK, BLOCK), INVALID, "0 (no block) or 1 (block)", repr(block))
 
     def call() -> None:
         found.in_callback = True
@@ -396,7 +376,7 @@ def process_report(timeout_ms: float = -1) -> bool:
     """
     clock = process(waits=True).clock
     until_s = clock.now_s + timeout_ms / 1e3 if timeout_ms >= 0 else float("inf")
-    if not clock.run(lambda: bool(clock.calls), until_s):
-        return False
-    clock.take_call()
-    return True
+    there = clock.run(lambda: bool(clock.calls), until_s)
+    if there:
+        clock.take_call()
+    return there

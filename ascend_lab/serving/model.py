@@ -171,12 +171,7 @@ def _runner(graph: Graph, chip: str | None) -> Callable[[Arrays], Arrays]:
     if chip is None:
         return lambda inputs: evaluate(graph, inputs)
     compiled = compile_graph(graph, chip)
-
-    def run(inputs: Arrays) -> Arrays:
-        found = run_tasks(compiled, inputs)
-        return {n: found[m] for n, m in zip(graph.outputs, compiled.graph.outputs, strict=True)}
-
-    return run
+    return lambda inputs: run_tasks(compiled, inputs, graph.outputs)
 
 
 def _rows_apart(one: Graph, two: Graph) -> bool:

@@ -6,6 +6,7 @@ wrong address or a missing copy gives a wrong answer instead of a lucky one.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -199,15 +200,16 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     m1, k1, m0, k0 = a.shape
     n1, n0 = b.shape[1], b.shape[2]
     # block by block: products so small are not divided among threads, which would wait for another
-    left = a.transpose(0, 2, 1, 3).reshape(m1, m0, k1 * k0).astype(wide)
-    right = b.transpose(0, 3, 1, 2).reshape(k1 * k0, n1 * n0).astype(wide)
+    left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
+    right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
     tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
     c = core.view(instruction.dst, env)
     accumulate = instruction.attr("accumulate")
     adds = accumulate.at(env) if isinstance(accumulate, Affine) else accumulate
     if adds:
-        tile = tile + c
-    elif len(instruction.srcs) > 2:
+        np.add(c, tile, out=c)
+        return
+    if len(instruction.srcs) > 2:
         bias = core.view(instruction.srcs[2], env).reshape(n1, 1, 1, n0)
         tile = tile + bias.astype(wide)
     store(c, tile)
@@ -217,26 +219,43 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     assert instruction.dst is not None
     image = core.view(instruction.srcs[0], env)
     c1, height, width, c0 = image.shape
-    (kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw) = (
-        _ints(instruction, name) for name in ("kernel", "stride", "pad", "dilation")
+    dst = core.view(instruction.dst, env)
+    m1, k1, m0, lanes = dst.shape
+    each = lanes // c0  # taps side by side in the lanes of one
+    first = _start(instruction, "m_start", env), _start(instruction, "k_start", env) // c0
+    settings = tuple(_ints(instruction, n) for n in ("kernel", "stride", "pad", "dilation"))
+    places, outside, none = _windows((c1, height, width), first, (m1 * m0, k1 * each), settings)
+    tile = image.reshape(-1, c0).take(places, axis=0)
+    tile[outside] = instruction.number("pad_value")
+    tile[none] = 0
+    store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
+
+
+@lru_cache(4096)
+def _windows(
+    image: tuple[int, int, int],
+    first: tuple[int, int],
+    counts: tuple[int, int],
+    settings: tuple[tuple[int, ...], ...],
+) -> tuple[Values, Any, Any]:
+    """Return which pixel of which block each (output, tap) is, which pad, and which are none.
+
+    `image` is blocks, rows, columns; `settings` are kernel, stride, padding and dilation.
+    """
+    (c1, height, width), ((kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw)) = (
+        image,
+        settings,
     )
     out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
     out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
-    sizes = (c1, height + top + bottom, width + left + right, c0)
-    padded = np.full(sizes, instruction.number("pad_value"), image.dtype)
-    padded[:, top : top + height, left : left + width] = image
-    dst = core.view(instruction.dst, env)
-    m1, k1, m0, _ = dst.shape
-    m = _start(instruction, "m_start", env) + np.arange(m1 * m0)
-    lanes, each = dst.shape[3], dst.shape[3] // c0  # taps side by side in the lanes of one
-    k = _start(instruction, "k_start", env) // c0 + np.arange(k1 * each)
-    valid_m, valid_k = m < out_h * out_w, k < c1 * kh * kw
-    m, k = np.where(valid_m, m, 0), np.where(valid_k, k, 0)
-    rows = (m // out_w * sh)[:, None] + (k // kw % kh * dh)[None, :]
-    columns = (m % out_w * sw)[:, None] + (k % kw * dw)[None, :]
-    tile = padded[(k // (kh * kw))[None, :], rows, columns]
-    tile[~(valid_m[:, None] & valid_k[None, :])] = 0
-    store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
+    m, k = (at + np.arange(count) for at, count in zip(first, counts, strict=True))
+    m, k = m[:, None], k[None, :]
+    none = (m >= out_h * out_w) | (k >= c1 * kh * kw)
+    rows = m // out_w * sh + k // kw % kh * dh - top
+    columns = m % out_w * sw + k % kw * dw - left
+    outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
+    places = (k // (kh * kw) * height + rows) * width + columns
+    return np.where(none | outside, 0, places), np.nonzero(outside), np.nonzero(none)
 
 
 def _ints(instruction: Instruction, name: str) -> tuple[int, ...]:

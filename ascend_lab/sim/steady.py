@@ -96,7 +96,7 @@ class _Walk:
         states = self.seen.setdefault(where, [])
         for old in reversed(states):
             if self._repeats(old):
-                self.seen.clear()
+                states.clear()
                 return
         states.append(_State(self.left.copy(), self.free.copy(), [*map(tuple, self.flags)]))
         del states[:-KEPT]

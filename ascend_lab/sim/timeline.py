@@ -1,11 +1,8 @@
 """What a simulation tells: cycles, busy shares, bytes, energy, and on demand every span.
 
-A kernel of several phases tells the sums of its phases' timelines:
-
-    cycles = sum of the phases' cycles + (phases - 1) * barrier over all cores
-
-and what starts it: the host ("cold"), the device's queue ("queued"), or, in a super kernel of
-several, a barrier after the one before it ("inside"; "across" if cube and vector cores meet at it).
+A kernel of several phases tells the sums of its phases' timelines, a barrier over all cores between
+any two, and what starts it: the host ("cold"), the device's queue ("queued"), or, within a super
+kernel, a barrier after the one before it ("inside"; "across" if cube and vector cores meet there).
 """
 
 from collections import Counter
@@ -292,11 +289,14 @@ class KernelTimeline(Timed):
     chip: Chip
     phases: tuple[Timeline, ...]
     start: Start = field(default="cold", kw_only=True)
+    early_cycles: int = field(default=0, kw_only=True)
+    """Cycles that it works before the barrier at which it starts lets it pass."""
 
     @property
     def launch_cycles(self) -> int:
         """Cycles of what starts it."""
-        return start_cycles(self.chip, self.start, self.mix_cycles)
+        cycles = start_cycles(self.chip, self.start, self.mix_cycles)
+        return max(0, cycles - self.early_cycles)
 
     @property
     def mix_cycles(self) -> int:

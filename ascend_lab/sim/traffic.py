@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
@@ -201,7 +202,8 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     )
 
 
-def lowest_bytes(launch: Launch) -> dict[tuple[str, bool], int]:
+@lru_cache(4096)
+def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
     """Return the first byte of each GM tensor that is touched, by (name, written)."""
     found: dict[tuple[str, bool], int] = {}
     for part in launch.parts:

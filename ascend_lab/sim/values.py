@@ -89,7 +89,7 @@ def store(dst: Values, values: Values, mask: Values | None = None) -> None:
         info = np.iinfo(dst.dtype)
         rounded = np.nan_to_num(np.rint(values.astype(np.float64)))
         values = np.clip(rounded, info.min, info.max)
-    np.copyto(dst, values.astype(dst.dtype), where=True if mask is None else mask)
+    np.copyto(dst, values.astype(dst.dtype, copy=False), where=True if mask is None else mask)
 
 
 def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) -> None:

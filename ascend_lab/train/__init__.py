@@ -1,36 +1,18 @@
 """Training: the step as a graph, its precision, recomputation, and what it costs."""
 
+# fmt: off
+# isort: off
 from ascend_lab.train.autodiff import cuts, every, training_graph
 from ascend_lab.train.compile import compile_training
 from ascend_lab.train.profile import GradientRow, StepProfile, profile_layers, profile_training
 from ascend_lab.train.step import (
-    DynamicLossScale,
-    StepResult,
-    TrainingGraph,
-    at_step,
-    first_values,
-    found_inf,
-    run_step,
+    DynamicLossScale, StepResult, TrainingGraph, at_step, first_values, found_inf, run_step,
 )
 from ascend_lab.train.timeline import StepTimeline, scaling_curve, step_timeline
 
 __all__ = [
-    "DynamicLossScale",
-    "GradientRow",
-    "StepProfile",
-    "StepResult",
-    "StepTimeline",
-    "TrainingGraph",
-    "at_step",
-    "compile_training",
-    "cuts",
-    "every",
-    "first_values",
-    "found_inf",
-    "profile_layers",
-    "profile_training",
-    "run_step",
-    "scaling_curve",
-    "step_timeline",
-    "training_graph",
+    "DynamicLossScale", "GradientRow", "StepProfile", "StepResult", "StepTimeline",
+    "TrainingGraph", "at_step", "compile_training", "cuts", "every", "first_values",
+    "found_inf", "profile_layers", "profile_training", "run_step", "scaling_curve",
+    "step_timeline", "training_graph",
 ]

@@ -19,9 +19,14 @@ from ascend_lab.graph import evaluate, run_tasks, simulate_graph
 
 FEW = Settings(budget=4)
 CHIP = load_chip("Ascend310")
-TINY_L2 = replace(CHIP, l2=replace(CHIP.l2, size_bytes=1 << 16), launch_overhead_s=1e-8,
-                  queued_launch_s=1e-8, barrier_s=1e-8,
-                  device_memory=replace(CHIP.device_memory, rate_bytes_per_s=8e9))  # fmt: skip
+TINY_L2 = replace(
+    CHIP,
+    l2=replace(CHIP.l2, size_bytes=1 << 16, kind="cache"),
+    device_memory=replace(CHIP.device_memory, rate_bytes_per_s=8e9),
+    launch_overhead_s=1e-8,
+    queued_launch_s=1e-8,
+    barrier_s=1e-8,
+)
 """So that a network need not be large to profit from slices."""
 
 

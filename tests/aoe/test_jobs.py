@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from ascend_lab.aoe import Settings, tune_operator
 from ascend_lab.aoe.cube.job import CubeJob
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import warm_cycles
 from ascend_lab.aoe.tuning import job_of
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import compile_graph, simulate_graph
 from ascend_lab.graph.lower import lower
 from ascend_lab.graph.tasks import with_choices
+from ascend_lab.ops.split_product import warm_cycles
 
 chips = st.sampled_from(cases.CHIPS)
 

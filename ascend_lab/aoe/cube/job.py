@@ -22,7 +22,7 @@ from ascend_lab.aoe.cube.space import (
     word_of,
 )
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Tunable, base_name, warm_cycles
+from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, TableSpace, completed
 from ascend_lab.aoe.workers import Deadline, Measure
 from ascend_lab.chip import Chip
@@ -30,6 +30,7 @@ from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import product_job
+from ascend_lab.graph.tasks import lowered_once
 from ascend_lab.isa import Launch, as_kernel, c0_of
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
@@ -39,6 +40,7 @@ from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
+from ascend_lab.ops.split_product import base_name, least_cycles, warm_cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def cube_space(
     demand: Demand | None = None,
     most: int = MOST,
     *,
-    default: bool = True,
+    default: bool | GemmSchedule = True,
 ) -> CubeSpace:
     """Return the space of a product or a convolution, thinned out to about `most` points.
 
@@ -91,7 +93,12 @@ def point_of(space: CubeSpace, schedule: GemmSchedule) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class CubeMeasure(CubeProblem):
-    """Point -> cycles of one launch, host overhead included; convolutions fill NC1HWC0 planes."""
+    """Point -> cycles of one launch, host overhead included; convolutions fill NC1HWC0 planes.
+
+    `own` is the default where it is not the one of the closed form.
+    """
+
+    own: GemmSchedule | None = None
 
     @property
     def demand(self) -> Demand | None:
@@ -101,11 +108,12 @@ class CubeMeasure(CubeProblem):
     @property
     def default(self) -> GemmSchedule:
         """The tiling that is taken without a search."""
-        return _kind(self.shape).default(self.shape, self.chip, self.epilogue)
+        return self.own or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
 
     def space(self) -> CubeSpace:
         """Return all tilings."""
-        return cube_space(self.shape, self.chip, self.demand)
+        whole = self.own if self.own and self.own.split_k == 1 else True
+        return cube_space(self.shape, self.chip, self.demand, default=whole)
 
     def launch(self, point: Point) -> Launch:
         """Return the kernel of a point."""
@@ -164,6 +172,7 @@ class CubeJob:
             self.measure = self._measure(shape, epilogue)
         else:
             self.measure = self._measure(*product_job(piece, chip))
+        self.floor = self._floor()
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
         self.low = self.bounds.closed.copy()
@@ -178,9 +187,21 @@ class CubeJob:
         warm = operator.warm.union(side for name, side in sides if name in operator.warm)
         again = {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
         shared = frozenset(n for pair in sides if pair[0] in again for n in pair)
+        own = lowered_once(operator.piece, operator.chip).tiling
         if not shared:
-            return CubeMeasure(shape, operator.chip, epilogue, warm)
-        return SharedMeasure(shape, operator.chip, epilogue, warm | shared, operator)
+            return CubeMeasure(shape, operator.chip, epilogue, warm, own)
+        return SharedMeasure(shape, operator.chip, epilogue, warm | shared, own, operator)
+
+    def _floor(self) -> float:
+        """Return cycles below which no division of K gets; the space has none.
+
+        Infinite where the default does not divide it.
+        """
+        shape, operator, own = self.measure.shape, self.operator, self.measure.own
+        if not isinstance(shape, GemmShape) or own is None or own.split_k == 1:
+            return math.inf
+        launch = round(operator.chip.launch_overhead_s * operator.chip.clock_hz)
+        return launch + least_cycles(shape, operator.chip, self.measure.warm)
 
     @property
     def default(self) -> Point:
@@ -206,7 +227,7 @@ class CubeJob:
         for trial in (t for t in trials if t.cost < np.inf):
             low[self.space.row(trial.point)] = np.inf
             best = min(best, trial.cost)
-        least = float(low.min())
+        least = min(float(low.min()), self.floor)
         return int(min(best, least)), best <= least
 
 

@@ -128,10 +128,10 @@ def copied(path: Path, size_bytes: Array, cycles_per_byte: Floats | float | None
 def fed(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
     """Return the cycles that copy a tile of A and one of B from L1 to L0."""
     l0a, l0b, area = job.chip.path("L1", "L0A"), job.chip.path("L1", "L0B"), job.area_bytes
-    b = depth * copied(l0b, n * area)
     if job.is_conv:
-        return copied(l0a, m * depth * area), b
-    return np.minimum(m, depth) * copied(l0a, np.maximum(m, depth) * area), b
+        return copied(l0a, m * depth * area), copied(l0b, depth * n * area)
+    a = np.minimum(m, depth) * copied(l0a, np.maximum(m, depth) * area)
+    return a, depth * copied(l0b, n * area)
 
 
 def vector_cycles(after: After, chip: Chip, count: Array, run: Array) -> Array:
@@ -261,13 +261,14 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     depth, turns = w.units * job.taps, turns_of(job)
     flags = 2 * chip.flag_cycles * turns * w.m_tiles * w.n_tiles
     if job.is_conv:
-        copies = turns * w.m_tiles
+        copies, rows = turns * w.m_tiles, turns
     else:
+        rows = depth
         # a load per row or column of fractals: full tiles have min(m, k) of each
         full = np.minimum(w.m, w.k) * (w.m_sum // w.m) * (depth // np.maximum(w.stage, w.k))
         copies = np.maximum(turns * w.m_tiles, full * (w.stage // w.k))
     a = copies * l0a.startup_cycles + depth * w.m_sum * area / l0a.rate_bytes_per_cycle
-    b = w.n_tiles * depth * l0b.startup_cycles + depth * w.n_own * area / l0b.rate_bytes_per_cycle
+    b = w.n_tiles * rows * l0b.startup_cycles + depth * w.n_own * area / l0b.rate_bytes_per_cycle
     feed_a = np.where(w.by_a, 0.0, w.bundles * (a * w.n_tiles + flags))
     feed_b = np.where(w.by_b, 0.0, w.bundles * (b * w.m_tiles + flags))
     return feed_a, feed_b

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.default_schedules import candidates, estimate
+from ascend_lab.kernels.default_schedules import candidates, estimate, no_room
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, Tilings
 from ascend_lab.kernels.tiles import chunks
@@ -161,15 +161,16 @@ def gemm_space(
     demand: Demand | None = None,
     most: int = MOST,
     *,
-    default: bool = True,
+    default: bool | GemmSchedule = True,
 ) -> CubeSpace:
     """Return all tilings of a product; raises `CapacityError` if not even the least fits.
 
     Where there are more than `most`, only some sizes are left: each some ratio above the last.
-    With `default`, the default schedule is among them all the same.
+    With `default`, the schedule of the closed form, or that one, is among them all the same.
     """
     chip = chip_left(chip, demand)
-    row = _default_row(shape, chip, demand) if default else {}
+    row = _default_row(shape, chip, demand) if default is True else {}
+    row = gemm_row(shape, chip, default) if isinstance(default, GemmSchedule) else row
     for ratio in RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
         if 4 * len(table["m"]) > most and ratio < RATIOS[-1]:
@@ -313,7 +314,7 @@ def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns
     found = candidates(shape, chip)
     found = found.take(fitting(demand, chip, found))
     if not len(found.m):
-        raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
+        raise no_room(chip)
     best = int(np.argmin(estimate(shape, chip, found, demand)))
     return gemm_row(shape, chip, found.schedule(best, shape.dtype))
 

@@ -54,19 +54,7 @@ def paced(search: Search, budget: int) -> Search:
 
 
 __all__ = [
-    "ALIASES",
-    "SEARCHES",
-    "Annealing",
-    "Birth",
-    "BranchAndBound",
-    "Genetic",
-    "IteratedLocal",
-    "Mcts",
-    "Node",
-    "Surrogate",
-    "exhaustive",
-    "paced",
-    "random_order",
-    "search_named",
+    "ALIASES", "SEARCHES", "Annealing", "Birth", "BranchAndBound", "Genetic", "IteratedLocal",
+    "Mcts", "Node", "Surrogate", "exhaustive", "paced", "random_order", "search_named",
     "tree_of",
-]
+]  # fmt: skip

@@ -1,21 +1,18 @@
 """What stays in L2 while slices run, tensor by tensor: the tuner's quick view of residency.
 
 `Step` is one launch: the tensors it reads and writes, each byte once. A rule says of every step of
-a slice what it finds in L2 and how many bytes go to memory. Two rules are published. A *buffer*
-(the Ascend310's) is allocated ahead: an output lives there from its writer to its last reader if
-pages and slots are left, weights and whatever crosses the border of the slice never do. A *cache*
-keeps what was used last, weights of the slice before included, and drops what nobody reads again.
+a slice what it finds in L2 and how many bytes go to memory. A *buffer* (the Ascend310's) is
+allocated ahead (see `graph.residency`); weights and what crosses the border of the slice are never
+there. A *cache* keeps what was used last, weights of the slice before included, and drops what
+nobody reads again.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
-PAGE_BYTES = 131_072
-"""A page of the buffer: 64 of them in 8 MiB."""
-SLOTS = 8
-"""Tensors the buffer holds at once."""
+from ascend_lab.chip import Chip
+from ascend_lab.graph.residency import Use, allocate
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +36,30 @@ class Met:
         return missed + self.written_bytes
 
 
-Rule = Callable[[Sequence[Step], Collection[str]], Iterator[Met]]
-"""(steps of a slice, tensors needed behind it) -> what each step meets."""
+@dataclass
+class Buffer:
+    """The rule of a buffer: a slice finds what it has written itself, if that was kept."""
 
+    size_bytes: int
+    held: Mapping[str, int] = field(default_factory=dict)
 
-def buffered(size_bytes: int) -> Rule:
-    """Return the rule of a buffer: first come, first served, nothing is evicted or loaded ahead."""
-    pages = size_bytes // PAGE_BYTES
+    def left(self, names: Mapping[str, int]) -> None:
+        """Let tensors lie there that were just written: none, of what is read in slices."""
 
-    def run(steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
-        left = Counter(name for step in steps for name in step.reads)
-        held: dict[str, int] = {}
+    def passed(self, names: Collection[str]) -> None:
+        """Forget tensors of which the next slice reads another part."""
+
+    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
+        """Yield what each step meets; `kept` are needed behind the slice."""
+        uses = [Use(tuple(step.reads), tuple(step.writes)) for step in steps]
+        sizes = Counter[str]()
         for step in steps:
-            held = {name: count for name, count in held.items() if left[name]}
-            found = frozenset(held).intersection(step.reads)
-            left.subtract(step.reads.keys())
-            out = 0
-            for name, size in step.writes.items():
-                need = ceil(size / PAGE_BYTES)
-                room = len({*held, name}) <= SLOTS and sum(held.values()) + need <= pages
-                if room and left[name] and name not in kept:
-                    held[name] = held.get(name, 0) + need
-                else:
-                    out += size
-            yield Met(found, out)
-
-    return run
+            sizes.update(step.writes)
+        before = frozenset[str]()
+        for step, held in zip(steps, allocate(uses, sizes, {*kept}, self.size_bytes), strict=True):
+            out = sum(size for name, size in step.writes.items() if name not in held)
+            yield Met(before & held & step.reads.keys(), out)
+            before = held
 
 
 @dataclass
@@ -117,3 +112,8 @@ class Cache:
             total -= size
             out += self.dirty.pop(name, 0)
         return out
+
+
+def rule_of(chip: Chip) -> Buffer | Cache:
+    """Return the rule of a chip's L2, empty."""
+    return Buffer(chip.l2.size_bytes) if chip.l2.kind == "buffer" else Cache(chip.l2.size_bytes)

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import gcd
 
-from ascend_lab.aoe.subgraph.residency import Cache, Met, Step
+from ascend_lab.aoe.subgraph.residency import Met, Step, rule_of
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, one_slice, ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
@@ -29,7 +29,7 @@ from ascend_lab.isa import Launch
 from ascend_lab.sim.simulate import time_launch, traffic_of
 from ascend_lab.sim.timeline import start_cycles
 
-SLACK = 2.0
+SLACK = 4.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
 SIZES = 3
 """Sizes of slices tried for a segment: the largest that pass, along each axis."""
@@ -164,16 +164,22 @@ class Segments:
         """Return the slicings of a segment worth timing; none if all of it fits into L2.
 
         Images, in every number of slices that divides the batch, or, where that leaves nothing to
-        try, in every number; rows only where images cannot be cut.
+        try, in every number; rows only where images cannot be cut. Slices that are much larger than
+        L2 still spill; slices of slices that fit read the same bytes again.
         """
-        if stop <= self.reach[first]:
-            return [("batch", even(self.batch, n)) for n in self.numbers]
         part = self.part(first, stop)
-        room, weights, live = self.chip.l2.size_bytes, weight_bytes(part), max(live_bytes(part))
-        if self.numbers or live + weights <= room:
-            return []
-        share = (SLACK * room - weights) / live
-        return list(self._rows(part, share))
+        room, live = self.chip.l2.size_bytes, max(live_bytes(part))
+        if self.chip.l2.kind == "cache":
+            room -= min(weight_bytes(part), room // 2)
+        if stop > self.reach[first]:
+            rows = not self.numbers and live > room
+            return list(self._rows(part, SLACK * room / live)) if rows else []
+        found, coarser = [], 1
+        for n in self.numbers:
+            if live > coarser * room and live <= SLACK * n * room:
+                found.append(("batch", even(self.batch, n)))
+            coarser = n
+        return found
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -250,7 +256,7 @@ class Segments:
 
     def _summed(self, first: int, stop: int, way: Way) -> float:
         """Return the cost from runs: of every size the first slice, then its like."""
-        part, cache, total = self.part(first, stop), Cache(self.chip.l2.size_bytes), 0.0
+        part, cache, total = self.part(first, stop), rule_of(self.chip), 0.0
         kept, types = frozenset(part.outputs), part.types
         before = [n for n in part.inputs if n not in self.graph.inputs]
         cache.left({name: types[name].size_bytes for name in before})
@@ -321,7 +327,8 @@ class Segments:
             return math.inf
         before = [n for n in built.graph.inputs if n not in self.graph.inputs]
         built = SlicePlan(one_launch=True).launched(built)
-        return simulate_graph(built, written=before, first="inside").time_s
+        times = simulate_graph(built, written=before, passed=built.graph.outputs, first="inside")
+        return times.time_s
 
 
 def _named(sizes: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:

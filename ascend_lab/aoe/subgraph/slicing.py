@@ -94,7 +94,9 @@ class SlicePlan:
     def launched(self, compiled: Compiled) -> Compiled:
         """Return a compiled network with its kernels launched as the plan says."""
         scopes = ((0, len(compiled.tasks)),) if self.one_launch else ()
-        return replace(compiled, scopes=scopes)
+        return replace(
+            compiled, scopes=scopes, prefetch=self.prefetch, spilled=frozenset(_borders(compiled))
+        )
 
     def ranges(self, graph: Graph) -> list[tuple[int, int, Region]]:
         """Return first and last position of every region; `InputError` out of order."""
@@ -116,6 +118,22 @@ class SlicePlan:
         lines = [str(region) for region in self.regions] or ["whole"]
         how = {"one launch": self.one_launch, "weights ahead": self.prefetch}
         return "\n".join([*lines, *filter(None, [", ".join(n for n, on in how.items() if on)])])
+
+
+def _borders(compiled: Compiled) -> Iterator[str]:
+    """Yield the tensors that slices of images are cut out of, or are joined to.
+
+    They live as long as all slices of a region and would leave these no room in a buffer.
+    """
+    graph = compiled.graph
+    for task in compiled.tasks:
+        node = graph.node(task.name) if task.lowered is None else None
+        if node is not None and node.op == "concat" and node.attr("axis", 0) == 0:
+            yield node.output
+        if node is not None and node.op == "slice":
+            whole, part = graph.types[node.inputs[0]], graph.types[node.output]
+            if whole.shape[:1] != part.shape[:1]:
+                yield node.inputs[0]
 
 
 def axis_number(axis: str, kind: TensorType, name: str) -> int:

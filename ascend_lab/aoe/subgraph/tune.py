@@ -11,9 +11,10 @@ first moves the fewest bytes unless weights alone overflow L2).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ascend_lab.aoe.settings import Progress
 from ascend_lab.aoe.subgraph.segments import (
@@ -26,11 +27,11 @@ from ascend_lab.aoe.subgraph.segments import (
     even,
     prepared,
 )
-from ascend_lab.aoe.subgraph.slicing import SlicePlan, sliced
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, bound_of, simulate_graph
+from ascend_lab.graph import Compiled, Graph, bound_of, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
 from ascend_lab.graph.counts import live_bytes, weight_bytes
@@ -39,7 +40,7 @@ BUDGET = 12
 """Plans timed on the whole network, unless stated."""
 FAR = 1.1
 """A plan is not timed if its segments cost so much more than the best one's."""
-CHECKS = 0.5
+CHECKS = 0.3
 """Share of a time limit that is kept for plans on the whole network."""
 Chain = tuple[Choice, ...]
 """How all units are taken, in order."""
@@ -52,14 +53,15 @@ def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphResult:
-    """The best plan found; `graph` is the prepared graph in slices, times are of whole networks.
+    """The best plan found; `graph` is the prepared graph in slices, `compiled` launched as planned.
 
-    `tried` counts plans timed; `bound_s` holds for every slicing and order. `interrupted`: the user
-    stopped the search.
+    Times are of whole networks. `tried` counts plans timed; `bound_s` holds for every slicing and
+    order. `interrupted`: the user stopped the search.
     """
 
     plan: SlicePlan
     graph: Graph
+    compiled: Compiled
     before_s: float
     after_s: float
     bound_s: float
@@ -109,9 +111,17 @@ def tune_subgraph(
         search.interrupted = True
     bound = bound_of(graph, chip).time_s
     return SubgraphResult(
-        search.best, sliced(graph, search.best), before, search.best_s, bound, search.tried,
-        search.interrupted,
+        search.best, sliced(graph, search.best), search.compiled, before, search.best_s, bound,
+        search.tried, search.interrupted,
     )  # fmt: skip
+
+
+def planned(graph: Graph, plan: SlicePlan, chip: Chip) -> SubgraphResult:
+    """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
+    cut, before_s = sliced(graph, plan), plan_time(graph, SlicePlan(), chip)
+    built = plan.launched(compiled(cut, chip))
+    bound_s = bound_of(graph, chip).time_s
+    return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
 
 
 class _Search:
@@ -124,6 +134,8 @@ class _Search:
         self.budget, self.told = budget, told
         self.best, self.best_s, self.interrupted = SlicePlan(), math.inf, False
         self.known: dict[SlicePlan, float] = {}
+        self.compiled = self._built = compiled(graph, chip)
+        self._of: tuple[Region, ...] = ()
 
     @property
     def tried(self) -> int:
@@ -134,15 +146,15 @@ class _Search:
         """Return the seconds of a plan, infinite if it cannot be built; keep the best."""
         if plan in self.known:
             return self.known[plan]
-        try:
-            time_s = plan_time(self.graph, plan, self.chip)
-        except AscendLabError:
-            if not plan.regions:
-                raise
-            time_s = math.inf
+        time_s = math.inf
+        with suppress(AscendLabError):
+            if plan.regions != self._of:
+                self._built = compiled(sliced(self.graph, plan), self.chip)
+                self._of = plan.regions
+            time_s = simulate_graph(plan.launched(self._built)).time_s
         self.known[plan] = time_s
         if time_s < self.best_s:
-            self.best, self.best_s = plan, time_s
+            self.best, self.best_s, self.compiled = plan, time_s, plan.launched(self._built)
         self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
@@ -152,50 +164,59 @@ class _Search:
             self.time(replace(self.best, one_launch=True))
 
     def prefetch(self) -> None:
-        """Load weights ahead, if that helps."""
-        with self.deadline.cut():
-            self.time(replace(self.best, prefetch=True))
+        """Load weights ahead, if that helps; a buffer holds none."""
+        if self.chip.l2.kind == "cache":
+            with self.deadline.cut():
+                self.time(replace(self.best, prefetch=True))
 
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
+        segments = Segments(self.graph, self.chip)
         keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
-        with keeping.cut():
-            segments = Segments(self.graph, self.chip)
-            chain = cheapest_chain(segments, self.told)
-        if chain is None:
-            return
-        with self.deadline.cut():
-            self._climb(segments, chain)
+        chain = cheapest_chain(segments, keeping, self.told)
+        if chain is not None:
+            with self.deadline.cut():
+                self._climb(segments, chain)
 
     def _climb(self, segments: Segments, chain: Chain) -> None:
-        """Time a chain and its neighbours on the network, and go on from each that is faster."""
-        seen, best_s = {chain}, self.time(self._plan(segments, chain))
+        """Time a chain and its neighbours on the network, and go on from each that is faster.
+
+        When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
+        """
+        best_s, near = self.time(self._plan(segments, chain)), neighbours
+        seen = {chain}
         while self.tried < self.budget:
-            cost = {c: total(segments, c) for c in neighbours(segments, chain) if c not in seen}
+            cost = {c: total(segments, c) for c in near(segments, chain) if c not in seen}
             most = FAR * total(segments, chain)
-            near = sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__)
-            for one in near[: self.budget - self.tried]:
+            for one in sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__):
+                if self.tried >= self.budget:
+                    return
                 seen.add(one)
                 time_s = self.time(self._plan(segments, one))
                 if time_s < best_s:
                     chain, best_s = one, time_s
                     break
             else:
-                return
+                if near is uneven:
+                    return
+                near = uneven
 
     def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
         regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
         return replace(self.best, regions=regions)
 
 
-def cheapest_chain(segments: Segments, told: Progress) -> Chain | None:
-    """Return the chain of least cost; None if a unit cannot be built."""
+def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Chain | None:
+    """Return the chain of least cost; None if a unit cannot be built.
+
+    Behind the deadline, units are only taken whole.
+    """
     count = segments.count
 
     def ways(first: int, stop: int) -> list[Way]:
         if stop == first + 1:
             told("cuts", stop, count, "")
-        return segments.ways(first, stop)
+        return [] if deadline.over else segments.ways(first, stop)
 
     total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
     # a unit that cannot be built alone leaves the chain without a cost
@@ -208,9 +229,11 @@ def total(segments: Segments, chain: Chain) -> float:
 
 
 def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
-    """Yield chains with one segment sliced otherwise, two joined, or a border moved by a unit."""
+    """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
+    alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
+    yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
     for i, (first, stop, way) in enumerate(chain):
-        for other in finer(segments, first, stop):
+        for other in (WHOLE, *segments.ways(first, stop)):
             if other != way:
                 yield (*chain[:i], (first, stop, other), *chain[i + 1 :])
     for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
@@ -223,11 +246,14 @@ def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
                 yield (*ends[0], (first, place, left), (place, stop, right), *ends[1])
 
 
-def finer(segments: Segments, first: int, stop: int) -> Sequence[Way]:
-    """Return the ways of a segment, uneven slices included."""
-    known = segments.ways(first, stop)
-    if not known or known[0][0] != "batch":
-        return [WHOLE, *known]
-    numbers = range(2, segments.batch + 1)
-    uneven = {even(segments.batch, n)[0]: ("batch", even(segments.batch, n)) for n in numbers[::-1]}
-    return [WHOLE, *uneven.values()]
+def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
+    """Yield chains with the segment that misses most in one slice of images more or less."""
+    sliced = [choice for choice in chain if choice[2][0] == "batch"]
+    if sliced:
+        worst = max(sliced, key=lambda choice: segments.cost(*choice) - segments.least(*choice))
+        first, stop, (axis, parts) = worst
+        place = chain.index(worst)
+        for count in (len(parts) - 1, len(parts) + 1):
+            if 1 < count <= segments.batch:
+                other = first, stop, (axis, even(segments.batch, count))
+                yield (*chain[:place], other, *chain[place + 1 :])

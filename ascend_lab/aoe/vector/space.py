@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Tunable, warm_cycles
+from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, Value, random_completion
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.grouping import Grouping, Structure
@@ -21,6 +21,7 @@ from ascend_lab.dsl import Schedule, Tensor, auto_schedule, lower
 from ascend_lab.errors import InputError
 from ascend_lab.graph.lower import Choice
 from ascend_lab.graph.lower.vector import vector_outputs
+from ascend_lab.ops.split_product import warm_cycles
 from ascend_lab.sim import simulate_kernel
 
 COUNTED = 10_000
@@ -54,6 +55,7 @@ class VectorSpace:
         pairs = zip(self._slots, ends, strict=True)
         own = (DECISIONS[at] + end for slot, end in pairs for at in slot)
         self.names = (*self.grouping.names, *own)
+        self._options: dict[Point, tuple[Value, ...]] = {}
         self._places = [(k, at) for k, slot in enumerate(self._slots) for at in slot]
 
     # -- points and schedules ---------------------------------------------------------------------
@@ -94,7 +96,13 @@ class VectorSpace:
 
     # -- the contract of a space ------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
-        """Return the legal values of the decision after `prefix`."""
+        """Return the legal values of the decision after `prefix`, remembered for searches."""
+        found = self._options.get(prefix)
+        if found is None:
+            found = self._options[prefix] = self._found(prefix)
+        return found
+
+    def _found(self, prefix: Point) -> tuple[Value, ...]:
         if len(prefix) < self._head:
             return self.grouping.options(prefix)
         number, at = self._places[len(prefix) - self._head]

@@ -18,17 +18,9 @@ from ascend_lab.graph.lower.vector import lower_mixed, lower_vector, mixed_block
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [
-    "CONVOLUTIONS",
-    "PRODUCTS",
-    "Choice",
-    "Lowered",
-    "Piece",
-    "by_template",
-    "choice_of",
-    "lower",
-    "packed",
-    "piece_of",
-]
+    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "by_template", "choice_of",
+    "lower", "packed", "piece_of",
+]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -31,12 +32,14 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
+from ascend_lab.kernels.conv_bias import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_shape import bundles_of
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, up
-from ascend_lab.kernels.packing import bundle_weights
+from ascend_lab.kernels.epilogue_plan import demand_of
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
+from ascend_lab.kernels.packing import pack_weights
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack
 from ascend_lab.layout.moves import maps_launch
@@ -148,12 +151,9 @@ def _depthwise_weights(array: Values) -> Values:
 
 
 def _weights(shape: ConvShape, array: Values) -> Values:
-    """Pack the weights as FRACTAL_Z, a bundle of groups after the other; added ones are 0."""
+    """Pack the weights; added ones are 0."""
     array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
-    parts = bundle_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
-    return np.concatenate(
-        [pack(address_map("FRACTAL_Z", p.shape, shape.dtype), p).reshape(-1) for p in parts]
-    )
+    return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
 
 
 def conv_job(
@@ -162,7 +162,7 @@ def conv_job(
     """Return the convolution at the head of a piece, what follows it, and operands' forms.
 
     Where sums pass UB they are rounded to the result's format on the way, and a bias is added to
-    that: half the vector work, two roundings instead of one.
+    that: half the vector work, two roundings instead of one. Or the cube adds it: none of both.
     """
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
@@ -170,23 +170,44 @@ def conv_job(
         epilogue, main = whole_epilogue(piece, "NC1HWC0")
         shape = conv_shape_of(piece, node, epilogue.out_dtype)
         shape = in_pairs(shape) if epilogue.width == PAIR else shape
-        return shape, epilogue, operand_forms(epilogue, piece, main)
+        return shape, epilogue, operand_forms(epilogue.operands, piece, main)
     if not rest and not bias:
         return conv_shape_of(piece, node, piece.output.dtype), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
-    known, operands = operands_of(piece, rest, main)
-    y = narrow(sums, first.dtype) if chip.combined or vector else sums
-    if bias:
-        column = te.placeholder(channels(main), y.dtype, bias[0])
-        operands[column] = Operand(bias[0], "channel", y.dtype)
-        y = te.vadd(y, te.broadcast(column, y.shape))
-    known[node.output] = narrow(y, first.dtype)
-    found = expressions(rest, known, main)
-    epilogue = epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
-    forms = operand_forms(epilogue, piece, main)
-    return conv_shape_of(piece, node, epilogue.out_dtype), epilogue, forms
+
+    def after(added: Sequence[str]) -> Epilogue:
+        known, operands = operands_of(piece, rest, main)
+        y = narrow(sums, first.dtype) if chip.combined or vector else sums
+        for name in added:
+            column = te.placeholder(channels(main), y.dtype, name)
+            operands[column] = Operand(name, "channel", y.dtype)
+            y = te.vadd(y, te.broadcast(column, y.shape))
+        known[node.output] = narrow(y, first.dtype)
+        found = expressions(rest, known, main)
+        return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+
+    epilogue = after(bias)
+    shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    if bias and not vector and _cube_adds(shape, epilogue, chip):
+        epilogue = replace(after(()), bias=bias[0], bias_bytes=bias_bytes(shape))
+    forms = operand_forms(epilogue.operands, piece, main)
+    if epilogue.bias:
+        forms[epilogue.bias] = partial(pack_bias, shape)
+    return shape, epilogue, forms
+
+
+def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
+    """Tell whether the cube, one step deeper, has less to do for a result than the vector unit.
+
+    The two take turns on a tile of sums: who has more to do sets the pace.
+    """
+    demand, bundle = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), bundles_of(shape)
+    if demand is None or not chip.combined or shape.dtype != shape.out_dtype:
+        return False
+    little = bias_bytes(shape) <= chip.buffers["L1"] // 4
+    return little and demand.cycles * FRACTAL**2 > bundle.c1 * shape.taps + 1
 
 
 # -- transposed convolutions ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ broadcast or copy another name of its source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -154,11 +154,11 @@ def is_channel(shape: tuple[int, ...], main: TensorType) -> bool:
     return all(n == (main.shape[i] if i == _axis(main) else 1) for i, n in enumerate(sizes))
 
 
-def operand_forms(epilogue: Epilogue, piece: Piece, main: TensorType) -> dict[str, Form]:
+def operand_forms(operands: Iterable[Operand], piece: Piece, main: TensorType) -> dict[str, Form]:
     """Return how each operand that is a constant is packed, converted first if its name says so."""
     return {
         o.name: partial(_channels if o.kind == "channel" else _tile, main=main, dtype=o.dtype)
-        for o in epilogue.operands
+        for o in operands
         if o.name.partition(".")[0] in piece.constants
     }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ascend_lab import dsl as te
-from ascend_lab.chip import Chip
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values
 from ascend_lab.graph.lower.epilogue import (
@@ -26,13 +26,14 @@ from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.weight_gradient import ZEROS
 from ascend_lab.ops.conv_gradient import GRADIENT_INPUTS, weight_kernel
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type
+from ascend_lab.ops.split_product import Finish, default_product, product_kernel
 
 
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
@@ -73,17 +74,7 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
     node = piece.graph.nodes[0]
     (a, b), types = node.inputs, [piece.type(n) for n in node.inputs]
     names = (a, f"{b}.b") if a == b else (a, b)
-    forms: dict[str, Form] = {}
-    for name, kind, layout in zip(names, types, operand_layouts(node, types), strict=True):
-        own = name.partition(".")[0]
-        if own in piece.constants:
-            if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
-                whole = in_pairs(kind, bool(node.attr("trans_b", False)))
-            else:
-                whole = kind
-            forms[name] = partial(packed_with_zeros, replace(whole, layout=layout))
-        elif kind.layout != layout:
-            raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
+    forms = _matrix_forms(piece, names, types)
     if is_turned(node, types):
         if tiling is not None:
             raise UnsupportedError("a product that takes a tiling", "a^T b", "drop the tiling")
@@ -92,13 +83,47 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
         out = batched_output(piece, names)
         return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
     shape, epilogue = product_job(piece, chip)
-    if epilogue:
-        main = _main(piece.type(node.output))
-        main = replace(main, dtype="int8") if epilogue.width == PAIR else main
-        forms |= operand_forms(epilogue, piece, main)
-    launch = gemm_launch(shape, chip, tiling, epilogue)
+    finish, main = _finish(piece, node, shape), _main(piece.type(node.output))
+    if tiling is None:
+        warm = frozenset(side for side, name in zip("ab", node.inputs, strict=True)
+                         if _likely_held(piece, name, chip))  # fmt: skip
+        tiling = default_product(shape, chip, epilogue, finish, warm)
+    operands: Iterable[Operand] = epilogue.operands if epilogue else ()
+    if tiling.split_k > 1:
+        operands = operands_of(piece, piece.graph.nodes[1:], main)[1].values()
+    elif epilogue and epilogue.width == PAIR:
+        main = replace(main, dtype="int8")
+    forms |= operand_forms(operands, piece, main)
+    kernel = product_kernel(shape, chip, tiling, epilogue, finish)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
-    return Lowered(Kernel("matmul", (renamed(launch, tensors),)), forms)
+    phases = tuple(renamed(phase, tensors) for phase in kernel.phases)
+    return Lowered(Kernel("matmul", phases), forms, tiling=tiling)
+
+
+def _matrix_forms(
+    piece: Piece, names: tuple[str, str], types: Sequence[TensorType]
+) -> dict[str, Form]:
+    """Return how constant operands are packed; `UnsupportedError` for others not as the cube's."""
+    forms: dict[str, Form] = {}
+    layouts = operand_layouts(piece.graph.nodes[0], types)
+    for name, kind, layout in zip(names, types, layouts, strict=True):
+        own = name.partition(".")[0]
+        if own in piece.constants:
+            if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
+                whole = in_pairs(kind, bool(piece.graph.nodes[0].attr("trans_b", False)))
+            else:
+                whole = kind
+            forms[name] = partial(packed_with_zeros, replace(whole, layout=layout))
+        elif kind.layout != layout:
+            raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
+    return forms
+
+
+def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
+    """Tell whether L2 likely has an operand: written just before, and at most half of L2."""
+    kind = piece.type(name)
+    size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
+    return name not in piece.constants and 2 * size_bytes <= chip.l2.size_bytes
 
 
 def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
@@ -154,6 +179,21 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, numpy_type(dtype))}
     return Lowered(named(weight_kernel(shape, chip), own), forms, zeros)
+
+
+def _finish(piece: Piece, node: Node, shape: GemmShape) -> Finish | None:
+    """Return what is done to the whole sums where K is divided; None: K is not, for bytes."""
+    out, nodes = piece.type(node.output), piece.graph.nodes[1:]
+    if shape.dtype == "int8" and nodes:
+        return None
+
+    def finish(sums: te.Tensor) -> te.Tensor:
+        main = _main(out)
+        known, _ = operands_of(piece, nodes, main)
+        known[node.output] = narrow(sums, out.dtype)
+        return expressions(nodes, known, main)[piece.graph.outputs[-1]]
+
+    return finish
 
 
 def _main(out: TensorType) -> TensorType:

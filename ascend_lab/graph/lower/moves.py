@@ -44,11 +44,14 @@ def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 
 # -- templates ------------------------------------------------------------------------------------
 def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
-    """Return the kernel of a single operator's template on stored shapes; None if it has none."""
+    """Return the kernel of a single operator's template on stored shapes.
+
+    None if it has none, or images lie row by row that it wants in blocks.
+    """
     (node,) = piece.graph.nodes
     operator = operator_of(node.op)
     types, template = [piece.type(n) for n in node.inputs], operator.template
-    if template is None:
+    if template is None or (template.layout == "NC1HWC0" and types[0].layout == "ND"):
         return None
     settings, shapes = blocked(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))

@@ -66,12 +66,13 @@ class Lowered:
     """The kernel of a piece: GM tensors bear canonical names.
 
     `forms` says how constants are stored where that is not their type's layout; `extra` are small
-    tensors of the kernel's own.
+    tensors of the kernel's own; `tiling` is a product's.
     """
 
     kernel: Kernel
     forms: Mapping[str, Form] = field(default_factory=dict)
     extra: Mapping[str, Values] = field(default_factory=dict)
+    tiling: GemmSchedule | None = None
 
 
 @dataclass(frozen=True, slots=True)

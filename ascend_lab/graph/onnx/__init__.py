@@ -8,18 +8,9 @@ from ascend_lab.graph.onnx.importer import Imported, import_model, import_onnx
 from ascend_lab.graph.onnx.tensors import Limits
 
 __all__ = [
-    "CONVERTERS",
-    "Context",
-    "Converter",
-    "Imported",
-    "Limits",
-    "NeedsConstant",
-    "converter",
-    "export_onnx",
-    "import_model",
-    "import_onnx",
-    "save_onnx",
-]
+    "CONVERTERS", "Context", "Converter", "Imported", "Limits", "NeedsConstant", "converter",
+    "export_onnx", "import_model", "import_onnx", "save_onnx",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -4,8 +4,6 @@ Most operators become one ONNX node; those ONNX lacks become a few, with the sam
 knows no layouts: a `trans_data` becomes an Identity.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A graph divides in fp64 and rounds to the nearest whole number; one step back ma
 Products and sums wrap at 32 bits, which leaves differences of near numbers exact.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ascend_lab.graph.draft import Value

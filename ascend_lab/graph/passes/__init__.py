@@ -17,21 +17,9 @@ from ascend_lab.graph.passes.formats import convert, measured_scales, quantise
 from ascend_lab.graph.passes.rewrite import Pass, match, rewrites, sweep
 
 __all__ = [
-    "DEFAULT",
-    "PASSES",
-    "Draft",
-    "Pass",
-    "Report",
-    "convert",
-    "get_pass",
-    "match",
-    "measured_scales",
-    "quantise",
-    "register_pass",
-    "rewrites",
-    "run_passes",
-    "sweep",
-]
+    "DEFAULT", "PASSES", "Draft", "Pass", "Report", "convert", "get_pass", "match",
+    "measured_scales", "quantise", "register_pass", "rewrites", "run_passes", "sweep",
+]  # fmt: skip
 
 PASSES: dict[str, Pass] = {
     one.name: one

@@ -30,6 +30,15 @@ BRANCH = 0.25
 class Net(GraphBuilder):
     """A graph builder whose methods are layers; `name` is the prefix of what a layer adds."""
 
+    def __getattr__(self, op: str) -> Callable[..., Value]:
+        """Return the method that appends a node of an operator with one output."""
+        return super().__getattr__(op)
+
+    def split(self, x: Value, **how: Any) -> tuple[Value, ...]:
+        """Append a split; return its parts."""
+        parts: tuple[Value, ...] = self.add_node("split", x, **how)
+        return parts
+
     def seeded(
         self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0, dtype: str = ""
     ) -> Value:
@@ -55,8 +64,7 @@ class Net(GraphBuilder):
         if bias:
             given.append(self.seeded(f"{name}.bias", (features,), 0.02))
         same = pads[0] if isinstance(pads, tuple) and pads[0] == pads[1] else pads
-        out: Value = self.conv2d(*given, stride=stride, pad=same, groups=groups, name=name)
-        return out
+        return self.conv2d(*given, stride=stride, pad=same, groups=groups, name=name)
 
     def norm(self, x: Value, *, name: str, scale: float = 1.0, epsilon: float = 1e-5) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
@@ -64,13 +72,11 @@ class Net(GraphBuilder):
                 ("variance", 0.05, 1.0))  # fmt: skip
         channels = (x.shape[1],)
         given = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
-        out: Value = self.batch_norm(x, *given, name=name, epsilon=epsilon)
-        return out
+        return self.batch_norm(x, *given, name=name, epsilon=epsilon)
 
     def act(self, x: Value, kind: str, *, name: str) -> Value:
         """Append an activation by its operator's name; "" appends nothing."""
-        out: Value = self.add_node(kind, x, name=name) if kind else x
-        return out
+        return self.add_node(kind, x, name=name) if kind else x
 
     def conv_norm(
         self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
@@ -94,23 +100,19 @@ class Net(GraphBuilder):
         """Append a fully connected layer on (rows, inputs); weights lie (features, inputs)."""
         weight = self.weight((features, x.shape[1]), f"{name}.weight", scale=scale)
         if not bias:
-            plain: Value = self.matmul(x, weight, trans_b=True, name=name)
-            return plain
+            return self.matmul(x, weight, trans_b=True, name=name)
         offset = self.seeded(f"{name}.bias", (features,), 0.02)
-        out: Value = self.gemm(x, weight, offset, trans_b=True, name=name)
-        return out
+        return self.gemm(x, weight, offset, trans_b=True, name=name)
 
     def pool_up(self, x: Value, kernel: int, stride: int, *, name: str) -> Value:
         """Append a max pooling whose last window may reach past the edge ("ceil mode")."""
         after = [(kernel - n) % stride if n > kernel else max(0, kernel - n) for n in x.shape[2:]]
         pad = tuple((0, n) for n in after) if any(after) else 0
-        out: Value = self.max_pool2d(x, kernel=kernel, stride=stride, pad=pad, name=name)
-        return out
+        return self.max_pool2d(x, kernel=kernel, stride=stride, pad=pad, name=name)
 
     def flat(self, x: Value, *, name: str = "flatten") -> Value:
         """Append the reshape of (n, c, h, w) to (n, c h w)."""
-        out: Value = self.reshape(x, shape=(0, -1), name=name)
-        return out
+        return self.reshape(x, shape=(0, -1), name=name)
 
     def head(self, x: Value, classes: int, *, name: str = "classifier") -> Value:
         """Append the mean of each channel and a fully connected layer."""
@@ -118,35 +120,29 @@ class Net(GraphBuilder):
 
     def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
         """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
-        means = self.global_avg_pool(x, name=f"{name}.pool")
-        inner = self.conv_act(means, squeezed, name=f"{name}.fc1", act=act)
+        inner = self.conv_act(self.global_avg_pool(x), squeezed, name=f"{name}.fc1", act=act)
         outer = self.conv_act(inner, x.shape[1], name=f"{name}.fc2", act=gate)
-        out: Value = self.mul(x, outer, name=f"{name}.mul")
-        return out
+        return self.mul(x, outer, name=f"{name}.mul")
 
     def branch(self, start: Value, x: Value, *, name: str, shape: Sequence[int] = ()) -> Value:
         """Append start + g x: a layer scale, g of `shape` (default: one for each channel)."""
         gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
-        out: Value = self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
-        return out
+        return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
 
     def channel_shuffle(self, x: Value, groups: int, *, name: str) -> Value:
         """Append the shuffle of channels between groups: reshape, transpose, reshape."""
         n, c, h, w = x.shape
         x = self.reshape(x, shape=(n, groups, c // groups, h, w), name=f"{name}.groups")
         x = self.transpose(x, perm=(0, 2, 1, 3, 4), name=f"{name}.turned")
-        out: Value = self.reshape(x, shape=(n, c, h, w), name=f"{name}.shuffled")
-        return out
+        return self.reshape(x, shape=(n, c, h, w), name=f"{name}.shuffled")
 
     def resized(self, x: Value, weights: NDArray[Any], *, name: str) -> Value:
         """Append the product of each image's height and width with a matrix (out, size)."""
         table = self.constant(weights.T.astype(numpy_type(self.dtype)), name=f"{name}.table")
         for axis in ("width", "height"):
             n, c, h, w = x.shape
-            rows = self.reshape(x, shape=(n * c * h, w), name=f"{name}.{axis}.rows")
-            rows = self.matmul(rows, table, name=f"{name}.{axis}")
-            x = self.reshape(rows, shape=(n, c, h, len(weights)), name=f"{name}.{axis}.image")
-            x = self.transpose(x, perm=(0, 1, 3, 2), name=f"{name}.{axis}.turned")
+            rows = self.matmul(self.reshape(x, shape=(n * c * h, w)), table, name=f"{name}.{axis}")
+            x = self.transpose(self.reshape(rows, shape=(n, c, h, len(weights))), perm=(0, 1, 3, 2))
         return x
 
     def finish(self, *outputs: Value) -> Graph:

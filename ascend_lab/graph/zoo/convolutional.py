@@ -50,8 +50,7 @@ def _fire(net: Net, x: Value, squeezed: int, expanded: int, name: str) -> Value:
     """Append 1 x 1 down to `squeezed`, then 1 x 1 and 3 x 3 side by side."""
     x = net.conv_act(x, squeezed, name=f"{name}.squeeze")
     sides = [net.conv_act(x, expanded, k, name=f"{name}.expand{k}") for k in (1, 3)]
-    out: Value = net.concat(*sides, axis=1, name=f"{name}.concat")
-    return out
+    return net.concat(*sides, axis=1, name=f"{name}.concat")
 
 
 SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
@@ -159,8 +158,7 @@ def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
         layer(layer(x, reduce_b, 1, "3a"), b, 3, "3b"),
         layer(net.max_pool2d(x, kernel=3, stride=1, pad=1, name=f"{name}.pool"), pooled, 1, "4"),
     )
-    out: Value = net.concat(*parts, axis=1, name=f"{name}.concat")
-    return out
+    return net.concat(*parts, axis=1, name=f"{name}.concat")
 
 
 @image_network()
@@ -194,8 +192,7 @@ def _dense_block(net: Net, x: Value, depth: int, growth: int, name: str) -> Valu
         y = net.concat(*parts, axis=1, name=f"{name}.{i}.concat") if i else x
         y = _norm_conv(net, y, 4 * growth, 1, f"{name}.{i}.1")
         parts.append(_norm_conv(net, y, growth, 3, f"{name}.{i}.2"))
-    out: Value = net.concat(*parts, axis=1, name=f"{name}.concat")
-    return out
+    return net.concat(*parts, axis=1, name=f"{name}.concat")
 
 
 @image_network()
@@ -227,8 +224,7 @@ def _up(net: Net, x: Value, name: str) -> Value:
     shape = (channels, channels // 2, 2, 2)
     weight = net.weight(shape, f"{name}.weight", scale=1 / math.sqrt(channels))
     bias = net.seeded(f"{name}.bias", (channels // 2,), 0.02)
-    out: Value = net.conv_transpose2d(x, weight, bias, stride=2, name=name)
-    return out
+    return net.conv_transpose2d(x, weight, bias, stride=2, name=name)
 
 
 def unet(

@@ -3,115 +3,92 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import Net, image_network
-from ascend_lab.graph.zoo.transformers import SPREAD, linear, mlp, norm
+from ascend_lab.graph.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of, shares_of
 
 # -- Mobile-Former: learned tokens beside the image -----------------------------------------------
-FORMER: dict[str, tuple[int, int, int, int, str]] = {
-    "26m": (8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
-    "52m": (8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
-    "96m": (12, 4, 128, 1280, "2,12,1 D6,16 D6,32 3,32 D6,64 4,64 6,88 D6,128 6,128"),
-    "151m": (12, 6, 192, 1280, ("2,12,1 D6,16 3,16 D6,32 3,32 D6,64 4,64 6,88 6,88 D6,128 6,128 "
-             "6,128")),
-    "214m": (12, 6, 192, 1600, ("2,12,1 D6,20 3,20 D6,40 4,40 D6,80 4,80 6,112 6,112 D6,160 6,160 "
-             "6,160")),
-    "294m": (16, 6, 192, 1920, ("2,16,1 D6,24 4,24 D6,48 4,48 D6,96 4,96 6,128 6,128 D6,192 6,192 "
-             "6,192")),
-    "508m": (24, 6, 192, 1920, ("2,24,1 D6,40 3,40 D6,72 3,72 D6,128 4,128 6,176 6,176 D6,240 "
-             "6,240 6,240")),
+FORMER = {
+    "26m": (4, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
+    "52m": (1, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
+    "96m": (1, 12, 4, 128, 1280, "2,12,1 D6,16 D6,32 3,32 D6,64 4,64 6,88 D6,128 6,128"),
+    "151m": (1, 12, 6, 192, 1280,
+             "2,12,1 D6,16 3,16 D6,32 3,32 D6,64 4,64 6,88 6,88 D6,128 6,128 6,128"),
+    "214m": (1, 12, 6, 192, 1600,
+             "2,12,1 D6,20 3,20 D6,40 4,40 D6,80 4,80 6,112 6,112 D6,160 6,160 6,160"),
+    "294m": (1, 16, 6, 192, 1920,
+             "2,16,1 D6,24 4,24 D6,48 4,48 D6,96 4,96 6,128 6,128 D6,192 6,192 6,192"),
+    "508m": (1, 24, 6, 192, 1920,
+             "2,24,1 D6,40 3,40 D6,72 3,72 D6,128 4,128 6,176 6,176 D6,240 6,240 6,240"),
 }  # fmt: skip
-"""Stem, tokens, their width, features of the head; blocks "expansion,features", D halves the size.
+"""Groups, stem, tokens, their width, features of the head, blocks "expansion,features".
 
-The first block, with its stride, has no tokens.
+D halves the size. The first block, with its stride, has no tokens.
 """
 MAP_HEADS, TOKEN_HEADS = 2, 4
 DOWN_EXPANSION = 4
 
 
-def _parts(net: Net, t: Value, n: int, heads: int, perm: tuple[int, ...], name: str) -> Value:
-    """Append rows of tokens (n count, width) as heads of each image, in the order of axes."""
-    parts = net.reshape(t, shape=(n, -1, heads, t.shape[1] // heads), name=f"{name}.heads")
-    out: Value = net.transpose(parts, perm=perm, name=f"{name}.turned")
-    return out
-
-
-def _weighed(net: Net, q: Value, k: Value, v: Value, name: str, **how: bool) -> Value:
-    """Append softmax(q k / sqrt(depth)) v^T."""
-    depth = k.shape[-2]
-    scores = net.batch_matmul(q, k, name=f"{name}.scores", **how)
-    scores = net.muls(scores, number=depth**-0.5, name=f"{name}.scaled")
-    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
-    if how:  # an image: its channels stay in front of its pixels
-        out: Value = net.batch_matmul(v, shares, trans_b=True, name=f"{name}.context")
-    else:
-        out = net.batch_matmul(shares, v, trans_b=True, name=f"{name}.context")
-    return out
-
-
 def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
     """Append the attention of tokens to an image that is its own keys and values."""
     n, c, h, w = x.shape
-    q = _parts(net, linear(net, t, c, name=f"{name}.q"), n, MAP_HEADS, (0, 2, 1, 3), f"{name}.q")
-    k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w), name=f"{name}.k")
-    context = net.transpose(_weighed(net, q, k, k, name), perm=(0, 2, 1, 3), name=f"{name}.turned")
-    context = net.reshape(context, shape=(t.shape[0], c), name=f"{name}.rows")
-    gate = net.hard_sigmoid(linear(net, t, c, name=f"{name}.gate"), name=f"{name}.gated")
-    context = net.mul(context, net.muls(gate, number=2.0, name=f"{name}.twice"), name=f"{name}.mul")
-    y = net.add(t, linear(net, context, t.shape[1], name=f"{name}.out"), name=f"{name}.add")
+    q = linear(net, t, c, name=f"{name}.q")
+    q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
+    context = net.batch_matmul(shares_of(net, q, k, name=name), k, trans_b=True)
+    context = rows_of(net, context, name=name)
+    gate = net.hard_sigmoid(linear(net, t, c, name=f"{name}.gate"))
+    context = net.mul(context, net.muls(gate, number=2.0))
+    y = net.add(t, linear(net, context, t.shape[1], name=f"{name}.out"))
     return norm(net, y, 1e-5, name=f"{name}.norm")
 
 
 def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
     """Append the attention of tokens to each other, and a small network for each."""
     d = t.shape[1]
-    q = _parts(net, linear(net, t, d, name=f"{name}.q"), n, TOKEN_HEADS, (0, 2, 1, 3), f"{name}.q")
-    k = _parts(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), f"{name}.k")
-    context = net.transpose(_weighed(net, q, k, k, name), perm=(0, 2, 1, 3), name=f"{name}.turned")
-    context = net.reshape(context, shape=t.shape, name=f"{name}.rows")
-    t = net.add(t, linear(net, context, d, name=f"{name}.out"), name=f"{name}.add1")
+    q = linear(net, t, d, name=f"{name}.q")
+    q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    k = heads(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
+    context = net.batch_matmul(shares_of(net, q, k, name=name), k, trans_b=True)
+    context = rows_of(net, context, name=name)
+    t = net.add(t, linear(net, context, d, name=f"{name}.out"))
     t = norm(net, t, 1e-5, name=f"{name}.norm1")
     y = mlp(net, t, 2 * d, "gelu", name=f"{name}.mlp")
-    return norm(net, net.add(t, y, name=f"{name}.add2"), 1e-5, name=f"{name}.norm2")
+    return norm(net, net.add(t, y), 1e-5, name=f"{name}.norm2")
 
 
 def _image_looks(net: Net, x: Value, t: Value, name: str) -> Value:
-    """Append an image and its attention to the tokens."""
+    """Append an image and its attention to the tokens; its channels stay in front of its pixels."""
     n, c, h, w = x.shape
     k, v = (
-        _parts(net, linear(net, t, c, name=f"{name}.{part}"), n, MAP_HEADS, (0, 2, 3, 1),
-               f"{name}.{part}")
-        for part in "kv"
-    )  # fmt: skip
-    q = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w), name=f"{name}.q")
-    seen = net.reshape(_weighed(net, q, k, v, name, trans_a=True), shape=x.shape, name=name)
-    out: Value = net.add(x, seen, name=f"{name}.add")
-    return out
+        heads(net, linear(net, t, c, name=part), n, MAP_HEADS, (0, 2, 3, 1), name=part)
+        for part in (f"{name}.k", f"{name}.v")
+    )
+    q = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
+    shares = shares_of(net, q, k, name=name, trans_a=True)
+    return net.add(x, net.reshape(net.batch_matmul(v, shares, trans_b=True), shape=x.shape))
+
+
+def _first(net: Net, t: Value, n: int) -> Value:
+    """Append the first token of each image, from the rows of all."""
+    tokens = net.reshape(t, shape=(n, -1, t.shape[1]))
+    token = net.slice(tokens, begin=(0, 0, 0), end=(n, 1, t.shape[1]))
+    return net.reshape(token, shape=(n, t.shape[1]))
 
 
 def _dynamic_relu(net: Net, x: Value, t: Value, name: str) -> Value:
     """Append max(a x, b x), whose slopes a and b of each channel the first token decides."""
     n, c = x.shape[:2]
-    first = net.reshape(t, shape=(n, -1, t.shape[1]), name=f"{name}.tokens")
-    first = net.slice(first, begin=(0, 0, 0), end=(n, 1, t.shape[1]), name=f"{name}.first")
-    row = net.reshape(first, shape=(n, t.shape[1]), name=f"{name}.row")
-    y = net.relu(linear(net, row, t.shape[1] // 4, name=f"{name}.fc1"), name=f"{name}.relu")
-    y = net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2"), name=f"{name}.slopes")
-    y = net.muls(y, number=2.0, name=f"{name}.twice")
-    a, b = net.split(y, sizes=2, axis=1, name=f"{name}.split")
-    b = net.adds(b, number=-1.0, name=f"{name}.b")
-    sides = [
-        net.mul(
-            x, net.reshape(s, shape=(n, c, 1, 1), name=f"{name}.{i}.column"), name=f"{name}.{i}"
-        )
-        for i, s in enumerate((a, b))
-    ]
-    out: Value = net.max(*sides, name=name)
-    return out
+    y = net.relu(linear(net, _first(net, t, n), t.shape[1] // 4, name=f"{name}.fc1"))
+    y = net.muls(net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2")), number=2.0)
+    a, b = net.split(y, sizes=2, axis=1)
+    slopes = (net.reshape(s, shape=(n, c, 1, 1)) for s in (a, net.adds(b, number=-1.0)))
+    return net.max(*(net.mul(x, slope) for slope in slopes))
 
 
 def _point(net: Net, x: Value, features: int, groups: int, shuffled: int, name: str) -> Value:
@@ -142,7 +119,7 @@ def _former_block(
         y = _wide(net, start, features * DOWN_EXPANSION, g, 1, f"{name}.depthwise")
         y = _dynamic_relu(net, y, t, f"{name}.act2")
         y = _point(net, y, features, g, 1, f"{name}.point2")
-        y = net.add(start, y, name=f"{name}.skip")
+        y = net.add(start, y)
     else:
         y = _point(net, x, own * expansion, g, g, f"{name}.point1")
         y = _dynamic_relu(net, y, t, f"{name}.act1")
@@ -152,39 +129,35 @@ def _former_block(
         y = _point(net, y, features, g, g, f"{name}.point2")
     y = _image_looks(net, y, t, f"{name}.look")
     stays = not down and own == features
-    return (net.add(x, y, name=f"{name}.add") if stays else y), t
+    return (net.add(x, y) if stays else y), t
 
 
 def _mobile_former(
-    row: tuple[int, int, int, int, str], groups: int, net: Net, x: Value, classes: int
-) -> Value:
+    groups: int, stem: int, tokens: int, width: int, last: int, text: str, net: Net, x: Value,
+    classes: int,
+) -> Value:  # fmt: skip
     """Return Mobile-Former (Chen et al. 2022), named after its multiply-accumulates."""
-    stem, tokens, width, last, text = row
     n = x.shape[0]
     first, *blocks = text.split()
     t = net.seeded("tokens", (1, tokens, width), 1.0)
-    t = net.expand(t, shape=(n, tokens, width), name="tokens.expand")
-    t = net.reshape(t, shape=(n * tokens, width), name="tokens.rows")
+    t = net.reshape(net.expand(t, shape=(n, tokens, width)), shape=(n * tokens, width))
     x = start = net.conv_norm(x, stem, 3, stride=2, act="relu6", name="stem")
     expansion, features, stride = (int(k) for k in first.split(","))
-    x = net.act(_wide(net, x, stem * expansion, 1, stride, "first.wide"), "relu6", name="first.act")
+    x = net.relu6(_wide(net, x, stem * expansion, 1, stride, "first.wide"))
     if groups > 1:
         x = net.channel_shuffle(x, stem, name="first")
     x = _point(net, x, features, groups, 1, "first.point")
     if x.shape == start.shape:
-        x = net.add(x, start, name="first.add")
+        x = net.add(x, start)
     for i, block in enumerate(blocks, 1):
         x, t = _former_block(net, x, t, block, groups, f"block{i}")
     t = _tokens_look(net, x, t, "last.see")
     x = net.conv_norm(x, 6 * x.shape[1], groups=groups, act="", name="last")
-    pooled = net.hard_swish(net.global_avg_pool(x, name="pool"), name="pool.act")
-    parts = net.reshape(t, shape=(n, tokens, width), name="tokens.last")
-    token = net.slice(parts, begin=(0, 0, 0), end=(n, 1, width), name="token")
-    y = net.concat(net.flat(pooled), net.reshape(token, shape=(n, width), name="token.row"), axis=1,
-                   name="joined")  # fmt: skip
+    pooled = net.hard_swish(net.global_avg_pool(x))
+    y = net.concat(net.flat(pooled), _first(net, t, n), axis=1)
     y = net.dense(y, last, name="fc1")
-    column = net.norm(net.reshape(y, shape=(n, last, 1, 1), name="fc1.column"), name="fc1.bn")
-    y = net.flat(net.hard_swish(column, name="fc1.act"), name="fc1.row")
+    column = net.norm(net.reshape(y, shape=(n, last, 1, 1)), name="fc1.bn")
+    y = net.flat(net.hard_swish(column), name="fc1.row")
     return net.dense(y, classes, name="fc2")
 
 
@@ -215,26 +188,14 @@ def _relative(net: Net, side: int, step: int, name: str) -> Value:
     apart = np.abs(queries[:, None] - keys[None])
     places = (apart[..., 0] * side + apart[..., 1]).astype(np.int32)
     rows = net.constant(places.reshape(-1), name=f"{name}.places")
-    found = net.embedding(table, rows, name=f"{name}.rows")
-    found = net.reshape(found, shape=(*places.shape, HEADS), name=f"{name}.cube")
-    out: Value = net.transpose(found, perm=(2, 0, 1), name=name)
-    return out
-
-
-def _heads_of(net: Net, x: Value, perm: tuple[int, ...], name: str) -> Value:
-    """Append an image's channels as heads: (n, heads, depth, pixels) with its axes in an order."""
-    n, c, h, w = x.shape
-    parts = net.reshape(x, shape=(n, HEADS, c // HEADS, h * w), name=f"{name}.heads")
-    if perm == (0, 1, 2, 3):
-        return parts  # type: ignore[no-any-return]
-    out: Value = net.transpose(parts, perm=perm, name=f"{name}.turned")
-    return out
+    found = net.reshape(net.embedding(table, rows), shape=(*places.shape, HEADS))
+    return net.transpose(found, perm=(2, 0, 1))
 
 
 def _pool_block(net: Net, x: Value, name: str) -> Value:
     """Append x + (mean around - x), then two 1 x 1 layers, each scaled by channel."""
-    mean = net.avg_pool2d(x, kernel=3, stride=1, pad=1, name=f"{name}.mean")
-    x = net.branch(x, net.sub(mean, x, name=f"{name}.sub"), name=f"{name}.mix")
+    mean = net.avg_pool2d(x, kernel=3, stride=1, pad=1)
+    x = net.branch(x, net.sub(mean, x), name=f"{name}.mix")
     y = net.conv_norm(x, 4 * x.shape[1], act="gelu", bias=True, name=f"{name}.fc1")
     y = net.conv_norm(y, x.shape[1], act="", bias=True, name=f"{name}.fc2")
     return net.branch(x, y, name=f"{name}.mlp")
@@ -243,18 +204,13 @@ def _pool_block(net: Net, x: Value, name: str) -> Value:
 def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
     """Append attention with relative biases over rows of tokens, then a small network."""
     width, value = x.shape[1], 4 * KEY
-    y = linear(net, norm(net, x, 1e-5, name=f"{name}.norm1"), HEADS * (2 * KEY + value),
-               name=f"{name}.qkv")  # fmt: skip
-    y = net.reshape(y, shape=(n, side * side, HEADS, 2 * KEY + value), name=f"{name}.heads")
-    y = net.transpose(y, perm=(0, 2, 1, 3), name=f"{name}.turned")
-    q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3, name=f"{name}.split")
-    scores = net.batch_matmul(q, k, trans_b=True, name=f"{name}.scores")
-    scores = net.muls(scores, number=KEY**-0.5, name=f"{name}.scaled")
-    scores = net.add(scores, _relative(net, side, 1, f"{name}.bias"), name=f"{name}.biased")
-    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
-    y = net.batch_matmul(shares, v, name=f"{name}.context")
-    y = net.transpose(y, perm=(0, 2, 1, 3), name=f"{name}.back")
-    y = net.reshape(y, shape=(x.shape[0], HEADS * value), name=f"{name}.rows")
+    y = norm(net, x, 1e-5, name=f"{name}.norm1")
+    y = linear(net, y, HEADS * (2 * KEY + value), name=f"{name}.qkv")
+    y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
+    q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3)
+    bias = _relative(net, side, 1, f"{name}.bias")
+    shares = shares_of(net, q, k, bias, name=name, trans_b=True)
+    y = rows_of(net, net.batch_matmul(shares, v), name=name)
     x = net.branch(x, linear(net, y, width, name=f"{name}.out"), name=f"{name}.mix", shape=(width,))
     y = mlp(net, norm(net, x, 1e-5, name=f"{name}.norm2"), 4 * width, "gelu", name=f"{name}.mlp")
     return net.branch(x, y, name=f"{name}.mlp", shape=(width,))
@@ -263,8 +219,7 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
 def _two_heads(net: Net, x: Value, classes: int) -> Value:
     """Append the mean of the class head and of the one that learned from a teacher."""
     both = [net.dense(x, classes, name=name) for name in ("head", "head.distilled")]
-    out: Value = net.muls(net.add(*both, name="heads"), number=0.5, name="logits")
-    return out
+    return net.muls(net.add(*both), number=0.5, name="logits")
 
 
 def _stem4(net: Net, x: Value, width: int, act: str) -> Value:
@@ -285,14 +240,12 @@ def _efficientformer(
         for i in range(depth - (attending if stage == len(widths) else 0)):
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape
-    x = net.reshape(x, shape=(n, c, side * side), name="flat")
-    x = net.transpose(x, perm=(0, 2, 1), name="tokens")
-    x = net.reshape(x, shape=(n * side * side, c), name="rows")
+    x = net.transpose(net.reshape(x, shape=(n, c, side * side)), perm=(0, 2, 1))
+    x = net.reshape(x, shape=(n * side * side, c))
     for i in range(attending):
         x = _token_block(net, x, n, side, f"tokens.{i}")
-    x = norm(net, x, 1e-5, name="norm")
-    x = net.reshape(x, shape=(n, side * side, c), name="norm.tokens")
-    return _two_heads(net, net.reduce_mean(x, axis=(1,), name="pool"), classes)
+    x = net.reshape(norm(net, x, 1e-5, name="norm"), shape=(n, side * side, c))
+    return _two_heads(net, net.reduce_mean(x, axis=(1,)), classes)
 
 
 # -- EfficientFormer V2 ---------------------------------------------------------------------------
@@ -302,24 +255,24 @@ def _layer(net: Net, x: Value, features: int, name: str, act: str = "", **conv: 
     return net.conv_norm(x, features, kernel, bias=True, act=act, name=name, **conv)
 
 
-def _attended(
-    net: Net, q: Value, k: Value, v: Value, bias: Value, talking: bool, name: str
-) -> Value:
-    """Append attention over pixels: (n, heads, value depth, queries); heads may talk around it."""
-    queries = _heads_of(net, q, (0, 1, 3, 2), f"{name}.q")
-    keys, values = (
-        _heads_of(net, m, (0, 1, 2, 3), f"{name}.{part}") for m, part in ((k, "k"), (v, "v"))
+def _attended(net: Net, q: Value, k: Value, v: Value, step: int, talking: bool, name: str) -> Value:
+    """Append attention over pixels: (n, heads, value depth, queries); heads may talk around it.
+
+    Queries stand on every `step`-th pixel.
+    """
+    bias = _relative(net, k.shape[2], step, f"{name}.bias")
+    queries, keys, values = (
+        net.reshape(m, shape=(m.shape[0], HEADS, m.shape[1] // HEADS, m.shape[2] * m.shape[3]))
+        for m in (q, k, v)
     )
-    scores = net.batch_matmul(queries, keys, name=f"{name}.scores")
-    scores = net.muls(scores, number=(k.shape[1] // HEADS) ** -0.5, name=f"{name}.scaled")
-    scores = net.add(scores, bias, name=f"{name}.biased")
+    scores = net.batch_matmul(net.transpose(queries, perm=(0, 1, 3, 2)), keys)
+    scores = net.add(net.muls(scores, number=keys.shape[2] ** -0.5), bias)
     if talking:
         scores = net.conv(scores, HEADS, name=f"{name}.talk1")
-    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
+    shares = net.softmax(scores, axis=-1)
     if talking:
         shares = net.conv(shares, HEADS, name=f"{name}.talk2")
-    out: Value = net.batch_matmul(values, shares, trans_b=True, name=f"{name}.context")
-    return out
+    return net.batch_matmul(values, shares, trans_b=True)
 
 
 def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
@@ -330,32 +283,26 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     q, k = (_layer(net, x, HEADS * KEY, f"{name}.{part}") for part in "qk")
     v = _layer(net, x, wide, f"{name}.v")
     local = _layer(net, v, wide, f"{name}.local", kernel=3, groups=wide)
-    bias = _relative(net, x.shape[2], 1, f"{name}.bias")
-    y = _attended(net, q, k, v, bias, True, name)
-    y = net.add(net.reshape(y, shape=v.shape, name=f"{name}.image"), local, name=f"{name}.both")
+    y = net.add(net.reshape(_attended(net, q, k, v, 1, True, name), shape=v.shape), local)
     if halved:
         small, large = y.shape[2], start.shape[2]
         at = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
         weights = np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(small)))
         y = net.resized(y, weights, name=f"{name}.up")
-    return _layer(net, net.gelu(y, name=f"{name}.gelu"), c, f"{name}.out")
+    return _layer(net, net.gelu(y), c, f"{name}.out")
 
 
 def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
     """Append attention whose queries stand on every second pixel, beside a 3 x 3 layer."""
     c, key = x.shape[1], HEADS * KEY // 2
     near = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
-    picked = net.avg_pool2d(x, kernel=1, stride=2, name=f"{name}.picked")
-    q = _layer(net, net.add(near, picked, name=f"{name}.query"), key, f"{name}.q")
+    picked = net.avg_pool2d(x, kernel=1, stride=2)
+    q = _layer(net, net.add(near, picked), key, f"{name}.q")
     k, v = _layer(net, x, key, f"{name}.k"), _layer(net, x, 4 * key, f"{name}.v")
     local = _layer(net, v, 4 * key, f"{name}.local", kernel=3, stride=2, groups=4 * key)
-    bias = _relative(net, x.shape[2], 2, f"{name}.bias")
-    y = net.reshape(_attended(net, q, k, v, bias, False, name), shape=local.shape,
-                    name=f"{name}.image")  # fmt: skip
-    y = net.gelu(net.add(y, local, name=f"{name}.both"), name=f"{name}.gelu")
-    plain = _layer(net, x, features, f"{name}.conv", kernel=3, stride=2)
-    out: Value = net.add(_layer(net, y, features, f"{name}.out"), plain, name=name)
-    return out
+    y = net.reshape(_attended(net, q, k, v, 2, False, name), shape=local.shape)
+    y = _layer(net, net.gelu(net.add(y, local)), features, f"{name}.out")
+    return net.add(y, _layer(net, x, features, f"{name}.conv", kernel=3, stride=2))
 
 
 def _efficientformer_v2(
@@ -382,21 +329,13 @@ def _efficientformer_v2(
     return _two_heads(net, net.flat(net.global_avg_pool(x, name="pool")), classes)
 
 
-BUILDERS: tuple[Callable[..., Graph], ...] = (
-    *(
-        image_network(multiple=32, name=f"mobile_former_{name}")(
-            partial(_mobile_former, row, 4 if name == "26m" else 1)
-        )
-        for name, row in FORMER.items()
-    ),
-    *(
-        image_network(multiple=32, name=f"efficientformer_{name}")(partial(_efficientformer, *row))
-        for name, row in FORMER_V1.items()
-    ),
-    *(
-        image_network(multiple=32, name=f"efficientformer_v2_{name}")(
-            partial(_efficientformer_v2, *row)
-        )
-        for name, row in FORMER_V2.items()
-    ),
+FAMILIES: tuple[tuple[str, Callable[..., Value], dict[str, tuple[Any, ...]]], ...] = (
+    ("mobile_former", _mobile_former, FORMER),
+    ("efficientformer", _efficientformer, FORMER_V1),
+    ("efficientformer_v2", _efficientformer_v2, FORMER_V2),
+)
+BUILDERS: tuple[Callable[..., Graph], ...] = tuple(
+    image_network(multiple=32, name=f"{family}_{size}")(partial(layers, *row))
+    for family, layers, rows in FAMILIES
+    for size, row in rows.items()
 )

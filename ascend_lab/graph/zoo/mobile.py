@@ -12,15 +12,16 @@ from functools import partial
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
+from ascend_lab.graph.zoo.transformers import shares_of
 
 Rows = tuple[tuple[int, ...], ...]
 
 V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2),
       (1024, 1))  # fmt: skip
 """Features and stride of each depthwise-separable layer."""
-V2: Rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
-            (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
-"""Expansion, features, blocks, stride of the first."""
+V2: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (3, 6, 32, 3, 2), (3, 6, 64, 4, 2),
+            (3, 6, 96, 3, 1), (3, 6, 160, 3, 2), (3, 6, 320, 1, 1))  # fmt: skip
+"""Kernel, expansion, features, blocks, stride of the first: so in all tables of `Rows`."""
 R, H = "relu", "hard_swish"
 V3_LARGE = (
     (3, 16, 16, 0, R, 1), (3, 64, 24, 0, R, 2), (3, 72, 24, 0, R, 1), (5, 72, 40, 1, R, 2),
@@ -36,24 +37,22 @@ V3_SMALL = (
 )  # fmt: skip
 MNAS: Rows = ((3, 3, 24, 3, 2), (5, 3, 40, 3, 2), (5, 6, 80, 3, 2), (3, 6, 96, 2, 1),
               (5, 6, 192, 4, 2), (3, 6, 320, 1, 1))  # fmt: skip
-"""Kernel, expansion, features, blocks, stride of the first."""
-B0: Rows = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
-            (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))  # fmt: skip
-"""Expansion, kernel, stride of the first, features, blocks."""
+B0: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2),
+            (5, 6, 112, 3, 1), (5, 6, 192, 4, 2), (3, 6, 320, 1, 1))  # fmt: skip
 V1_SCALES = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260), (1.2, 1.4, 300), (1.4, 1.8, 380),
              (1.6, 2.2, 456), (1.8, 2.6, 528), (2.0, 3.1, 600))  # fmt: skip
 """Width, depth and pixels of EfficientNet B0 to B7: the authors' table, not the powers of 1.1."""
-EFFICIENT_V2: dict[str, tuple[int, Rows]] = {
-    "s": (384, ((0, 1, 24, 2, 1), (1, 4, 48, 4, 2), (1, 4, 64, 4, 2), (2, 4, 128, 6, 2),
-                (2, 6, 160, 9, 1), (2, 6, 256, 15, 2))),
-    "m": (480, ((0, 1, 24, 3, 1), (1, 4, 48, 5, 2), (1, 4, 80, 5, 2), (2, 4, 160, 7, 2),
-                (2, 6, 176, 14, 1), (2, 6, 304, 18, 2), (2, 6, 512, 5, 1))),
-    "l": (480, ((0, 1, 32, 4, 1), (1, 4, 64, 7, 2), (1, 4, 96, 7, 2), (2, 4, 192, 10, 2),
-                (2, 6, 224, 19, 1), (2, 6, 384, 25, 2), (2, 6, 640, 7, 1))),
-    "b0": (224, ((0, 1, 16, 1, 1), (1, 4, 32, 2, 2), (1, 4, 48, 2, 2), (2, 4, 96, 3, 2),
-                 (2, 6, 112, 5, 1), (2, 6, 192, 8, 2))),
+EFFICIENT_V2: dict[str, Rows] = {
+    "s": ((0, 1, 24, 2, 1), (0, 4, 48, 4, 2), (0, 4, 64, 4, 2), (3, 4, 128, 6, 2),
+          (3, 6, 160, 9, 1), (3, 6, 256, 15, 2)),
+    "m": ((0, 1, 24, 3, 1), (0, 4, 48, 5, 2), (0, 4, 80, 5, 2), (3, 4, 160, 7, 2),
+          (3, 6, 176, 14, 1), (3, 6, 304, 18, 2), (3, 6, 512, 5, 1)),
+    "l": ((0, 1, 32, 4, 1), (0, 4, 64, 7, 2), (0, 4, 96, 7, 2), (3, 4, 192, 10, 2),
+          (3, 6, 224, 19, 1), (3, 6, 384, 25, 2), (3, 6, 640, 7, 1)),
+    "b": ((0, 1, 16, 1, 1), (0, 4, 32, 2, 2), (0, 4, 48, 2, 2), (3, 4, 96, 3, 2),
+          (3, 6, 112, 5, 1), (3, 6, 192, 8, 2)),
 }  # fmt: skip
-"""Pixels; kind (plain 3 x 3, fused, inverted residual), expansion, features, blocks, stride."""
+"""A kernel of 0 is a fused residual."""
 V2_SCALES = {"s": (1.0, 1.0, 384), "m": (1.0, 1.0, 480), "l": (1.0, 1.0, 480),
              "b0": (1.0, 1.0, 224), "b1": (1.0, 1.1, 240), "b2": (1.1, 1.2, 260),
              "b3": (1.2, 1.4, 300)}  # fmt: skip
@@ -88,8 +87,38 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     stays = block.stride == 1 and channels == block.features
     x = net.conv_norm(x, block.features, act="", scale=BRANCH if stays else 1.0, epsilon=eps,
                       name=f"{name}.project")  # fmt: skip
-    out: Value = net.add(start, x, name=f"{name}.add") if stays else x
-    return out
+    return net.add(start, x, name=f"{name}.add") if stays else x
+
+
+def fused_residual(
+    net: Net, x: Value, expanded: int, features: int, stride: int, act: str, name: str
+) -> Value:
+    """Append a fused inverted residual: 3 x 3 up to `expanded`, 1 x 1 down; plain if they match."""
+    start, stays = x, stride == 1 and x.shape[1] == features
+    scale = BRANCH if stays else 1.0
+    if expanded == x.shape[1]:
+        x = net.conv_norm(x, features, 3, stride=stride, act=act, scale=scale, name=f"{name}.conv")
+    else:
+        x = net.conv_norm(x, expanded, 3, stride=stride, act=act, name=f"{name}.expand")
+        x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
+    return net.add(start, x, name=f"{name}.add") if stays else x
+
+
+def _staged(
+    net: Net, x: Value, rows: Rows, scaled: Callable[[int], int], depth: float = 1.0,
+    act: str = "relu6", squeezes: bool = False,
+) -> Value:  # fmt: skip
+    """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
+    for stage, (kernel, expansion, features, blocks, first) in enumerate(rows, 1):
+        for i in range(math.ceil(blocks * depth)):
+            own, stride, name = x.shape[1], first if i == 0 else 1, f"stage{stage}.{i}"
+            if kernel:
+                block = Inverted(own * expansion, scaled(features), kernel, stride, act,
+                                 own // 4 * squeezes, "silu", "sigmoid")  # fmt: skip
+                x = inverted(net, x, block, name)
+            else:
+                x = fused_residual(net, x, own * expansion, scaled(features), stride, act, name)
+    return x
 
 
 # -- MobileNet V1, V2, MnasNet --------------------------------------------------------------------
@@ -108,11 +137,7 @@ def mobilenet_v1(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
 def mobilenet_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MobileNet V2 (Sandler et al. 2018); its last layer is never narrower than 1280."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, act="relu6", name="stem")
-    for stage, (expansion, features, depth, first) in enumerate(V2, 1):
-        for i in range(depth):
-            stride = first if i == 0 else 1
-            block = Inverted(x.shape[1] * expansion, rounded(features * width), stride=stride)
-            x = inverted(net, x, block, f"stage{stage}.{i}")
+    x = _staged(net, x, V2, lambda channels: rounded(channels * width))
     x = net.conv_norm(x, rounded(1280 * max(1.0, width)), act="relu6", name="last")
     return net.head(x, classes)
 
@@ -124,11 +149,7 @@ def mnasnet(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     own = x.shape[1]
     x = net.conv_norm(x, own, 3, groups=own, name="first.depthwise")
     x = net.conv_norm(x, rounded(16 * width), act="", name="first.project")
-    for stage, (kernel, expansion, features, depth, first) in enumerate(MNAS, 1):
-        for i in range(depth):
-            block = Inverted(x.shape[1] * expansion, rounded(features * width), kernel,
-                             first if i == 0 else 1, "relu")  # fmt: skip
-            x = inverted(net, x, block, f"stage{stage}.{i}")
+    x = _staged(net, x, MNAS, lambda channels: rounded(channels * width), act=R)
     return net.head(net.conv_norm(x, 1280, name="last"), classes)
 
 
@@ -164,32 +185,11 @@ MOBILENETS_V3 = tuple(
 
 # -- EfficientNet V1 and V2 -----------------------------------------------------------------------
 def _efficientnet(width: float, depth: float, net: Net, x: Value, classes: int) -> Value:
-    """Return EfficientNet (Tan & Le 2019); squeeze and excite to a quarter of a block's input."""
+    """Return EfficientNet (Tan & Le 2019)."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, act="silu", name="stem")
-    for stage, (expansion, kernel, first, features, blocks) in enumerate(B0, 1):
-        for i in range(math.ceil(blocks * depth)):
-            own = x.shape[1]
-            block = Inverted(own * expansion, rounded(features * width), kernel,
-                             first if i == 0 else 1, "silu", own // 4, "silu",
-                             "sigmoid")  # fmt: skip
-            x = inverted(net, x, block, f"stage{stage}.{i}")
+    x = _staged(net, x, B0, lambda channels: rounded(channels * width), depth, "silu", True)
     x = net.conv_norm(x, rounded(1280 * width), act="silu", name="last")
     return net.head(x, classes)
-
-
-def fused_residual(
-    net: Net, x: Value, expanded: int, features: int, stride: int, act: str, name: str
-) -> Value:
-    """Append a fused inverted residual: 3 x 3 up to `expanded`, 1 x 1 down; plain if they match."""
-    start, stays = x, stride == 1 and x.shape[1] == features
-    scale = BRANCH if stays else 1.0
-    if expanded == x.shape[1]:
-        x = net.conv_norm(x, features, 3, stride=stride, act=act, scale=scale, name=f"{name}.conv")
-    else:
-        x = net.conv_norm(x, expanded, 3, stride=stride, act=act, name=f"{name}.expand")
-        x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
-    out: Value = net.add(start, x, name=f"{name}.add") if stays else x
-    return out
 
 
 def _efficientnet_v2(
@@ -202,15 +202,7 @@ def _efficientnet_v2(
 
     x = net.conv_norm(x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu",
                       name="stem")  # fmt: skip
-    for stage, (kind, expansion, features, blocks, first) in enumerate(rows, 1):
-        for i in range(math.ceil(blocks * depth)):
-            own, stride, name = x.shape[1], first if i == 0 else 1, f"stage{stage}.{i}"
-            if kind < 2:
-                x = fused_residual(net, x, own * expansion, scaled(features), stride, "silu", name)
-            else:
-                block = Inverted(own * expansion, scaled(features), 3, stride, "silu", own // 4,
-                                 "silu", "sigmoid")  # fmt: skip
-                x = inverted(net, x, block, name)
+    x = _staged(net, x, rows, scaled, depth, "silu", True)
     x = net.conv_norm(x, scaled(1280), act="silu", name="last")
     return net.head(x, classes)
 
@@ -222,8 +214,7 @@ EFFICIENTNETS = (
     ),
     *(
         image_network(size=size, name=f"efficientnet_v2_{name}")(
-            partial(_efficientnet_v2, EFFICIENT_V2[name[:1] if name[0] != "b" else "b0"][1],
-                    width, depth)
+            partial(_efficientnet_v2, EFFICIENT_V2[name[0]], width, depth)
         )
         for name, (width, depth, size) in V2_SCALES.items()
     ),
@@ -275,8 +266,7 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
     if hybrid:
         gamma = net.seeded(f"{name}.gamma", (1, features, 1, 1), 0.02, 1.0)
         x = net.mul(x, gamma, name=f"{name}.scale")
-    out: Value = net.add(start, x, name=f"{name}.add") if stays else x
-    return out
+    return net.add(start, x, name=f"{name}.add") if stays else x
 
 
 def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
@@ -291,17 +281,13 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         if stride > 1:
             m = net.conv_norm(m, c, 3, stride=stride, groups=c, act="", name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
-        maps.append(net.reshape(m, shape=(n, depth, -1), name=f"{name}.{part}.flat"))
-    q = net.reshape(q, shape=(n, heads, depth, h * w), name=f"{name}.q.heads")
-    q = net.transpose(q, perm=(0, 1, 3, 2), name=f"{name}.q.turned")
-    q = net.reshape(q, shape=(n, heads * h * w, depth), name=f"{name}.q.rows")
-    scores = net.batch_matmul(q, maps[0], name=f"{name}.scores")
-    scores = net.muls(scores, number=depth**-0.5, name=f"{name}.scaled")
-    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
-    context = net.batch_matmul(shares, maps[1], trans_b=True, name=f"{name}.context")
-    context = net.reshape(context, shape=(n, heads, h * w, depth), name=f"{name}.heads")
-    context = net.transpose(context, perm=(0, 1, 3, 2), name=f"{name}.turned")
-    context = net.reshape(context, shape=(n, heads * depth, h, w), name=f"{name}.image")
+        maps.append(net.reshape(m, shape=(n, depth, -1)))
+    q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
+    q = net.reshape(q, shape=(n, heads * h * w, depth))
+    shares = shares_of(net, q, maps[0], name=f"{name}.heads")
+    context = net.batch_matmul(shares, maps[1], trans_b=True)
+    context = net.reshape(context, shape=(n, heads, h * w, depth))
+    context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))
     return net.branch(x, net.conv(context, c, bias=False, name=f"{name}.out"), name=name)
 
 
@@ -334,12 +320,9 @@ def _mobilenet_v4(
     return net.dense(net.flat(x), classes, name="classifier")
 
 
-MOBILENETS_V4 = tuple(
-    image_network(size=size, scaled=True, name=f"mobilenet_v4_{name}")(
-        partial(_mobilenet_v4, stem, stages)
-    )
-    for name, (size, stem, stages) in V4.items()
-)
 BUILDERS: tuple[Callable[..., Graph], ...] = (
-    mobilenet_v1, mobilenet_v2, *MOBILENETS_V3, *MOBILENETS_V4, mnasnet, *EFFICIENTNETS,
+    mobilenet_v1, mobilenet_v2, *MOBILENETS_V3,
+    *(image_network(size=size, scaled=True, name=f"mobilenet_v4_{name}")(
+        partial(_mobilenet_v4, stem, stages)) for name, (size, stem, stages) in V4.items()),
+    mnasnet, *EFFICIENTNETS,
 )  # fmt: skip

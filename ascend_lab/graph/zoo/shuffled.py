@@ -36,8 +36,7 @@ GHOST = (
 def _stem(net: Net, x: Value, features: int) -> Value:
     """Append the convolution and the pooling in front of the units of both ShuffleNets."""
     x = net.conv_norm(x, features, 3, stride=2, name="stem")
-    out: Value = net.max_pool2d(x, kernel=3, stride=2, pad=1, name="stem.pool")
-    return out
+    return net.max_pool2d(x, kernel=3, stride=2, pad=1, name="stem.pool")
 
 
 # -- ShuffleNet V1 --------------------------------------------------------------------------------
@@ -54,11 +53,10 @@ def _grouped(
     y = net.conv_norm(y, width, groups=groups, act="", scale=1.0 if first else BRANCH,
                       name=f"{name}.expand")  # fmt: skip
     if not first:
-        return net.act(net.add(x, y, name=f"{name}.add"), "relu", name=f"{name}.relu")
-    y = net.act(y, "relu", name=f"{name}.relu")
-    mean = net.avg_pool2d(x, kernel=3, stride=2, pad=1, count_include_pad=True, name=f"{name}.mean")
-    out: Value = net.concat(mean, y, axis=1, name=f"{name}.concat")
-    return out
+        return net.relu(net.add(x, y))
+    y = net.relu(y)
+    mean = net.avg_pool2d(x, kernel=3, stride=2, pad=1, count_include_pad=True)
+    return net.concat(mean, y, axis=1)
 
 
 def _shufflenet_v1(
@@ -89,11 +87,10 @@ def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
     if first:
         left, right = _separable(net, x, width, 2, f"{name}.left"), x
     else:
-        left, right = net.split(x, sizes=2, axis=1, name=f"{name}.split")
+        left, right = net.split(x, sizes=2, axis=1)
     right = net.conv_norm(right, width, name=f"{name}.reduce")
     right = _separable(net, right, width, 2 if first else 1, f"{name}.right")
-    joined = net.concat(left, right, axis=1, name=f"{name}.concat")
-    return net.channel_shuffle(joined, 2, name=name)
+    return net.channel_shuffle(net.concat(left, right, axis=1), 2, name=name)
 
 
 def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, classes: int) -> Value:
@@ -116,25 +113,22 @@ def ghost(
     if ratio == 1:
         return first
     rest = net.conv_norm(first, own * (ratio - 1), 3, groups=own, act=act, name=f"{name}.cheap")
-    both: Value = net.concat(first, rest, axis=1, name=f"{name}.concat")
-    n, _, h, w = both.shape
-    if both.shape[1] > features:
-        both = net.slice(both, begin=(0, 0, 0, 0), end=(n, features, h, w), name=f"{name}.cut")
-    return both
+    both = net.concat(first, rest, axis=1)
+    n, channels, h, w = both.shape
+    if channels == features:
+        return both
+    return net.slice(both, begin=(0, 0, 0, 0), end=(n, features, h, w))
 
 
 def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     """Append y times a gate of x at half the size, along rows and columns (DFC attention)."""
     c, size = y.shape[1], y.shape[2]
-    g = net.avg_pool2d(x, kernel=2, stride=2, name=f"{name}.half")
+    g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
     for part, kernel in (("row", (1, 5)), ("column", (5, 1))):
         g = net.conv_norm(g, c, kernel, groups=c, act="", name=f"{name}.{part}")
-    g = net.sigmoid(g, name=f"{name}.sigmoid")
     nearest = np.arange(size) * g.shape[2] // size
-    g = net.resized(g, np.eye(g.shape[2])[nearest], name=f"{name}.up")
-    out: Value = net.mul(y, g, name=f"{name}.mul")
-    return out
+    return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
 
 def _ghost_bottleneck(
@@ -157,8 +151,7 @@ def _ghost_bottleneck(
         start = net.conv_norm(x, own, kernel, stride=stride, groups=own, act="",
                               name=f"{name}.short.dw")  # fmt: skip
         start = net.conv_norm(start, features, act="", name=f"{name}.short")
-    out: Value = net.add(start, y, name=f"{name}.add")
-    return out
+    return net.add(start, y, name=f"{name}.add")
 
 
 def _ghostnet(gates: bool, net: Net, x: Value, classes: int, width: float = 1.0) -> Value:

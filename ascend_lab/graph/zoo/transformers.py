@@ -58,16 +58,14 @@ def linear(net: Net, x: Value, features: int, *, name: str) -> Value:
     """Append x w + b in two nodes: (rows, inputs) to (rows, features)."""
     weight = net.seeded(f"{name}.weight", (x.shape[1], features), SPREAD)
     bias = net.seeded(f"{name}.bias", (features,), SPREAD)
-    out: Value = net.add(net.matmul(x, weight, name=f"{name}.matmul"), bias, name=name)
-    return out
+    return net.add(net.matmul(x, weight, name=f"{name}.matmul"), bias, name=name)
 
 
 def norm(net: Net, x: Value, epsilon: float, *, name: str) -> Value:
     """Append a layer norm over the width."""
     scale = net.seeded(f"{name}.scale", x.shape[-1:], 0.05, 1.0)
     bias = net.seeded(f"{name}.bias", x.shape[-1:], 0.05)
-    out: Value = net.layer_norm(x, scale, bias, epsilon=epsilon, name=name)
-    return out
+    return net.layer_norm(x, scale, bias, epsilon=epsilon, name=name)
 
 
 def mlp(net: Net, x: Value, inner: int, act: str, *, name: str) -> Value:
@@ -76,29 +74,46 @@ def mlp(net: Net, x: Value, inner: int, act: str, *, name: str) -> Value:
     return linear(net, y, x.shape[1], name=f"{name}.2")
 
 
-def _heads(net: Net, x: Value, size: Size, order: tuple[int, ...], name: str) -> Value:
-    shape = (size.batch, size.length, size.heads, x.shape[1] // size.heads)
+def heads(
+    net: Net, x: Value, batch: int, count: int, order: tuple[int, ...], *, name: str
+) -> Value:
+    """Append rows (batch length, width) as heads of each sequence, the axes in an order."""
+    shape = (batch, x.shape[0] // batch, count, x.shape[1] // count)
     parts = net.reshape(x, shape=shape, name=f"{name}.reshape")
-    out: Value = net.transpose(parts, perm=order, name=f"{name}.transpose")
-    return out
+    return net.transpose(parts, perm=order, name=f"{name}.transpose")
+
+
+def shares_of(
+    net: Net, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
+) -> Value:
+    """Append softmax(q k / sqrt(depth) + mask)."""
+    depth = k.shape[-1 if how.get("trans_b") else -2]
+    scores = net.batch_matmul(q, k, name=f"{name}.scores", **how)
+    scores = net.muls(scores, number=1.0 / math.sqrt(depth), name=f"{name}.scale")
+    if mask is not None:
+        scores = net.add(scores, mask, name=f"{name}.mask")
+    return net.softmax(scores, axis=-1, name=f"{name}.softmax")
+
+
+def rows_of(net: Net, context: Value, *, name: str) -> Value:
+    """Append (batch, heads, length, depth) as rows (batch length, width)."""
+    batch, count, length, depth = context.shape
+    rows = net.transpose(context, perm=(0, 2, 1, 3), name=f"{name}.transpose")
+    return net.reshape(rows, shape=(batch * length, count * depth), name=f"{name}.reshape")
 
 
 def attention_of(
     net: Net, q: Value, k: Value, v: Value, size: Size, mask: Value | None, *, name: str
 ) -> Value:
     """Append softmax(q k^T / sqrt(depth) + mask) v on (tokens, width) matrices."""
-    queries = _heads(net, q, size, (0, 2, 1, 3), f"{name}.q")
-    keys = _heads(net, k, size, (0, 2, 3, 1), f"{name}.k")
-    values = _heads(net, v, size, (0, 2, 1, 3), f"{name}.v")
-    scores = net.batch_matmul(queries, keys, name=f"{name}.scores")
-    scores = net.muls(scores, number=1.0 / math.sqrt(queries.shape[-1]), name=f"{name}.scale")
-    if mask is not None:
-        scores = net.add(scores, mask, name=f"{name}.mask")
-    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
+    parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
+    queries, keys, values = (
+        heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
+        for x, order, part in parts
+    )
+    shares = shares_of(net, queries, keys, mask, name=name)
     context = net.batch_matmul(shares, values, name=f"{name}.context")
-    rows = net.transpose(context, perm=(0, 2, 1, 3), name=f"{name}.transpose")
-    out: Value = net.reshape(rows, shape=(size.tokens, q.shape[1]), name=f"{name}.reshape")
-    return out
+    return rows_of(net, context, name=name)
 
 
 def self_attention(
@@ -124,8 +139,7 @@ def encoder_block(
     x = net.add(x, y, name=f"{name}.add1")
     y = norm(net, x, size.epsilon, name=f"{name}.norm2")
     y = mlp(net, y, inner or 4 * size.width, act, name=f"{name}.mlp")
-    out: Value = net.add(x, y, name=f"{name}.add2")
-    return out
+    return net.add(x, y, name=f"{name}.add2")
 
 
 # -- BERT (Devlin et al. 2019): uncased vocabulary, with the pooler -------------------------------
@@ -148,8 +162,7 @@ def _mask(net: Net, kept: Value, size: Size) -> Value:
     column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
     real = net.cast(column, dtype=net.dtype, name="mask.cast")
     turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
-    out: Value = net.muls(turned, number=DROPPED, name="mask")
-    return out
+    return net.muls(turned, number=DROPPED, name="mask")
 
 
 def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:

@@ -1,7 +1,6 @@
 """Vision transformers: ViT-B/16, the MobileViT block, and MobileViT V1 and V2."""
 
 from functools import partial
-from typing import Any
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
@@ -15,15 +14,12 @@ from ascend_lab.graph.zoo.transformers import SPREAD, Size, check_size, encoder_
 def _patches(net: Net, x: Value, size: Size, patch: int) -> Value:
     """Append patch embedding, class token and positions: (tokens, width)."""
     x = net.conv(x, size.width, patch, stride=patch, pad=(0, 0), name="patches")
-    x = net.reshape(x, shape=(size.batch, size.width, -1), name="patches.flat")
-    x = net.transpose(x, perm=(0, 2, 1), name="patches.rows")
+    x = net.transpose(net.reshape(x, shape=(size.batch, size.width, -1)), perm=(0, 2, 1))
     token = net.seeded("class_token", (1, 1, size.width), SPREAD)
     first = net.expand(token, shape=(size.batch, 1, size.width), name="class_token.expand")
     x = net.concat(first, x, axis=1, name="tokens")
     places = net.seeded("positions", (1, size.length, size.width), SPREAD)
-    x = net.add(x, places, name="tokens.placed")
-    out: Value = net.reshape(x, shape=(size.tokens, size.width), name="tokens.rows")
-    return out
+    return net.reshape(net.add(x, places), shape=(size.tokens, size.width), name="tokens.rows")
 
 
 def vit_b16(
@@ -37,52 +33,30 @@ def vit_b16(
     x = _patches(net, net.images(batch, 3, size), dims, 16)
     for i in range(layers):
         x = encoder_block(net, x, dims, None, name=f"layer{i}")
-    x = norm(net, x, dims.epsilon, name="norm")
-    x = net.reshape(x, shape=(batch, length, dims.width), name="norm.tokens")
+    x = net.reshape(norm(net, x, dims.epsilon, name="norm"), shape=(batch, length, dims.width))
     x = net.slice(x, begin=(0, 0, 0), end=(batch, 1, dims.width), name="first")
-    x = net.reshape(x, shape=(batch, dims.width), name="first.rows")
+    x = net.reshape(x, shape=(batch, dims.width))
     return net.finish(net.dense(x, classes, name="head"))
 
 
 # -- MobileViT ------------------------------------------------------------------------------------
 PATCH = 2
-Steps = tuple[tuple[str, dict[str, Any]], ...]
 
 
-def _moved(net: Net, x: Value, steps: Steps, name: str) -> Value:
-    for i, (op, attrs) in enumerate(steps, 1):
-        x = net.add_node(op, x, name=f"{name}{i}", **attrs)
-    return x
-
-
-def _unfolded(net: Net, x: Value, name: str) -> tuple[Value, Size]:
-    """Append what puts pixels of equal place in their patch into one sequence.
-
-    (n, d, h, w) -> rows of n * 4 sequences of h w / 4 tokens of width d.
-    """
+def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
+    """Append an image (n, d, h, w) as (n, d, patches, places), its axes in an order."""
     n, d, h, w = x.shape
-    length = h * w // PATCH**2
-    steps: Steps = (
-        ("reshape", {"shape": (n * d * h // PATCH, PATCH, w // PATCH, PATCH)}),
-        ("transpose", {"perm": (0, 2, 1, 3)}),
-        ("reshape", {"shape": (n, d, length, PATCH**2)}),
-        ("transpose", {"perm": (0, 3, 2, 1)}),
-        ("reshape", {"shape": (n * PATCH**2 * length, d)}),
-    )
-    return _moved(net, x, steps, f"{name}.unfold"), Size(d, 0, 4, length, n * PATCH**2, 1e-5)
+    x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
+    x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
+    return net.transpose(x, perm=order)
 
 
-def _folded(net: Net, x: Value, shape: tuple[int, ...], name: str) -> Value:
+def _folded(net: Net, x: Value, order: tuple[int, ...], shape: tuple[int, ...]) -> Value:
     """Append the inverse of `_unfolded`."""
     n, d, h, w = shape
-    steps: Steps = (
-        ("reshape", {"shape": (n, PATCH**2, h * w // PATCH**2, d)}),
-        ("transpose", {"perm": (0, 3, 2, 1)}),
-        ("reshape", {"shape": (n * d * h // PATCH, w // PATCH, PATCH, PATCH)}),
-        ("transpose", {"perm": (0, 2, 1, 3)}),
-        ("reshape", {"shape": shape}),
-    )
-    return _moved(net, x, steps, f"{name}.fold")
+    x = net.transpose(x, perm=order)
+    x = net.reshape(x, shape=(n * d * h // PATCH, w // PATCH, PATCH, PATCH))
+    return net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=shape)
 
 
 def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
@@ -90,11 +64,15 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     channels = start.shape[1]
     x = net.conv_norm(start, channels, 3, act="silu", name=f"{name}.local")
     x = net.conv(x, width, bias=False, name=f"{name}.up")
-    shape = x.shape
-    x, size = _unfolded(net, x, name)
+    n, d, h, w = shape = x.shape
+    # pixels of equal place in their patch are one sequence
+    size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
+    x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
         x = encoder_block(net, x, size, None, name=f"{name}.{i}", act="silu", inner=2 * width)
-    x = _folded(net, norm(net, x, size.epsilon, name=f"{name}.norm"), shape, name)
+    x = norm(net, x, size.epsilon, name=f"{name}.norm")
+    x = net.reshape(x, shape=(n, PATCH**2, size.length, d))
+    x = _folded(net, x, (0, 3, 2, 1), shape)
     x = net.conv_norm(x, channels, act="silu", name=f"{name}.down")
     x = net.concat(start, x, axis=1, name=f"{name}.concat")
     return net.conv_norm(x, channels, 3, act="silu", name=f"{name}.join")
@@ -144,29 +122,25 @@ def _mobilevit(
 def _image_norm(net: Net, x: Value, name: str) -> Value:
     """Append a group norm of one group: over all of an image, scaled by channel."""
     n, c = x.shape[:2]
-    rows = net.reshape(x, shape=(n, -1), name=f"{name}.rows")
+    rows = net.reshape(x, shape=(n, -1))
     one, zero = (
         net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
         for number in (1.0, 0.0)
     )
-    normal = net.reshape(net.layer_norm(rows, one, zero, name=f"{name}.norm"), shape=x.shape,
-                         name=f"{name}.image")  # fmt: skip
+    normal = net.reshape(net.layer_norm(rows, one, zero), shape=x.shape)
     scale = net.seeded(f"{name}.scale", (c, 1, 1), 0.05, 1.0)
     bias = net.seeded(f"{name}.bias", (c, 1, 1), 0.05)
-    out: Value = net.add(net.mul(normal, scale, name=f"{name}.mul"), bias, name=name)
-    return out
+    return net.add(net.mul(normal, scale), bias, name=name)
 
 
 def _linear_attention(net: Net, x: Value, name: str) -> Value:
     """Append attention by one score a token: its shares weigh the keys to a single context."""
     d = x.shape[1]
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
-    scores, keys, values = net.split(y, sizes=(1, d, d), axis=1, name=f"{name}.split")
-    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
-    weighed = net.mul(keys, shares, name=f"{name}.weighed")
-    context = net.reduce_sum(weighed, axis=(3,), keepdims=True, name=f"{name}.context")
-    chosen = net.mul(net.relu(values, name=f"{name}.relu"), context, name=f"{name}.chosen")
-    return net.conv(chosen, d, name=f"{name}.out")
+    scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
+    weighed = net.mul(keys, net.softmax(scores, axis=-1))
+    context = net.reduce_sum(weighed, axis=(3,), keepdims=True)
+    return net.conv(net.mul(net.relu(values), context), d, name=f"{name}.out")
 
 
 def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
@@ -174,26 +148,15 @@ def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
     c = x.shape[1]
     x = net.conv_norm(x, c, 3, groups=c, act="silu", name=f"{name}.local")
     x = net.conv(x, width, bias=False, name=f"{name}.up")
-    n, d, h, w = shape = x.shape
-    x = _moved(net, x, (
-        ("reshape", {"shape": (n * d * h // PATCH, PATCH, w // PATCH, PATCH)}),
-        ("transpose", {"perm": (0, 2, 1, 3)}),
-        ("reshape", {"shape": (n, d, h * w // PATCH**2, PATCH**2)}),
-        ("transpose", {"perm": (0, 1, 3, 2)}),
-    ), f"{name}.unfold")  # fmt: skip
+    shape = x.shape
+    x = _unfolded(net, x, (0, 1, 3, 2))
     for i in range(layers):
         y = _linear_attention(net, _image_norm(net, x, f"{name}.{i}.norm1"), f"{name}.{i}.attn")
-        x = net.add(x, y, name=f"{name}.{i}.add1")
+        x = net.add(x, y)
         y = _image_norm(net, x, f"{name}.{i}.norm2")
-        y = net.conv_act(y, 2 * d, act="silu", name=f"{name}.{i}.fc1")
-        x = net.add(x, net.conv(y, d, name=f"{name}.{i}.fc2"), name=f"{name}.{i}.add2")
-    x = _image_norm(net, x, f"{name}.norm")
-    x = _moved(net, x, (
-        ("transpose", {"perm": (0, 1, 3, 2)}),
-        ("reshape", {"shape": (n * d * h // PATCH, w // PATCH, PATCH, PATCH)}),
-        ("transpose", {"perm": (0, 2, 1, 3)}),
-        ("reshape", {"shape": shape}),
-    ), f"{name}.fold")  # fmt: skip
+        y = net.conv_act(y, 2 * width, act="silu", name=f"{name}.{i}.fc1")
+        x = net.add(x, net.conv(y, width, name=f"{name}.{i}.fc2"))
+    x = _folded(net, _image_norm(net, x, f"{name}.norm"), (0, 1, 3, 2), shape)
     return net.conv_norm(x, c, act="", name=f"{name}.down")
 
 

@@ -11,15 +11,6 @@ from ascend_lab.lab.contest.problem import (
 from ascend_lab.lab.contest.solve import Solution, solve
 
 __all__ = [
-    "Operation",
-    "Problem",
-    "Solution",
-    "Step",
-    "lower_bound",
-    "read_problem",
-    "schedule_latencies",
-    "solve",
-    "step_latency",
-    "unfused_floor",
-    "working_set",
-]
+    "Operation", "Problem", "Solution", "Step", "lower_bound", "read_problem",
+    "schedule_latencies", "solve", "step_latency", "unfused_floor", "working_set",
+]  # fmt: skip

@@ -33,6 +33,7 @@ TERM_STYLE: dict[str, dict[str, Any]] = {
     "vector": {"facecolor": st.GREEN, "hatch": "\\\\"},
     "copies": {"facecolor": st.BLUE, "hatch": "xx"},
     "AI CPU": {"facecolor": st.PURPLE, "hatch": "oo"},
+    "barriers": {"facecolor": st.LIGHT, "hatch": "||"},
     "waits": {"facecolor": st.PAPER, "hatch": "++"},
 }
 """How the terms of `graph.ledger` are drawn."""
@@ -108,8 +109,8 @@ def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> st.LabFigure:
 
 
 @st.styled
-def fig_ledger(ledgers: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
-    """Draw the ledger of each network as one bar: its terms as shares of the time.
+def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
+    """Draw the ledger of each network as one bar: its terms as shares of its, or the longest, time.
 
     A ledger is what `graph.ledger` returns: seconds by term. Raises `InputError` for none.
     """
@@ -118,17 +119,22 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
     said, used = [], set[str]()
     looks = {term: {"edgecolor": st.INK, **style} for term, style in TERM_STYLE.items()}
+    longest_s = max(sum(found.values()) for found in ledgers.values())
     for at, (name, found) in enumerate(ledgers.items()):
         total_s = sum(found.values())
+        scale = 1.0 if shares else total_s / longest_s
         shown = {term: s / total_s for term, s in found.items() if s >= VISIBLE * total_s}
         used |= shown.keys()
-        st.stack(ax, at, [(share, {"height": 0.6, **looks[t]}) for t, share in shown.items()])
+        st.stack(ax, at, [(scale * share, {"height": 0.6, **looks[t]})
+                         for t, share in shown.items()])  # fmt: skip
         times = f"{total_s / found['bound']:.2g}x" if found["bound"] else ""
-        ax.text(1.01, at, f"{total_s * 1e3:.3g} ms\n{times}", va="center", fontsize=8)
+        ax.text(scale + 0.01, at, f"{total_s * 1e3:.3g} ms\n{times}", va="center", fontsize=8)
         split = ", ".join(f"{term} {share:.0%}" for term, share in shown.items())
         said.append(f"{name} {total_s * 1e3:.3g} ms: {split}")
     st.name_rows(ax, ledgers)
-    ax.set(xlim=(0, 1.13), xlabel="share of the time; right: time, and how many times the bound")
+    whose = "the" if shares else "the longest"
+    label = f"share of {whose} time; right: time, and how many times the bound"
+    ax.set(xlim=(0, 1.13), xlabel=label)
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
     shades = {term: look for term, look in looks.items() if term in used}
     st.key(fig, shades, loc="outside upper center", ncols=4)

@@ -4,6 +4,8 @@ A `Plan` cuts a model over the axes data, tensor, pipeline (and experts); `plan_
 a step takes and what a device keeps; `best_plans` tries all plans of a topology.
 """
 
+# fmt: off
+# isort: off
 from ascend_lab.parallel.plans.model import GraphModel, model_of
 from ascend_lab.parallel.plans.pipeline import bubble_share, orders, run_pipeline
 from ascend_lab.parallel.plans.plan import FixedModel, Plan, Unit, state_bytes
@@ -11,20 +13,7 @@ from ascend_lab.parallel.plans.search import Ranking, best_plans, placements
 from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, cut_model, plan_time
 
 __all__ = [
-    "FixedModel",
-    "GraphModel",
-    "Plan",
-    "PlanTime",
-    "Ranking",
-    "TopologyCosts",
-    "Unit",
-    "best_plans",
-    "bubble_share",
-    "cut_model",
-    "model_of",
-    "orders",
-    "placements",
-    "plan_time",
-    "run_pipeline",
-    "state_bytes",
+    "FixedModel", "GraphModel", "Plan", "PlanTime", "Ranking", "TopologyCosts", "Unit",
+    "best_plans", "bubble_share", "cut_model", "model_of", "orders", "placements", "plan_time",
+    "run_pipeline", "state_bytes",
 ]

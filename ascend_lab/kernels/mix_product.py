@@ -1,0 +1,208 @@
+"""A product whose epilogue runs on the vector cores while the cube works on the next tile.
+
+Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
+scale, ReLU, a conversion. The rest is split off: the cube core stores every tile of sums to a ring
+of slots, which stays in L2, and each of its two vector cores takes half the rows of a tile, does
+the steps on them and stores the result. Source of the pattern: Ascend C, matmul_gelu example.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.isa import Affine, KernelBuilder, Program, Queue, Ring, RingEnd, Share, Tile
+from ascend_lab.kernels.epilogue import Epilogue, Fix
+from ascend_lab.kernels.epilogue_emit import (
+    Channels,
+    Finish,
+    Group,
+    Memory,
+    Piece,
+    held_channels,
+    load_tiles,
+    write_steps,
+)
+from ascend_lab.kernels.epilogue_plan import Plan, plan_of
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape
+from ascend_lab.kernels.tiles import Area, Span, segments
+
+SLOTS = 4
+"""Tiles between a cube core and its vector cores (the published grouped product takes as many)."""
+AREA = FRACTAL * FRACTAL
+
+
+def tail_sums(shape: GemmShape, head: Epilogue | None) -> str:
+    """Return the format of what the vector cores' steps call sums."""
+    return head.out_dtype if head else ACCUMULATOR[shape.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What vector cores do after a product: steps on `sums` of a format, a grid of AI cores."""
+
+    shape: GemmShape
+    schedule: GemmSchedule
+    tail: Epilogue
+    sums: str
+    grid: tuple[int, int]
+
+    @property
+    def plan(self) -> Plan:
+        """The steps on tiles of UB."""
+        return plan_of(self.tail, self.sums)
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of tiles, in the format the steps want: the fix pipe converts."""
+        s, plan = self.schedule, self.plan
+        dtype, cores = plan.tiles[plan.start], self.grid[0] * self.grid[1]
+        return Ring("tiles", dtype, s.base_m * s.base_n, SLOTS, cores, 0, 1)
+
+    def core(self, row: Affine, col: Affine) -> Affine:
+        """Return the number of an AI core of the grid."""
+        return row * self.grid[1] + col
+
+
+def to_ring(
+    k: KernelBuilder, acc: Queue, ring: RingEnd, finish: Finish | None, sizes: tuple[int, int]
+) -> None:
+    """Move a finished (N1, M1) tile of L0C through the fix pipe to a slot."""
+    (m, n), fix = sizes, (finish.fix if finish else None) or Fix()
+    c, slot = acc.dequeue(), ring.alloc()
+    to = slot.region(0, (n, m * AREA))
+    k.fixpipe(to, c.region(0, to.sizes), relu=fix.relu, scale=fix.scale)
+    acc.free()
+    ring.enqueue()
+
+
+# -- the vector cores' program --------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """UB of a vector core: where sums arrive, and how many blocks of a tile fit."""
+
+    arrival: Queue
+    columns: int
+
+
+class VectorWriter:
+    """The program of a vector core: its half of the rows of every tile of its cube core."""
+
+    def __init__(self, job: After, chip: Chip, own: Sequence[Share]) -> None:
+        """Declare tensors and allocate queues."""
+        shape, tail, (self.rows, self.cols) = job.shape, job.tail, own
+        self.schedule, self.plan = job.schedule, job.plan
+        self.m1, _, self.n1 = shape.fractals
+        self.k = k = KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
+        sides = job.schedule.base_m // FRACTAL, job.schedule.base_n // FRACTAL
+        m, n = min(sides[0], self.rows[0]), min(sides[1], self.cols[0])
+        row, col = k.param("row", self.rows[2]), k.param("col", self.cols[2])
+        self.half, self.base = k.param("aiv", 2), (row * self.rows[1], col * self.cols[1])
+        self.c = k.tensor("c", tail.out_dtype, self.n1 * self.m1 * AREA)
+        self.end: RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
+        self.finish, self.slots = self._tiles_of(tail, m, n, self._channels(tail, n))
+
+    def _channels(self, tail: Epilogue, tile_n: int) -> Group | None:
+        """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
+        operands, own = tail.of_kind("channel"), self.cols[0]
+        each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
+        blocks = own if own * each <= self.k.chip.buffers["UB"] // FRACTAL else tile_n
+        slots = [blocks * tail.unit(o) for o in operands]
+        return Group.make(self.k, operands, slots, self.n1 * FRACTAL, blocks)
+
+    def _tiles_of(
+        self, tail: Epilogue, m: int, n: int, channels: Group | None
+    ) -> tuple[Finish, _Slots]:
+        """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
+        k, plan, start = self.k, self.plan, self.plan.start
+        others = [i for i in range(1, len(plan.tiles)) if i != start]
+        operands, stored = tail.of_kind("tile"), DTYPE_BYTES[tail.out_dtype]
+        each = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
+        each += sum(DTYPE_BYTES[plan.tiles[i]] for i in others)
+        each += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
+        held = channels.blocks * sum(
+            2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands
+        ) if channels else 0  # fmt: skip
+        block = m * AREA // 2
+        columns = min(n, (k.chip.buffers["UB"] - held) // (block * each))
+        if columns < 1:
+            needed = f"{block * each} bytes of UB for a block of half a tile's rows"
+            raise CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
+        size = columns * block
+        tiles = Group.make(k, operands, [size] * len(operands), self.n1 * self.m1 * AREA, 0)
+        if start:
+            arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
+            out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
+        else:
+            arrival = out = k.queue("y_ub", "UB", tail.out_dtype, size,
+                                    src="MTE2", via="V", dst="MTE3", depth=3)  # fmt: skip
+        scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
+        units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
+        finish = Finish(k, plan, out, scratch, tiles, channels, units=units)
+        return finish, _Slots(arrival, columns)
+
+    def program(self) -> Program:
+        """Walk the tiles in the order in which the cube core stores them."""
+        m_base, n_base = self.base
+        whole = (n_base, self.cols[0])
+        with held_channels(self.finish, whole, Affine(), None) as held:
+            if self.schedule.order == "mn":
+                for m in self._spans("m", m_base):
+                    for n in self._spans("n", n_base):
+                        self._tile(m, n, held)
+            else:
+                for n in self._spans("n", n_base):
+                    with held_channels(self.finish, n, Affine(), held) as channels:
+                        for m in self._spans("m", m_base):
+                            self._tile(m, n, channels)
+        return self.k.finish()
+
+    def _spans(self, name: str, base: Affine) -> Iterator[Span]:
+        s = self.schedule
+        own, side = (self.rows, s.base_m) if name == "m" else (self.cols, s.base_n)
+        for at, size in segments(self.k, name, own[0], side // FRACTAL):
+            yield base + at, size
+
+    def _tile(self, m: Span, n: Span, held: Channels | None) -> None:
+        """Do the steps on half the rows of a tile, some blocks of columns at a time."""
+        k, rows = self.k, m[1] * FRACTAL // 2
+        run, mine = rows * FRACTAL, self.half * rows
+        piece = (0, m[0] * FRACTAL + mine, rows)
+        area = Area(n[0] * (self.m1 * AREA), (piece,), n[1], self.m1 * FRACTAL, 1, m[1], rows)
+        with held_channels(self.finish, n, Affine(), held) as channels:
+            slot = self.end.dequeue()
+            for at, count in segments(k, "column", n[1], min(self.slots.columns, n[1])):
+                source = slot.region(at * (2 * run) + mine * FRACTAL, (count, run), (2 * run, 1))
+                k.copy(self.slots.arrival.alloc().region(0, (count, run)), source)
+                self._steps(area, at, count, n[0], channels)
+            self.end.free()
+
+    def _steps(
+        self, area: Area, at: Affine, count: int, first: Affine, held: Channels | None
+    ) -> None:
+        """Do the steps on blocks that arrive, and store them."""
+        f, k, start, arrival = self.finish, self.k, self.plan.start, self.slots.arrival
+        assert f.out is not None
+        if f.tiles:
+            load_tiles(f.tiles, k, area, at, count)
+        if start:
+            arrival.enqueue()
+            memories: dict[int, Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
+        else:
+            arrival.hand()
+            memories = {0: Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
+        spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
+        memories.update(zip(spare, f.scratch, strict=True))
+        named = f.tiles.held(f.tiles.queue.dequeue()) if f.tiles else {}
+        rates = f.channels.held(held.tile) if f.channels and held else {}
+        block = first + at - held.first if held else at
+        tiles, run = [memories[i] for i in sorted(memories)], area.pixels * area.width
+        write_steps(k, self.plan, Piece(tiles, named, rates, block, count, run))
+        if f.tiles:
+            f.tiles.queue.free()
+        if start:
+            arrival.free()
+        f.out.enqueue()
+        for there, here in area.pairs(self.c, f.out.dequeue(), run, at, count):
+            k.copy(there, here)
+        f.out.free()

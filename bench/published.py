@@ -1,0 +1,25 @@
+"""Whole networks and FlashAttention beside published figures: part of `lab.py bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ascend_lab.graph.validation import GOALS, network_rows
+from ascend_lab.kernels.validation import published_flash
+from bench.table import Figure
+
+
+def published_figures() -> Iterator[Figure]:
+    """Yield the rate of each published network over the published one, and its largest cause."""
+    yield Figure("published rates of networks", "model - published", "", None)
+    for row in network_rows():
+        goal, name = GOALS[row.kind], f"  {row.name} x{row.batch} {row.chip.removeprefix('Ascend')}"
+        yield Figure(name, f"{row.error:+.0%}, {row.cause}", f"within {goal:.0%}", not row.misses)
+
+
+def flash_figures() -> Iterator[Figure]:
+    """Yield the time of each published FlashAttention on the 910B2, operands in L2."""
+    yield Figure("published FlashAttention, 910B2", "model - published", "", None)
+    for row in published_flash():
+        got = f"{row.model_s * 1e6:.1f} us, {row.time_error:+.0%}"
+        yield Figure(f"  {row.name}", got, "within 20%", abs(row.time_error) <= 0.2)

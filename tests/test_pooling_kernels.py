@@ -1,0 +1,82 @@
+"""Pooling by hand: means of planes on the cube, maxima beside padding; values and times."""
+
+import numpy as np
+import pytest
+
+from ascend_lab.chip import load_chip
+from ascend_lab.kernels import ConvShape
+from ascend_lab.kernels.depthwise import max_pool_launch
+from ascend_lab.kernels.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.ops.operator import get
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(("planes", "pixels"), [(3, 49), (35, 49), (20, 1), (9, 1040), (50, 1030)])
+def test_means_equal_numpy(chip_name: str, planes: int, pixels: int) -> None:
+    """Planes with more pixels than a load, ragged ones, more than 16 a core, cores without."""
+    chip, rng = load_chip(chip_name), np.random.default_rng(planes)
+    x = rng.standard_normal((planes, pixels, 16)).astype(np.float16)
+    x[0, 0, 0], x[-1, -1, -1] = np.inf, np.nan  # reach no other plane or channel
+    launch = plane_means_launch(PlaneMeans(planes, pixels), chip)
+    given = {"x": x.ravel(), "ones": ones_and_zeros("float16").ravel()}
+    found = execute(launch, given, chip)["y"].reshape(planes, 16).copy()
+    exact = x.astype(np.float64).mean(axis=1)
+    assert found[0, 0] == np.inf and np.isnan(found[-1, -1])
+    found[0, 0] = found[-1, -1] = exact[0, 0] = exact[-1, -1] = 0
+    np.testing.assert_allclose(found, exact, rtol=2.0**-10, atol=2.0**-20)
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+def test_memory_limits_large_planes(chip_name: str) -> None:
+    chip = load_chip(chip_name)
+    run = simulate(plane_means_launch(PlaneMeans(16 * 9, 56 * 56), chip), chip)
+    read = 16 * 9 * 56 * 56 * 32 / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    assert read < run.cycles < 1.1 * read + 400
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ConvShape(2, 20, 13, 11, 20, 3, 3, 2, 1, groups=20),
+        ConvShape(1, 16, 9, 30, 16, 2, 3, (1, 2), (0, 1, 2, 0), groups=16),
+        ConvShape(1, 33, 6, 6, 33, 1, 1, 1, 0, groups=33),
+    ],
+)
+def test_maxima_equal_numpy(chip_name: str, shape: ConvShape) -> None:
+    """All numbers are negative: neither zeros nor poison may stand around the image."""
+    chip, (oh, ow) = load_chip(chip_name), shape.out_hw
+    x = -np.random.default_rng(1).random((shape.n, shape.blocks[0], shape.h, shape.w, 16)) - 1
+    given = {"x": x.astype(np.float16).ravel()}
+    found = execute(max_pool_launch(shape, chip), given, chip)["y"]
+    top, bottom, left, right = shape.pads
+    sides = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
+    wide = np.pad(x.astype(np.float16), sides, constant_values=-np.inf)
+    down, across = shape.strides
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (shape.r, shape.s), axis=(2, 3))
+    exact = windows[:, :, ::down, ::across].max(axis=(-1, -2))
+    assert np.array_equal(found.reshape(exact.shape), exact) and exact.shape[2:4] == (oh, ow)
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+def test_a_padded_pool_reads_its_image_once(chip_name: str) -> None:
+    chip = load_chip(chip_name)
+    shape = ConvShape(16, 64, 112, 112, 64, 3, 3, 2, 1, groups=64)
+    run = simulate(max_pool_launch(shape, chip), chip)
+    moved = 2 * 16 * 64 * (112 * 112 + 56 * 56)
+    assert run.memory_bytes <= 1.01 * moved
+    assert run.cycles < 1.2 * moved / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_the_cube_averages_near_the_rate_of_memory(include: bool) -> None:
+    """Without padding in the counts the sums, in fp32, are written and read once more."""
+    shape, attrs = (16, 64, 56, 56), {"kernel": 3, "stride": 2, "pad": 1}
+    chip, attrs = load_chip("Ascend310"), {**attrs, "count_include_pad": include}
+    operator = get("avg_pool2d")
+    assert operator.template is not None
+    kernel = operator.template.kernel(operator.call([shape], ["fp16"], attrs), chip)
+    moved = 2 * 16 * 64 * (56 * 56 + (1 if include else 5) * 28 * 28)
+    least = moved / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    assert simulate_kernel(kernel, chip).cycles < 1.6 * least
