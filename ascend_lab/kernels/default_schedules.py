@@ -9,6 +9,7 @@ groups are products of their own.
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from math import gcd
 from typing import TypeVar
@@ -70,7 +71,7 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
     A grid uses all cores, or all that get a tile where the problem is small.
     """
     m1, k1, n1 = shape.fractals
-    m, n, step, rows, cols = _choices(chip, STEPS)
+    m, n, step, rows, cols = _choices(chip.core_count, STEPS)
     m, n = np.minimum(m, _up(m1, rows)), np.minimum(n, _up(n1, cols))
     rows, cols = np.minimum(rows, _up(m1, m)), np.minimum(cols, _up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
@@ -88,9 +89,9 @@ def _up(value: Array | int, unit: Array) -> Array:
     return -(-value // unit)
 
 
-def _choices(chip: Chip, stages: tuple[int, ...]) -> tuple[Array, ...]:
+@cache
+def _choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
     """Return every tile side m and n with every stage and every full grid, as five columns."""
-    cores = chip.core_count
     grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
     columns = np.array(list(product(SIDES, SIDES, stages, range(len(grids)))), np.int64).T
     return *columns[:3], *np.array(grids, np.int64).T[:, columns[3]]
@@ -312,7 +313,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
     (oh, ow), bundle, taps = shape.out_hw, bundles_of(shape), shape.taps
     pixel, area = shape.pixel_bytes, area_bytes(shape)
-    m, n, stage, rows, cols = _choices(chip, STAGES)
+    m, n, stage, rows, cols = _choices(chip.core_count, STAGES)
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
     m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, _up(bundle.n1, inside))

@@ -5,8 +5,9 @@ nest and differ in numbers only, so the (max, +) engine times them as one batch 
 result equals `simulate(gemm_launch(...))` of each to the cycle (a test holds them together).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -186,13 +187,14 @@ def _fill(
 
 
 # -- what is worth timing -------------------------------------------------------------------------
+@lru_cache(1024)
 def promising(
     shape: GemmShape,
     chip: Chip,
     epilogue: Epilogue | None = None,
-    warm: Collection[str] = (),
+    warm: frozenset[str] = frozenset(),
     count: int = PROMISING,
-) -> list[tuple[float, GemmSchedule]]:
+) -> tuple[tuple[float, GemmSchedule], ...]:
     """Return the least estimates of tilings, and of those that keep A's rows or B's columns.
 
     `count` of each kind, with the schedules, if L2 holds the sides `warm`. Raises `CapacityError`
@@ -213,7 +215,7 @@ def promising(
                 found.setdefault(one, float(cycles[index]))
     if not found:
         raise no_room(chip)
-    return sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0])
+    return tuple(sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0]))
 
 
 # -- the grid of cores for a tile of one's own ----------------------------------------------------

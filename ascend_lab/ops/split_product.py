@@ -96,7 +96,7 @@ def _share(chip: Chip, parts: int) -> Chip:
 
 
 def divided(
-    shape: GemmShape, chip: Chip, below: float, warm: Collection[str] = ()
+    shape: GemmShape, chip: Chip, below: float, warm: frozenset[str] = frozenset()
 ) -> list[GemmSchedule]:
     """Return the `TIMED` schedules with K divided that look best, of those estimated `below`."""
     m1, k1, n1 = shape.fractals
