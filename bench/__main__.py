@@ -24,6 +24,7 @@ from bench.graph import memory_figures
 from bench.light import light_figures
 from bench.media import media_figures
 from bench.published import flash_figures, published_figures
+from bench.rows import row_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
 from bench.speed import (
@@ -50,6 +51,7 @@ BENCHES = (
     bound_figures,
     published_figures,
     flash_figures,
+    row_figures,
     memory_figures,
     light_figures,
     runtime_figures,
