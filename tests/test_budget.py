@@ -37,15 +37,15 @@ LINES = {
     "ops": 6590,
     "output": 120,
     "parallel": 4905,
-    "runtime": 2350,
-    "serving": 2525,
+    "runtime": 2230,
+    "serving": 2290,
     "sim": 2880,
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 446
+FILES = 447
 IMPORT_LINES = 6330
-ROAD = 123
+ROAD = 124
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

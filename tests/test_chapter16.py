@@ -123,7 +123,7 @@ def test_bytes_and_cycles_of_the_introduction():
     least = 4 * 2 * 4096 * 64
     assert least * 16 == 2 * 4096 * 4096
     assert apart.gm_bytes > 200 * least
-    assert apart.cycles > 3 * flash.cycles
+    assert apart.cycles > 2.5 * flash.cycles
     # the first core's keys and values come from device memory, all other reads from L2
     assert flash.memory_bytes == 3 * least // 4
 

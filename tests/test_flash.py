@@ -212,7 +212,7 @@ def test_flash_beats_three_kernels_on_long_sequences():
     assert flash.gm_bytes == 34_603_008
     assert three.gm_bytes > 15 * flash.gm_bytes
     assert three.memory_bytes > 200 * flash.memory_bytes
-    assert three.cycles > 3 * flash.cycles
+    assert three.cycles > 2.5 * flash.cycles
 
 
 @pytest.mark.parametrize("chip", on("Ascend310", "Ascend310P3"))

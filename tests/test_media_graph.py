@@ -109,9 +109,11 @@ def test_small_channels_need_a_convolution() -> None:
     b.output(b.relu(b.input("x", (1, 3, 16, 20))))
     with pytest.raises(UnsupportedError, match=r"one convolution.*got relu"):
         insert_aipp(b.build(), [AippOp(0, NV12)], small_channel=True)
-    with pytest.raises(UnsupportedError, match="columns in fours; got 3 channels, 1 groups, 18"):
-        insert_aipp(small(size=(16, 18)), [AippOp(0, replace(NV12, crop=(4, 2, 18, 16)))],
-                    small_channel=True)  # fmt: skip
+    odd = [AippOp(0, replace(NV12, crop=(4, 2, 18, 16)))]
+    for width, taken in ((18, False), (20, True)):
+        ops = odd if width == 18 else [AippOp(0, NV12)]
+        fed = insert_aipp(small(size=(16, width)), ops, small_channel=True)
+        assert [n.attrs["small"] for n in fed.nodes if n.op == "aipp"] == [taken]
 
 
 def test_the_cost_no_launch_no_conversion_less_cube_work() -> None:

@@ -23,7 +23,7 @@ from ascend_lab.runtime.offline import kernel_data, kernel_of
 MODEL = "model.onnx"
 
 
-def save(path: Path, batch: str | int = 1) -> None:
+def save(path: Path, batch: str | int = 1, columns: int = 9) -> None:
     """Write a network with convolution, pooling, softmax, an int64 cast and a constant output."""
     rng = np.random.default_rng(0)
     make = onnx.helper
@@ -41,7 +41,7 @@ def save(path: Path, batch: str | int = 1) -> None:
         make.make_node("ArgMax", ["y"], ["best"], "best"),
         make.make_node("Identity", ["k"], ["same"], "same"),
     ]
-    x = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, 3, 9, 9])
+    x = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, 3, 9, columns])
     outputs = [onnx.ValueInfoProto(name=name) for name in ("y", "best", "same")]
     graph = make.make_graph(nodes, "toy", [x], outputs, tensors)
     opsets = [make.make_opsetid("", 17)]
@@ -199,9 +199,10 @@ AIPP = """aipp_op { aipp_mode: static input_format: RGB888_U8
 
 def test_frames_of_a_camera_go_in_where_aipp_is_inserted(capsys, folder):
     Path("a.cfg").write_text(AIPP)
+    save(Path(MODEL), columns=12)  # small channels need columns in fours
     good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "m.alm",
          "--insert_op_conf", "a.cfg")  # fmt: skip
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3)).astype(np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 9, 12, 3)).astype(np.uint8)
     image = (pixels - np.array([100.0, 110, 120])) * [0.25, 0.5, 0.125]
     np.savez("frames.npz", x=pixels.reshape(1, -1))
     np.savez("image.npz", x=image.transpose(0, 3, 1, 2).astype(np.float32))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_compiled, zoo
+from ascend_lab.graph import Graph, GraphBuilder, compile_stages, evaluate, run_compiled, zoo
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels import ConvShape, conv_launch
 from ascend_lab.kernels.conv_bias import bias_bytes, pack_bias
@@ -111,3 +111,29 @@ def test_the_vector_unit_is_spared_where_it_has_more_to_do() -> None:
     (work,) = (op.timeline for op in line.operators if op.type == "conv2d+silu")
     repeats = 96 * 56 * 56 / 128 / 2
     assert 8 * repeats < work.phases[0].busy_cycles["V"] < 9 * repeats  # 10 with the bias
+
+
+# -- products of one tensor -----------------------------------------------------------------------
+def _three(rows: int, widths: tuple[int, ...]) -> Graph:
+    b, rng = GraphBuilder("g"), np.random.default_rng(3)
+    x = b.input("x", (rows, 48))
+    for i, width in enumerate(widths):
+        weight = b.constant(rng.standard_normal((48, width)).astype(np.float32) / 7, name=f"w{i}")
+        bias = b.constant(rng.standard_normal(width).astype(np.float32), name=f"b{i}")
+        b.output(b.reshape(b.add(b.matmul(x, weight), bias), shape=(rows, width // 16, 16)))
+    return b.build()
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend910B2"])
+def test_products_of_one_tensor_are_one(chip_name: str) -> None:
+    """Rows that fill no fractal, widths of their own: slices of columns are views."""
+    graph = _three(33, (64, 16, 48))
+    stages = compile_stages(graph, chip_name)
+    assert [n.op for n in stages.laid_out.nodes].count("matmul") == 1
+    assert "slice" not in {op.type for op in stages.timeline().operators}
+    x = np.random.default_rng(1).standard_normal((33, 48)).astype(np.float32)
+    found, exact = run_compiled(graph, {"x": x}, chip_name), evaluate(graph, {"x": x})
+    for one, other in zip(found.values(), exact.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=4e-3, atol=1e-2)
+    ragged = compile_stages(_three(32, (64, 24 * 2)), chip_name).laid_out
+    assert [n.op for n in ragged.nodes].count("matmul") == 1

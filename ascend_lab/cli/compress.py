@@ -28,12 +28,13 @@ TRIAL_BATCHES = (53, 59)
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.compress import calibrate, signal_to_noise_db
+    from ascend_lab.compress.scales import limits
 
     values = load_array(arguments.values)
     found = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
-    low, high = (float(end) * found.scale for end in _ends(found.bits, found.offset))
+    low, high = (float(end - found.offset) * found.scale for end in limits(found.bits))
     narrow = values.astype(np.float32)
     data = {
         "method": arguments.method,
@@ -52,41 +53,30 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ends(bits: int, offset: int) -> tuple[int, int]:
-    return -(2 ** (bits - 1)) - offset, 2 ** (bits - 1) - 1 - offset
-
-
 def _quantize(arguments: argparse.Namespace) -> int:
-    from ascend_lab.compress import (
-        batches_of,
-        fake_quantised,
-        output_error,
-        qdq_model,
-        quantise_graph,
-        records_text,
-    )
+    from ascend_lab import compress as c
     from ascend_lab.graph.onnx import export_onnx
 
     arrays = load_arrays(arguments.calibration)
     graph, is_open = _imported(arguments.model, arrays)
     plan = _plan(arguments, graph)
-    feeds = batches_of(graph, wanted(graph.inputs, arrays, "--calibration"))
-    found = quantise_graph(graph, feeds, plan)
+    feeds = c.batches_of(graph, wanted(graph.inputs, arrays, "--calibration"))
+    found = c.quantise_graph(graph, feeds, plan)
     model = _opened(arguments.model, arrays, found, plan) if is_open else None
-    written: bytes = (model or qdq_model(found)).SerializeToString()
+    written: bytes = (model or c.qdq_model(found)).SerializeToString()
     data: dict[str, Any] = {
         "layers": [
             {**asdict(layer), "op": found.graph.node(layer.name).op} for layer in found.layers
         ],
         "size_bytes": len(written),
         "float_bytes": export_onnx(found.graph).ByteSize(),
-        "output_error": output_error(graph, fake_quantised(found), feeds),
+        "output_error": c.output_error(graph, c.fake_quantised(found), feeds),
         "batches": len(feeds[: plan.batches]),
         "batch": "any" if model else graph.types[graph.inputs[0]].shape[0],
     }
     write_whole(arguments.output, written)
     if arguments.records:
-        write_whole(arguments.records, records_text(found.layers))
+        write_whole(arguments.records, c.records_text(found.layers))
     lines = [
         f"{row['name']} ({row['op']}): scale {row['scale']:.6g}, offset {row['offset']}, "
         f"{len(row['weight_scales'])} weight scale(s)"

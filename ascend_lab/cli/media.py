@@ -31,7 +31,8 @@ def _aipp(arguments: argparse.Namespace) -> int:
     else:
         if not arguments.block:
             raise InputError("--block F.bin with aipp_mode: dynamic", "none", "64 + 96 n bytes")
-        each = [check(s, chip) for s in unpack_block(_block(arguments.block))]
+        block = read_file(arguments.block, "a parameter block of dynamic AIPP", TABLE_BYTES)
+        each = [check(s, chip) for s in unpack_block(block)]
         total = sum(s.frame_bytes for s in each)
         refuse_above("frames of max_src_image_size", total, op.max_bytes, "raise it")
     width, height = each[0].size
@@ -49,10 +50,6 @@ def _aipp(arguments: argparse.Namespace) -> int:
     )
     emit(arguments.json, data, [line])
     return 0
-
-
-def _block(path: str) -> bytes:
-    return read_file(path, "a parameter block of dynamic AIPP", TABLE_BYTES)
 
 
 def save_array(path: str, array: Any) -> None:

@@ -39,20 +39,12 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.output and found.model is not None:
         write_whole(arguments.output, found.model.SerializeToString())
     if arguments.report:
-        texts = {".json": _json, ".html": _html, ".txt": _text}
-        write_whole(arguments.report, texts[ending](data))
+        plain = json.dumps(data, indent=2) if ending == ".json" else "\n".join(_lines(data))
+        write_whole(arguments.report, _html(data) if ending == ".html" else f"{plain}\n")
     missing = [f"{arguments.output}: not written: the model is refused"]
     lost = found.model is None and arguments.output is not None
     emit(arguments.json, data, _lines(data) + missing * lost)
     return 0 if found.model is not None else 1
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=2) + "\n"
-
-
-def _text(data: Mapping[str, Any]) -> str:
-    return "\n".join(_lines(data)) + "\n"
 
 
 def _lines(data: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.cli.common import (
     JSON,
     MODEL,
-    Flag,
     Verb,
     emit,
     flag,
@@ -214,10 +213,6 @@ def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Im
     return replace(found, graph=graph, input_types=kinds)
 
 
-def _no_meaning(name: str) -> Flag:
-    return flag(name, help=argparse.SUPPRESS, nargs="?")
-
-
 VERBS = (
     Verb(
         "compile", "compile an ONNX model into one file that runs without it", _compile,
@@ -243,7 +238,7 @@ VERBS = (
                  help="use N of the chip's cores"),
             flag("--check_report", metavar="F.json", help="write a precheck report, node by node"),
             JSON,
-            *map(_no_meaning, NO_MEANING),
+            *(flag(name, help=argparse.SUPPRESS, nargs="?") for name in NO_MEANING),
         ),
     ),
 )  # fmt: skip

@@ -242,6 +242,8 @@ def _print(report: Report) -> None:
                 f"{job} process {end}. Performance improved by {(before - after) / after:.2%} "
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
+    if tuning.subgraph is not None:
+        print("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
     if tuning.operators is not None:
         print(report.top(TOP))
         print(f"  {_operators(tuning.operators)}")

@@ -108,7 +108,7 @@ def parser() -> Parser:
     add("--soc_version", default="", metavar="CHIP", help=f"name or .toml file ({DEFAULT_CHIP})")
     add("--aicore_num", type=count, metavar="N", help="use N of the chip's cores")
     add("--input_shape", default="", metavar='"x:1,3,224,224;y:1,10"', help="sizes left open")
-    add("--dynamic_batch_size", default="", metavar="1,4,16", help="tune each of these batches")
+    add("--dynamic_batch_size", "--batch", default="", metavar="1,4,16", help="tune each batch")
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
     add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
     _add_search(made)

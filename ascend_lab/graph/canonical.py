@@ -4,6 +4,7 @@ gemm(a, b, c)          matmul, add
 batch_norm             mul and add by constants per channel
 attention              one kernel that keeps the scores on the core, or products and a softmax
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
+products of one x      one product (`siblings`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 from ascend_lab.chip import Chip
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.siblings import merged_products
 from ascend_lab.ops.operator import get
 
 FLASH = "flash_attention"
@@ -23,7 +25,8 @@ FLASH = "flash_attention"
 
 def canonical(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in the operators that lowering knows; values are those of the parts."""
-    return _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
+    graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
+    return merged_products(graph, chip)
 
 
 # -- attention ------------------------------------------------------------------------------------

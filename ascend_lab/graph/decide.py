@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.chip import Chip
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
@@ -101,6 +101,7 @@ def small_first_layers(graph: Graph, chip: Chip) -> Graph:
             continue
         (_, c, *_), (*_, r, s) = (graph.types[name].shape for name in node.inputs[:2])
         plain = (r, s) == (1, 1) or node.attr("groups", 1) > 1
+        plain = plain or DTYPE_BYTES[graph.types[maker.output].dtype] != 2
         if c > SMALL_C0 or plain or node.inputs[1] not in graph.constants:
             continue
         draft = Draft(graph)

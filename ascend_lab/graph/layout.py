@@ -196,7 +196,8 @@ class Assigner:
             cuts = None if node.op == "concat" else cut_spans(self.graph, node)
             axis = cuts[0] if cuts else node.attr("axis", 0) % rank
             batched = axis < rank - 2 and bool(cuts or node.op == "concat")
-            return batched and all(t.shape[-1] % BLOCK == 0 for t in sides)
+            columns = bool(cuts) and (axis, rank) == (1, 2)  # the outermost axis in memory
+            return (batched or columns) and all(t.shape[-1] % BLOCK == 0 for t in sides)
         if node.op == "slice":  # whole blocks of channels, nothing skipped
             begin, end = (node.attr(key)[1] for key in ("begin", "end"))
             ends = begin % BLOCK == 0 and (end % BLOCK == 0 or end >= sides[0].shape[1])

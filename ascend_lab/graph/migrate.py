@@ -169,6 +169,8 @@ def _placed(
     error: AscendLabError,
 ) -> tuple[ModelProto | None, Became]:  # fmt: skip
     """Return the source made ready to be placed, and what its nodes became; None if refused."""
+    from onnx import defs
+
     became: Became = defaultdict(list)
     try:
         hosted = place_model(parts.model, chip, given=feed, dtype=dtype)
@@ -176,10 +178,10 @@ def _placed(
         data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
         for node in parts.nodes:
             ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
-            verdict = "direct" if ours else "host" if _in_standard(node) else "unsupported"
-            became[node.op_type, verdict, ()].append(title(node))
+            elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
+            became[node.op_type, "direct" if ours else elsewhere, ()].append(title(node))
         return None, became
-    kept = [node for part in hosted.parts for node in part.nodes]
+    kept = {title(node): node for part in hosted.parts for node in part.nodes}
     for part in hosted.parts:
         own = {title(node): node for node in part.nodes}
         if part.imported is not None and part.compiled is not None:
@@ -188,21 +190,20 @@ def _placed(
                 became[key] += names
             data["padded"] += _padded(part.compiled.graph)
     for name, engine in hosted.off_core.items():
-        node = next(node for node in kept if title(node) == name)
-        became[node.op_type, "host", (engine,)].append(name)
+        op = kept[name].op_type
+        became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
-        data["moved"].append({"node": name, "op": node.op_type, "engine": engine, "reason": reason})
-    there = {title(node) for node in kept}
+        data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
     for node in parts.nodes:
-        if title(node) not in there:
+        if title(node) not in kept:
             became[node.op_type, "folded", ()].append(title(node))
     data["placement"] = hosted.summary()["placement"]
-    names = [entry.name for entry in parts.model.graph.output]
-    inputs = [entry.name for entry in parts.inputs]
-    written = {name for node in kept for name in node.output}
+    ends = (parts.inputs, parts.model.graph.output)
+    inputs, names = ([entry.name for entry in entries] for entries in ends)
+    written = {name for node in kept.values() for name in node.output}
     known = {name for name in hosted.values if name not in written and name not in inputs}
-    model = sub_model(parts.model, kept, [*inputs, *known], names, hosted.values, known)
-    return model, became
+    reads = [*inputs, *known]
+    return sub_model(parts.model, [*kept.values()], reads, names, hosted.values, known), became
 
 
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
@@ -305,12 +306,6 @@ def _advice(node: NodeProto, verdict: str, parts: Parts) -> str:
     if {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.INT64} & kinds.keys():
         return ADVICE.get(node.op_type, WIDE_TYPES)
     return ADVICE.get(node.op_type, "keep it at the ends of the network: each change costs copies")
-
-
-def _in_standard(node: NodeProto) -> bool:
-    from onnx import defs
-
-    return bool(defs.has(node.op_type, node.domain))
 
 
 def _from_torch(path: Path) -> bytes:

@@ -25,6 +25,7 @@ from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.operands import BLOCKS_PER_REPEAT
 from ascend_lab.isa.program import (
     CROSS,
+    PIPES,
     REDUCING,
     VECTOR_OPS,
     WHOLE_BLOCKS,
@@ -169,11 +170,12 @@ class _Checker:
 
     def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
         self.buffers, self.filled, self.report = _buffers(launch), filled, report
-        self.spaces: dict[str, Space] = {}
+        self.spaces: dict[tuple[int, str], Space] = {}
         self.ops = [""]
         self.starts: list[int] = []
         self.core, self.cross = 0, CrossOrder(1, 1)
         self.clocks: list[dict[str, Clock]] = []
+        self.names: list[dict[str, str]] = []
         self.raised: list[dict[Event, list[Clock]]] = []
         self.waited: list[dict[Event, list[Clock]]] = []
         self.sets: list[dict[Event, int]] = []
@@ -182,11 +184,13 @@ class _Checker:
         self.starts.append(len(self.ops) - 1)
         self.cross = CrossOrder(len(crew), team)
         self.clocks = [{pipe: {} for pipe in (*p.pipes, ISSUE)} for p, _ in crew]
+        pipes = (*PIPES, ISSUE, "ALL")
+        self.names = [{pipe: f"{core}.{pipe}" for pipe in pipes} for core in range(len(crew))]
         self.raised, self.waited = [{} for _ in crew], [{} for _ in crew]
         self.sets = [{} for _ in crew]
         try:
             for self.core, pipe, instruction, values in interleave_cores(crew, team=team):
-                self._step(pipe, f"{self.core}.{pipe}", instruction, values)
+                self._step(pipe, self.names[self.core][pipe], instruction, values)
         except SyncError as error:
             if "deadlock" in str(error) or not self.report.has("event-overflow"):
                 self.report.add("deadlock", str(error))
@@ -201,11 +205,12 @@ class _Checker:
     def _space(self, region: Region) -> Space:
         """Return the shadow of the core's memory, or of a tensor."""
         group = _key(region)
-        key = group if region.space == "GM" else f"{self.core}.{group}"
-        if key not in self.spaces:
+        key = (-1 if region.space == "GM" else self.core), group
+        space = self.spaces.get(key)
+        if space is None:
             filled = region.space == "GM" and region.buffer.name in self.filled
-            self.spaces[key] = Space(self.buffers[group], filled=filled)
-        return self.spaces[key]
+            space = self.spaces[key] = Space(self.buffers[group], filled=filled)
+        return space
 
     def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
         clocks, step = self.clocks[self.core], len(self.ops)
@@ -254,7 +259,7 @@ class _Checker:
             join(clock, raised.pop(0))
             waited.append(dict(clock))
             return
-        index, to = self.sets[self.core].get(event, 0), f"{self.core}.{event.dst}"
+        index, to = self.sets[self.core].get(event, 0), self.names[self.core][event.dst]
         self.sets[self.core][event] = index + 1
         needed = index - event.count
         if needed >= 0:

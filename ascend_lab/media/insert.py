@@ -162,7 +162,10 @@ def fitted(settings: Aipp, width: int, height: int) -> Aipp:
 
 # -- small channels -------------------------------------------------------------------------------
 def _in_small_channels(graph: Graph, name: str) -> Graph:
-    """Return the graph whose first convolution behind an input reads pixels of four channels."""
+    """Return the graph whose first convolution behind an input reads pixels of four channels.
+
+    Rows that are no whole blocks of 32 bytes stay in blocks of 16 channels.
+    """
     (head,) = graph.readers[name]
     readers = graph.readers[head.output]
     conv = readers[0] if len(readers) == 1 and readers[0].op == "conv2d" else None
@@ -170,10 +173,10 @@ def _in_small_channels(graph: Graph, name: str) -> Graph:
         needed = f"one convolution of constant weights behind {name}"
         raise UnsupportedError(needed, ", ".join(r.op for r in readers) or "none", _PLAIN)
     (_, c, _, width), groups = graph.types[head.output].shape, conv.attr("groups", 1)
-    if c > SMALL_C0 or groups != 1 or width % SMALL_C0:
-        needed = f"{conv.name}: up to {SMALL_C0} channels in one group, columns in fours"
-        raise UnsupportedError(needed, f"{c} channels, {groups} groups, {width} columns", _PLAIN)
-    small = replace(head, attrs={**head.attrs, "small": True})
+    if c > SMALL_C0 or groups != 1:
+        needed = f"{conv.name}: up to {SMALL_C0} channels in one group"
+        raise UnsupportedError(needed, f"{c} channels, {groups} groups", _PLAIN)
+    small = replace(head, attrs={**head.attrs, "small": width % SMALL_C0 == 0})
     return replace(graph, nodes=tuple(small if n is head else n for n in graph.nodes))
 
 

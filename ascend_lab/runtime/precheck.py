@@ -54,11 +54,7 @@ def _causes(node: NodeProto, opset: int, error: AscendLabError | None) -> list[d
     except AscendLabError as found:
         known = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
         return [{"code": INVALID if known else TYPE_UNSUPPORTED, "message": str(found)}]
-    if error is not None and _names(str(error), title(node)):
+    about = str(error).removeprefix("node ")
+    if error is not None and about.startswith((f"{title(node)} ", f"{title(node)}:")):
         return [{"code": INVALID, "message": str(error)}]
     return []
-
-
-def _names(message: str, name: str) -> bool:
-    """Tell whether a message is about a node."""
-    return message.removeprefix("node ").startswith((f"{name} ", f"{name}:"))

@@ -121,11 +121,10 @@ class Model:
             }
         found = self.gears[gear](padded)
         cut = slice(rows) if self.batched else ...
-        return {port.name: _typed(found[port.name], port.element)[cut] for port in self.outputs}
-
-
-def _typed(values: Any, element: str) -> NDArray[Any]:
-    return np.asarray(values != 0 if element == "bool" else values).astype(NUMPY[element])
+        # numbers become bool by being other than 0
+        return {
+            p.name: np.asarray(found[p.name]).astype(NUMPY[p.element])[cut] for p in self.outputs
+        }
 
 
 def open_model(

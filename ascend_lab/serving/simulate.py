@@ -151,11 +151,8 @@ class Served:
         }
         if len(self.stations) > 1:
             data["steps"] = {
-                name: {
-                    "mean_batch": _mean(self.batches(name)),
-                    "utilisation": self.utilisation(name),
-                }
-                for name in self.stations
+                n: {"mean_batch": _mean(self.batches(n)), "utilisation": self.utilisation(n)}
+                for n in self.stations
             }
         if len(next(iter(self.stations.values()))[0].levels) > 1:
             data["priorities"] = [self._of_level(n) for n in range(int(self.level.max()) + 1)]
@@ -200,10 +197,8 @@ def interval(samples: Any) -> Interval:
 
 def latencies(values: Floats) -> dict[str, float]:
     """Return median, p95, p99 and mean of samples."""
-    if not len(values):
-        return {"p50": np.nan, "p95": np.nan, "p99": np.nan, "mean": np.nan}
-    p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
-    return {"p50": p50, "p95": p95, "p99": p99, "mean": _mean(values)}
+    found = np.percentile(values, (50, 95, 99)) if len(values) else np.full(3, np.nan)
+    return {**dict(zip(("p50", "p95", "p99"), found.tolist(), strict=True)), "mean": _mean(values)}
 
 
 def _mean(values: Any) -> float:
@@ -231,7 +226,12 @@ class _Run:
         think = Service(scenario.arrivals.think_law, scenario.arrivals.think_s)
         self.think = think.noise(self.rng[0])
         self.plain = len(scenario.steps) == 1
-        self.stations = [self._station(step, n) for n, step in enumerate(scenario.steps)]
+        self.stations = [
+            Station(self.agenda, step.policy, step.service.batch_s,
+                    step.service.noise(self.rng[4 + n]), self.jobs,
+                    self._over if self.plain else partial(self._done, n), self._over)
+            for n, step in enumerate(scenario.steps)
+        ]  # fmt: skip
         self.rollout = None
         if scenario.canary:
             self.rollout = Rollout(scenario.versions, scenario.canary, self.rng[3], total)
@@ -241,12 +241,6 @@ class _Run:
             for n, step in enumerate(scenario.steps)
         }
         self.left: dict[int, list[int]] = {}
-
-    def _station(self, step: Step, place: int) -> Station:
-        noise = step.service.noise(self.rng[4 + place])
-        done = self._over if self.plain else partial(self._done, place)
-        mean_s = step.service.batch_s
-        return Station(self.agenda, step.policy, mean_s, noise, self.jobs, done, self._over)
 
     def send(self, now: float, job: int) -> None:
         """Let a request in at the first steps, or at the version it is routed to."""
@@ -319,8 +313,7 @@ def simulate_serving(scenario: Scenario) -> Served:
         end_s = max(float(finish_s.max()), float(np.nextafter(start_s, np.inf)))
     answers = ~lost & (finish_s > start_s) & (finish_s <= end_s)
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
-    policies = [station.policy for station in run.stations]
-    kept = [(p, s.batches) for p, s in zip(policies, run.stations, strict=True)]
+    kept = [(station.policy, station.batches) for station in run.stations]
     return Served(
         arrival_s[cut:], finish_s[cut:], np.array(run.jobs.waited_s)[cut:],
         np.array(run.jobs.level)[cut:], lost[cut:],

@@ -1,12 +1,9 @@
 """Programs executed for values (`execute`) and for time (`simulate`)."""
 
+# fmt: off
+# isort: off
 from ascend_lab.sim.compiled import (
-    Compiled,
-    Cost,
-    NotComposableError,
-    Surroundings,
-    compile_program,
-    instruction_cost,
+    Compiled, Cost, NotComposableError, Surroundings, compile_program, instruction_cost,
 )
 from ascend_lab.sim.execute import execute
 from ascend_lab.sim.fast import run_batch, run_fast
@@ -18,28 +15,8 @@ from ascend_lab.sim.trace import trace_events, write_trace
 from ascend_lab.sim.traffic import Traffic, analyse
 
 __all__ = [
-    "L2",
-    "Access",
-    "Compiled",
-    "Cost",
-    "DeviceMemory",
-    "KernelTimeline",
-    "NotComposableError",
-    "Outcome",
-    "Span",
-    "Surroundings",
-    "Timeline",
-    "Traffic",
-    "analyse",
-    "compile_program",
-    "execute",
-    "instruction_cost",
-    "numba_available",
-    "run_batch",
-    "run_fast",
-    "run_reference",
-    "simulate",
-    "simulate_kernel",
-    "trace_events",
-    "write_trace",
+    "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",
+    "Outcome", "Span", "Surroundings", "Timeline", "Traffic", "analyse", "compile_program",
+    "execute", "instruction_cost", "numba_available", "run_batch", "run_fast", "run_reference",
+    "simulate", "simulate_kernel", "trace_events", "write_trace",
 ]

@@ -16,8 +16,7 @@ from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.lower import Choice, lower
-from ascend_lab.graph.lower.matmul import product_job
-from ascend_lab.kernels import GemmSchedule, default_schedule
+from ascend_lab.kernels import GemmSchedule
 
 
 def write_mlp(path: Path, sizes: Sequence[int] = (512, 256, 64), batch: int | str = 128) -> Path:
@@ -72,9 +71,9 @@ class SmallJob:
     @property
     def default(self) -> GemmSchedule:
         """The tiling that tuning starts from."""
-        return default_schedule(
-            product_job(self.operator.piece, self.operator.chip)[0], self.operator.chip
-        )
+        tiling = lower(self.operator.piece, self.operator.chip).tiling
+        assert tiling is not None
+        return tiling
 
     @property
     def space(self) -> TableSpace:

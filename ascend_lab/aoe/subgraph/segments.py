@@ -19,8 +19,9 @@ from math import gcd
 from ascend_lab.aoe.subgraph.residency import Met, Step, rule_of
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, one_slice, ranges_of, sliced
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
+from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.counts import spans
 from ascend_lab.graph.placement import owners
@@ -307,6 +308,8 @@ class Segments:
         for task in built.tasks:
             if task.lowered is None:
                 continue
+            if isinstance(task.lowered.kernel, CpuKernel) and size < self.batch:
+                raise UnsupportedError("kernels", f"{task.name} on the AI CPU", "leave it whole")
             names = {}
             for buffer in task.lowered.kernel.tensors:
                 name = task.value(buffer.name)

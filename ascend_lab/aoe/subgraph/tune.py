@@ -102,9 +102,10 @@ def tune_subgraph(
     before = search.time(SlicePlan())
     try:
         search.launches()
+        search.prefetch()
         if max(live_bytes(graph)) + weight_bytes(graph) > chip.l2.size_bytes:
             search.slices(time_limit_s)
-        search.prefetch()
+            search.prefetch()
     except TimeUpError:
         pass
     except KeyboardInterrupt:
@@ -164,10 +165,10 @@ class _Search:
             self.time(replace(self.best, one_launch=True))
 
     def prefetch(self) -> None:
-        """Load weights ahead, if that helps; a buffer holds none."""
+        """Load weights ahead if that helps, or no more if it does not; a buffer holds none."""
         if self.chip.l2.kind == "cache":
             with self.deadline.cut():
-                self.time(replace(self.best, prefetch=True))
+                self.time(replace(self.best, prefetch=not self.best.prefetch))
 
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
