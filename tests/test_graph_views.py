@@ -12,7 +12,7 @@ from ascend_lab.graph import GraphBuilder, zoo
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.network import simulate_graph
 from ascend_lab.graph.text import HEAD, table
-from ascend_lab.lab.graph_examples import TASK_S, WAYS, crossing_bytes, dispatch, kernel_times
+from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch, kernel_times
 
 TIMES = st.lists(st.floats(1e-7, 1e-4), min_size=1, max_size=30)
 
@@ -100,7 +100,7 @@ def test_the_three_ways_are_ordered_and_follow_their_equations(times, launch, pa
 
 
 def test_wrong_ways_are_refused():
-    for arguments in (([], "waits", 1.0), ([1.0], "sinks", 1.0)):
+    for arguments in (([], "waits", 1.0, 0.5), ([1.0], "sinks", 1.0, 0.5)):
         with pytest.raises(InputError, match=r"waits, ahead, sink"):
             dispatch(*arguments)
     with pytest.raises(InputError, match="part of a launch"):
@@ -111,11 +111,10 @@ def test_kernel_times_are_the_networks_without_launches():
     chip = load_chip("Ascend910A")
     net = compile_stages(zoo.build("resnet18", size=32), chip, passes=(), fusion=False).compiled
     times, network = kernel_times(net), simulate_graph(net)
-    launches = len(network.operators) * chip.launch_overhead_s
     assert len(times) == len(network.operators)
-    assert sum(times.values()) + launches == pytest.approx(network.time_s, rel=1e-9)
-    waits = dispatch(list(times.values()), "waits", chip.launch_overhead_s, TASK_S)
-    assert waits.time_s == pytest.approx(network.time_s, rel=1e-9)
+    assert sum(times.values()) + network.launch_s == pytest.approx(network.time_s, rel=1e-9)
+    sink = dispatch(list(times.values()), "sink", chip.launch_overhead_s, chip.queued_launch_s)
+    assert sink.time_s == pytest.approx(network.time_s, rel=1e-9)
 
 
 def test_bytes_over_a_cut_are_what_the_second_part_reads():

@@ -102,7 +102,8 @@ def peak_live_bytes(graph: Graph) -> int:
 # Who tells the device what to run next: the host, operator by operator, or the device itself.
 #
 # A chip's launch overhead L is paid by two: L - d by the host, d by the device's own scheduler,
-# which starts each task whoever sent it. With t(i) the time of kernel i on the device,
+# which starts each task whoever sent it; d is what a task costs that waits in its queue. With t(i)
+# the time of kernel i on the device,
 #
 #     waits  the host sends a kernel, waits for its end, sends the next:  sum of L + t(i)
 #     ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - d)) + d + t(i)
@@ -110,8 +111,6 @@ def peak_live_bytes(graph: Graph) -> int:
 
 
 WAYS = ("waits", "ahead", "sink")
-TASK_S = 1e-6
-"""The part d of a launch that is the device's own. Assumed: no figure is published."""
 Span = tuple[float, float]
 
 
@@ -134,9 +133,7 @@ class Dispatch:
         return sum(end - start for start, end in self.device) / self.time_s
 
 
-def dispatch(
-    times_s: Sequence[float], way: str, launch_s: float, task_s: float = TASK_S
-) -> Dispatch:
+def dispatch(times_s: Sequence[float], way: str, launch_s: float, task_s: float) -> Dispatch:
     """Return when each of the kernels runs.
 
     Raises `InputError` for an unknown way, no kernels, or a task that takes longer than a launch.

@@ -15,7 +15,6 @@ from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.graph_examples import (
-    TASK_S,
     WAYS,
     Dispatch,
     dispatch,
@@ -178,7 +177,7 @@ TITLES = {
 
 @st.styled
 def fig_dispatch(
-    times_s: Sequence[float], launch_s: float, task_s: float = TASK_S, *, name: str = "The network"
+    times_s: Sequence[float], launch_s: float, task_s: float, *, name: str = "The network"
 ) -> st.LabFigure:
     """Draw when host and device work, for the three ways to start the kernels of a network."""
     runs = {way: dispatch(times_s, way, launch_s, task_s) for way in WAYS}
@@ -217,7 +216,7 @@ def fig_batches(
                             passes=DEFAULT if fusion else ())  # fmt: skip
     times = list(kernel_times(stages.compiled).values())
     name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
-    return fig_dispatch(times, there.launch_overhead_s, name=name)
+    return fig_dispatch(times, there.launch_overhead_s, there.queued_launch_s, name=name)
 
 
 # -- rewriting graphs: a model as an exporter spells it, and what each pass leaves of it -----------
