@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ascend_lab.kernels.validation import validation_rows, validation_table
+from ascend_lab.ops.product_validation import product_rows, product_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.bound import bound_figures, tuned_figures
@@ -23,6 +24,7 @@ from bench.graph import memory_figures
 from bench.light import light_figures
 from bench.media import media_figures
 from bench.published import flash_figures, published_figures
+from bench.rows import row_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
 from bench.speed import (
@@ -49,6 +51,7 @@ BENCHES = (
     bound_figures,
     published_figures,
     flash_figures,
+    row_figures,
     memory_figures,
     light_figures,
     runtime_figures,
@@ -96,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.tuned:
         print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
         print(validation_table(validation_rows()))
+    print(product_table(product_rows()))
     if arguments.json:
         rows = [
             {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}

@@ -3,7 +3,7 @@
 trivial bound = max(multiply-accumulates / cube peak, bytes of weights / memory rate)
 
 By default every network is compiled once. `lab.py bench --tuned S` tunes each for S seconds, slices
-and launches first: 10 s each are about seven minutes on one core.
+and launches first: 12 s each are about eight minutes on one core that does nothing else.
 """
 
 from __future__ import annotations

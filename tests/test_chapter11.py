@@ -194,7 +194,7 @@ def test_shares_and_teeth_by_counting():
 def test_thirty_one_cores_are_as_fast_as_twenty_one():
     cycles = {n: timed(kept(row_sums(1000, 1024), A910, n)).cycles for n in (20, 21, 22, 31, 32)}
     assert cycles[21] == cycles[22] == cycles[31] < cycles[20]
-    assert cycles[32] < 0.8 * cycles[31]
+    assert cycles[32] < 0.85 * cycles[31]
     assert 21 in worth_using(63, 32)
     assert not set(range(22, 32)) & set(worth_using(63, 32))
 
@@ -209,13 +209,15 @@ def test_elementwise_bytes_do_not_depend_on_the_cut():
     assert runs[9].cycles > 10 * runs[16].cycles
 
 
-def test_ragged_rows_go_through_the_scalar_unit_of_coupled_cores_only():
-    for width, slow in ((48, False), (37, True)):
+def test_ragged_rows_do_not_need_the_scalar_unit():
+    cycles = {}
+    for width in (48, 37):
         x = te.placeholder((1000, width), name="x")
         y = te.vadd(x, te.broadcast(te.placeholder((width,), name="b"), x.shape))
         a, b = (timed(te.auto_schedule(y, chip), chip) for chip in (A910, B910))
-        assert (a.busy_cycles.get("S", 0) > a.cycles / 2) == slow
-        assert b.busy_cycles.get("S", 0) == 0
+        assert a.busy_cycles.get("S", 0) == b.busy_cycles.get("S", 0) == 0
+        cycles[width] = a.cycles
+    assert cycles[37] < 1.25 * cycles[48]
 
 
 def test_the_ways_cross_and_the_tree_never_wins_a_shared_second_pass():

@@ -109,7 +109,7 @@ def test_resnet_in_a_small_arena_spares_memory_two_bytes_of_three():
     apart, birth, low = (run.memory_bytes for run in runs)
     assert low < 0.36 * apart
     assert 0.48 < birth / apart < 0.52
-    assert max(run.time_s for run in runs) < 1.01 * min(run.time_s for run in runs)
+    assert max(run.time_s for run in runs) < 1.02 * min(run.time_s for run in runs)
     told = [simulate_graph(resnet, p).memory_bytes for p in (own_addresses(buffers), start, best)]
     weights = sum(constant_bytes(resnet).values())
     assert weights < min(told) <= max(told) < 1.001 * min(told) < 1.06 * weights
@@ -131,9 +131,10 @@ def test_placing_for_l2_helps_and_harms():
         )
 
     start, hot, low = (moved("resnet50", 8, m) for m in ("greedy-by-start", "l2", "best of"))
-    assert low[0] < hot[0] < 0.92 * start[0] and hot[2] > start[2]
+    assert low[0] < hot[0] < 0.95 * start[0] and hot[2] > start[2]
+    assert hot[1] > start[1]  # the distance does not foresee it
     hot, low = (moved("unet", 2, m) for m in ("l2", "best of"))
-    assert 0.94 < hot[0] / low[0] < 0.96
+    assert 0.94 < hot[0] / low[0] < 0.96 and hot[1] < low[1]
     assert low[2] == 2 * network("unet", 2).chip.l2.size_bytes
     hot, low = (moved("squeezenet", 16, m) for m in ("l2", "best of"))
     assert 1.03 < hot[0] / low[0] < 1.05 and hot[1] > low[1]

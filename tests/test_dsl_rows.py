@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 from dsl_oracles import Known, binary, fold, known, layer_norm, softmax, unary
-from dsl_strategies import check_auto
+from dsl_strategies import check_auto, chip_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend_lab import dsl as te
+from ascend_lab.aoe.vector.bound import vector_bound
+from ascend_lab.sim import simulate_kernel
 from ascend_lab.sim.values import numpy_type
+from bench.rows import ROWS as OPERATORS
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
-ROWS = ((5, 197), (1, 1000), (37, 30), (2, 3, 97), (33, 17), (40, 3))
+ROWS = ((5, 197), (1, 1000), (37, 30), (2, 3, 97), (33, 17), (40, 3), (9, 10))
 
 
 def rows(shape: tuple[int, ...], dtype: str) -> Known:
@@ -40,3 +44,25 @@ def test_norms_of_rows_of_any_length(count, length, chip):
               for n, s in (("x", (count, length)), ("w", (length,)), ("b", (length,)))}  # fmt: skip
     x, w, b = (known(a, "fp16", n) for n, a in arrays.items())
     check_auto([layer_norm(x, (1,), w, b).named("y")], arrays, chip)
+
+
+NEAR = {
+    (8192, 1024): ("softmax", "layer norm", "RMS norm", "sum", "max"),
+    (1000, 1000): ("softmax", "layer norm", "RMS norm", "sum", "max"),
+    (12, 197, 197): ("softmax", "layer norm", "RMS norm", "sum", "max"),
+    (8192, 30): ("softmax", "layer norm", "sum"),
+    (64, 32768): ("softmax", "sum"),
+}
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("shape", NEAR, ids=str)
+def test_defaults_are_near_their_certified_bound(shape, chip):
+    """Whole blocks within 1.3, ragged rows within 1.6, launch included; wide rows in few tiles."""
+    limit = 1.3 if shape[-1] == 1024 else 1.6
+    device = chip_of(chip)
+    for name in NEAR[shape]:
+        y = OPERATORS[name](te.placeholder(shape, name="x"))
+        kernel = te.lower(te.auto_schedule(y, device))
+        cycles = simulate_kernel(kernel, device).time_s * device.clock_hz
+        assert 1.0 <= cycles / vector_bound(y, device) <= limit, name

@@ -27,7 +27,7 @@ from ascend_lab.graph.fusion import (
     unfused,
 )
 from ascend_lab.graph.switches import Switches, parse_switches, read_switches
-from ascend_lab.graph.tasks import cycles_alone
+from ascend_lab.graph.tasks import cycles_queued
 
 TOY, A910, B2 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 
@@ -399,7 +399,7 @@ def test_fused_values_are_right_and_never_slower(rng, chip):
 
 def _cycles(stages) -> int:
     pieces = [t.piece for t in stages.compiled.tasks if t.lowered is not None]
-    return sum(cycles_alone(piece, stages.compiled.chip) for piece in pieces)
+    return sum(cycles_queued(piece, stages.compiled.chip) for piece in pieces)
 
 
 def test_outputs_keep_the_models_names():

@@ -32,8 +32,8 @@ class Trial:
 class Trace:
     """The trials of one search, and why it ended.
 
-    `end`: "exhausted" (nothing left to try), "proven" (nothing better left), "budget", "time", or
-    "interrupted".
+    `end`: "exhausted" (nothing left to try), "proven" (nothing better left), "idle" (no gain for
+    long), "budget", "time", or "interrupted".
     """
 
     names: tuple[str, ...]
@@ -95,6 +95,7 @@ class _Driven:
     early_stop: float | None
     known: Mapping[Point, tuple[float, str]]
     on_trial: Callable[[Trial], None] | None
+    patience: int | None = None
     trials: list[Trial] = field(default_factory=list)
     costs: dict[Hashable, float] = field(default_factory=dict)
 
@@ -117,10 +118,17 @@ class _Driven:
             self.tell(new)
             if new and is_proven and is_proven(self.trials):
                 return "proven"
+            if self.patience and len(self.trials) - self.best_at > self.patience:
+                return "idle"
             costs = [self.costs.get(self.space.key(p)) for p in batch]
             answers = [cost for cost in costs if cost is not None]
             if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of it
                 return "budget"
+
+    @property
+    def best_at(self) -> int:
+        """The number of the first trial that cost least."""
+        return min(range(len(self.trials)), key=lambda i: self.trials[i].cost, default=0)
 
     def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
         """Return the candidates of a batch not tried before, as far as the budget reaches."""
@@ -187,19 +195,21 @@ def drive(
     known: Mapping[Point, tuple[float, str]] | None = None,
     on_trial: Callable[[Trial], None] | None = None,
     is_proven: Callable[[Sequence[Trial]], bool] | None = None,
+    patience: int | None = None,
 ) -> Trace:
     """Return the trace of a search with at most `budget` unique candidates.
 
     A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
     (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
     are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
-    say `is_proven`: nothing better is left. Ctrl-C keeps what was found; candidates that the end of
-    the time cuts off are no trials. Raises `WorkersLostError`.
+    say `is_proven`: nothing better is left, or after `patience` trials without a gain. Ctrl-C keeps
+    what was found; candidates that the end of the time cuts off are no trials. Raises
+    `WorkersLostError`.
     """
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
     deadline = Deadline.of(time_limit_s)
     limits = deadline, trial_limit_s, early_stop
-    run = _Driven(space, measure, budget, workers, *limits, known or {}, on_trial)
+    run = _Driven(space, measure, budget, workers, *limits, known or {}, on_trial, patience)
     steps = search(space, np.random.default_rng(seed), start)
     try:
         end = run.loop(steps, is_proven)

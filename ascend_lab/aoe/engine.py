@@ -37,7 +37,7 @@ from ascend_lab.graph.lower import piece_of
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""
-SLICES = 0.7
+SLICES = 0.9
 """Share of a limited time that slices may take before operators are tuned: they gain more."""
 _LATE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
 

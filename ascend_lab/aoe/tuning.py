@@ -13,7 +13,7 @@ from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.vector.prior import Policy, decisions_of
-from ascend_lab.aoe.vector.space import VectorJob
+from ascend_lab.aoe.vector.space import PATIENCE, VectorJob
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice
@@ -163,6 +163,7 @@ def tune_operator(
         start=start, executor=workers, time_limit_s=None if math.isinf(own.end) else own.left_s,
         trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
         on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
+        patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
     )  # fmt: skip
     bound, proven = job.bound(trace.trials)
     over = proven or trace.failures or trace.end in ("interrupted", "time")

@@ -249,10 +249,7 @@ def arrange(
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
     taken = 0 if plain else tile_bytes(s, phase, widths, folds, depth)
-    bound: list[str] = []
-    loops: list[str] = []
-    tiles: list[str] = []
-    left = TILES_PER_CORE
+    bound, loops, tiles, left = list[str](), list[str](), list[str](), TILES_PER_CORE
     for axis in root.axes:
         share, leaf = shares[axis.name], axis.name
         width = min(widths[axis.name], share)

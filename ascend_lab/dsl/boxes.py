@@ -203,7 +203,7 @@ def _peak(expr: Expr, sizes: Sequence[int], out: str, align: int) -> int:
     """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
     alive = peak = 0
     spare = True
-    for arg in expr.args if isinstance(expr, Call) else ():
+    for arg in dict.fromkeys(expr.args) if isinstance(expr, Call) else ():
         if isinstance(arg, Read):
             continue
         here = spare and arg.dtype == out

@@ -33,13 +33,13 @@ def compute_tile(
     kept, folds = ([box[a.name].count for a in axes] for axes in (stage.axes, stage.reduce))
     sizes = [*kept, *folds]
     if not stage.fold:
-        full = _filled_up(sizes, stage.align, (out, *views.values()))
+        full = filled_up(sizes, stage.align, (out, *views.values()))
         evaluate(unit, stage.expr, out, views, full or sizes)
         return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
     else:
-        full = _filled_up(sizes, stage.align, tuple(views.values()))
+        full = filled_up(sizes, stage.align, tuple(views.values()))
         source = _scratch(unit, stage.expr.dtype, full or sizes, views)
         evaluate(unit, stage.expr, source, views, full or sizes)
         source = replace(source, row=sizes[_row_axis(sizes)] if full else 0)
@@ -54,7 +54,7 @@ def _row_axis(sizes: Sizes) -> int:
     return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
 
 
-def _filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
+def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
     """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
     row = _row_axis(sizes)
     full = -(-sizes[row] // block) * block
@@ -70,10 +70,10 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
         apply(unit, Op("vcopy"), out, (views[expr],), sizes)
         return
     assert isinstance(expr, Call)
-    operands, spare = [], [out]
-    for arg in expr.args:
-        if isinstance(arg, Read):
-            operands.append(views[arg])
+    spare = [out]
+    known: dict[Expr, View] = dict(views.items())
+    for arg in dict.fromkeys(expr.args):
+        if arg in known:
             continue
         used = [views[r].strides for r in leaves(arg) if isinstance(r, Read)]
         own = [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
@@ -82,11 +82,11 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
         evaluate(unit, arg, place, views, own)
         repeats = zip(own, sizes, place.strides, strict=True)
         steps = tuple(0 if mine < whole else step for mine, whole, step in repeats)
-        operands.append(place if here else place.stepping(steps))
-    apply(unit, Op(expr.op, expr.number, expr.mode), out, operands, sizes)
-    for arg, operand in zip(expr.args, operands, strict=True):
-        if operand is not out and not isinstance(arg, Read):
-            unit.give(operand.memory)
+        known[arg] = place if here else place.stepping(steps)
+    apply(unit, Op(expr.op, expr.number, expr.mode), out, [known[a] for a in expr.args], sizes)
+    for arg, place in known.items():
+        if not isinstance(arg, Read) and place is not out:
+            unit.give(place.memory)
 
 
 def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Mapping[Read, View]) -> View:

@@ -46,28 +46,51 @@ class Rows:
         return bool(self.rest and self.block)
 
     @property
+    def has_leftover(self) -> bool:
+        """True if elements are left that no copy of whole blocks moves."""
+        ragged = self.rest == self.counts[-1] or self.rest % c0_of(self.dst.dtype)
+        return bool(ragged) and not self.by_blocks
+
+    @property
     def width(self) -> int:
         """Elements of a row, filled up to whole blocks."""
         return -(-self.counts[-1] // self.block) * self.block
 
     @property
-    def in_one(self) -> bool:
-        """True if each row may reach into the next: only the last of them needs care."""
-        if len(self.counts) < 2:
-            return False
-        step = (self.src if self.loads else self.dst).strides[-2]
-        if self.loads:
-            return self.width - self.counts[-1] <= step
-        return step == self.counts[-1] == self.src.row
+    def many(self) -> int:
+        """Rows of a piece: the sizes in front of them are looped over."""
+        return self.counts[-2] if len(self.counts) > 1 else 1
 
-    def apart(self, unit: Unit) -> Iterator[Sequence[View]]:
-        """Return (dst, src) of every row whose end needs care."""
-        outer, views = self.counts[:-1], [self.dst, self.src]
-        if self.in_one:
-            axes = [*range(len(outer) - 1), len(outer)]
-            views = [v.moved(len(outer) - 1, outer[-1] - 1).take(axes) for v in views]
-            outer = outer[:-1]
-        return unit.over(outer, views)
+    @property
+    def step(self) -> int:
+        """Elements from row to row in GM."""
+        return (self.src if self.loads else self.dst).strides[-2] if len(self.counts) > 1 else 0
+
+    @property
+    def in_one(self) -> bool:
+        """True if each row may reach into the next ones: only the last of them need care."""
+        return self.step > 0 and (self.loads or self.step == self.counts[-1] == self.src.row)
+
+    @property
+    def last(self) -> int:
+        """How many rows at the end of a piece would reach beyond it, or may not reach further."""
+        if not self.in_one:
+            return self.many
+        return min(self.many, max(1, -(-(self.width - self.counts[-1]) // self.step)))
+
+    def apart(self, unit: Unit) -> Iterator[tuple[int, View]]:
+        """Yield (rows behind it, the row in UB) for every row whose end needs care, last first."""
+        view = self.dst if self.loads else self.src
+        axes = [*range(len(self.counts) - 2), len(self.counts) - 1]
+        if not self.in_one:
+            for (row,) in unit.over(self.counts[:-1], [view]):
+                yield 0, row
+            return
+        short = self.counts[-1] < self.block and not self.loads  # the last block of all is theirs
+        for back in range(-(-self.block // self.step) if short else self.last):
+            moved = view.moved(len(self.counts) - 2, self.many - 1 - back).take(axes)
+            for (row,) in unit.over(self.counts[:-2], [moved]):
+                yield back, row
 
 
 Copy = Callable[[Unit, Rows], None]
@@ -79,7 +102,11 @@ def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
     to, what = with_dims((dst, src), dims)
     counts = tuple(size for size, _ in dims)
     on_chip = to if dst.memory.region(0, 1).space == "UB" else what
-    fits = to.strides[-1] == what.strides[-1] == 1 and counts[-1] >= block
+    gm = what if on_chip is to else to
+    step = gm.strides[-2] if len(counts) > 1 else 0
+    in_one = on_chip is to or step == counts[-1] == on_chip.row
+    reach = counts[-1] + (step * (counts[-2] - 1) if in_one and step else 0)
+    fits = to.strides[-1] == what.strides[-1] == 1 and reach >= block
     block = block if fits else 0
     unit = max(block, c0_of(dst.dtype))
     rest = counts[-1] % unit if on_chip.strides[-1] == 1 else counts[-1]
@@ -104,37 +131,44 @@ def main_part(unit: Unit, rows: Rows) -> None:
 
 def _by_blocks(unit: Unit, rows: Rows) -> None:
     """Emit the copy of ragged rows by whole blocks; see the top of the module."""
-    row, whole = rows.counts[-1], rows.counts[-1] - rows.rest
-    many = rows.counts[-2] if len(rows.counts) > 1 else 1
-    first = many - 1 if rows.in_one else 0
-
+    row, block, many = rows.counts[-1], rows.block, rows.many
+    whole, first = row - rows.rest, many - rows.last if rows.in_one else 0
+    padded = not unit.builder.chip.combined
     for views in unit.over(rows.counts[:-2], (rows.dst, rows.src)):
+        gm, on_chip = views if not rows.loads else views[::-1]
 
-        def copy(start: int, count: int, lane: int, gm: int, width: int, pad: bool = False) -> None:
+        def copy(start: int, count: int, lane: int, at: int, width: int, **how: int) -> None:
             regions = []
-            for v, on_chip in zip(views, (rows.loads, not rows.loads), strict=True):  # noqa: B023
+            for v, place in ((gm, at), (on_chip, lane)):  # noqa: B023
                 step = v.strides[-2] if len(v.strides) > 1 else 0
-                at = v.offset + (start * step + (lane if on_chip else gm))
-                regions.append(v.memory.region(at, (count, width), (step, 1)))
-            unit.builder.copy(*regions, pad=pad)
+                begin = v.offset + (start * step + place)
+                step = how.get("step", step) if v is gm else step  # noqa: B023
+                regions.append(v.memory.region(begin, (count, width), (step, 1)))
+            to, what = regions if not rows.loads else regions[::-1]
+            unit.builder.copy(to, what, pad=bool(how.get("pad")))
 
         if first:
             copy(0, first, 0, 0, rows.width)
-        padded = not unit.builder.chip.combined
         if whole and not padded:
             copy(first, many - first, 0, 0, whole)
-        copy(first, many - first, whole, row - rows.block, rows.block)
+        if row >= block:
+            copy(first, many - first, whole, row - block, block)
+        elif rows.loads:  # rows shorter than a block: the last block of all, once for each
+            end = (many - 1 - first) * rows.step + row
+            copy(first, many - first, 0, end - block, block, step=0)
+        else:
+            copy(many - 1, 1, 0, row - block, block)
         if padded:
-            copy(first, many - first, 0, 0, row, pad=True)
+            copy(first, many - first, 0, 0, row, pad=1)
 
 
 def ends_in_place(unit: Unit, rows: Rows) -> None:
     """Shift the last block of loaded rows from where it ends in GM to where it begins in UB."""
-    if not rows.by_blocks:
-        return
-    whole = rows.counts[-1] - rows.rest
-    for row, _ in rows.apart(unit):
-        _shift(unit, row, whole, rows.block, rows.block - rows.rest, rows.rest, whole)
+    size, block = rows.counts[-1], rows.block
+    for back, row in rows.apart(unit) if rows.by_blocks else ():
+        whole = size - rows.rest
+        skip = block - back * rows.step - size if size < block else block - rows.rest
+        _shift(unit, row, (whole, block, skip), row, (whole, rows.rest))
 
 
 def ends_apart(unit: Unit, rows: Rows) -> None:
@@ -142,17 +176,28 @@ def ends_apart(unit: Unit, rows: Rows) -> None:
 
     Nothing reads the tile but the store.
     """
-    if not rows.by_blocks:
-        return
     size, block, c0 = rows.counts[-1], rows.block, c0_of(rows.src.dtype)
-    start = (size - block) // c0 * c0
-    for _, row in rows.apart(unit):
-        _shift(unit, row, start, size - start, size - block - start, block, size - rows.rest)
+    start = max(size - block, 0) // c0 * c0
+    ends: list[View] = []
+    for back, row in rows.apart(unit) if rows.by_blocks else ():
+        if size >= block:
+            kept = (size - rows.rest, block)
+            _shift(unit, row, (start, size - start, size - block - start), row, kept)
+            continue
+        ends = ends or [row]
+        to = block - (back + 1) * size  # where the row begins in the last block of all
+        _shift(unit, row, (0, size, max(-to, 0)), ends[0], (max(to, 0), size + min(to, 0)))
 
 
-def _shift(unit: Unit, row: View, start: int, count: int, skip: int, kept: int, to: int) -> None:
-    """Write elements start + skip ... of a row to `to` ..., by way of blocks of `count` of them."""
-    c0 = c0_of(row.dtype)
+def _shift(
+    unit: Unit, row: View, taken: tuple[int, int, int], out: View, placed: tuple[int, int]
+) -> None:
+    """Write elements of a row elsewhere, one by one by way of blocks.
+
+    `taken`: the first element and how many become blocks, and how many of these are skipped;
+    `placed`: the first element written, and how many.
+    """
+    (start, count, skip), (to, kept), c0 = taken, placed, c0_of(row.dtype)
     tile = unit.take(row.dtype, count * c0)
     what = row.memory.region(row.offset + start, count)
     unit.builder.vector("vbrcb", tile.region(0, (count, c0)), what)
@@ -160,7 +205,7 @@ def _shift(unit: Unit, row: View, start: int, count: int, skip: int, kept: int, 
         if n:
             shape = (max(n // BLOCKS, 1), min(n, BLOCKS), c0)
             blocks = tile.region((skip + at) * c0, shape)
-            unit.builder.vector("vcgmax", row.memory.region(row.offset + (to + at), n), blocks)
+            unit.builder.vector("vcgmax", out.memory.region(out.offset + (to + at), n), blocks)
     unit.give(tile)
 
 
@@ -171,7 +216,7 @@ def leftover(unit: Unit, rows: Rows) -> None:
     """
     chip, counts = unit.builder.chip, rows.counts
     rest = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
-    if not rest or rows.by_blocks:
+    if not rows.has_leftover:
         return
     wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
     moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in (rows.dst, rows.src)]

@@ -8,7 +8,7 @@ from itertools import product
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
-from ascend_lab.dsl.emit_formula import compute_tile, start_of
+from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
 from ascend_lab.dsl.emit_vector import Op, Unit, apply
 from ascend_lab.dsl.fractals import stored
@@ -131,7 +131,9 @@ class Nest:
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             sizes = [box[a.name].count for a in stage.axes]
             begin = Op("vdup", start_of(stage.fold, stage.dtype))
-            apply(self.unit, begin, self.tiles.own_view(stage, box), (), sizes)
+            out = self.tiles.room(stage, box)
+            full = filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
+            apply(self.unit, begin, out, (), full or sizes)
         self.level(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
@@ -255,9 +257,15 @@ class Nest:
             rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
             if rows.by_blocks and rows.loads:
                 self.tiles.filled.add(tile.name)
+            self.tiles.check_ends(tile, rows.has_leftover)
             self.how(self.unit, rows)
         else:
             axes = (*stage.axes, *stage.reduce)
             views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
-            if compute_tile(self.unit, stage, box, self.tiles.room(stage, box), views, bool(folds)):
+            out, narrow = self.tiles.room(stage, box), self.tiles.is_narrow(stage)
+            full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
+            if narrow and full and not folds:
+                apply(self.unit, Op("vdup", 0.0), out, (), full)
+            done = compute_tile(self.unit, stage, box, out, views, bool(folds))
+            if done or (narrow and full):
                 self.tiles.filled.add(stage.name)

@@ -159,8 +159,8 @@ class Tiles:
         if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
             return False
         rows = self._row_sizes(stage)
-        whole = not any(n % c0_of(stage.dtype) for n in rows)
-        return not whole and (not self.by_blocks(stage) or min(rows) < stage.align)
+        whole = not any(n % c0_of(stage.dtype) for n, _ in rows)
+        return not whole and (not self.by_blocks(stage) or min(n for _, n in rows) < stage.align)
 
     def by_blocks(self, stage: Stage) -> bool:
         """True if the vector unit can bring the ends of ragged rows to where they belong.
@@ -172,11 +172,27 @@ class Tiles:
         on_vector = len(stored) == len(readers) if self.writer(stage) == "V" else not stored
         return stage.dtype in ("fp16", "fp32") and stage.align > 1 and on_vector
 
-    def _row_sizes(self, stage: Stage) -> set[int]:
-        """Return how long the rows of a tile may be, in full and in last parts of loops."""
+    def is_narrow(self, stage: Stage) -> bool:
+        """True for a tile of rows shorter than a block that is stored by blocks."""
+        row = stage.shape[_row_of(stage.shape)]
+        stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
+        combined = self.builder.chip.combined and stage.name not in self.fractal
+        return combined and stored and row < stage.align and self.by_blocks(stage)
+
+    def check_ends(self, stage: Stage, has_leftover: bool) -> None:
+        """Raise `ScheduleError` if elements need the scalar unit, which the queue leaves out."""
+        group = self.groups.get(stage.name)
+        through = group is None or group.queue.middle is not None
+        if has_leftover and self.builder.chip.combined and not through:
+            needed = f"rows of {stage.name} in whole blocks"
+            raise ScheduleError(needed, str(stage.shape), "split by multiples of 16 elements")
+
+    def _row_sizes(self, stage: Stage) -> set[tuple[int, int]]:
+        """Return how long the rows of a tile may be, and all of neighbours, in parts of loops."""
         if not self.first:
             self.first = first_boxes(self.state, self.root)
-        found: set[int] = set()
+        found: set[tuple[int, int]] = set()
+        row = _row_of(stage.shape)
         for host, box in self.first.items():
             nest = self.state.stage(host)
             for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
@@ -184,7 +200,8 @@ class Tiles:
                     own = box | {axis.name: Range(Affine(), count)}
                     around = {} if host == self.root else self.first
                     part = tile_sizes(self.state, stage, {**around, host: own})
-                    found.add(part[_row_of(stage.shape)])
+                    first = row if part[row] < stage.shape[row] else max(row - 1, 0)
+                    found.add((part[row], math.prod(part[first : row + 1])))
         return found
 
     def writer(self, stage: Stage) -> str:

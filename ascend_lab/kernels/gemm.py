@@ -48,7 +48,6 @@ from ascend_lab.kernels.gemm_schedule import (
 from ascend_lab.kernels.mix_product import (
     After,
     VectorWriter,
-    tail_sums,
     to_ring,
 )
 from ascend_lab.kernels.tiles import (
@@ -99,7 +98,7 @@ def gemm_launch(
         if tail is None:
             return _Writer(shape, chosen, chip, own, head).program()
         cores = len(grid["row"]), len(grid["col"])
-        job = After(shape, chosen, tail, tail_sums(shape, head), cores)
+        job = After(shape, chosen, head, tail, cores)
         vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
         return cube.program(), *[vector.program()] * chip.vector_cores_per_core
 

@@ -32,25 +32,21 @@ SLOTS = 4
 AREA = FRACTAL * FRACTAL
 
 
-def tail_sums(shape: GemmShape, head: Epilogue | None) -> str:
-    """Return the format of what the vector cores' steps call sums."""
-    return head.out_dtype if head else ACCUMULATOR[shape.dtype]
-
-
 @dataclass(frozen=True, slots=True)
 class After:
-    """What vector cores do after a product: steps on `sums` of a format, a grid of AI cores."""
+    """What vector cores do after a product and its `head`, on a grid of AI cores."""
 
     shape: GemmShape
     schedule: GemmSchedule
+    head: Epilogue | None
     tail: Epilogue
-    sums: str
     grid: tuple[int, int]
 
     @property
     def plan(self) -> Plan:
         """The steps on tiles of UB."""
-        return plan_of(self.tail, self.sums)
+        sums = self.head.out_dtype if self.head else ACCUMULATOR[self.shape.dtype]
+        return plan_of(self.tail, sums)
 
     @property
     def ring(self) -> Ring:
@@ -77,14 +73,6 @@ def to_ring(
 
 
 # -- the vector cores' program --------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """UB of a vector core: where sums arrive, and how many blocks of a tile fit."""
-
-    arrival: Queue
-    columns: int
-
-
 class VectorWriter:
     """The program of a vector core: its half of the rows of every tile of its cube core."""
 
@@ -100,7 +88,7 @@ class VectorWriter:
         self.half, self.base = k.param("aiv", 2), (row * self.rows[1], col * self.cols[1])
         self.c = k.tensor("c", tail.out_dtype, self.n1 * self.m1 * AREA)
         self.end: RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
-        self.finish, self.slots = self._tiles_of(tail, m, n, self._channels(tail, n))
+        self.finish, self.arrival = self._tiles_of(tail, m, n, self._channels(tail, n))
 
     def _channels(self, tail: Epilogue, tile_n: int) -> Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
@@ -112,7 +100,7 @@ class VectorWriter:
 
     def _tiles_of(
         self, tail: Epilogue, m: int, n: int, channels: Group | None
-    ) -> tuple[Finish, _Slots]:
+    ) -> tuple[Finish, Queue]:
         """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
         k, plan, start = self.k, self.plan, self.plan.start
         others = [i for i in range(1, len(plan.tiles)) if i != start]
@@ -139,7 +127,7 @@ class VectorWriter:
         scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
         units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
         finish = Finish(k, plan, out, scratch, tiles, channels, units=units)
-        return finish, _Slots(arrival, columns)
+        return finish, arrival
 
     def program(self) -> Program:
         """Walk the tiles in the order in which the cube core stores them."""
@@ -170,10 +158,10 @@ class VectorWriter:
         piece = (0, m[0] * FRACTAL + mine, rows)
         area = Area(n[0] * (self.m1 * AREA), (piece,), n[1], self.m1 * FRACTAL, 1, m[1], rows)
         with held_channels(self.finish, n, Affine(), held) as channels:
-            slot = self.end.dequeue()
-            for at, count in segments(k, "column", n[1], min(self.slots.columns, n[1])):
+            slot, most = self.end.dequeue(), self.arrival.buffer.elements // run
+            for at, count in segments(k, "column", n[1], min(most, n[1])):
                 source = slot.region(at * (2 * run) + mine * FRACTAL, (count, run), (2 * run, 1))
-                k.copy(self.slots.arrival.alloc().region(0, (count, run)), source)
+                k.copy(self.arrival.alloc().region(0, (count, run)), source)
                 self._steps(area, at, count, n[0], channels)
             self.end.free()
 
@@ -181,7 +169,7 @@ class VectorWriter:
         self, area: Area, at: Affine, count: int, first: Affine, held: Channels | None
     ) -> None:
         """Do the steps on blocks that arrive, and store them."""
-        f, k, start, arrival = self.finish, self.k, self.plan.start, self.slots.arrival
+        f, k, start, arrival = self.finish, self.k, self.plan.start, self.arrival
         assert f.out is not None
         if f.tiles:
             load_tiles(f.tiles, k, area, at, count)

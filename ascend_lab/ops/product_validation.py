@@ -55,7 +55,7 @@ def product_rows() -> Iterator[ProductRow]:
 
 
 def product_table(rows: Iterable[ProductRow]) -> str:
-    """Return the rows as text: times, error, and what the row costs above the first like it."""
+    """Return the rows as text: times, error, what was published; a star where it misses."""
     lines = [f"{'m x n x k':<17}{'chip':<12}{'model':>9}{'publ.':>9}{'error':>7}  what"]
     for row in rows:
         size, mark = "x".join(map(str, row.size)), " *" if abs(row.error) > GOAL else ""

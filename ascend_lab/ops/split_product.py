@@ -7,13 +7,14 @@ thinks best, and takes the quickest.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import Buffer, Kernel, as_kernel
+from ascend_lab.errors import AscendLabError, CapacityError
+from ascend_lab.isa import Buffer, Kernel, as_kernel, c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm import parts_of
@@ -32,6 +33,9 @@ LEAST = 8
 """Fractals of K that a share has at least."""
 ADDING = 500
 """Cycles before the first sums are added, and behind the last, about."""
+DEPTHS = ((5, 1), (5, 2), (6, 3), (3, 3))
+"""K tiles in fractals, and how many a stage has, that are tried for the quickest tile of C: no
+closed form says well what the first load and the last drain cost."""
 TIMED = 3
 """Divisions of K that are timed."""
 
@@ -75,6 +79,11 @@ def default_product(
 
     found = promising(shape, chip, epilogue, warm)
     timed = {s: cycles(s) for _, s in found}
+    best = min(timed, key=timed.__getitem__)
+    for fractals, step in DEPTHS:
+        one = replace(best, base_k=fractals * c0_of(shape.dtype), step_k=step)
+        with suppress(CapacityError):
+            timed[one] = cycles(one)
     body = min(timed.values()) - round(chip.launch_overhead_s * chip.clock_hz)
     low = body <= ABOVE * least_cycles(shape, chip, warm)
     if not low and (epilogue is None or finish is not None):

@@ -23,8 +23,8 @@ One kernel updates all parameters, another all running averages. Half of a step 
 and what is fused with them ("norms"), bound by memory and vector units: the sums read the tensor
 once, the change of every element once more, forward and backward. What the vendor's kernels save
 there (sums out of a convolution's own tile, masks of one bit) is not modelled. Scaling comes out
-higher than published: a longer backward hides more communication, and reading
-images, waiting hosts and memory bandwidth shared by compute and network are not modelled."""
+higher than published: reading images, waiting hosts and memory bandwidth shared by compute and
+network are not modelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ BUDGET = 12
 """Plans timed on the whole network, unless stated."""
 FAR = 1.1
 """A plan is not timed if its segments cost so much more than the best one's."""
-CHECKS = 0.3
+CHECKS = 0.25
 """Share of a time limit that is kept for plans on the whole network."""
 Chain = tuple[Choice, ...]
 """How all units are taken, in order."""

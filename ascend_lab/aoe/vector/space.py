@@ -28,6 +28,10 @@ COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
+PATIENCE = 48
+"""Trials without a gain that end a search: from defaults near their bound, gains come early."""
+
+
 class VectorSpace:
     """Every schedule that the decisions can say; built step by step, as a search looks at it.
 

@@ -189,7 +189,7 @@ def check_ex_11_3(rng: ex.Rng) -> ex.Case:
     return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
 
 
-@ex.judged(_judge_fold, edges=[{"rows": 8, "columns": 32768}], cases=2)
+@ex.judged(_judge_fold, edges=[{"rows": 8, "columns": 65536}], cases=2)
 def check_ex_11_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
 
