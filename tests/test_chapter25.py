@@ -156,7 +156,7 @@ def test_every_term_of_a_ledger_is_drawn():
     found = ledger(simulate_graph(compile_graph(one_block(), CHIP)), bound_of(one_block(), CHIP))
     assert TERM_STYLE.keys() == TERMS.keys() == found.keys()
     even = fig_ledger({"block": dict.fromkeys(TERMS, 1e-3)}).alt_text
-    assert "block 9 ms: " in even and all(f"{name} 11%" in even for name in TERMS)
+    assert "block 10 ms: " in even and all(f"{name} 10%" in even for name in TERMS)
     assert "bound" in fig_ledger({"block": found}).alt_text
     for nothing in ({}, {"block": dict.fromkeys(TERMS, 0.0)}):
         with pytest.raises(InputError):

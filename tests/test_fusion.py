@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, evaluate, random_inputs, run_compiled, run_tasks
+from ascend_lab.graph import GraphBuilder, evaluate, fusion, random_inputs, run_compiled, run_tasks
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.fusion import (
     AUTOMATIC,
@@ -327,17 +327,13 @@ def test_groups_end_at_the_longest():
     assert len(fused.groups) == 2
 
 
-def test_a_group_that_does_not_fit_is_split():
-    graph = adds(12)
-    sizes = []
-    for ub in (32768, 512, 256):
-        small = replace(TOY, buffers={**TOY.buffers, "UB": ub})
-        stages = compile_stages(graph, small)
-        sizes.append([len(g) for g in stages.fused.groups])
-        inputs = random_inputs(graph, 0)
-        got, wanted = run_tasks(stages.compiled, inputs), evaluate(graph, inputs)
-        np.testing.assert_array_equal(got["a11"], wanted["a11"])
-    assert sizes == [[12], [6, 6], [2] * 6]
+def test_a_group_that_does_not_pay_as_a_whole_is_split(monkeypatch):
+    graph, inputs = adds(12), random_inputs(adds(12), 0)
+    monkeypatch.setattr(fusion, "pays", lambda _, group, __: len(group) <= 5)
+    stages = compile_stages(graph, TOY)
+    assert [len(group) for group in stages.fused.groups] == [5, 5, 2]
+    got, wanted = run_tasks(stages.compiled, inputs), evaluate(graph, inputs)
+    np.testing.assert_array_equal(got["a11"], wanted["a11"])
 
 
 # -- values and time -------------------------------------------------------------------------------

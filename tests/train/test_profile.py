@@ -61,11 +61,11 @@ def test_phases_are_the_sums_of_their_kernels(profile: StepProfile) -> None:
 
 
 def test_updates_read_and_write_masters_and_states() -> None:
-    many = 2**22
+    many = 2**24  # many times what L2 holds: of fewer, what is written last stays there
     for optimizer, moved in (("sgd", 2 + 2 * 4 + 2 * 4 + 2), ("adam", 2 + 3 * 4 + 3 * 4 + 2)):
         least_s = many * moved / CHIP.device_memory.rate_bytes_per_s
         found_s = update_s(many, CHIP, optimizer)
-        assert least_s <= found_s < 4 * least_s
+        assert least_s <= found_s < 2 * least_s
 
 
 def test_adam_differs_from_sgd_in_the_update_only(profile: StepProfile) -> None:
