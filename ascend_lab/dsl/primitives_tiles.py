@@ -128,9 +128,14 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
 
 def _depends(state: State, source: str, stage: str) -> bool:
     """True if `stage` reads `source`, directly or through other stages."""
-    entry = state.find(stage)
-    below = entry.sources
-    return source in below or any(_depends(state, source, name) for name in below)
+    seen, waiting = set[str](), [stage]
+    while waiting:
+        below = state.find(waiting.pop()).sources
+        if source in below:
+            return True
+        waiting += set(below) - seen
+        seen.update(below)
+    return False
 
 
 def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:

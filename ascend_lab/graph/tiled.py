@@ -15,7 +15,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
 from ascend_lab.graph.fusion import Count, Fused
-from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.graph.memory import peak_live_bytes
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.placement import buffers_of, constant_bytes
@@ -52,13 +52,21 @@ class TiledTimeline(NetworkTimeline):
         return {**NetworkTimeline.summary(self), "operators": rows, **tiles, **sizes}
 
 
-def tile_for(front: Front, chip: Chip, limit_bytes: int | None = None) -> Tiled:
+def tile_for(
+    front: Front, chip: Chip, limit_bytes: int | None = None, road: Road = DEFAULT_ROAD
+) -> Tiled:
     """Return a graph with layouts as steps within the chip's memory, or within a limit.
 
-    Raises `CapacityError` if tiles do not help. Without need for tiles `tile_count` is 0.
+    Raises `CapacityError` if tiles do not help. Without need for tiles `tile_count` is 0. Tiles end
+    at any column, pixels of 4 channels at every fourth: in tiles, first layers read whole blocks.
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
-    return tile_graph(front.laid_out, limit, most_pixels=KERNEL_PIXELS)
+    tiled = tile_graph(front.laid_out, limit, most_pixels=KERNEL_PIXELS)
+    if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
+        plain = replace(road, small=False)
+        laid_out = plain.lay_out(plain.prepare(front.rewritten, chip), chip)
+        tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
+    return tiled
 
 
 def simulate_within(
@@ -70,7 +78,7 @@ def simulate_within(
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     try:
-        tiled = tile_for(front, chip, limit)
+        tiled = tile_for(front, chip, limit, road)
         if tiled.tile_count:
             times = simulate_tiled(tiled, chip, road)
             return times, times.fused

@@ -25,11 +25,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `first` on, `full` pieces of one size, then a rest of its own (0: none)."""
+    """From `first` on, `full` pieces of `each`, then a rest of its own (0: none)."""
 
     name: str
     full: int
-    size: int
+    each: int
     rest: int
     first: Affine
 
@@ -40,12 +40,12 @@ class Axis:
 
     def piece(self, number: Affine) -> Piece:
         """Return one of the full pieces."""
-        return Piece(number, self.first + number * self.size, self.size)
+        return Piece(number, self.first + number * self.each, self.each)
 
     def last(self) -> Iterator[Piece]:
         """Yield the rest, if there is one."""
         if self.rest:
-            yield Piece(Affine(self.full), self.first + self.full * self.size, self.rest, True)
+            yield Piece(Affine(self.full), self.first + self.full * self.each, self.rest, True)
 
     def turns(self, k: KernelBuilder, count: int) -> Iterator[Affine]:
         """Yield the numbers of `count` pieces, in a loop."""

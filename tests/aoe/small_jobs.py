@@ -77,8 +77,8 @@ class SmallJob:
 
     @property
     def space(self) -> TableSpace:
-        """Tiles of 16 to 64 rows and columns, on two cores one below the other."""
-        rows = [(m, n, k) for m in (16, 32, 64) for n in (16, 32, 64) for k in (64, 128)]
+        """Tiles of 16 to 64 rows and 32 to 128 columns, on the default's grid of cores."""
+        rows = [(m, n, k) for m in (16, 32, 64) for n in (32, 64, 128) for k in (64, 128)]
         return TableSpace(("base_m", "base_n", "base_k"), list(zip(*rows, strict=True)))
 
     @property

@@ -19,7 +19,7 @@ from ascend_lab.graph.lower import lower
 CUBE = cases.product(33, 70, 90, "bias relu")
 VECTOR = cases.vector((48, 40), "relu")
 BATCH = cases.batch(relu=False)
-HARD = cases.convolution(1, 16, (14, 14), 32, 3, "bias relu", stride=2, pad=1)
+HARD = cases.convolution(1, 16, (14, 14), 32, 3, "bias relu", stride=1, pad=1)
 """Its best bound is not its best tiling."""
 DEEPER = Settings(budget=1, early_stop=None, deeper=True)
 UNITS = {"cube": CUBE, "vector": VECTOR, "product": BATCH}
