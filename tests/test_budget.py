@@ -19,33 +19,33 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11095,
-    "chip": 690,
-    "cli": 4000,
-    "cluster": 2925,
+    "aoe": 11315,
+    "chip": 675,
+    "cli": 4150,
+    "cluster": 2910,
     "compress": 3240,
     "data": 20,
-    "dsl": 5850,
+    "dsl": 5980,
     "errors": 85,
-    "graph": 17200,
-    "isa": 3330,
-    "kernels": 8850,
-    "lab": 18470,
-    "layout": 950,
+    "graph": 17975,
+    "isa": 3430,
+    "kernels": 9205,
+    "lab": 19000,
+    "layout": 920,
     "limits": 240,
-    "media": 1220,
-    "ops": 6590,
+    "media": 1145,
+    "ops": 6910,
     "output": 120,
-    "parallel": 4905,
+    "parallel": 4835,
     "runtime": 2230,
     "serving": 2290,
-    "sim": 2880,
-    "train": 1735,
+    "sim": 2940,
+    "train": 1725,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 447
-IMPORT_LINES = 6330
-ROAD = 124
+FILES = 445
+IMPORT_LINES = 6065
+ROAD = 130
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
