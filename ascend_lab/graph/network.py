@@ -188,6 +188,7 @@ def simulate_graph(
     chip, times = compiled.chip, list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     l2, starts = L2.of(chip), _starts(compiled, first)
+    mixed, mix_cycles = _mixed(compiled, starts), round(chip.mix_start_s * chip.clock_hz)
     ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
     for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, hints):
         title, start = task.op, starts.get(task.name, "queued")
@@ -199,7 +200,8 @@ def simulate_graph(
         else:
             early = early_cycles(task, chip) if start in ("inside", "across") else 0
             timeline = simulate_kernel(kernel, chip, own)
-            timeline = replace(timeline, start=start, early_cycles=early)
+            mix = mix_cycles if task.name in mixed else 0
+            timeline = replace(timeline, start=start, early_cycles=early, scope_mix_cycles=mix)
         times.append(OperatorTime(task.name, title, timeline))
         if ahead:
             ahead.after(task, kernel, timeline)
@@ -226,6 +228,17 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
         found[task.name] = within if scope is not None and scope == last else start
         start, last, near = "queued", scope, units
     return found
+
+
+def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
+    """Return the first kernels of super kernels that run on cube and on vector cores."""
+    first, launched = "", dict[str, list[frozenset[str]]]()
+    for task in compiled.tasks:
+        if task.lowered is not None and task.name in starts:
+            first = first if first and starts[task.name] in ("inside", "across") else task.name
+            launched.setdefault(first, []).append(_units(task.lowered.kernel, compiled.chip))
+    return {name for name, units in launched.items()
+            if len(units) > 1 and len(frozenset().union(*units)) > 1}  # fmt: skip
 
 
 def early_cycles(task: Task, chip: Chip) -> int:

@@ -291,6 +291,8 @@ class KernelTimeline(Timed):
     start: Start = field(default="cold", kw_only=True)
     early_cycles: int = field(default=0, kw_only=True)
     """Cycles that it works before the barrier at which it starts lets it pass."""
+    scope_mix_cycles: int = field(default=0, kw_only=True)
+    """Cycles more to start it because kernels of its super kernel need the other kind of cores."""
 
     @property
     def launch_cycles(self) -> int:
@@ -301,7 +303,7 @@ class KernelTimeline(Timed):
     @property
     def mix_cycles(self) -> int:
         """Cycles more to start a launch in which cube and vector cores meet."""
-        return max(phase.mix_cycles for phase in self.phases)
+        return max(self.scope_mix_cycles, *(phase.mix_cycles for phase in self.phases))
 
     @property
     def sync_cycles(self) -> int:

@@ -5,9 +5,9 @@ near them are then timed on the whole network, the most promising first, and eac
 the next to start from. The network as it is takes part, so that the result is never slower.
 
 Not searched, because nothing can be gained: slices where all of a network fits into L2 (every byte
-is read once already); how many launches (a barrier inside a super kernel costs less than a launch,
-and no kernel runs longer there: one scope is best); the order of slices and stored halos (depth
-first moves the fewest bytes unless weights alone overflow L2).
+is read once already); several super kernels (a barrier inside one costs less than a launch, and no
+kernel runs longer there: all kernels apart or all in one is timed); the order of slices and stored
+halos (depth first moves the fewest bytes unless weights alone overflow L2).
 """
 
 import math
