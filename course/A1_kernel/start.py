@@ -1,0 +1,2 @@
+def kernel(chip_file, rows, width, norm, eps):
+    raise NotImplementedError
