@@ -1,17 +1,13 @@
-"""Several rows a tile, two slots a queue, sums by 64 lanes, one reciprocal root for all rows."""
+"""Rows padded to whole repeats, several to a tile, two slots worked on in place.
+
+The sums are taken in fp32, a repeat at a time and then over the repeats of a row; the scale is
+applied in fp16, where a repeat holds twice as many lanes. The padding is cleared once: it stays 0.
+"""
 
 from ascend_lab.chip import load_chip
-from ascend_lab.isa import KernelBuilder
+from ascend_lab.isa import KernelBuilder, Tile
 
-LANES, BLOCK = 64, 8
-
-
-def rows_a_tile(chip, rows, width):
-    """The most rows that leave room for two slots of x and y, capped where flags stop mattering."""
-    room = chip.buffers["UB"] - 4096
-    a_row = 2 * 2 * width * 2 + 4 * width + 2 * 4 * LANES + 4 * BLOCK + 64
-    most = max(1, min(room // a_row, 64, -(-rows // 3)))
-    return most
+LANES, NARROW = 64, 128
 
 
 def kernel(chip_file, rows, width, norm, eps):
@@ -19,46 +15,53 @@ def kernel(chip_file, rows, width, norm, eps):
     k = KernelBuilder("norm", chip)
     x = k.tensor("x", "fp16", rows * width)
     y = k.tensor("y", "fp16", rows * width)
-    most = rows_a_tile(chip, rows, width)
-    x_ub = k.queue("x_ub", "UB", "fp16", most * width, src="MTE2", dst="V")
-    y_ub = k.queue("y_ub", "UB", "fp16", most * width, src="V", dst="MTE3")
-    wide = k.buffer("wide", "UB", "fp32", most * width)
-    part = k.buffer("part", "UB", "fp32", most * LANES)
-    square = k.buffer("square", "UB", "fp32", most * LANES)
-    sums = k.buffer("sums", "UB", "fp32", -(-most // BLOCK) * BLOCK)
-    spread = k.buffer("spread", "UB", "fp32", most * BLOCK)
+    pitch = -(-width // NARROW) * NARROW
+    chunks = pitch // LANES
+    depth = 4 if chip.device_memory.latency_cycles > 500 else 2
+    a_row = (2 * depth + 4) * pitch + 32 * chunks + 4 + 4 + 32
+    most = max(1, min((chip.buffers["UB"] - 512) // a_row, 255 // chunks, -(-rows // 3)))
+    ub = k.queue("ub", "UB", "fp16", most * pitch, src="MTE2", via="V", dst="MTE3", depth=depth)
+    wide = k.buffer("wide", "UB", "fp32", most * pitch)
+    parts = k.buffer("parts", "UB", "fp32", most * chunks * 8)
+    sums = k.buffer("sums", "UB", "fp32", -(-most // 8) * 8)
+    scale = k.buffer("scale", "UB", "fp16", -(-most // 16) * 16)
+    spread = k.buffer("spread", "UB", "fp16", most * 16)
+    if pitch != width:
+        for slot in range(depth):
+            k.each("vdup", most * pitch, (Tile(ub.buffer, slot), 0), scalar=0.0)
+        k.barrier()
 
     def tile(first, count):
-        k.copy(x_ub.alloc().region(0, count * width), x.region(first * width, count * width))
-        x_ub.enqueue()
-        source = x_ub.dequeue()
-        k.each("vconv", count * width, (wide, 0), (source, 0))
-        x_ub.free()
-        for start in range(0, width, LANES):
-            lanes = min(LANES, width - start)
-            chunk = wide.region(start, (count, lanes), (width, 1))
-            into = (square if start else part).region(0, (count, lanes), (LANES, 1))
-            k.vector("vmul" if norm == "rms" else "vabs", into, *[chunk] * (2 if norm == "rms" else 1))
-            if start:
-                total = part.region(0, (count, lanes), (LANES, 1))
-                k.vector("vadd", total, total, into)
-        lanes = min(LANES, width)
-        k.vector("vcadd", sums.region(0, count), part.region(0, (count, lanes), (LANES, 1)))
+        slot = ub.alloc()
+        rows_of = lambda memory: memory.region(0, (count, width), (pitch, 1))
+        k.copy(rows_of(slot), x.region(first * width, (count, width), (width, 1)))
+        ub.hand()
+        k.each("vconv", count * pitch, (wide, 0), (slot, 0))
+        if norm == "rms":
+            k.each("vmul", count * pitch, (wide, 0), (wide, 0), (wide, 0))
+        else:
+            k.each("vabs", count * pitch, (wide, 0), (wide, 0))
+        total = count * chunks
+        k.vector("vcgadd", parts.region(0, total * 8), wide.region(0, (total, LANES)))
+        for start in range(8, chunks, 8):  # more than 8 repeats a row: add them up first
+            few = min(8, chunks - start) * 8
+            first8 = parts.region(0, (count, few), (chunks * 8, 1))
+            k.vector("vadd", first8, first8, parts.region(start * 8, (count, few), (chunks * 8, 1)))
+        k.vector("vcadd", sums.region(0, count),
+                 parts.region(0, (count, min(8, chunks) * 8), (chunks * 8, 1)))  # fmt: skip
         row = sums.region(0, (1, count))
         k.vector("vmuls", row, row, scalar=1 / width)
         k.vector("vadds", row, row, scalar=eps)
         k.vector("vrsqrt" if norm == "rms" else "vrec", row, row)
-        k.vector("vbrcb", spread.region(0, (count, BLOCK)), sums.region(0, count))
-        out = y_ub.alloc()
-        for start in range(0, width, LANES):
-            lanes = min(LANES, width - start)
-            chunk = wide.region(start, (count, lanes // BLOCK, BLOCK), (width, BLOCK, 1))
-            scale = spread.region(0, (count, lanes // BLOCK, BLOCK), (BLOCK, 0, 1))
-            k.vector("vmul", chunk, chunk, scale)
-        k.each("vconv", count * width, (out, 0), (wide, 0))
-        y_ub.enqueue()
-        k.copy(y.region(first * width, count * width), y_ub.dequeue().region(0, count * width))
-        y_ub.free()
+        k.vector("vconv", scale.region(0, (1, count)), row)
+        k.vector("vbrcb", spread.region(0, (count, 16)), scale.region(0, count))
+        for start in range(0, pitch, NARROW):
+            part = slot.region(start, (count, 8, 16), (pitch, 16, 1))
+            k.vector("vmul", part, part, spread.region(0, (count, 8, 16), (16, 0, 1)))
+        ub.enqueue()
+        done = ub.dequeue()
+        k.copy(y.region(first * width, (count, width), (width, 1)), rows_of(done))
+        ub.free()
 
     whole, rest = divmod(rows, most)
     if whole:
