@@ -163,4 +163,5 @@ def seconds(model, cluster, p):
     tensor = model["layers"] / p["pipeline"] * a_layer * (p["tensor"] - 1) / p["tensor"] / inside
     share = model["weight_bytes"] / p["tensor"] / p["pipeline"]
     data = 2 * share * (p["data"] - 1) / p["data"] / outside
-    return compute * (1 + (p["pipeline"] - 1) / p["micro"]) + tensor + data
+    starts = (p["micro"] + p["pipeline"] - 1) * cluster["start_s"]
+    return compute * (1 + (p["pipeline"] - 1) / p["micro"]) + tensor + data + starts
