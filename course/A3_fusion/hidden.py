@@ -22,7 +22,7 @@ def cases(drawn, rng):
                           ["c", "add", ["a", "b"]]], ["a", "c"])  # fmt: skip
     twins = fixed(side, [["s", "sum", ["x"]], ["a", "sub", ["x", "s"]], ["b", "sub", ["s", "x"]],
                          ["c", "copy", ["a"]], ["d", "neg", ["x"]], ["e", "neg", ["d"]],
-                         ["f", "mul", ["b", "e"]]], ["b", "c", "f"])  # fmt: skip
+                         ["f", "mul", ["b", "e"]]], ["c", "f"])  # fmt: skip
     return [
         group_case(drawn, rng, [], "two readers", timed=False, made=[readers]),
         group_case(drawn, rng, [], "a diamond", timed=False, made=[diamond]),
