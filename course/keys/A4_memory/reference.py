@@ -55,7 +55,7 @@ def offsets(lives, align, bank_bytes):
             left.remove(i)
         return where
 
-    for _ in range(60_000 // len(lives) + 1):
+    for _ in range(20_000 // len(lives) + 1):
         if best and best[0] == least:
             break
         knobs = (0, 1, 1) if best is None else (rng.random(), 3 * rng.random(), 3 * rng.random())
