@@ -47,9 +47,34 @@ FLAGS = [
     "--disable-sync",
 ]
 Copies = dict[str, nbformat.NotebookNode]
-CUT_FORMULAS = """[...document.querySelectorAll('mjx-container[display]')]
-    .filter(box => box.scrollWidth > box.clientWidth + 1)
-    .map(box => box.closest('div.math').id || box.innerText)"""
+PARTS = """width => {
+  const said = e => (e.closest('[id]')?.id || '') + ': ' + e.textContent.trim().slice(0, 60);
+  const wide = e => e.scrollWidth > e.clientWidth + 1;
+  const all = query => [...document.querySelectorAll(query)];
+  const cut = box => {  // beyond the edge of what hides it, with no way to scroll there
+    const end = (box.querySelector('mjx-math') || box).getBoundingClientRect().right;
+    for (let up = box.parentElement; up !== document.body; up = up.parentElement) {
+      const look = getComputedStyle(up).overflowX, edge = up.getBoundingClientRect().right;
+      if (look === 'hidden' || look === 'clip') { if (end > edge + 1) return true; }
+      else if (look !== 'visible' && edge <= innerWidth + 1) return false;
+    }
+    return end > innerWidth + 1;
+  };
+  const code = all('.cell_input pre, div.highlight-python pre').filter(wide);
+  const wraps = pre => getComputedStyle(pre).whiteSpace !== 'pre';
+  return {
+    'code wider than the column': width < 1280 ? [] : code.map(said),
+    'printed tables that wrap': all('.cell_output .output.stream pre').filter(wraps).map(said),
+    'formulas cut off': all('mjx-container').filter(cut).map(said),
+    'the page scrolls sideways': all('html').filter(wide).map(e => e.scrollWidth),
+  };
+}"""
+BITMAPS = """async () => {
+  const figures = [...document.querySelectorAll('.cell_output img, figure img')];
+  const kind = async image => (await (await fetch(image.src)).blob()).type;
+  const kinds = await Promise.all(figures.map(kind));
+  return figures.filter((_, i) => kinds[i] !== 'image/svg+xml').map(image => image.src);
+}"""
 WIDGET_VIEW = 'script[type="application/vnd.jupyter.widget-view+json"]'
 
 
@@ -124,6 +149,7 @@ def test_a_page_is_complete_and_offline(browser: Browser, site: str, page: Page,
     check_math(page)
     check_widgets(page)
     check_images(page)
+    check_parts(page)
     assert (watch.errors, watch.failed, watch.external) == ([], [], [])
 
 
@@ -136,10 +162,6 @@ def check_math(page: Page) -> None:
             "[...document.querySelectorAll('.math')].every(m => m.querySelector('mjx-container'))"
         )
         assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
-        assert page.evaluate(CUT_FORMULAS) == [], "formulas wider than the page"
-        page.set_viewport_size({"width": 420, "height": 1600})
-        assert "equation-eq-conv-sizes" not in page.evaluate(CUT_FORMULAS)
-        page.set_viewport_size({"width": 1280, "height": 1600})
 
 
 def check_widgets(page: Page) -> None:
@@ -165,6 +187,39 @@ def check_images(page: Page) -> None:
     )
     assert [name for name, width, _ in seen if not width] == [], "not loaded"
     assert [name for name, _, alt in seen if not alt] == [], "without alt text"
+
+
+def check_parts(page: Page) -> None:
+    """Nothing is cut off, wrapped or a bitmap, in a window on a desk and on a telephone."""
+    assert page.evaluate(BITMAPS) == [], "bitmaps among the figures"
+    for width in (1280, 420):
+        page.set_viewport_size({"width": width, "height": 1600})
+        found = page.evaluate(PARTS, width)
+        assert {name: parts for name, parts in found.items() if parts} == {}, f"at {width} px"
+
+
+def test_the_measures_of_a_page_bite(page: Page) -> None:
+    long = "x" * 300
+    page.set_content(
+        f"<div class=cell_input><pre>{long}</pre></div>"
+        f"<div class=cell_output><div class='output stream'>"
+        f"<pre style='white-space: pre-wrap'>{long}</pre></div></div>"
+        f"<div style='overflow: hidden; width: 99px'><mjx-container>{long}</mjx-container></div>"
+        f"<div style='overflow: auto; width: 99px'><mjx-container>{long}</mjx-container></div>"
+        "<figure><img src='data:image/png;base64,'></figure>"
+    )
+    found = page.evaluate(PARTS, 1280)
+    assert [len(parts) for parts in found.values()] == [1, 1, 1, 1]
+    assert len(page.evaluate(BITMAPS)) == 1
+
+
+def test_an_answer_is_folded_until_a_click_opens_it(site: str, page: Page) -> None:
+    page.goto(site + "notebooks/01_simd_simt.html", wait_until="networkidle")
+    fold = page.locator("details.hide", has=page.get_by_text("Show the answer")).first
+    answer = fold.locator("pre", has_text="The model says")
+    assert not answer.is_visible()
+    fold.locator("summary").click()
+    assert answer.is_visible()
 
 
 def test_the_search_box_finds_the_double_buffer(site: str, page: Page) -> None:
