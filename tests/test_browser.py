@@ -5,17 +5,13 @@
 """
 
 import contextlib
-import functools
 import html
-import http.server
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +21,7 @@ from types import ModuleType
 
 import nbformat
 import pytest
+from conftest import load_script
 from playwright.sync_api import Browser, Page, sync_playwright
 
 pytestmark = pytest.mark.browser
@@ -36,16 +33,7 @@ PAGES = sorted(
     for path in BOOK.rglob("*.html")
     if not {"_static", "_sources", "_modules"} & set(path.parts)
 )
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+printer = load_script(ROOT / "book" / "pdf.py")
 Copies = dict[str, nbformat.NotebookNode]
 PARTS = """width => {
   const said = e => (e.closest('[id]')?.id || '') + ': ' + e.textContent.trim().slice(0, 60);
@@ -78,13 +66,6 @@ BITMAPS = """async () => {
 WIDGET_VIEW = 'script[type="application/vnd.jupyter.widget-view+json"]'
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves without writing a line per request."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class' name
-        pass
-
-
 class Watch:
     """Everything a page did wrong: console errors, failed requests, requests to other machines."""
 
@@ -106,11 +87,12 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium in PATH: install one or set CHROMIUM to run the browser tests")
+    try:
+        found = printer.browser_path()
+    except printer.PdfError as error:
+        pytest.skip(str(error))
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=found, args=printer.FLAGS)
         yield chromium
         chromium.close()
 
@@ -120,13 +102,8 @@ def site() -> Iterator[str]:
     """Serve the built book on loopback; return its address."""
     if not PAGES:
         pytest.skip(f"no built book in {BOOK}: run python3 lab.py book")
-    handler = functools.partial(Quiet, directory=str(BOOK))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+    with printer.served(BOOK) as address:
+        yield f"{address}/"
 
 
 @pytest.fixture
@@ -211,6 +188,29 @@ def test_the_measures_of_a_page_bite(page: Page) -> None:
     found = page.evaluate(PARTS, 1280)
     assert [len(parts) for parts in found.values()] == [1, 1, 1, 1]
     assert len(page.evaluate(BITMAPS)) == 1
+
+
+def test_a_pdf_has_the_pages_their_formulas_and_links_that_work(
+    browser: Browser, site: str, tmp_path: Path
+) -> None:
+    names = ["book/index.html", "notebooks/03_memory_roofline.html", "book/part1.html"]
+    assert printer.print_book(browser, BOOK, tmp_path / "book.pdf", names) == 3
+    made = (tmp_path / "book.pdf").read_bytes()
+    assert made.startswith(b"%PDF")
+    assert made.count(b"/Type /Page\n") > 15
+    links = set(re.findall(rb"/Dest /([\w#.-]+)", made))
+    assert {b"notebooks-03_memory_roofline", b"book-part1"} <= links
+    assert any(link.startswith(b"notebooks-03_memory_roofline--") for link in links)
+    assert b"/Outlines" in made
+    assert not (BOOK / printer.JOINED).exists()
+
+
+def test_the_pdf_takes_every_page_in_the_order_of_the_book(site: str, page: Page) -> None:
+    names = printer.pages_of(page, site.rstrip("/"), BOOK)
+    assert names[0] == "book/index.html"
+    assert names.index("book/part1.html") < names.index("notebooks/01_simd_simt.html")
+    generated = {"index.html", "search.html", "genindex.html", "py-modindex.html"}
+    assert set(PAGES) - set(names) <= generated
 
 
 def test_an_answer_is_folded_until_a_click_opens_it(site: str, page: Page) -> None:
