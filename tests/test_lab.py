@@ -361,6 +361,7 @@ def refresh(build: ModuleType, folder: Path) -> subprocess.CompletedProcess[str]
     """Run build.py's refresh on another folder, in a process of its own as lab.py does."""
     (folder / "book").mkdir(exist_ok=True)
     script = shutil.copy(build.__file__, folder / "book")
+    shutil.copy(ROOT / "book" / "reading_time.py", folder / "book")
     command = [sys.executable, str(script), "refresh"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
