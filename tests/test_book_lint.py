@@ -32,6 +32,7 @@ from book_rules import (
     image_complaints,
     import_complaints,
     keep_complaints,
+    link_terms,
     measure_complaints,
     minute_complaints,
     number_complaints,
@@ -41,6 +42,8 @@ from book_rules import (
     prose_of,
     repeat_complaints,
     rhythm_complaints,
+    term_complaints,
+    terms_of,
     toc_files,
     wide_complaints,
     word_complaints,
@@ -76,6 +79,11 @@ def everywhere() -> Counter[str]:
     return Counter(s for path in CHAPTERS for s in plain_sentences(cells_of(path)))
 
 
+@cache
+def glossary() -> list[str]:
+    return terms_of((ROOT / "book/glossary.md").read_text("utf-8"))
+
+
 RULES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "measure": measure_complaints,
     "imports": import_complaints,
@@ -89,6 +97,7 @@ RULES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "elsewhere": elsewhere_complaints,
     "keep": keep_complaints,
     "bitmaps": bitmap_complaints,
+    "terms": lambda cells: term_complaints(cells, glossary()),
     "times": reading_time.complaints,
     "repeats": lambda cells: repeat_complaints(cells, everywhere()),
 }
@@ -296,6 +305,47 @@ def test_repeat_rule_bites() -> None:
     assert plain_sentences(cells) == {"write down your guess of now"}
     assert repeat_complaints(cells, Counter({"write down your guess of now": 10}))
     assert repeat_complaints(cells, Counter({"write down your guess of now": 9})) == []
+
+
+TERMS = ["kernel", "mix kernel", "scale", "ZeRO", "memory hierarchy", "bus"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("A kernel, two kernels.", "A {term}`kernel`, two kernels."),
+        ("Kernels run.", "{term}`Kernels <kernel>` run."),
+        ("A mix kernel, then kernels.", "A {term}`mix kernel`, then {term}`kernels <kernel>`."),
+        ("# A kernel\n`kernel`, $kernel$, [kernel](x)", ""),
+        ("```python\nkernel\n```\n~~~\nkernel\n~~~\n<a kernel>, {ref}`kernel`", ""),
+        ("```{math}\nkernel\n```\n\nA kernel.", "```{math}\nkernel\n```\n\nA {term}`kernel`."),
+        ("```{note} A kernel\n:class: kernel\nA\nkernel.\n```", ("```{note} A kernel\n"
+         ":class: kernel\nA\n{term}`kernel`.\n```")),
+        ("At this scale, **scale** and *scale*.", "At this scale, **{term}`scale`** and *scale*."),
+        ("A memory\nhierarchy and memory hierarchies",
+         "A {term}`memory\nhierarchy <memory hierarchy>` and memory hierarchies"),
+        ("zero, subkernel, kernel-like", ""),
+        ("ZeRO on buses", "{term}`ZeRO` on {term}`buses <bus>`"),
+        ("A kernel, a {term}`kernel`.", "A {term}`kernel`, a kernel."),
+        ("It {term}`runs <kernel>`, a kernel.", ""),
+        ("In $a$ a kernel of $b$", "In $a$ a {term}`kernel` of $b$"),
+        ("Costs `a` kernel `b`.", "Costs `a` {term}`kernel` `b`."),
+    ],
+)  # fmt: skip
+def test_terms_are_linked_where_they_come_first(before: str, after: str) -> None:
+    after = after or before
+    assert link_terms([before], TERMS) == [after]
+    assert link_terms([after, "A kernel."], ["kernel"])[0] == link_terms([after], ["kernel"])[0]
+    assert link_terms([after], TERMS) == [after]
+    assert term_complaints([prose(after)], TERMS) == []
+    assert bool(term_complaints([prose(before)], TERMS)) == (before != after)
+
+
+def test_a_term_is_linked_once_in_a_chapter() -> None:
+    assert link_terms(["A kernel.", "A kernel."], TERMS) == ["A {term}`kernel`.", "A kernel."]
+    assert term_complaints([prose("A kernel."), prose("A {term}`kernel`.")], TERMS)
+    assert len(glossary()) > 300
+    assert {"kernel", "L0A, L0B, L0C", "zigzag order"} <= set(glossary())
 
 
 def chapter_of(words: int, minutes: int) -> list[Cell]:
