@@ -6,10 +6,13 @@ Every rule (book_rules.py) runs on the book, and on a bad example that it has to
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -131,6 +134,46 @@ def test_notebooks_are_saved_executed_and_clean(notebook: Path) -> None:
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
     assert not any("execution" in cell["metadata"] for cell in code)
     assert word_complaints(printed_in(code)) == []
+
+
+@pytest.fixture
+def drawings() -> Iterator[ModuleType]:
+    """book/drawings.py, which imports its neighbour."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "book")
+        yield import_module("drawings")
+
+
+def test_every_chapter_is_a_station_of_the_map_once(drawings: ModuleType) -> None:
+    on_map = drawings.chapters_of()
+    assert len(on_map) == len(set(on_map))
+    assert {path.stem for path in CHAPTERS} <= set(on_map)
+    parts = [chapter for part in drawings.PARTS for chapter in part.split()]
+    assert sorted(chapter.partition("_")[0] for chapter in on_map) == sorted(parts)
+
+
+def test_drawings_are_sound_and_link_to_what_is_there(drawings: ModuleType) -> None:
+    there = {path.stem for path in CHAPTERS}
+    drawn = [drawings.road_map(there.__contains__)]
+    drawn += [drawings.strip(part, there.__contains__) for part in range(1, 9)]
+    for drawing in drawn:
+        svg = ET.fromstring(drawing.replace("&#8194;", " ")).find("svg")
+        assert len(svg.attrib["aria-label"]) > 60
+        links = [link.attrib["href"] for link in svg.iter("a")]
+        assert links
+        assert {Path(link).stem for link in links} <= there
+        sizes = [int(size) for size in re.findall(r"font-size: (\d+)px", drawing)]
+        assert min(sizes) * 700 / 724 >= 9
+    assert len(re.findall("<a href", drawn[0])) == len(there)
+    assert "13_graph_ir" not in drawings.road_map(lambda chapter: chapter != "13_graph_ir")
+    marked = [drawings.strip(part, lambda _: True).count('class="here"') for part in range(1, 9)]
+    assert marked == [1, 3, 1, 4, 1, 1, 1, 1]
+
+
+def test_the_opening_page_and_every_part_have_their_drawing() -> None:
+    assert "```{road}\n" in (ROOT / "book/index.md").read_text("utf-8")
+    for part in range(1, 9):
+        assert f"```{{road}} {part}\n" in (ROOT / f"book/part{part}.md").read_text("utf-8")
 
 
 @each_text
