@@ -87,7 +87,7 @@ class Model:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
-def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8"):
+def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8", width=18):
     """Stem, pool, a block with a residual, pool and classifier; scales that use the range."""
     m = Model(seed, kind, per_channel)
     x = m.pair("x", 0.03, zero)
@@ -100,7 +100,7 @@ def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8"):
     y = m.pair(m.node("Flatten", y), 0.02, zero)
     w, b = m.weight((10, 20)), m.number("fc", m.rng.normal(size=10).astype(np.float32))
     y = m.pair(m.node("Gemm", y, w, b, transB=1), 0.02, 3)
-    return m.bytes("x", y, [2, 3, 19, 18]), 0.02
+    return m.bytes("x", y, [2, 3, 19, width]), 0.02
 
 
 def ort_run(model, feed):
@@ -133,13 +133,15 @@ def test_folded_layers_equal_onnx_runtime_to_a_step(kind, per_channel, zero):
     assert np.unique(wanted).size > 8
 
 
+@pytest.mark.parametrize("width", [18, 24])
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
-def test_kernels_compute_the_deployed_network(chip):
+def test_kernels_compute_the_deployed_network(chip, width):
     """Whole layers in a kernel each: nothing is converted between convolutions."""
-    model, step = residual_net()
-    x = drawn((2, 3, 19, 18), 2)
+    model, step = residual_net(width=width)
+    x = drawn((2, 3, 19, width), 2)
     stages = compile_stages(import_onnx(model), chip)
     tasks = [task.op for task in stages.compiled.tasks]
+    assert ("NC1HWC0:4" in str(stages.laid_out)) == (width == 24)
     assert "conv2d+requantise+dequantise+add_dequantised+relu+quantise" in tasks or (
         "conv2d+requantise+dequantise+add_dequantised+quantise" in tasks
     )
