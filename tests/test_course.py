@@ -84,10 +84,13 @@ def test_at_least_six_wrong_files(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_fifty_students_have_instances_of_their_own(name: str) -> None:
     task = load(name, COURSE)
-    drawn = [json.dumps([[c.call.arguments, dict(c.call.files)] for c in task.cases("public", f"s{i}")])
+    drawn = [json.dumps([[c.call.arguments, dict(c.call.files)]
+                         for c in task.cases("public", f"s{i}")])
              for i in range(50)]  # fmt: skip
     assert len(set(drawn)) > 25
-    assert task.cases("hidden", "s1", "one secret here") != task.cases("hidden", "s1", "another one")
+    assert task.cases("hidden", "s1", "one secret here") != task.cases(
+        "hidden", "s1", "another one"
+    )
 
 
 def test_the_keys_are_nowhere_else(tmp_path: Path) -> None:
@@ -103,7 +106,9 @@ def test_the_keys_are_nowhere_else(tmp_path: Path) -> None:
     for name in NAMES:
         start(load(name, COURSE), "ada", tmp_path / name)
     handed = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert not [path for path in handed if path.parent.name in ("wrong", "keys") or "hidden" in path.name]
+    assert not [
+        path for path in handed if path.parent.name in ("wrong", "keys") or "hidden" in path.name
+    ]
     package = [*(ROOT / "ascend_lab").rglob("*.py")]
     pages = [*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
     for path in (*handed, *package, *pages):
@@ -116,7 +121,8 @@ def test_the_keys_are_nowhere_else(tmp_path: Path) -> None:
 
 
 def test_notebook_and_script_get_equal_marks(toy: Assignment) -> None:
-    cells = ["%matplotlib inline\nimport os", "this is no Python", GOOD.replace("total +=", "total -="),
+    other = GOOD.replace("total +=", "total -=")
+    cells = ["%matplotlib inline\nimport os", "this is no Python", other,
              "OFFSET = 0", GOOD, "sums([1], 2)\nwhile True: pass"]  # fmt: skip
     document = notebook_of("\n".join(f"# %%\n{cell}" for cell in cells))
     for tags in ([], ["exercise"]):
@@ -207,7 +213,7 @@ def test_gradescope_runs_the_zip(tmp_path: Path, toy: Assignment) -> None:
     assert data == pack(toy, SECRET)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
-        archive.extractall(tmp_path / "source")  # noqa: S202
+        archive.extractall(tmp_path / "source")
     assert {"setup.sh", "run_autograder", "course/A0_toy/hidden.py"} <= set(names)
     assert not [name for name in names if "keys/" in name or "wrong/" in name]
     (tmp_path / "submission").mkdir()
@@ -287,7 +293,10 @@ def test_misuse_is_one_line(
 def test_thirty_hand_ins_are_graded_as_predicted(tmp_path: Path, toy: Assignment) -> None:
     from test_course_wall import ATTACKS
 
-    wrong = {"off": GOOD.replace("offset, []", "0, []"), "late": GOOD.replace("out.append(total)\n", "pass\n")}
+    wrong = {
+        "off": GOOD.replace("offset, []", "0, []"),
+        "late": GOOD.replace("out.append(total)\n", "pass\n"),
+    }
     for i in range(10):
         (tmp_path / f"good{i}.py").write_text(GOOD)
         (tmp_path / f"wrong{i}.py").write_text(wrong["off" if i % 2 else "late"])

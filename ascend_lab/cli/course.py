@@ -1,4 +1,4 @@
-"""The verb `course`: hand out an assignment, check one's work, grade a folder, pack for Gradescope."""
+"""The verb `course`: hand out an assignment, check one's work, grade a folder, pack it."""
 
 import argparse
 import json
@@ -49,9 +49,9 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
         raise InputError("--student ID", "none", "the name your course knows you by")
     out = Path(arguments.output or task.name)
     files = start(task, arguments.student, out)
-    lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}",
-             f"next: read {out / 'README.md'}, then "
-             f"ascend-lab course check {task.name} {out / 'start.py'}"]  # fmt: skip
+    own = f"ascend-lab course check {task.name} {out / 'start.py'}"
+    lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}"]
+    lines.append(f"next: read {out / 'README.md'}, then {own}")
     emit(arguments.json, {"folder": str(out), "files": files}, lines)
     return 0
 
@@ -78,7 +78,9 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
             )
         lines.append(f"{one.case:24} {said or 'holds'}{reached}")
         held = held and not one.faults
-    lines += [f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()]
+    lines += [
+        f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
+    ]
     lines.append("hidden cases are like these, others; the work log is read by a person")
     found = {"points": points, "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost}
                                          for t in tried}}  # fmt: skip
@@ -94,7 +96,9 @@ def _handed_to(folder: Path) -> str:
     try:
         return str(json.loads(instance.read_text("utf-8"))["student"])
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{instance}: a student", type(error).__name__, "give --student") from error
+        raise InputError(
+            f"{instance}: a student", type(error).__name__, "give --student"
+        ) from error
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
@@ -135,8 +139,8 @@ def _totals(table: Path) -> dict[str, float]:
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course.gradescope import pack
     from ascend_lab.course.grade import read_secret
+    from ascend_lab.course.gradescope import pack
 
     out = arguments.output or f"{task.name}_gradescope.zip"
     data: Any = pack(task, read_secret(arguments.secret))

@@ -1,4 +1,4 @@
-"""Grade a folder of hand-ins: read, run behind the wall, judge, and say what each mark is made of."""
+"""Grade a folder of hand-ins: read, run behind the wall, judge, say what a mark is made of."""
 
 import csv
 import hashlib

@@ -49,8 +49,9 @@ def _entries(task: Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
     yield "secret.toml", f"secret = {json.dumps(secret)}\n".encode()
     for path in sorted(task.folder.rglob("*")):
         if path.is_file() and not set(path.relative_to(task.folder).parts) & set(KEPT_OUT):
-            yield f"course/{task.folder.name}/{path.relative_to(task.folder).as_posix()}", (
-                path.read_bytes()
+            yield (
+                f"course/{task.folder.name}/{path.relative_to(task.folder).as_posix()}",
+                (path.read_bytes()),
             )
     package = Path(ascend_lab.__file__).parent
     project = package.parent / "pyproject.toml"
@@ -91,7 +92,9 @@ def _today(metadata: dict[str, object]) -> int:
     """Return how many earlier hand-ins are of the same day."""
     day = str(metadata.get("created_at", ""))[:10]
     before = metadata.get("previous_submissions")
-    times = [str(one.get("submission_time", "")) for one in before] if isinstance(before, list) else []
+    times = (
+        [str(one.get("submission_time", "")) for one in before] if isinstance(before, list) else []
+    )
     return sum(bool(day) and time.startswith(day) for time in times)
 
 

@@ -1,4 +1,4 @@
-"""What students hand in, found and read: files, notebooks, zips, folders as course systems name them.
+"""What students hand in, found and read: files, notebooks, zips, folders of course systems.
 
 Nothing here runs a hand-in or writes what it contains. Of a notebook counts the last definition of
 each required function with the cells it needs, so lost tags, moved and copied cells do no harm.

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
@@ -45,8 +46,7 @@ def main() -> None:
         _more_time(task["case_s"])
         try:
             for name, text in call["files"].items():
-                with open(name, "w", encoding="utf-8") as file:
-                    file.write(text)
+                Path(name).write_text(text, "utf-8")
             if not callable(function):
                 raise NameError(f"no function {call['function']}")
             tell(at=number, value=_plain(function(**call["arguments"])))
@@ -118,10 +118,10 @@ def _leave_root(package: str) -> None:
     os.setegid(NOBODY)
     os.seteuid(NOBODY)
     try:
-        for path in (package, os.path.dirname(os.__file__), os.path.realpath(sys.executable)):
-            os.stat(path)
+        for path in (Path(package), Path(os.__file__).parent, Path(sys.executable).resolve()):
+            path.stat()
             if not os.access(path, os.R_OK, effective_ids=True):
-                raise PermissionError(path)
+                raise PermissionError(str(path))
     except OSError:
         os.seteuid(0)
         os.setegid(0)

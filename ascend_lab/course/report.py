@@ -200,7 +200,9 @@ def _index(
     parts = [part for part in PARTS if part in task.points]
     rows = []
     for mark in marks:
-        faults = [f"{t.part} {t.case}, {n}: {said}" for t in mark.tried for n, said in t.faults.items()]
+        faults = [
+            f"{t.part} {t.case}, {n}: {said}" for t in mark.tried for n, said in t.faults.items()
+        ]
         more = [*mark.notes, *changes.get(mark.student, ()), *faults]
         failing = [t for t in mark.tried if t.faults][:3]
         details = "".join(f"<li>{html.escape(line)}" for line in more[:40])
@@ -216,7 +218,10 @@ def _index(
     pairs = "".join(_pair(a, b, x, marks) for a, b, x in alike)
     hint = "<h2>Alike, a hint and no verdict</h2>" + (pairs or "<p>nothing alike</p>")
     return _page(
-        f"{task.name} {task.title}, {len(marks)} hand-ins", _spread(marks), _table(heads, rows), hint
+        f"{task.name} {task.title}, {len(marks)} hand-ins",
+        _spread(marks),
+        _table(heads, rows),
+        hint,
     )
 
 
@@ -233,7 +238,8 @@ def _spread(marks: Sequence[Mark]) -> str:
         for i, n in enumerate(counts)
     )
     said = ", ".join(f"{n} at {10 * i}" for i, n in enumerate(counts) if n)
-    return f'<svg viewBox="0 0 440 120" width="440" role="img" aria-label="points: {said}">{bars}</svg>'
+    head = f'<svg viewBox="0 0 440 120" width="440" role="img" aria-label="points: {said}">'
+    return f"{head}{bars}</svg>"
 
 
 def _pair(one: str, other: str, alike: float, marks: Sequence[Mark]) -> str:

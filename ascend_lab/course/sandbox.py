@@ -122,9 +122,7 @@ def answers_of(
     return [found.get(n, lost) for n in range(len(calls))]
 
 
-def _talk(
-    source: str, pending: dict[int, Call], limits: Limits, denied: Sequence[str]
-) -> _Talk:
+def _talk(source: str, pending: dict[int, Call], limits: Limits, denied: Sequence[str]) -> _Talk:
     task = {
         "package": str(PACKAGE), "source": source, "file": "handin.py", "denied": list(denied),
         "case_s": limits.case_s, "memory_bytes": limits.memory_bytes,

@@ -172,7 +172,7 @@ def read(answer, chip, elements):
         raise ProgramError("the text of a program", type(answer).__name__, "return str(k.finish())")
     program = check_program(chip, parse_program(answer))
     outside = {b.name: (b.dtype, b.elements) for b in program.buffers if b.space == "GM"}
-    if outside != {name: ("fp16", elements) for name in "xy"}:
+    if outside != dict.fromkeys("xy", ("fp16", elements)):
         needed = f"tensors x and y of {elements} fp16 and no other in GM"
         raise ProgramError(needed, str(outside), "use k.tensor for these two only")
     return program

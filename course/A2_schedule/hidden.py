@@ -10,6 +10,11 @@ def cases(drawn, rng):
         case(drawn, 16, 16, 16, timed=False),
         case(drawn, int(rng.integers(1200, 2000)), 128, 96),
         case(drawn, 48, int(rng.integers(1500, 3000)), 80),
-        case(drawn, 7 * int(rng.integers(20, 60)), 13 * int(rng.integers(10, 30)), 11 * int(rng.integers(10, 40))),
+        case(
+            drawn,
+            7 * int(rng.integers(20, 60)),
+            13 * int(rng.integers(10, 30)),
+            11 * int(rng.integers(10, 40)),
+        ),
         case(other, 512, 512, 16 * int(rng.integers(20, 40))),
     ]

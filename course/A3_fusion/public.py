@@ -166,7 +166,7 @@ def least_bytes(graph, slots, launch_bytes):
                 yield group, moved_bytes(graph, ordered, launch_bytes)
             if len(group) < slots:
                 todo += [group | {n} for n in names
-                         if n not in done and n not in group and needs[n] <= done | group]  # fmt: skip
+                         if n not in done | group and needs[n] <= done | group]  # fmt: skip
 
     @cache
     def least(done):

@@ -127,6 +127,10 @@ def chart(case, answer):
         f'height="{s * y:.1f}" fill="#4878a8" fill-opacity=".6" stroke="#123"/>'
         for (a, b, s), o in zip(lives, answer)
     )
-    line = f'<line x1="0" x2="640" y1="{320 - most * y:.1f}" y2="{320 - most * y:.1f}" stroke="red"/>'
+    line = (
+        f'<line x1="0" x2="640" y1="{320 - most * y:.1f}" y2="{320 - most * y:.1f}" stroke="red"/>'
+    )
     said = f"{len(lives)} tensors, {top} bytes high, optimum {most}"
-    return f'<svg viewBox="0 0 640 320" width="640" role="img" aria-label="{said}">{boxes}{line}</svg>'
+    return (
+        f'<svg viewBox="0 0 640 320" width="640" role="img" aria-label="{said}">{boxes}{line}</svg>'
+    )

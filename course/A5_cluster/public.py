@@ -86,7 +86,7 @@ def judge_buckets(given, answer):
 
 
 def network(kind, count, alpha, beta, slow):
-    """Return links [from, to, latency, seconds a byte]; a switch, where there is one, comes last."""
+    """Return links [from, to, latency, seconds a byte]; a switch, if any, comes last."""
     pairs = {
         "star": [(i, count) for i in range(count)],
         "ring": [(i, (i + 1) % count) for i in range(count)],
@@ -134,7 +134,9 @@ def schedule_of(answer, count):
         for a, b, carried, adds in messages:
             whole = all(type(x) is int for x in (a, b, *carried)) and type(adds) is bool
             if not whole or not (0 <= a < count and 0 <= b < count and a != b and carried):
-                raise ValueError(f"a message [from, to, [blocks], adds]; got {[a, b, carried, adds]}")
+                raise ValueError(
+                    f"a message [from, to, [blocks], adds]; got {[a, b, carried, adds]}"
+                )
             if min(carried) < 0 or max(carried) >= blocks or len(set(carried)) < len(carried):
                 raise ValueError(f"blocks 0..{blocks - 1}, each once; got {carried[:6]}")
         if messages:
@@ -179,7 +181,8 @@ def plan_case(drawn, rng, timed=True):
         "layer_output_bytes": float(rng.uniform(20e6, 80e6)),
     }  # fmt: skip
     cluster = {
-        "servers": int(rng.choice([2, 4, 8])), "devices": 8, "memory_bytes": 32e9, "flops": 2.4e14, "start_s": 0.02,
+        "servers": int(rng.choice([2, 4, 8])), "devices": 8, "memory_bytes": 32e9, "flops": 2.4e14,
+        "start_s": 0.02,
         "fast_bytes_per_s": 30e9, "slow_bytes_per_s": drawn["rate_bytes_per_s"] * 1.5,
     }  # fmt: skip
     call = Call("plan", {"model": model, "cluster": cluster})
@@ -199,7 +202,9 @@ def step_s(model, cluster, p):
     count = cluster["servers"] * cluster["devices"]
     compute = model["flops"] / count / cluster["flops"]
     bubble = compute * (p["pipeline"] - 1) / p["micro"]
-    inside = cluster["fast_bytes_per_s" if p["tensor"] <= cluster["devices"] else "slow_bytes_per_s"]
+    inside = cluster[
+        "fast_bytes_per_s" if p["tensor"] <= cluster["devices"] else "slow_bytes_per_s"
+    ]
     per_layer = 4 * model["layer_output_bytes"] * model["batch"] / p["data"]
     tensor = model["layers"] / p["pipeline"] * per_layer * (p["tensor"] - 1) / p["tensor"] / inside
     near = p["tensor"] * p["data"] <= cluster["devices"]
@@ -279,4 +284,5 @@ def chart(case, answer):
     ticks = "".join(f'<line x1="{t * x:.1f}" x2="{t * x:.1f}" y1="10" y2="22" stroke="#a33"/>'
                     for _, t in gradients)  # fmt: skip
     said = f"{len(answer)} buckets, the last arrives after {end_s * 1e3:.2f} ms"
-    return f'<svg viewBox="0 0 640 64" width="640" role="img" aria-label="{said}">{ticks}{"".join(boxes)}</svg>'
+    head = f'<svg viewBox="0 0 640 64" width="640" role="img" aria-label="{said}">'
+    return f"{head}{ticks}{''.join(boxes)}</svg>"

@@ -28,7 +28,7 @@ def schedule(problem, chip):
                 for step, keep in itertools.product((1, 2, 4, 8), ("", "a", "b")):
                     stage_a = 2 * bm * (k if keep == "a" else step * bk)
                     stage_b = 2 * bn * (k if keep == "b" else step * bk)
-                    if step > 1 and bk * step > k or 2 * (stage_a + stage_b) > buffers["L1"]:
+                    if (step > 1 and bk * step > k) or 2 * (stage_a + stage_b) > buffers["L1"]:
                         continue
                     steps, tiles = -(-k // bk), tiles_m * tiles_n
                     loads = 2 * own_m * k * (1 if keep == "a" else tiles_n)

@@ -21,7 +21,7 @@ class World:
 
     def _cost(self, group):
         ops = [self.nodes[n][0] for n in group]
-        if len(group) > 1 and "transpose" in ops or ops.count("matmul") > 1:
+        if (len(group) > 1 and "transpose" in ops) or ops.count("matmul") > 1:
             return None
         if "matmul" in ops and "sum" in ops:
             return None

@@ -124,7 +124,9 @@ def two_ways(p):
     one, other = ring(list(range(p))), ring(list(range(p))[::-1])
     made = []
     for here, there in zip(one["rounds"], other["rounds"]):
-        made.append(here + [[a, b, [x + p for x in carried], adds] for a, b, carried, adds in there])
+        made.append(
+            here + [[a, b, [x + p for x in carried], adds] for a, b, carried, adds in there]
+        )
     return {"blocks": 2 * p, "rounds": made}
 
 
