@@ -215,10 +215,10 @@ def test_the_pdf_takes_every_page_in_the_order_of_the_book(site: str, page: Page
 
 def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
     page.goto(site + "book/index.html", wait_until="networkidle")
-    cards = page.locator(".lab-road .station")
+    cards = page.locator(".lab-road .lab-station")
     assert cards.count() == 11
     beyond = """cards => cards.flatMap(card => {
-      const edge = card.querySelector('.card').getBoundingClientRect().right;
+      const edge = card.querySelector('.lab-card').getBoundingClientRect().right;
       const texts = [...card.querySelectorAll('text')];
       return texts.filter(t => t.getBoundingClientRect().right > edge - 4).map(t => t.textContent);
     })"""
