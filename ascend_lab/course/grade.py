@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ascend_lab.course.assignment import Assignment, Case, load
 from ascend_lab.course.handin import HandIn, constant, hand_ins
@@ -143,7 +144,7 @@ def read_log(path: Path) -> tuple[dict[str, Answer], dict[str, list[Mapping[str,
     return answers, lines
 
 
-def _records(path: Path) -> Iterator[dict[str, dict[str, str] | str]]:
+def _records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         raise InputError(f"{path}: the log of an earlier report", "none", "grade without --again")
     for line in path.read_text("utf-8").splitlines():
