@@ -229,7 +229,9 @@ def road_map(there: Callable[[str], bool]) -> str:
                 filter(lambda c: there(c[0]), station.chapters.items())
             )
         ]
-        picture = f'<g class="lab-picture" transform="translate({WIDE - 40} 6)">{station.picture}</g>'
+        picture = (
+            f'<g class="lab-picture" transform="translate({WIDE - 40} 6)">{station.picture}</g>'
+        )
         title = f'<text class="lab-name" x="14" y="29">{station.name}</text>'
         inside = "".join([card, picture, title, *rows])
         parts.append(f'<g class="lab-station" transform="translate({x} {y})">{inside}</g>')

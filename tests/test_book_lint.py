@@ -176,7 +176,8 @@ def test_drawings_are_sound_and_link_to_what_is_there(drawings: ModuleType) -> N
         assert min(sizes) * 700 / 724 >= 9
     assert len(re.findall("<a href", drawn[0])) == len(there)
     assert "13_graph_ir" not in drawings.road_map(lambda chapter: chapter != "13_graph_ir")
-    marked = [drawings.strip(part, lambda _: True).count('class="lab-here"') for part in range(1, 9)]
+    strips = [drawings.strip(part, lambda _: True) for part in range(1, 9)]
+    marked = [strip.count('class="lab-here"') for strip in strips]
     assert marked == [1, 3, 1, 4, 1, 1, 1, 1]
 
 
