@@ -107,18 +107,22 @@ def body_of(cell: Cell) -> list[ast.stmt]:
     return ast.parse("\n".join(plain)).body
 
 
+def exercises_with(tag: str, cells: list[Cell]) -> set[str]:
+    """Return the exercises that have a cell with a tag; a solution may take several cells."""
+    return {str(c["metadata"].get("exercise", "")) for c in cells if tag in tags_of(c)}
+
+
 def rhythm_complaints(cells: list[Cell]) -> list[str]:
     """A prediction comes in; one exercise at least is in code; a deliberate failure."""
     code = [source_of(cell) for cell in code_of(cells)]
-    tags = [tag for cell in cells for tag in tags_of(cell)]
     found = []
     if not any(re.search(r"predict\w*\(", text) for text in code):
         found.append("no cell asks for a prediction")
     if not any("except " in text for text in code):
         found.append("no deliberate failure is caught and shown")
-    stubs, solutions = tags.count("exercise-stub"), tags.count("exercise-solution")
+    stubs, solutions = (exercises_with(f"exercise-{s}", cells) for s in ("stub", "solution"))
     if stubs != solutions or not stubs:
-        found.append(f"{stubs} stub cells and {solutions} solution cells; as many, at least one")
+        found.append(f"stubs of {sorted(stubs)}, solutions of {sorted(solutions)}; the same")
     return found
 
 
