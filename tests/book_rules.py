@@ -4,15 +4,19 @@ import ast
 import json
 import re
 import statistics
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+GLUED = "application/papermill.record/"
+WIDEST = 88
 Cell = dict[str, Any]
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,}|:{3,})(.*)")
-INLINE_CODE = re.compile(r"(?<!\})`[^`\n]+`")
+INLINE_CODE = re.compile(r"(\{[\w:.+-]+\}`[^`\n]+`)|`[^`\n]+`")
 CITE = re.compile(r"\{cite(?::\w+)?\}`([^`]+)`")
 NUMBER = re.compile(
     r"\d[\d.,]*\s*(?:[GTMK]B/s|[KMGT]iB/s|[TGP]FLOPS|[TGP]FLOP/s|TOPS|[KMGT]iB|[kKMGT]B|[GM]Hz)\b"
@@ -46,30 +50,56 @@ def lines_in(cell: Cell) -> int:
     return sum(1 for line in lines if line and not line.startswith("#"))
 
 
+def told_cells(cells: list[Cell]) -> list[Cell]:
+    """Return the code cells that tell a chapter: those of exercises and of glue alone left out."""
+    told, solved = [], False
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            gates = re.findall(r"^[`:]{3,}\{solution-(start|end)\}", source_of(cell), re.MULTILINE)
+            solved = gates[-1] == "start" if gates else solved
+            continue
+        exercise = solved or "exercise" in cell["metadata"] or "check_ex_" in source_of(cell)
+        hidden = {"remove-input", "remove-cell"} & set(tags_of(cell)) and not shown_in(cell)
+        if not exercise and not hidden:
+            told.append(cell)
+    return told
+
+
+def tags_of(cell: Cell) -> list[str]:
+    return cell["metadata"].get("tags", [])
+
+
+def shown_in(cell: Cell) -> list[Any]:
+    """Return a cell's outputs without the values that it glues into the text."""
+    return [
+        output
+        for output in cell.get("outputs", [])
+        if not any(kind.startswith(GLUED) for kind in output.get("data", {}))
+    ]
+
+
 def measure_complaints(cells: list[Cell]) -> list[str]:
-    """15 to 25 code cells, median at most 6 lines, none above 25."""
+    """15 to 25 code cells besides exercises, median at most 6 lines, none above 25."""
     sizes = [lines_in(cell) for cell in code_of(cells)]
     found = []
-    if not 15 <= len(sizes) <= 25:
-        found.append(f"{len(sizes)} code cells; 15 to 25 make a chapter")
+    if not 15 <= (count := len(told_cells(cells))) <= 25:
+        found.append(f"{count} code cells besides exercises; 15 to 25 make a chapter")
     if sizes and statistics.median(sizes) > 6:
         found.append(f"the median cell has {statistics.median(sizes)} lines; at most 6")
     return found + [f"a cell has {size} lines; at most 25" for size in sizes if size > 25]
 
 
 def import_complaints(cells: list[Cell]) -> list[str]:
-    """One cell holds all imports, at most eight statements of them from this package."""
-    importing = [
-        index
+    """One cell holds all imports, the first one, in at most eight lines of them."""
+    importing = {
+        index: imports
         for index, cell in enumerate(code_of(cells))
-        if any(isinstance(node, ast.Import | ast.ImportFrom) for node in body_of(cell))
-    ]
-    if len(importing) != 1:
-        return [f"code cells {importing} import; one cell does"]
-    statements = body_of(code_of(cells)[importing[0]])
-    froms = [node.module or "" for node in statements if isinstance(node, ast.ImportFrom)]
-    ours = sum(module.split(".")[0] == "ascend_lab" for module in froms)
-    return [] if ours <= 8 else [f"{ours} imports from ascend_lab; at most 8: use the facades"]
+        if (imports := [n for n in body_of(cell) if isinstance(n, ast.Import | ast.ImportFrom)])
+    }
+    if list(importing) != [0]:
+        return [f"code cells {list(importing)} import; the first one does"]
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in importing[0])
+    return [] if lines <= 8 else [f"{lines} lines of imports; at most 8"]
 
 
 def body_of(cell: Cell) -> list[ast.stmt]:
@@ -77,21 +107,245 @@ def body_of(cell: Cell) -> list[ast.stmt]:
     return ast.parse("\n".join(plain)).body
 
 
+def exercises_with(tag: str, cells: list[Cell]) -> set[str]:
+    """Return the exercises that have a cell with a tag; a solution may take several cells."""
+    return {str(c["metadata"].get("exercise", "")) for c in cells if tag in tags_of(c)}
+
+
 def rhythm_complaints(cells: list[Cell]) -> list[str]:
-    """A prediction comes in; 3 to 6 exercises, one of them in code; a deliberate failure."""
+    """A prediction comes in; one exercise at least is in code; a deliberate failure."""
     code = [source_of(cell) for cell in code_of(cells)]
-    tags = [tag for cell in cells for tag in cell["metadata"].get("tags", [])]
     found = []
     if not any(re.search(r"predict\w*\(", text) for text in code):
         found.append("no cell asks for a prediction")
     if not any("except " in text for text in code):
         found.append("no deliberate failure is caught and shown")
-    exercises = len(re.findall(r"^[`:]{3,}\{exercise(?:-start)?\}", prose_of(cells), re.MULTILINE))
-    if not 3 <= exercises <= 6:
-        found.append(f"{exercises} exercises; 3 to 6")
-    stubs, solutions = tags.count("exercise-stub"), tags.count("exercise-solution")
+    stubs, solutions = (exercises_with(f"exercise-{s}", cells) for s in ("stub", "solution"))
     if stubs != solutions or not stubs:
-        found.append(f"{stubs} stub cells and {solutions} solution cells; as many, at least one")
+        found.append(f"stubs of {sorted(stubs)}, solutions of {sorted(solutions)}; the same")
+    return found
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+SAYS = re.compile(r"[Tt]he model says (-?[\d.,]*\d)(?:e([+-]\d+))? ?(\S*?)(?=[.:]?(?:\s|$))")
+UNITS = "ms|us|µs|s|cycles|cores|%|x|times|bytes|[KMG]i?B|[TGM]B/s|[TGM]Hz|TFLOPS"
+FIGURE = re.compile(
+    rf"(?<![\w.,\-/])(\d+(?:,\d{{3}})*(?:\.\d+)?)(?![\w.]*[A-WYZa-wyz\d])(?: ?({UNITS})(?!\w))?"
+)
+CLOSE = 0.02
+
+
+def calls_in(cell: Cell, function: str) -> list[ast.Call]:
+    """Return the calls of `function` or `checks.function` in a cell, from top to bottom."""
+    found = []
+    for node in (node for statement in body_of(cell) for node in ast.walk(statement)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            found += [node] if name == function else []
+    return sorted(found, key=lambda call: call.lineno)
+
+
+def said_in(cell: Cell) -> str:
+    """Return what a code cell printed or showed as text, glued values left out."""
+    texts = []
+    for output in shown_in(cell):
+        text = output.get("text", output.get("data", {}).get("text/plain", ""))
+        texts.append("".join(text))
+    return "\n".join(texts)
+
+
+def glued_in(cells: list[Cell]) -> dict[str, str]:
+    """Return {name: text} of the values that code glues into the prose."""
+    return {
+        output["metadata"]["scrapbook"]["name"]: "".join(output["data"][f"{GLUED}text/plain"])
+        for cell in code_of(cells)
+        for output in cell.get("outputs", [])
+        if f"{GLUED}text/plain" in output.get("data", {})
+    }
+
+
+def resolved(text: str, glued: dict[str, str]) -> str:
+    """Return prose with its glued values in it, formatted as the page does."""
+
+    def fill(role: re.Match[str]) -> str:
+        name, _, form = role[1].partition(":")
+        value = glued.get(name, "").strip("'")
+        try:
+            return format(ast.literal_eval(value), form)
+        except (ValueError, SyntaxError):
+            return value
+
+    return re.sub(r"\{glue:text\}`([^`]+)`", fill, text)
+
+
+def answers_of(cells: list[Cell]) -> list[tuple[int, float, str]]:
+    """Return (place of the `predict` cell, value that `compare` printed, unit) in order."""
+    places, answers = {}, []
+    for place, cell in enumerate(cells):
+        if cell["cell_type"] != "code":
+            continue
+        for statement in body_of(cell):
+            if isinstance(statement, ast.Assign) and calls_in(cell, "predict"):
+                places |= {ast.unparse(target): place for target in statement.targets}
+        said = SAYS.findall(said_in(cell))
+        for call, (digits, power, unit) in zip(calls_in(cell, "compare"), said, strict=False):
+            value = float(digits.replace(",", "")) * 10 ** int(power or 0)
+            answers.append((places.get(ast.unparse(call.args[0]), -1), value, unit))
+    return answers
+
+
+def digits_in(number: str) -> int:
+    """Return how many significant digits a printed number has."""
+    return len(re.sub(r"[.,]", "", number).lstrip("0"))
+
+
+def gives_away(text: str, value: float, unit: str) -> list[str]:
+    """Return what in a paragraph or printed text says a value, or lets two numbers say it."""
+    seen = [(float(n.replace(",", "")), n, u) for n, u in FIGURE.findall(text)]
+    found = [
+        f"{digits} is the answer"
+        for number, digits, _ in seen
+        if digits_in(digits) > 1
+        for places in (2, 3)
+        if number == float(f"{value:.{places}g}") or float(f"{number:.{places}g}") == value
+    ]
+    for (one, said, its), (other, too, their) in permutations(seen, 2):
+        if not one * other or (its != their and its and their):
+            continue
+        if not (its and their) and min(digits_in(said), digits_in(too)) < 3:
+            continue
+        ways = [one / other] if unit == "x" else [one - other]
+        if unit == "%":
+            ways = [100 * one / other, 100 * (one / other - 1)] + ways * (its == "%")
+        if any(abs(way - value) <= CLOSE * abs(value) for way in ways):
+            found.append(f"{said} and {too} give the answer")
+    return list(dict.fromkeys(found))
+
+
+def prediction_complaints(cells: list[Cell]) -> list[str]:
+    """The reader makes the guess, and nothing above it says the answer, which is folded away.
+
+    The answer is what `compare` printed, to two or three digits; or a ratio or difference within
+    2 % of it, of two numbers of one paragraph or of one printed text.
+    """
+    found, glued = [], glued_in(cells)
+    for cell in code_of(cells):
+        found += [
+            "predict(...) comes with a guess; the reader makes it"
+            for call in calls_in(cell, "predict")
+            if len(call.args) > 1 or any(word.arg == "guess" for word in call.keywords)
+        ]
+        if calls_in(cell, "compare") and "hide-output" not in tags_of(cell):
+            found.append("a cell with compare(...) lacks the tag hide-output")
+    answers = answers_of(cells)
+    for place, value, unit in answers:
+        above = cells[: place + 1]
+        if place != answers[0][0]:  # a later question is read with its section
+            starts = [i for i, cell in enumerate(above) if "\n## " in f"\n{source_of(cell)}"]
+            above = above[starts[-1] :]
+        texts = [resolved(prose, glued) for prose in map(without_links, proses(above))]
+        texts += [said_in(cell) for cell in code_of(above[:-1])]
+        texts += [caption for cell in above for caption in captions_of(cell)]
+        found += [
+            f"{said}, {value:g}{unit}: {' '.join(text.split())[:70]}"
+            for text in texts
+            for said in gives_away(text, value, unit)
+        ]
+        codes = "\n".join(source_of(cell) for cell in code_of(above))
+        found += [f"{said}: in code" for said in gives_away(codes, value, "") if "and" not in said]
+    return found if answers else [*found, "no compare(...) prints what the model says"]
+
+
+def proses(cells: list[Cell]) -> list[str]:
+    """Return the paragraphs of the Markdown of cells, code left out."""
+    return [p for p in re.split(r"\n\s*\n", without_code(prose_of(cells))) if p.strip()]
+
+
+def without_links(text: str) -> str:
+    """Leave out the targets of roles, which are names, and of links; glue stays."""
+    text = re.sub(r"\{(?!glue)[\w:]+\}`[^`]*`", " ", text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def captions_of(cell: Cell) -> list[str]:
+    """Return caption and alt text of a cell's figure."""
+    options = cell["metadata"].get("mystnb", {})
+    return [options.get(kind, {}).get(key, "") for kind, key in FIGURE_TEXTS]
+
+
+FIGURE_TEXTS = (("figure", "caption"), ("image", "alt"))
+
+
+# --- the parts every chapter has ------------------------------------------------------------------
+
+
+def wide_complaints(cells: list[Cell]) -> list[str]:
+    """No line of code is wider than the page's column."""
+    return [
+        f"{len(line)} columns: {line.strip()[:60]}"
+        for cell in code_of(cells)
+        for line in source_of(cell).splitlines()
+        if len(line) > WIDEST
+    ]
+
+
+def exercise_complaints(cells: list[Cell]) -> list[str]:
+    """4 to 7 exercises, exactly one of which takes an evening."""
+    titles = re.findall(r"^[`:]{3,}\{exercise(?:-start)?\} *(.*)$", prose_of(cells), re.MULTILINE)
+    evenings = sum(title.rstrip().endswith("(an evening)") for title in titles)
+    found = [] if 4 <= len(titles) <= 7 else [f"{len(titles)} exercises; 4 to 7"]
+    return found if evenings == 1 else [*found, f"{evenings} end in '(an evening)'; one does"]
+
+
+def boxes_of(cells: list[Cell]) -> list[tuple[str, str]]:
+    """Return (title, class) of the boxes of a chapter."""
+    pattern = r"^[`:]{3,}\{admonition\} *(.*)\n(?::class: *(.*))?"
+    return re.findall(pattern, prose_of(cells), re.MULTILINE)
+
+
+def minute_complaints(cells: list[Cell]) -> list[str]:
+    """Two or three questions of a minute inside a chapter, their answers folded."""
+    asked = [kind for title, kind in boxes_of(cells) if title.startswith("One minute: ")]
+    found = [] if 2 <= len(asked) <= 3 else [f"{len(asked)} boxes 'One minute: ...'; 2 or 3"]
+    return found + ["an answer is open" for kind in asked if "dropdown" not in kind.split()]
+
+
+def elsewhere_complaints(cells: list[Cell]) -> list[str]:
+    """One box says what the field calls it."""
+    count = sum(title == "Elsewhere this is called" for title, _ in boxes_of(cells))
+    return [] if count == 1 else [f"{count} boxes 'Elsewhere this is called'; one"]
+
+
+def keep_complaints(cells: list[Cell]) -> list[str]:
+    """One sentence to keep."""
+    count = len(re.findall(r"^\*\*Keep:\*\* \S", prose_of(cells), re.MULTILINE))
+    return [] if count == 1 else [f"{count} lines '**Keep:** ...'; one"]
+
+
+def bitmap_complaints(cells: list[Cell]) -> list[str]:
+    """No figure is a bitmap."""
+    return [
+        f"a bitmap: {source_of(cell).splitlines()[-1][:60]}"
+        for cell in code_of(cells)
+        for output in shown_in(cell)
+        if {"image/png", "image/jpeg"} & set(output.get("data", {}))
+    ]
+
+
+def repeat_complaints(cells: list[Cell], everywhere: Counter[str]) -> list[str]:
+    """No sentence of five words and more stands in ten chapters; `everywhere` counts chapters."""
+    return sorted(f"stands in ten: {s}" for s in plain_sentences(cells) if everywhere[s] >= 10)
+
+
+def plain_sentences(cells: list[Cell]) -> set[str]:
+    """Return the sentences of five words and more, with their numbers and names left out."""
+    found = set()
+    for row in sentences_of(prose_of(cells)):
+        text = re.sub(r"\{[\w:]+\}`[^`]*`|\$[^$]*\$|[^a-zA-Z ]", " ", row)
+        ended = re.search(r"[.?!][*_)\"']*\s*$", row) and not row.startswith((":", "`"))
+        if ended and len(words := text.lower().split()) >= 5:
+            found.add(" ".join(words))
     return found
 
 
@@ -130,29 +384,29 @@ def figure_complaints(cell: Cell) -> list[str]:
     return found
 
 
-def without_code(text: str) -> str:
-    """Blank out fenced and inline code; what stands inside directives stays."""
-    kept: list[str] = []
+def rows_of(text: str, silent: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Yield (line, kind): a fence, code (also in directives that match `silent`), or text."""
     open_fences: list[tuple[str, bool]] = []  # fence, and whether code stands inside
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fence = FENCE.match(line)
-        if (
-            open_fences
-            and fence
-            and not fence[2].strip()
-            and fence[1].startswith(open_fences[-1][0])
-        ):
+        inside = open_fences[-1] if open_fences else ("", False)
+        if fence and inside[0] and not fence[2].strip() and fence[1].startswith(inside[0]):
             open_fences.pop()
-            kept.append("")
-        elif open_fences and open_fences[-1][1]:
-            kept.append("")
+            yield line, "fence"
+        elif inside[1]:
+            yield line, "code"
         elif fence:
             info = fence[2].strip()
-            open_fences.append((fence[1], not info.startswith("{") or info.startswith("{code")))
-            kept.append("")
+            open_fences.append((fence[1], not info.startswith("{") or bool(silent.match(info))))
+            yield line, "fence"
         else:
-            kept.append(INLINE_CODE.sub("", line))
-    return "\n".join(kept)
+            yield line, "text"
+
+
+def without_code(text: str) -> str:
+    """Blank out fenced and inline code; what stands inside directives stays."""
+    kept = (line if kind == "text" else "" for line, kind in rows_of(text, re.compile(r"\{code")))
+    return "\n".join(INLINE_CODE.sub(lambda found: found[1] or "", line) for line in kept)
 
 
 def sentences_of(text: str) -> list[str]:
@@ -218,3 +472,103 @@ def home_complaints(text: str, root: Path) -> list[str]:
     files = re.findall(r"^- `([^`]+\.py)`: ", part, re.MULTILINE)
     found = [f"{name}: no such file" for name in files if not (root / name).is_file()]
     return found if 2 <= len(files) <= 4 else [f"Where this lives: {len(files)} files; 2 to 4"]
+
+
+# --- terms of the glossary ------------------------------------------------------------------------
+
+# Words of everyday English too: a chapter links them where it sets them in bold or italics.
+ORDINARY = {*"""attach bind budget event fold gap hint instance pass period phase race reference
+    region repeat scale scores strategy stream trace""".split(), "in place"}  # fmt: skip  # noqa: SIM905
+TERM = re.compile(r"\{term\}`([^`<]+?)(?:\s*<([^>`]+)>)?`")
+NO_PROSE = re.compile(
+    r"""^\ *[`:~]{3,}[^\n]*$ | ^:[\w-]+:[^\n]*$ | ^\#+\ [^\n]*$ | ^\([\w:-]+\)=$ | <!--.*?-->
+    | \{[\w:.+-]+\}`[^`]+` | (?<!`)(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`)
+    | \$\$.*?\$\$ | \$[^$]+\$ | \[[^][]*\]\([^()\s]+\) | </?[a-z][^>\n]*> | https?://\S+""",
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+SILENT = re.compile(r"\{(?:code|code-block|code-cell|math|bibliography|glossary|road)\}")
+
+
+def terms_of(glossary: str) -> list[str]:
+    """Return the terms of the page of the glossary."""
+    body = glossary.partition("```{glossary}\n")[2].partition("\n```")[0]
+    return [row for row in body.splitlines() if row and not row.startswith(" ")]
+
+
+def only_prose(text: str) -> str:
+    """Return Markdown with all that is no prose as blanks: code, roles, formulas, links, titles."""
+    kinds = rows_of(text, SILENT)
+    kept = "\n".join(row if kind == "text" else " " * len(row) for row, kind in kinds)
+    return NO_PROSE.sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), kept)
+
+
+def words_of(term: str) -> list[str]:
+    """Return a term and its plural."""
+    plural = re.sub(r"y$", "ies", term) if re.search(r"[^aeiou]y$", term) else f"{term}s"
+    hissing = [f"{term}es"] if re.search(r"(?:s|x|ch|sh)$", term) else [plural]
+    return [term, *hissing]
+
+
+def term_pattern(terms: list[str]) -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern that finds any term, the longest first, and {words: term}."""
+    named = {words.lower(): term for term in terms for words in words_of(term)}
+    named |= {term.lower(): term for term in terms}
+    found = []
+    for words in sorted((w for t in terms for w in words_of(t)), key=len, reverse=True):
+        start = f"[{words[0]}{words[0].upper()}]" if words[0].islower() else re.escape(words[0])
+        found.append(start + r"\s+".join(map(re.escape, words[1:].split(" "))))
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(found)})(?![\w-])"), named
+
+
+def uses_of(text: str, pattern: re.Pattern[str], named: dict[str, str]) -> list[Any]:
+    """Return (place, end, term, is it linked) of the uses of terms in a Markdown cell, in order."""
+    uses = [
+        (found.start(), found.end(), named.get(target.lower(), target), True)
+        for found in TERM.finditer(text)
+        for target in [" ".join((found[2] or found[1]).split())]
+    ]
+    prose = only_prose(text)
+    for found in pattern.finditer(prose):
+        term = named[" ".join(found[0].lower().split())]
+        around = prose[max(found.start() - 1, 0)] + prose[found.end() : found.end() + 1]
+        if term not in ORDINARY or around == "**":
+            uses.append((found.start(), found.end(), term, False))
+    return sorted(uses)
+
+
+def term_complaints(cells: list[Cell], terms: list[str]) -> list[str]:
+    """Every term of the glossary that a chapter uses is linked where it comes first."""
+    pattern, named = term_pattern(terms)
+    seen: dict[str, bool] = {}
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            for _, _, term, linked in uses_of(source_of(cell), pattern, named):
+                seen.setdefault(term, linked)
+    return [f"{term}: not linked at its first use" for term, linked in seen.items() if not linked]
+
+
+def link_terms(texts: list[str], terms: list[str]) -> list[str]:
+    """Return the Markdown cells of a chapter with every term linked at its first use, there only.
+
+    Links whose words are not the term's own were set by hand and stay.
+    """
+    pattern, named = term_pattern(terms)
+
+    def plain(found: re.Match[str]) -> str:
+        target = " ".join((found[2] or found[1]).split())
+        own = named.get(" ".join(found[1].lower().split())) == named.get(target.lower(), target)
+        return found[1] if own and found[1].strip() else found[0]
+
+    done: set[str] = set()
+    linked = []
+    for text in (TERM.sub(plain, text) for text in texts):
+        pieces, last = [], 0
+        for start, end, term, is_linked in uses_of(text, pattern, named):
+            if term not in done and not is_linked:
+                words = text[start:end]
+                target = "" if words == term else f" <{term}>"
+                pieces += [text[last:start], f"{{term}}`{words}{target}`"]
+                last = end
+            done.add(term)
+        linked.append("".join([*pieces, text[last:]]))
+    return linked
