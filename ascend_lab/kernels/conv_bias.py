@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Tile, c0_of
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import BundleShare
 from ascend_lab.kernels.gemm_schedule import FRACTAL
-from ascend_lab.kernels.tiles import Fractals, Span, feed_b
+from ascend_lab.kernels.tiles import Span
 
 
 def bias_bytes(shape: ConvShape) -> int:
@@ -67,17 +67,29 @@ class CubeBias:
                 to = self.held.region((1 + place) * area, sizes, (own * area, 1))
                 self.k.copy(to, source)
 
-    def add(self, c: Tile, feeds: tuple[Queue, Queue], m: int, n: Span) -> None:
-        """Add the bias of blocks `n` (place in L1, count) to sums of `m` fractals of pixels."""
+    def blocks(self, n: Span) -> Region:
+        """Return the fractals of blocks `n` (place, count) in L1."""
+        area = FRACTAL * c0_of(self.shape.dtype)
+        return self.held.region((n[0] + 1) * area, (n[1], area))
+
+    def add(
+        self, c: Tile, feeds: tuple[Queue, Queue], m: int, n: Span, near: Region | None = None
+    ) -> None:
+        """Add the bias of blocks `n` (place in L1, count) to sums of `m` fractals of pixels.
+
+        `near`: its fractals in L0B, if they are there.
+        """
         k, (left, right), c0 = self.k, feeds, c0_of(self.shape.dtype)
         area = FRACTAL * c0
         sizes = (m, area)
         k.load2d(left.alloc().region(0, sizes), self.held.region(0, sizes, (0, 1)))
         left.enqueue()
-        feed_b(k, right.alloc(), Fractals(self.held, (n[0] + 1) * area, 0), n[1], 1)
-        right.enqueue()
+        if near is None:
+            k.load2d(right.alloc().region(0, (n[1], area)), self.blocks(n))
+            right.enqueue()
         a = left.dequeue().region(0, (m, 1, FRACTAL, c0))
-        b = right.dequeue().region(0, (1, n[1], FRACTAL, c0))
+        b = near or right.dequeue().region(0, (1, n[1], FRACTAL, c0))
         k.mmad(c.region(0, (n[1], m, FRACTAL, FRACTAL)), a, b, accumulate=1)
         left.free()
-        right.free()
+        if near is None:
+            right.free()
