@@ -15,7 +15,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
-from ascend_lab.graph.lower import Piece, piece_of
+from ascend_lab.graph.lower import Piece, piece_of, scale_of
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_queued, lowered_once
 from ascend_lab.isa import SMALL_C0
@@ -37,8 +37,10 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
     together = _cycles(piece, chip, warm=mixed)
     views = view_nodes(graph)
-    singles = [piece_of(graph, (n,)) for n in group if n.name not in views]
-    apart = [_cycles(single, chip, warm=mixed) for single in singles]
+    parts: Sequence[Sequence[Node]] = [(n,) for n in group if n.name not in views]
+    if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
+        parts = [group[:1], group[1:]]
+    apart = [_cycles(piece_of(graph, part), chip, warm=mixed) for part in parts]
     whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
     return (whole or NEVER not in apart) and together <= sum(apart)
 
