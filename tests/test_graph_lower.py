@@ -341,7 +341,9 @@ def test_images_of_odd_channels_and_sizes(channels, chip):
 
 
 @pytest.mark.parametrize("chip", EACH)
-@pytest.mark.parametrize(("sizes", "kernel"), [((3, 20, 40), 1), ((2, 32, 24), 3), ((1, 16, 16), 1)])
+@pytest.mark.parametrize(
+    ("sizes", "kernel"), [((3, 20, 40), 1), ((2, 32, 24), 3), ((1, 16, 16), 1)]
+)
 def test_a_scale_per_image_and_channel_goes_into_the_weights(sizes, kernel, chip):
     """Channels that pad, several images with weights of their own, a bias and a shortcut."""
     n, c, k = sizes
@@ -364,7 +366,6 @@ def test_a_scale_per_image_and_channel_goes_into_the_weights(sizes, kernel, chip
     for name in laid.outputs:
         one, two = (v[name].astype(np.float64) for v in (wanted, got))
         assert np.abs(one - two).max() <= 2e-3 * np.abs(one).max()
-
 
 
 @pytest.mark.parametrize("chip", EACH)

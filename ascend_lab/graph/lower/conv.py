@@ -20,7 +20,7 @@ from ascend_lab.graph.lower.epilogue import (
     operands_of,
     whole_epilogue,
 )
-from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between
+from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import SMALL_C0, Kernel, Launch
 from ascend_lab.isa.program import renamed
@@ -109,7 +109,11 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
             failure = error
     if not found and failure:
         raise failure
-    return min(found, key=lambda way: simulate_kernel(way.kernel, chip).cycles)
+    return min(found, key=lambda way: _near_cycles(way.kernel, piece, chip))
+
+
+def _near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:
+    return simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
 
 
 def _lower_conv(
