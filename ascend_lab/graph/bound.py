@@ -10,10 +10,11 @@ cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 
           images, columns of other weights, blocks of a diagonal. So there are at least
           sums * ceil(k / k0) / (m0 n0) steps. Only products with numbers count, none with padding.
 vector    computes there what no cube and no path out of it can: for each result of `CURVES` a lane
-          of the instructions that name its functions, of one for maxima of several numbers. Means, sums, norms, depthwise
-          convolutions and those in small groups may go to the cube: they count nothing. On chips
-          with one core for both, results of the cube pass through the same pipe and are added,
-          those of these convolutions too: made there, they take no less than coming from L0C.
+          of the instructions that make its functions, for maxima of several numbers of any one.
+          Means, sums, norms, depthwise convolutions and those in small groups may go to the cube:
+          they count nothing. On chips with one core for both, results of the cube pass through the
+          same pipe and are added, those of these convolutions too: made there, they take no less
+          than coming from L0C.
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;

@@ -18,7 +18,7 @@ from ascend_lab.graph.lower import Choice, Lowered, Piece, lower, packed, piece_
 from ascend_lab.graph.lower.piece import near_memory
 from ascend_lab.layout import unpack
 from ascend_lab.ops.operator import Operator
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.sim import execute, simulate_kernel
 
 REMEMBERED = 4096
 """Kernels and times remembered: more than a large network has."""

@@ -19,6 +19,7 @@ from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import repeat, segments
 
+Memory = Buffer | Tile
 LANES = 64
 """fp32 lanes of a repeat: 4 rows of 16."""
 LEAST = -1.0e30
@@ -75,17 +76,12 @@ def slotted(buffer: Buffer, rows: int, slot: Affine) -> Region:
 
 
 def whole(
-    k: KernelBuilder,
-    op: str,
-    to: Buffer | Tile,
-    what: Buffer | Tile,
-    fractals: int,
-    **scalar: float,
+    k: KernelBuilder, op: str, to: Memory, what: Memory, fractals: int, scalar: float | None = None
 ) -> None:
     """Emit an operation on neighbouring fractals, in as few instructions as repeats allow."""
     each = k.chip.max_repeat * LANES // AREA
     for at, count in segments(k, "part", fractals, up(fractals, up(fractals, each))):
-        k.vector(op, lanes(to, count, at), lanes(what, count, at), **scalar)
+        k.vector(op, lanes(to, count, at), lanes(what, count, at), scalar=scalar)
 
 
 def take_scores(s: State, tile: Tile, rows: int, keys: int) -> None:

@@ -215,7 +215,7 @@ def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
     return little and demand.cycles * FRACTAL**2 > bundle.c1 * shape.taps + 1
 
 
-# -- convolutions of scaled images ------------------------------------------------------------------
+# -- convolutions of scaled images -----------------------------------------------------------------
 def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     """Return (image, scale) of a node that scales an image by a number per image and channel."""
     if node.op != "mul" or len(node.inputs) != 2:

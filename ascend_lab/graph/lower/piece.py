@@ -139,7 +139,7 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
 
 
 def near_memory(kernel: Kernel, piece: Piece, chip: Chip) -> DeviceMemory:
-    """Return L2 with what other kernels wrote for this one, but for tensors that fill half of it."""
+    """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
     written = {*piece.graph.inputs} - piece.constants
     near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
     return DeviceMemory.holding(chip, near, written)
