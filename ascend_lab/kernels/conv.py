@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import (
@@ -28,14 +27,13 @@ from ascend_lab.isa import (
     Part,
     Program,
     Queue,
-    Region,
     Tile,
     binding_of,
     c0_of,
-    load3d,
 )
 from ascend_lab.kernels.conv_bias import CubeBias
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_stage import Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
     Placement,
@@ -318,7 +316,8 @@ class _Writer:
                 if held.weights is None:
                     self._stage_weights(bundle, n, stage)
                 x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
-                self._multiply(c, at.window, (x, w, held.near), (n[1], *stage), bias)
+                feeds, sizes = Feeds(self.left, self.right, self.tile_k), (n[1], *stage)
+                add_stage(self.k, self.shape, feeds, c, at.window, (x, w, held.near), sizes, bias)
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
@@ -335,47 +334,6 @@ class _Writer:
         """Return the place of blocks `n` among those whose bias is in L1."""
         return bundle.place * self.n_own + n[0] - col
 
-    def _multiply(
-        self,
-        c: Tile,
-        window: Window,
-        sources: tuple[Tile, Tile, Tile | None],
-        sizes: tuple[int, Affine, int],
-        bias: Region | None,
-    ) -> None:
-        """Add the products of a stage, `sizes` (output blocks, first channel block, blocks).
-
-        load3d forms tiles of the im2col rows of the window. `sources` are rows and weights in L1,
-        and weights in L0B if they stay there.
-        """
-        k, shape, c0, (x, w, near), (n, c_at, c_size) = self.k, self.shape, self.c0, sources, sizes
-        m, rows, columns = window.fractals, window.rows, window.columns
-        view = x.region(0, (c_size, rows.count, columns.count, shape.c0))
-        windows: dict[str, Any] = {
-            "kernel": (shape.r, shape.s),
-            "stride": shape.strides,
-            "pad": (rows.before, rows.after, columns.before, columns.after),
-            "dilation": shape.dilations,
-            "m_start": window.m_start,
-            "pad_value": shape.pad_value,
-        }
-        for k_at, depth in segments(k, "k", c_size * shape.taps, self.tile_k):
-            to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
-            k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
-            self.left.enqueue()
-            start, fractals = k_at * n * self.area, (depth * n, self.area)
-            if near is None:
-                k.load2d(self.right.alloc().region(0, fractals), w.region(start, fractals))
-                self.right.enqueue()
-            a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
-            tile, start = (near, start) if near else (self.right.dequeue(), Affine())
-            b = tile.region(start, (depth, n, FRACTAL, c0))
-            sums, done = c.region(0, (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
-            k.mmad(sums, a, b, accumulate=done, bias=bias)
-            self.left.free()
-            if near is None:
-                self.right.free()
-
     @contextmanager
     def _weights(
         self, at: _Bundle, n: Span, col: Affine, stage: Callable[[], None] | None
@@ -384,12 +342,9 @@ class _Writer:
 
         def load() -> None:
             assert weights is not None
-            slot, fractals = self.right.alloc(), (at.c1 * self.shape.taps * n[1], self.area)
-            self.k.load2d(slot.region(0, fractals), weights.region(0, fractals))
-            if self.bias:
-                to = slot.region(fractals[0] * self.area, (n[1], self.area))
-                self.k.load2d(to, self.bias.blocks((self._place(at, n, col), n[1])))
-            self.right.enqueue()
+            blocks = self._place(at, n, col), n[1]
+            bias = self.bias.blocks(blocks) if self.bias else None
+            keep_near(self.k, self.right, weights, at.c1 * self.shape.taps * n[1], bias)
 
         with (
             self._kept(self.weights, stage) as weights,
