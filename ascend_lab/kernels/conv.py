@@ -31,9 +31,8 @@ from ascend_lab.isa import (
     binding_of,
     c0_of,
 )
-from ascend_lab.kernels.conv_bias import CubeBias
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.conv_stage import Feeds, add_stage, keep_near
+from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
     Placement,

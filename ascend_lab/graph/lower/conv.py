@@ -32,8 +32,8 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
-from ascend_lab.kernels.conv_bias import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_shape import bundles_of
+from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
