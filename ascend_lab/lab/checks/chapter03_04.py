@@ -3,11 +3,12 @@
 3: a tile that clears the ridges, bytes per level, what memory delivers, alignment.
 
 Tiles, bytes and passes are judged by what a real program counts, not by a formula.
-4: repair a deadlocked kernel, power in the (max, +) algebra.
+4: repair a deadlocked kernel, power in the (max, +) algebra, a simulator.
 """
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,11 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import AscendLabError, CapacityError
-from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of, sanitize
+from ascend_lab.errors import AscendLabError, CapacityError, SyncError
+from ascend_lab.isa import (
+    KernelBuilder,
+    Launch,
+    Part,
+    Program,
+    binding_of,
+    parse_program,
+    sanitize,
+)
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.sim import Traffic, analyse, execute, simulate
+from ascend_lab.sim import (
+    Compiled,
+    Surroundings,
+    Traffic,
+    analyse,
+    compile_program,
+    execute,
+    run_reference,
+    simulate,
+)
+from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 
 STEP = 16
 DEPTH = 64
@@ -88,18 +107,18 @@ def _counted(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int
     return moved["L1", "L0A"], moved["L1", "L0B"], moved["GM", "L1"]
 
 
-Nest = list[tuple[Any, ...]]
+Nodes = list[tuple[Any, ...]]
 """Nodes ("read", tensor, size_bytes, loops) and ("loop", name, count, body)."""
 
 
-def _fetched(nest: Nest, l2_bytes: int) -> int:
+def _fetched(nest: Nodes, l2_bytes: int) -> int:
     """Write a nest as a program on one core and return what memory delivers for it."""
     base = load_chip("Ascend910A")
     chip = replace(base, l2=replace(base.l2, size_bytes=l2_bytes))
     k = KernelBuilder("nest", chip)
     tile = k.buffer("tile", "UB", "fp16", 4096)
 
-    def write(nodes: Nest, around: dict[str, tuple[Any, int]]) -> None:
+    def write(nodes: Nodes, around: dict[str, tuple[Any, int]]) -> None:
         for kind, name, size, rest in nodes:
             if kind == "loop":
                 with k.loop(name, size) as at:
@@ -116,7 +135,7 @@ def _fetched(nest: Nest, l2_bytes: int) -> int:
     return analyse(launch, chip).memory_read_bytes
 
 
-def _sizes(nodes: Nest, inside: dict[str, int]) -> list[int]:
+def _sizes(nodes: Nodes, inside: dict[str, int]) -> list[int]:
     """Return the bytes that each list of nodes touches in one pass, the whole nest last."""
     found, total = list[int](), 0
     for kind, name, size, rest in nodes:
@@ -128,9 +147,9 @@ def _sizes(nodes: Nest, inside: dict[str, int]) -> list[int]:
     return [*found, total]
 
 
-def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nest:
+def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nodes:
     """Draw reads, and a loop or two with a nest of its own inside."""
-    nodes: Nest = []
+    nodes: Nodes = []
     for _ in range(int(rng.integers(1, 3))):
         loops = tuple(loop for loop in around if rng.random() < 0.5)
         size = 32 * int(rng.integers(1, 200))
@@ -144,7 +163,7 @@ def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nest:
     return nodes
 
 
-CLIFF: Nest = [
+CLIFF: Nodes = [
     ("loop", "strip", 4, [
         ("read", "a", 1024, ("strip",)),
         ("loop", "column", 8, [("read", "w", 4096, ("column",))]),
@@ -277,6 +296,59 @@ def _ping_pong(pairs: int) -> Program:
     return k.finish()
 
 
+KINDS = {WORK: "work", SET: "set", WAIT: "wait"}
+
+
+class Queues(dict[str, list[tuple[Any, ...]]]):
+    """The steps of each pipe of a kernel, loops unrolled; `cycles` is what `simulate` says."""
+
+    cycles: int | None = None
+
+
+def _queues(compiled: Compiled) -> Queues:
+    """Return the queues of a compiled program."""
+    queues = Queues({pipe: [] for pipe in compiled.pipes})
+
+    def visit(nodes: tuple[int | Nest, ...]) -> None:
+        for node in nodes:
+            if isinstance(node, Nest):
+                for _ in range(compiled.counts[node.loop]):
+                    visit(node.body)
+                continue
+            step, cycles = compiled.steps[node], compiled.cycles[node]
+            flag = () if step.kind == WORK else (step.event,)
+            more = (compiled.latency[node],) if step.kind == SET else ()
+            queues[compiled.pipes[step.pipe]].append((KINDS[step.kind], *flag, cycles, *more))
+
+    visit(compiled.tree)
+    with suppress(SyncError):
+        queues.cycles = run_reference(compiled)[0]
+    return queues
+
+
+def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool) -> ex.Case:
+    """Return the queues of a load, `works` vector instructions and a store, `rounds` times."""
+    chip = load_chip("Toy")
+    k = KernelBuilder("kernel", chip)
+    x, y = (k.tensor(name, "fp16", 512 * rounds) for name in "xy")
+    x_in = k.queue("x_in", "UB", "fp16", 512, src="MTE2", dst="V", depth=depths[0])
+    y_out = k.queue("y_out", "UB", "fp16", 512, src="V", dst="MTE3", depth=depths[1])
+    with k.loop("i", rounds) as i:
+        k.copy(x_in.alloc().region(), x.region(i * 512, 512))
+        x_in.enqueue()
+        tile, out = x_in.dequeue().region(0, (4, 128)), y_out.alloc().region(0, (4, 128))
+        for _ in range(works):
+            k.vector("vrelu", out, tile)
+        x_in.free()
+        y_out.enqueue()
+        k.copy(y.region(i * 512, 512), y_out.dequeue().region())
+        y_out.free()
+    text = str(k.finish())
+    start = next(line for line in text.splitlines() if line.startswith("set_flag V>MTE2"))
+    program = parse_program(text.replace(f"{start}\n", "", 1) if damaged else text)
+    return {"queues": _queues(compile_program(program, chip, Surroundings()))}
+
+
 @ex.judged(
     _judge_tile,
     edges=[
@@ -355,3 +427,19 @@ def check_ex_03_3(rng: ex.Rng) -> ex.Case:
     nest = _nest(rng, int(rng.integers(1, 4)))
     edge = int(rng.choice(_sizes(nest, {})))
     return {"nest": nest, "l2_bytes": edge - int(rng.integers(0, 2))}
+
+
+@ex.judged(
+    lambda got, case: ex.equal_to(case["queues"].cycles)(got),
+    edges=[
+        _kernel_case(3, (1, 1), 1, damaged=False),
+        _kernel_case(8, (2, 2), 3, damaged=False),
+        _kernel_case(2, (1, 2), 1, damaged=True),
+    ],
+    cases=20,
+)
+def check_ex_04_6(rng: ex.Rng) -> ex.Case:
+    """Check `fn(queues)`: the last cycle of a kernel, or None if it never ends."""
+    rounds, works = int(rng.integers(1, 10)), int(rng.integers(1, 6))
+    depths = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    return _kernel_case(rounds, depths, works, damaged=bool(rng.random() < 0.2))
