@@ -10,7 +10,7 @@ from ascend_lab.errors import CapacityError, InputError, MachineError
 from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
 from ascend_lab.lab import checks, figures
-from ascend_lab.lab.checks import chapter03_04 as chapter03
+from ascend_lab.lab.checks import chapter03
 from ascend_lab.lab.figures.style import FigureError
 from ascend_lab.lab.machines.roofline import (
     INTO_L0,

@@ -11,7 +11,7 @@ from ascend_lab.errors import PathError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
 from ascend_lab.lab.checks import check_ex_07_1, check_ex_07_2, check_ex_07_3, check_ex_07_5
-from ascend_lab.lab.checks.chapter06_07 import AXES, ORDERS, nest
+from ascend_lab.lab.checks.chapter07 import AXES, ORDERS, nest
 from ascend_lab.lab.figures.matmul import (
     fig_tile_fit,
 )

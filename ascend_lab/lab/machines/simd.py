@@ -90,7 +90,8 @@ def scalar_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array])
     )
     used = a.nbytes + b.nbytes + cut.bytes_out
     stream = [Line(issue.text, steps) for issue in trace.issues]
-    stream += [Line("next k, jump", machine.loop_instructions * steps), Line("st C[i,j], c", program.m * program.n)]
+    loop = machine.loop_instructions * steps
+    stream += [Line("next k, jump", loop), Line("st C[i,j], c", program.m * program.n)]
     values = {"C": product(a, b, accumulate)}
     counts = {"ops": program.ops, "bytes_used": used}
     return _finish(machine, program.name, values, work, counts, tuple(stream))
