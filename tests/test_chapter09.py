@@ -16,7 +16,7 @@ from ascend_lab.lab.checks.chapter08_09 import (
     check_ex_09_4,
     nest,
 )
-from ascend_lab.lab.figures import fig_element, fig_address_maps, fig_padding
+from ascend_lab.lab.figures import fig_address_maps, fig_element, fig_padding
 from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.layout import address, address_map, pack
