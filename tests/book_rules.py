@@ -338,7 +338,8 @@ def plain_sentences(cells: list[Cell]) -> set[str]:
     found = set()
     for row in sentences_of(prose_of(cells)):
         text = re.sub(r"\{[\w:]+\}`[^`]*`|\$[^$]*\$|[^a-zA-Z ]", " ", row)
-        if len(words := text.lower().split()) >= 5 and not row.startswith((":", "```", "(")):
+        ended = re.search(r"[.?!][*_)\"']*\s*$", row) and not row.startswith((":", "`"))
+        if ended and len(words := text.lower().split()) >= 5:
             found.add(" ".join(words))
     return found
 

@@ -87,16 +87,16 @@ RULES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "repeats": lambda cells: repeat_complaints(cells, everywhere()),
 }
 PENDING: dict[str, str] = {
-    "measure": "06 23",
-    "imports": "02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
-    "predictions": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
-    "width": "01 02 04 05 06 07 08 09 10 11 12 13 14 15 16 17 19 20 21 22 23 24 25",
+    "measure": "06 08 10 12 13 23",
+    "imports": "02 03 04 05 06 07 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "predictions": "01 02 03 04 05 06 07 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "width": "01 02 04 05 06 07 14 15 16 17 19 20 21 22 23 24 25",
     "exercises": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25",
     "minutes": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
     "elsewhere": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
     "keep": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
-    "bitmaps": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
-    "repeats": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "bitmaps": "01 02 03 04 05 06 06a 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "repeats": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 19 20 21 22 23 24 25",
 }
 """Chapters that a new rule still waits for; it must be exact, and in the end empty."""
 
@@ -105,8 +105,8 @@ PENDING: dict[str, str] = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_chapter_keeps_the_rules(notebook: Path, rule: str) -> None:
     complaints = RULES[rule](cells_of(notebook))
-    if notebook.name[:2] in PENDING.get(rule, "").split():
-        assert complaints, f"take {notebook.name[:2]} out of PENDING[{rule!r}]"
+    if notebook.name.partition("_")[0] in PENDING.get(rule, "").split():
+        assert complaints, f"take {notebook.name} out of PENDING[{rule!r}]"
     else:
         assert complaints == []
 

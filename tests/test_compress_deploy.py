@@ -219,7 +219,9 @@ def test_the_largest_of_bytes_is_exact(case, chip):
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
-@pytest.mark.parametrize("shape", [(2, 3, 33, 35), (1, 16, 40, 40), (3, 9, 5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 33, 35), (1, 16, 40, 40), (3, 9, 5, 7), (2, 3, 24, 32), (3, 4, 16, 16)]
+)
 def test_an_image_is_quantised_into_blocks_in_one_kernel(shape, chip):
     net = GraphBuilder("image", "fp16")
     x = net.input("x", shape)
@@ -230,6 +232,8 @@ def test_an_image_is_quantised_into_blocks_in_one_kernel(shape, chip):
     graph, feed = net.build(), {"x": drawn(shape).astype(np.float16)}
     compiled = compile_stages(graph, chip).compiled
     assert compiled.tasks[0].op == "quantise+trans_data"
+    small = any(t.layout == "NC1HWC0:4" for t in compiled.graph.types.values())
+    assert small == (shape[1] <= 4 and shape[3] % 8 == 0)  # rows of whole blocks of 32 bytes
     (got,), (wanted,) = run_tasks(compiled, feed).values(), evaluate(graph, feed).values()
     assert np.abs(got.astype(int) - wanted).max() <= 1 and (got == wanted).mean() > 0.9
 
