@@ -147,7 +147,7 @@ class Copy:
         self.markdown(f"<details>\n{summary}\n\n{text}\n\n</details>", key)
 
     def code(self, cell: NotebookNode, source: str) -> None:
-        """Add a cell of code, a figure's caption under it; a stub starts without an answer."""
+        """Add a cell of code, a figure's caption under it; no answer before the reader runs it."""
         tags = cell.metadata.get("tags", [])
         shown = [seen for output in cell.outputs if (seen := plain_output(output))]
         if self.solved:
@@ -156,9 +156,9 @@ class Copy:
             return
         if not source:
             return
-        bare = {"exercise-stub", "remove-cell"} & set(tags) or "check_ex_" in source
+        bare = {"exercise-stub", "remove-cell", "hide-output"} & set(tags) or "check_ex_" in source
         new = nbformat.v4.new_code_cell(source, id=cell.id, outputs=[] if bare else shown)
-        if {"hide-input", "remove-cell"} & set(tags):
+        if {"hide-input", "remove-input", "remove-cell"} & set(tags):
             new.metadata["jupyter"] = {"source_hidden": True}
         if figure := figure_of(cell):
             self.point(figure["name"])

@@ -119,7 +119,18 @@ class Page:
                 label = block.options["label"]
                 title = f"### {self.words(label)}: {INLINE.sub(self.inline, block.argument)}"
                 return f"{anchor(label)}\n\n{title}\n\n{self.render(block.body)}"
+            case "admonition":
+                return self.box(block)
         raise self.problem(f"no plain form of the directive {{{block.name}}}")
+
+    def box(self, block: Block) -> str:
+        """Return a box as a quotation with a title, or as a fold if it is a dropdown."""
+        title, text = INLINE.sub(self.inline, block.argument), self.render(block.body)
+        if "dropdown" in block.options.get("class", "").split():
+            title = re.sub(r"`([^`]+)`", r"<code>\1</code>", title)  # no Markdown in a summary
+            return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
+        rows = [f"**{title}**", "", *text.split("\n")]
+        return "\n".join(f"> {row}".rstrip() for row in rows)
 
     def inline(self, found: re.Match[str]) -> str:
         """Return a role, labelled formula, link, target or comment as plain Markdown."""
@@ -150,7 +161,7 @@ class Page:
             case "eq" | "numref" | "ref" | "doc":
                 return self.link("", Path(content).name if name == "doc" else content)
             case "term":
-                return content
+                return re.sub(r"\s*<[^<>]*>$", "", content)
         raise self.problem(f"no plain form of the role {{{name}}}")
 
     def citation(self, key: str, form: str) -> str:

@@ -4,15 +4,18 @@ import ast
 import json
 import re
 import statistics
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+GLUED = "application/papermill.record/"
+WIDEST = 88
 Cell = dict[str, Any]
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,}|:{3,})(.*)")
-INLINE_CODE = re.compile(r"(?<!\})`[^`\n]+`")
+INLINE_CODE = re.compile(r"(\{[\w:.+-]+\}`[^`\n]+`)|`[^`\n]+`")
 CITE = re.compile(r"\{cite(?::\w+)?\}`([^`]+)`")
 NUMBER = re.compile(
     r"\d[\d.,]*\s*(?:[GTMK]B/s|[KMGT]iB/s|[TGP]FLOPS|[TGP]FLOP/s|TOPS|[KMGT]iB|[kKMGT]B|[GM]Hz)\b"
@@ -46,30 +49,56 @@ def lines_in(cell: Cell) -> int:
     return sum(1 for line in lines if line and not line.startswith("#"))
 
 
+def told_cells(cells: list[Cell]) -> list[Cell]:
+    """Return the code cells that tell a chapter: those of exercises and of glue alone left out."""
+    told, solved = [], False
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            gates = re.findall(r"^[`:]{3,}\{solution-(start|end)\}", source_of(cell), re.MULTILINE)
+            solved = gates[-1] == "start" if gates else solved
+            continue
+        exercise = solved or "exercise" in cell["metadata"] or "check_ex_" in source_of(cell)
+        hidden = {"remove-input", "remove-cell"} & set(tags_of(cell)) and not shown_in(cell)
+        if not exercise and not hidden:
+            told.append(cell)
+    return told
+
+
+def tags_of(cell: Cell) -> list[str]:
+    return cell["metadata"].get("tags", [])
+
+
+def shown_in(cell: Cell) -> list[Any]:
+    """Return a cell's outputs without the values that it glues into the text."""
+    return [
+        output
+        for output in cell.get("outputs", [])
+        if not any(kind.startswith(GLUED) for kind in output.get("data", {}))
+    ]
+
+
 def measure_complaints(cells: list[Cell]) -> list[str]:
-    """15 to 25 code cells, median at most 6 lines, none above 25."""
+    """15 to 25 code cells besides exercises, median at most 6 lines, none above 25."""
     sizes = [lines_in(cell) for cell in code_of(cells)]
     found = []
-    if not 15 <= len(sizes) <= 25:
-        found.append(f"{len(sizes)} code cells; 15 to 25 make a chapter")
+    if not 15 <= (count := len(told_cells(cells))) <= 25:
+        found.append(f"{count} code cells besides exercises; 15 to 25 make a chapter")
     if sizes and statistics.median(sizes) > 6:
         found.append(f"the median cell has {statistics.median(sizes)} lines; at most 6")
     return found + [f"a cell has {size} lines; at most 25" for size in sizes if size > 25]
 
 
 def import_complaints(cells: list[Cell]) -> list[str]:
-    """One cell holds all imports, at most eight statements of them from this package."""
-    importing = [
-        index
+    """One cell holds all imports, the first one, in at most eight lines of them."""
+    importing = {
+        index: imports
         for index, cell in enumerate(code_of(cells))
-        if any(isinstance(node, ast.Import | ast.ImportFrom) for node in body_of(cell))
-    ]
-    if len(importing) != 1:
-        return [f"code cells {importing} import; one cell does"]
-    statements = body_of(code_of(cells)[importing[0]])
-    froms = [node.module or "" for node in statements if isinstance(node, ast.ImportFrom)]
-    ours = sum(module.split(".")[0] == "ascend_lab" for module in froms)
-    return [] if ours <= 8 else [f"{ours} imports from ascend_lab; at most 8: use the facades"]
+        if (imports := [n for n in body_of(cell) if isinstance(n, ast.Import | ast.ImportFrom)])
+    }
+    if list(importing) != [0]:
+        return [f"code cells {list(importing)} import; the first one does"]
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in importing[0])
+    return [] if lines <= 8 else [f"{lines} lines of imports; at most 8"]
 
 
 def body_of(cell: Cell) -> list[ast.stmt]:
@@ -78,20 +107,239 @@ def body_of(cell: Cell) -> list[ast.stmt]:
 
 
 def rhythm_complaints(cells: list[Cell]) -> list[str]:
-    """A prediction comes in; 3 to 6 exercises, one of them in code; a deliberate failure."""
+    """A prediction comes in; one exercise at least is in code; a deliberate failure."""
     code = [source_of(cell) for cell in code_of(cells)]
-    tags = [tag for cell in cells for tag in cell["metadata"].get("tags", [])]
+    tags = [tag for cell in cells for tag in tags_of(cell)]
     found = []
     if not any(re.search(r"predict\w*\(", text) for text in code):
         found.append("no cell asks for a prediction")
     if not any("except " in text for text in code):
         found.append("no deliberate failure is caught and shown")
-    exercises = len(re.findall(r"^[`:]{3,}\{exercise(?:-start)?\}", prose_of(cells), re.MULTILINE))
-    if not 3 <= exercises <= 6:
-        found.append(f"{exercises} exercises; 3 to 6")
     stubs, solutions = tags.count("exercise-stub"), tags.count("exercise-solution")
     if stubs != solutions or not stubs:
         found.append(f"{stubs} stub cells and {solutions} solution cells; as many, at least one")
+    return found
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+SAYS = re.compile(r"[Tt]he model says (-?[\d.,]*\d)(?:e([+-]\d+))? ?(\S*?)(?=[.:]?(?:\s|$))")
+UNITS = "ms|us|µs|s|cycles|cores|%|x|times|bytes|[KMG]i?B|[TGM]B/s|[TGM]Hz|TFLOPS"
+FIGURE = re.compile(
+    rf"(?<![\w.,\-/])(\d+(?:,\d{{3}})*(?:\.\d+)?)(?![\w.]*[A-WYZa-wyz\d])(?: ?({UNITS})(?!\w))?"
+)
+CLOSE = 0.02
+
+
+def calls_in(cell: Cell, function: str) -> list[ast.Call]:
+    """Return the calls of `function` or `checks.function` in a cell, from top to bottom."""
+    found = []
+    for node in (node for statement in body_of(cell) for node in ast.walk(statement)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            found += [node] if name == function else []
+    return sorted(found, key=lambda call: call.lineno)
+
+
+def said_in(cell: Cell) -> str:
+    """Return what a code cell printed or showed as text, glued values left out."""
+    texts = []
+    for output in shown_in(cell):
+        text = output.get("text", output.get("data", {}).get("text/plain", ""))
+        texts.append("".join(text))
+    return "\n".join(texts)
+
+
+def glued_in(cells: list[Cell]) -> dict[str, str]:
+    """Return {name: text} of the values that code glues into the prose."""
+    return {
+        output["metadata"]["scrapbook"]["name"]: "".join(output["data"][f"{GLUED}text/plain"])
+        for cell in code_of(cells)
+        for output in cell.get("outputs", [])
+        if f"{GLUED}text/plain" in output.get("data", {})
+    }
+
+
+def resolved(text: str, glued: dict[str, str]) -> str:
+    """Return prose with its glued values in it, formatted as the page does."""
+
+    def fill(role: re.Match[str]) -> str:
+        name, _, form = role[1].partition(":")
+        value = glued.get(name, "").strip("'")
+        try:
+            return format(ast.literal_eval(value), form)
+        except (ValueError, SyntaxError):
+            return value
+
+    return re.sub(r"\{glue:text\}`([^`]+)`", fill, text)
+
+
+def answers_of(cells: list[Cell]) -> list[tuple[int, float, str]]:
+    """Return (place of the `predict` cell, value that `compare` printed, unit) in order."""
+    places, answers = {}, []
+    for place, cell in enumerate(cells):
+        if cell["cell_type"] != "code":
+            continue
+        for statement in body_of(cell):
+            if isinstance(statement, ast.Assign) and calls_in(cell, "predict"):
+                places |= {ast.unparse(target): place for target in statement.targets}
+        said = SAYS.findall(said_in(cell))
+        for call, (digits, power, unit) in zip(calls_in(cell, "compare"), said, strict=False):
+            value = float(digits.replace(",", "")) * 10 ** int(power or 0)
+            answers.append((places.get(ast.unparse(call.args[0]), -1), value, unit))
+    return answers
+
+
+def digits_in(number: str) -> int:
+    """Return how many significant digits a printed number has."""
+    return len(re.sub(r"[.,]", "", number).lstrip("0"))
+
+
+def gives_away(text: str, value: float, unit: str) -> list[str]:
+    """Return what in a paragraph or printed text says a value, or lets two numbers say it."""
+    seen = [(float(n.replace(",", "")), n, u) for n, u in FIGURE.findall(text)]
+    found = [
+        f"{digits} is the answer"
+        for number, digits, _ in seen
+        if digits_in(digits) > 1
+        for places in (2, 3)
+        if number == float(f"{value:.{places}g}") or float(f"{number:.{places}g}") == value
+    ]
+    for (one, said, its), (other, too, their) in permutations(seen, 2):
+        if not one * other or (its != their and its and their):
+            continue
+        if not (its and their) and min(digits_in(said), digits_in(too)) < 3:
+            continue
+        ways = [one / other] if unit == "x" else [one - other]
+        if unit == "%":
+            ways = [100 * one / other, 100 * (one / other - 1)] + ways * (its == "%")
+        if any(abs(way - value) <= CLOSE * abs(value) for way in ways):
+            found.append(f"{said} and {too} give the answer")
+    return list(dict.fromkeys(found))
+
+
+def prediction_complaints(cells: list[Cell]) -> list[str]:
+    """The reader makes the guess, and nothing above it says the answer, which is folded away.
+
+    The answer is what `compare` printed, to two or three digits; or a ratio or difference within
+    2 % of it, of two numbers of one paragraph or of one printed text.
+    """
+    found, glued = [], glued_in(cells)
+    for cell in code_of(cells):
+        found += [
+            "predict(...) comes with a guess; the reader makes it"
+            for call in calls_in(cell, "predict")
+            if len(call.args) > 1 or any(word.arg == "guess" for word in call.keywords)
+        ]
+        if calls_in(cell, "compare") and "hide-output" not in tags_of(cell):
+            found.append("a cell with compare(...) lacks the tag hide-output")
+    answers = answers_of(cells)
+    for place, value, unit in answers:
+        above = cells[: place + 1]
+        if place != answers[0][0]:  # a later question is read with its section
+            starts = [i for i, cell in enumerate(above) if "\n## " in f"\n{source_of(cell)}"]
+            above = above[starts[-1] :]
+        texts = [resolved(prose, glued) for prose in map(without_links, proses(above))]
+        texts += [said_in(cell) for cell in code_of(above[:-1])]
+        texts += [caption for cell in above for caption in captions_of(cell)]
+        found += [
+            f"{said}, {value:g}{unit}: {' '.join(text.split())[:70]}"
+            for text in texts
+            for said in gives_away(text, value, unit)
+        ]
+        codes = "\n".join(source_of(cell) for cell in code_of(above))
+        found += [f"{said}: in code" for said in gives_away(codes, value, "") if "and" not in said]
+    return found if answers else [*found, "no compare(...) prints what the model says"]
+
+
+def proses(cells: list[Cell]) -> list[str]:
+    """Return the paragraphs of the Markdown of cells, code left out."""
+    return [p for p in re.split(r"\n\s*\n", without_code(prose_of(cells))) if p.strip()]
+
+
+def without_links(text: str) -> str:
+    """Leave out the targets of roles, which are names, and of links; glue stays."""
+    text = re.sub(r"\{(?!glue)[\w:]+\}`[^`]*`", " ", text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def captions_of(cell: Cell) -> list[str]:
+    """Return caption and alt text of a cell's figure."""
+    options = cell["metadata"].get("mystnb", {})
+    return [options.get(kind, {}).get(key, "") for kind, key in FIGURE_TEXTS]
+
+
+FIGURE_TEXTS = (("figure", "caption"), ("image", "alt"))
+
+
+# --- the parts every chapter has ------------------------------------------------------------------
+
+
+def wide_complaints(cells: list[Cell]) -> list[str]:
+    """No line of code is wider than the page's column."""
+    return [
+        f"{len(line)} columns: {line.strip()[:60]}"
+        for cell in code_of(cells)
+        for line in source_of(cell).splitlines()
+        if len(line) > WIDEST
+    ]
+
+
+def exercise_complaints(cells: list[Cell]) -> list[str]:
+    """4 to 7 exercises, exactly one of which takes an evening."""
+    titles = re.findall(r"^[`:]{3,}\{exercise(?:-start)?\} *(.*)$", prose_of(cells), re.MULTILINE)
+    evenings = sum(title.rstrip().endswith("(an evening)") for title in titles)
+    found = [] if 4 <= len(titles) <= 7 else [f"{len(titles)} exercises; 4 to 7"]
+    return found if evenings == 1 else [*found, f"{evenings} end in '(an evening)'; one does"]
+
+
+def boxes_of(cells: list[Cell]) -> list[tuple[str, str]]:
+    """Return (title, class) of the boxes of a chapter."""
+    pattern = r"^[`:]{3,}\{admonition\} *(.*)\n(?::class: *(.*))?"
+    return re.findall(pattern, prose_of(cells), re.MULTILINE)
+
+
+def minute_complaints(cells: list[Cell]) -> list[str]:
+    """Two or three questions of a minute inside a chapter, their answers folded."""
+    asked = [kind for title, kind in boxes_of(cells) if title.startswith("One minute: ")]
+    found = [] if 2 <= len(asked) <= 3 else [f"{len(asked)} boxes 'One minute: ...'; 2 or 3"]
+    return found + ["an answer is open" for kind in asked if "dropdown" not in kind.split()]
+
+
+def elsewhere_complaints(cells: list[Cell]) -> list[str]:
+    """One box says what the field calls it."""
+    count = sum(title == "Elsewhere this is called" for title, _ in boxes_of(cells))
+    return [] if count == 1 else [f"{count} boxes 'Elsewhere this is called'; one"]
+
+
+def keep_complaints(cells: list[Cell]) -> list[str]:
+    """One sentence to keep."""
+    count = len(re.findall(r"^\*\*Keep:\*\* \S", prose_of(cells), re.MULTILINE))
+    return [] if count == 1 else [f"{count} lines '**Keep:** ...'; one"]
+
+
+def bitmap_complaints(cells: list[Cell]) -> list[str]:
+    """No figure is a bitmap."""
+    return [
+        f"a bitmap: {source_of(cell).splitlines()[-1][:60]}"
+        for cell in code_of(cells)
+        for output in shown_in(cell)
+        if {"image/png", "image/jpeg"} & set(output.get("data", {}))
+    ]
+
+
+def repeat_complaints(cells: list[Cell], everywhere: Counter[str]) -> list[str]:
+    """No sentence of five words and more stands in ten chapters; `everywhere` counts chapters."""
+    return sorted(f"stands in ten: {s}" for s in plain_sentences(cells) if everywhere[s] >= 10)
+
+
+def plain_sentences(cells: list[Cell]) -> set[str]:
+    """Return the sentences of five words and more, with their numbers and names left out."""
+    found = set()
+    for row in sentences_of(prose_of(cells)):
+        text = re.sub(r"\{[\w:]+\}`[^`]*`|\$[^$]*\$|[^a-zA-Z ]", " ", row)
+        if len(words := text.lower().split()) >= 5 and not row.startswith((":", "```", "(")):
+            found.add(" ".join(words))
     return found
 
 
@@ -151,7 +399,7 @@ def without_code(text: str) -> str:
             open_fences.append((fence[1], not info.startswith("{") or info.startswith("{code")))
             kept.append("")
         else:
-            kept.append(INLINE_CODE.sub("", line))
+            kept.append(INLINE_CODE.sub(lambda found: found[1] or "", line))
     return "\n".join(kept)
 
 

@@ -5,27 +5,41 @@ Every rule (book_rules.py) runs on the book, and on a bad example that it has to
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from book_rules import (
+    GLUED,
     Cell,
+    bitmap_complaints,
     box_complaints,
     cells_of,
     cited_keys,
     code_of,
+    elsewhere_complaints,
+    exercise_complaints,
     figure_complaints,
+    gives_away,
     home_complaints,
     image_complaints,
     import_complaints,
+    keep_complaints,
     measure_complaints,
+    minute_complaints,
     number_complaints,
+    plain_sentences,
+    prediction_complaints,
     printed_in,
     prose_of,
+    repeat_complaints,
     rhythm_complaints,
     toc_files,
+    wide_complaints,
     word_complaints,
 )
 
@@ -52,12 +66,49 @@ def test_the_table_of_contents_names_every_page_once() -> None:
     assert sorted(listed) == sorted(there)
 
 
+@cache
+def everywhere() -> Counter[str]:
+    return Counter(s for path in CHAPTERS for s in plain_sentences(cells_of(path)))
+
+
+RULES: dict[str, Callable[[list[Cell]], list[str]]] = {
+    "measure": measure_complaints,
+    "imports": import_complaints,
+    "rhythm": rhythm_complaints,
+    "boxes": box_complaints,
+    "homes": lambda cells: home_complaints(prose_of(cells), ROOT),
+    "predictions": prediction_complaints,
+    "width": wide_complaints,
+    "exercises": exercise_complaints,
+    "minutes": minute_complaints,
+    "elsewhere": elsewhere_complaints,
+    "keep": keep_complaints,
+    "bitmaps": bitmap_complaints,
+    "repeats": lambda cells: repeat_complaints(cells, everywhere()),
+}
+PENDING: dict[str, str] = {
+    "measure": "06 08 10 12 13 23",
+    "imports": "02 03 04 05 06 07 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "predictions": "01 02 03 04 05 06 07 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "width": "01 02 04 05 06 07 14 15 16 17 19 20 21 22 23 24 25",
+    "exercises": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25",
+    "minutes": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "elsewhere": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "keep": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "bitmaps": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+    "repeats": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26",
+}
+"""Chapters that a new rule still waits for; it must be exact, and in the end empty."""
+
+
 @each_chapter
-def test_a_chapter_keeps_measure_and_rhythm(notebook: Path) -> None:
-    cells = cells_of(notebook)
-    rules = (measure_complaints, import_complaints, rhythm_complaints, box_complaints)
-    assert [complaint for rule in rules for complaint in rule(cells)] == []
-    assert home_complaints(prose_of(cells), ROOT) == []
+@pytest.mark.parametrize("rule", RULES)
+def test_a_chapter_keeps_the_rules(notebook: Path, rule: str) -> None:
+    complaints = RULES[rule](cells_of(notebook))
+    if notebook.name[:2] in PENDING.get(rule, "").split():
+        assert complaints, f"take {notebook.name[:2]} out of PENDING[{rule!r}]"
+    else:
+        assert complaints == []
 
 
 @each_notebook
@@ -102,10 +153,105 @@ def code_cell(source: str, **metadata: Any) -> Cell:
     return {"cell_type": "code", "source": source, "metadata": metadata, "outputs": []}
 
 
-def test_box_rule_bites() -> None:
-    def prose(source: str) -> Cell:
-        return {"cell_type": "markdown", "source": source}
+def prose(source: str) -> Cell:
+    return {"cell_type": "markdown", "source": source, "metadata": {}}
 
+
+def printing(source: str, text: str, **metadata: Any) -> Cell:
+    return {**code_cell(source, **metadata), "outputs": [{"text": [text]}]}
+
+
+def gluing(name: str, value: str) -> Cell:
+    output = {"data": {f"{GLUED}text/plain": value}, "metadata": {"scrapbook": {"name": name}}}
+    return {**code_cell(f"glue('{name}', 1)", tags=["remove-input"]), "outputs": [output]}
+
+
+ASK = printing('guess = predict("How many times?", unit="x")', "How many times?")
+TELL = printing("compare(guess, 2.712)", "The model says 2.712x.\n", tags=["hide-output"])
+
+
+@pytest.mark.parametrize(
+    ("above", "count"),
+    [
+        ([prose("A block of 64 takes 3 ms, and one of 32 takes 2 ms.")], 0),
+        ([prose("It is 2.71 times as fast.")], 1),
+        ([prose("It is 2.7x as fast.")], 1),
+        ([prose("It takes {glue:text}`a:,d` cycles, then {glue:text}`b:,d`.")], 1),
+        ([prose("It takes 27.1 ms here.\n\nAnd 10.0 ms there.")], 0),
+        ([prose("It takes 5.42 ms and then 2.00 ms; see {ref}`2.71` and [it](2.71).")], 1),
+        ([printing("run()", "27,120 cycles\n10,000 cycles")], 1),
+        ([code_cell("x = 1  # 2.71 in all")], 1),
+        ([code_cell("fig", mystnb={"figure": {"caption": "It is 2.71 times."}})], 1),
+    ],
+)
+def test_prediction_rule_bites(above: list[Cell], count: int) -> None:
+    later = [gluing("a", "2712"), gluing("b", "1000"), TELL]
+    assert len(prediction_complaints([*above, ASK, *later])) == count
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text", "given"),
+    [
+        (21.0, "cores", "With 21 of 31 cores", True),
+        (21.0, "cores", "With chapter-21, Ascend21 and 2.1", False),
+        (25.7, "%", "23.5 ms, then 18.7", True),
+        (25.7, "%", "23.5 ms, then 18.7 s", False),
+        (26.0, "%", "51 MB and 25 MB", False),
+        (26.0, "%", "51 % and 25 %", True),
+        (906.0, "cycles", "1556 cycles less 650 cycles", True),
+        (4.0, "x", "4 x 4 x 4 of 16", False),
+        (845.7, "x", "3,961,415 and 4,684 cycles", True),
+    ],
+)
+def test_an_answer_is_given_away_by_digits_ratio_or_difference(
+    value: float, unit: str, text: str, given: bool
+) -> None:
+    assert bool(gives_away(text, value, unit)) == given
+
+
+def test_a_prediction_is_the_readers_and_its_answer_folded() -> None:
+    filled = code_cell('guess = predict("How many times?", unit="x", guess=3)')
+    assert len(prediction_complaints([filled, TELL])) == 1
+    assert len(prediction_complaints([code_cell('guess = predict("How?", 3)'), TELL])) == 1
+    assert len(prediction_complaints([ASK, {**TELL, "metadata": {}}])) == 1
+    assert len(prediction_complaints([ASK, {**TELL, "outputs": []}])) == 1
+    assert prediction_complaints([ASK, prose("It is 2.71 times as fast."), TELL]) == []
+    second = [prose("## Now\n\nA second one."), ASK, TELL]
+    assert prediction_complaints([ASK, TELL, prose("5.42 and 2.00."), *second]) == []
+    assert prediction_complaints([ASK, TELL, prose("## Now\n\n5.42 and 2.00."), ASK, TELL])
+
+
+def test_rules_of_width_and_parts_bite() -> None:
+    assert wide_complaints([code_cell("x" * 88)]) == []
+    assert wide_complaints([code_cell("x" * 89)])
+    titles = ["One", "Two", "Three", "Four (an evening)"]
+    exercises = [prose(f"```{{exercise}} {title}\n:label: e\n```") for title in titles]
+    assert exercise_complaints(exercises) == []
+    assert len(exercise_complaints(exercises[:3])) == 2
+    assert exercise_complaints([*exercises, exercises[-1]])
+    minute = "```{admonition} One minute: why?\n:class: dropdown tip\nSo.\n```"
+    assert minute_complaints([prose(minute)] * 2) == []
+    assert minute_complaints([prose(minute)])
+    assert minute_complaints([prose(minute)] * 4)
+    assert minute_complaints([prose(minute)] * 2 + [prose(minute.replace("dropdown ", ""))])
+    elsewhere = prose("```{admonition} Elsewhere this is called\n:class: note\n- a\n```")
+    assert elsewhere_complaints([elsewhere]) == []
+    assert elsewhere_complaints([elsewhere] * 2)
+    assert elsewhere_complaints([prose("Elsewhere this is called")])
+    assert keep_complaints([prose("**Keep:** bytes decide.")]) == []
+    assert keep_complaints([prose("Keep: bytes decide.")])
+    assert bitmap_complaints([pictured("A sentence.", "Bars of four pipes.")])
+    assert bitmap_complaints([printing("x", "y")]) == []
+
+
+def test_repeat_rule_bites() -> None:
+    cells = [prose("Write down your guess, 3 of {glue:text}`n`, now. Short one. `x = 1` is code.")]
+    assert plain_sentences(cells) == {"write down your guess of now"}
+    assert repeat_complaints(cells, Counter({"write down your guess of now": 10}))
+    assert repeat_complaints(cells, Counter({"write down your guess of now": 9})) == []
+
+
+def test_box_rule_bites() -> None:
     closed = prose("```{exercise}\n:label: e\n```\n\n```{solution} e\nThe cell counts.\n```")
     opened = prose("````{solution-start} e\n````\n\nThe cell counts.")
     assert box_complaints([closed, code_cell("1 + 1")]) == [
@@ -122,18 +268,26 @@ def pictured(caption: str, alt: str, name: str = "fig-a") -> Cell:
 
 def test_measure_rule_bites() -> None:
     assert len(measure_complaints([code_cell("x = 1\n" * 26)] * 3)) == 5
-    assert measure_complaints([code_cell("# why\n\nx = 1")] * 15) == []
+    told = [code_cell("# why\n\nx = 1")] * 15
+    assert measure_complaints(told) == []
+    start, end = prose("````{solution-start} e\n````"), prose("````{solution-end}\n````")
+    aside = [code_cell("y", exercise="ex_01_1"), code_cell("check_ex_01_1(f)"), gluing("a", "1")]
+    assert measure_complaints([*told, start, code_cell("x"), end, *aside * 9]) == []
+    assert measure_complaints([*told[1:], start, code_cell("x"), end, *aside])
+    assert measure_complaints([*told, start, end, *told])
     assert import_complaints([code_cell("import os"), code_cell("from os import path")])
+    assert import_complaints([code_cell("x = 1"), code_cell("import os")])
     assert import_complaints([code_cell("%pylab\nimport os"), code_cell("x = 1")]) == []
-    deep = "\n".join(f"from ascend_lab.room{i} import x" for i in range(9))
-    assert import_complaints([code_cell(deep)])
+    assert import_complaints([code_cell("import os\n" * 9)])
+    assert import_complaints([code_cell("from os import (" + "\n    path," * 7 + "\n)")])
+    assert import_complaints([code_cell("from os import (" + "\n    path," * 6 + "\n)")]) == []
     assert home_complaints("\n## Where this lives\n\n- `lab.py`: it\n- `no.py`: it\n", ROOT)
     assert home_complaints("\n## Where this lives\n\n- `lab.py`: it\n", ROOT)
     assert home_complaints("\n## Where this lives\n\n- `lab.py`: a\n- `lab.py`: b\n", ROOT) == []
 
 
 def test_rhythm_rule_bites() -> None:
-    assert len(rhythm_complaints([code_cell("import os"), code_cell("x = 1")])) == 4
+    assert len(rhythm_complaints([code_cell("import os"), code_cell("x = 1")])) == 3
 
 
 @pytest.mark.parametrize(

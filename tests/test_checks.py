@@ -176,15 +176,31 @@ def test_checks_of_chapters_are_found_by_name_or_say_so() -> None:
         (-1.0, 3.0, "too low by 4x."),
         (1.0, 0.0, "too high by 1x."),
         (0.0, 0.0, "well predicted"),
-        (None, 3.0, "You made no guess; the model says 3x."),
+        (None, 3.0, "The model says 3x."),
     ],
 )
 def test_compare_says_how_far_off(guess, model, said, capsys) -> None:
     prediction = predict("How many times faster?", guess=guess, unit="x")
     compare(prediction, model)
-    question, verdict = capsys.readouterr().out.splitlines()
+    question, *_, verdict = capsys.readouterr().out.splitlines()
     assert question.startswith("How many times faster?")
     assert said in verdict
+
+
+def test_without_a_guess_the_reader_is_asked_for_one(capsys) -> None:
+    prediction = predict("How many times faster?", unit="x")
+    assert prediction.guess is None
+    asked = capsys.readouterr().out
+    assert asked == (
+        "How many times faster? Your guess, as a factor? "
+        "Write guess=... into the cell and run it again.\n"
+    )
+    predict("How many?", unit="cycles")
+    assert "Your guess, in cycles? Write" in capsys.readouterr().out
+    compare(prediction, 3.0)
+    assert "guess" not in capsys.readouterr().out
+    with pytest.raises(TypeError):
+        predict("How many?", 3)  # a guess has a name: what stands second could be the unit
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "3", True, [1.0]])
@@ -196,7 +212,7 @@ def test_a_guess_or_model_value_must_be_a_finite_number(value) -> None:
 
 
 def test_numpy_numbers_are_numbers(capsys) -> None:
-    compare(predict("How many?", np.int64(12345), "cycles"), np.float32(12345))
+    compare(predict("How many?", guess=np.int64(12345), unit="cycles"), np.float32(12345))
     assert "12,345 cycles" in capsys.readouterr().out
 
 

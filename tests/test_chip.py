@@ -3,11 +3,13 @@
 import math
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import ascend_lab.chip
 from ascend_lab.chip import BLOCK_BYTES, PRESETS, chip_from_dict, load_chip, presets
+from ascend_lab.chip.model import Trust
 from ascend_lab.chip.report import chip_dict, chip_lines, chip_table
 from ascend_lab.errors import AscendLabError, ChipError, PathError
 from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
@@ -88,7 +90,7 @@ def test_every_number_has_a_source_and_a_trust(name):
     assert len(chip.facts) > 100
     for key, fact in chip.facts.items():
         assert fact.source in chip.sources, key
-        assert fact.trust in ("published", "derived", "assumed"), key
+        assert fact.trust in get_args(Trust), key
         assert math.isfinite(fact.value), key
     assert chip.facts["clock.hz"].value == chip.clock_hz
     rate = chip.facts["path.GM->L1.rate_bytes_per_cycle"].value
@@ -346,3 +348,23 @@ def test_data_from_elsewhere_is_checked_alike():
     data = tomllib.loads(TOY)
     with pytest.raises(ChipError, match="chip: sources needs a table"):
         chip_from_dict(data)
+
+
+# -- figures of other chips ------------------------------------------------------------------------
+
+
+def test_a_figure_of_another_chip_is_borrowed(tmp_path):
+    chips, vector = presets(), "vector_op.vadd.slope_cycles"
+    levels = {name: chip.facts[vector].trust for name, chip in chips.items()}
+    assert levels.pop("Ascend910B2") == "published" and set(levels.values()) == {"borrowed"}
+    assert chips["Ascend910A"].facts["cube.fp16.m"].trust == "published"
+    assert chips["Ascend310"].facts["cube.fp16.m"].trust == "borrowed"
+    assert chips["Ascend310"].facts["clock.hz"].trust == "derived"
+    mine = 'base = "Ascend910A"\nname = "Mine"\nsummary = "a chip"\ncombined = true\n'
+    assert load(tmp_path, mine).facts[vector].trust == "borrowed"
+    own = load(tmp_path, mine + '[about]\nPTO = ["Mine"]\n')
+    assert own.facts[vector].trust == "published"
+    assert own.facts["memory.energy_pj_per_byte"].trust == "assumed"
+    for wrong, says in (('PTO = "Mine"', "a list of chips"), ("XYZ = []", "a known key")):
+        with pytest.raises(ChipError, match=says):
+            load(tmp_path, f"{mine}[about]\n{wrong}\n")

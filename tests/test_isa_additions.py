@@ -283,7 +283,7 @@ def test_every_chip_knows_the_cost_of_meeting_between_two_phases():
     for name in PRESETS:
         chip = load_chip(name)
         assert chip.all_cores_cycles == 2 * chip.l2.latency_cycles
-        assert chip.facts["sync.all_cores_cycles"].trust == "derived"
+        assert chip.facts["sync.all_cores_cycles"].trust in ("derived", "borrowed")
 
 
 # -- atomic adds -----------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import resources
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from ascend_lab.chip.model import BLOCK_BYTES, Chip, Fact, Link, Memory, Path, VectorCost
+from ascend_lab.chip.model import BLOCK_BYTES, Chip, Fact, Link, Memory, Path, Trust, VectorCost
 from ascend_lab.errors import ChipError
 from ascend_lab.limits import shown, toml_of
 
@@ -50,6 +50,10 @@ class Reader:
         for name, text in self.sources.items():
             if not isinstance(text, str):
                 raise self.fail(f"sources.{name}", "a text", text, "say where the numbers are from")
+        self.about = self.table("about", set(self.sources)) if "about" in data else {}
+        for name, chips in self.about.items():
+            if not isinstance(chips, list):
+                raise self.fail(f"about.{name}", "a list of chips", chips, "put it in brackets")
 
     def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
         """Return the error for `key`: what it needs, what it got, what to do."""
@@ -92,11 +96,14 @@ class Reader:
         if not least <= value <= limit:
             needed = f"at most {limit:g}" if value > limit else f"at least {least:g}"
             raise self.fail(key, needed, value, "check the unit in the key's name")
-        if trust not in ("published", "derived", "assumed"):
-            raise self.fail(key, "trust published, derived or assumed", trust, "choose one")
+        if trust not in get_args(Trust):
+            needed = "trust published, derived, borrowed or assumed"
+            raise self.fail(key, needed, trust, "choose one")
         if not isinstance(source, str) or source not in self.sources:
             raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
-        self.facts[key] = Fact(float(value), source, trust)
+        lent = self.data.get("name") not in self.about.get(source, [self.data.get("name")])
+        rated: Trust = "borrowed" if lent and trust != "assumed" else trust
+        self.facts[key] = Fact(float(value), source, rated)
         return float(value)
 
     def integer(self, key: str) -> int:
@@ -142,7 +149,7 @@ SECTIONS = {
     "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
     "power": {"typical_w"},
 }
-OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base"}
+OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from ascend_lab.errors import PathError
 
-Trust = Literal["published", "derived", "assumed"]
+Trust = Literal["published", "derived", "borrowed", "assumed"]
+"""What a source prints; arithmetic on it; either, of another chip; a judgement. Weakest last."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "fp16": 2,

@@ -223,7 +223,8 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
 def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
     values = wholes_of(text.lower(), separator)
     if len(values) != count:
-        raise InputError(f"{what}", shown(text), "give whole numbers")
+        example = separator.join(["128", "64", "32"][:count])
+        raise InputError(what, shown(text), f"give {count} whole numbers such as {example}")
     return list(values)
 
 

@@ -85,7 +85,8 @@ def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
 def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
     """Return the terms as lines: of each ledger microseconds and share, and what the term is."""
     totals = [sum(found.values()) or 1.0 for found in ledgers]
-    lines = ["where the time goes:"]
+    heads = ("before", "after") if len(ledgers) == 2 else ()
+    lines = [f"where the time goes:{''.join(f'{head:>20}' for head in heads)}".rstrip()]
     for name, meaning in TERMS.items():
         parts = [found[name] for found in ledgers]
         if max(parts) >= 5e-9:

@@ -22,7 +22,9 @@ _HOMES = {
     "figures.packing": "NETWORKS network",
     "figures.schedules": "gm_bytes",
     "figures.tuned_networks": "one_block toy_rows",
-    "graph_examples": "MODES peak_live_bytes topological_order",
+    "graph_examples": (
+        "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order"
+    ),
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import get_args
 
 from ascend_lab.chip.model import Chip, Fact, Trust
 
-TRUST_LEVELS: tuple[Trust, ...] = ("published", "derived", "assumed")
+TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """From the best to the weakest."""
 
 SECTIONS = {
@@ -203,30 +204,17 @@ def _rated(chip: Chip, text: str, keys: Sequence[str]) -> str:
 
 
 def shared_keys(chips: Iterable[Chip]) -> set[str]:
-    """Return the keys that have the same value, source and trust in every chip."""
-    first, *others = list(chips)
-    return {
-        key
-        for key, fact in first.facts.items()
-        if all(other.facts.get(key) == fact for other in others)
-    }
-
-
-def trust_counts(chip: Chip, keys: Iterable[str] | None = None) -> dict[Trust, int]:
-    """Return how many facts (of `keys`, else all) are published, derived and assumed."""
-    counts = Counter(chip.facts[key].trust for key in (chip.facts if keys is None else keys))
-    return {level: counts[level] for level in TRUST_LEVELS}
+    """Return the keys that have the same value and source in every chip."""
+    found = [{(key, fact.value, fact.source) for key, fact in c.facts.items()} for c in chips]
+    return {key for key, *_ in set.intersection(*found)}
 
 
 def trust_html(chips: Iterable[Chip]) -> str:
-    """Return the table that counts facts by trust: those all chips share, then each chip's own."""
-    chips = list(chips)
-    shared = shared_keys(chips)
-    counted = {"the same in every chip": trust_counts(chips[0], shared)}
-    counted |= {f"{c.name}, its own": trust_counts(c, c.facts.keys() - shared) for c in chips}
+    """Return the table that counts the facts of each chip by trust."""
+    counted = {chip.name: Counter(fact.trust for fact in chip.facts.values()) for chip in chips}
     rows = [
         [f'<th scope="row">{escape(name)}</th>']
-        + [f"<td>{number}</td>" for number in (*counts.values(), sum(counts.values()))]
+        + [f"<td>{number}</td>" for number in (*(counts[t] for t in TRUST_LEVELS), counts.total())]
         for name, counts in counted.items()
     ]
     return table_html("How many facts can be trusted how far", ["", *TRUST_LEVELS, "all"], rows)

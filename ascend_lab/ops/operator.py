@@ -376,7 +376,8 @@ def get(name: str) -> Operator:
     if name in OPERATORS:
         return OPERATORS[name]
     near = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
-    remedy = f"did you mean {' or '.join(near)}?" if near else "see ops.OPERATORS"
+    known = ", ".join(sorted(OPERATORS))
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"give one of {known}"
     raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
 
 

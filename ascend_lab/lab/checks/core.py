@@ -294,17 +294,19 @@ class Prediction:
     """A question, the reader's guess (None: not yet), and its unit as text."""
 
     question: str
-    guess: float | None
+    guess: float | None = None
     unit: str = ""
 
     def __str__(self) -> str:
         if self.guess is None:
-            return f"{self.question} No guess yet: put a number in place of None."
+            unit = {"": "", "x": ", as a factor"}.get(self.unit, f", in {self.unit}")
+            remedy = "Write guess=... into the cell and run it again."
+            return f"{self.question} Your guess{unit}? {remedy}"
         return f"{self.question} Your guess: {_with_unit(self.guess, self.unit)}."
 
 
-def predict(question: str, guess: float | None = None, unit: str = "") -> Prediction:
-    """Store and print a guess; `compare` it later with what the model says."""
+def predict(question: str, *, unit: str = "", guess: float | None = None) -> Prediction:
+    """Keep and print a guess, or ask for one; `compare` it later with what the model says."""
     if guess is not None:
         guess = _finite(guess, "guess")
     prediction = Prediction(question, guess, unit)
@@ -313,7 +315,10 @@ def predict(question: str, guess: float | None = None, unit: str = "") -> Predic
 
 
 def compare(prediction: Prediction, model_value: float) -> None:
-    """Print, in one sentence, how far the guess was from the model value (in the guess's unit)."""
+    """Print, in one sentence, how far the guess was from the model value (in the guess's unit).
+
+    Without a guess it only says the model value.
+    """
     model_value = _finite(model_value, "model value")
     print(_verdict(prediction, model_value))
 
@@ -322,7 +327,7 @@ def _verdict(prediction: Prediction, model_value: float) -> str:
     model = f"the model says {_with_unit(model_value, prediction.unit)}"
     guess = prediction.guess
     if guess is None:
-        return f"You made no guess; {model}."
+        return f"{model[0].upper()}{model[1:]}."
     text = f"You guessed {_with_unit(guess, prediction.unit)}; {model}: "
     if guess == model_value or abs(guess - model_value) <= CLOSE * abs(model_value):
         return text + f"within {CLOSE:.0%}, well predicted."

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, get_args
 
 from ascend_lab.chip import Chip
+from ascend_lab.chip.model import Trust
 from ascend_lab.errors import MachineError
 from ascend_lab.sim import Timeline
 
@@ -176,9 +177,6 @@ def energy_parts(timeline: Timeline) -> dict[str, float]:
 # The numbers live in `facts.toml`, read when first asked for.
 
 
-Trust = Literal["published", "derived", "assumed"]
-
-
 @dataclass(frozen=True, slots=True)
 class MachineFact:
     """One number of a real machine: value (unit in its key), source key, trust."""
@@ -258,8 +256,8 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
         used = [facts[key] for key in (entry["peak"], "power_w") if key in facts]
         peak = facts.get(entry["peak"])
         power = facts.get("power_w")
-        rank = {"published": 0, "derived": 1, "assumed": 2}
-        trust = max((f.trust for f in used), key=lambda t: rank[t], default="published")
+        rank = get_args(Trust).index
+        trust: Trust = max((f.trust for f in used), key=rank, default="published")
         rows.append(
             Efficiency(
                 machine,
@@ -269,7 +267,7 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
                 peak.value if peak else None,
                 power.value if power else None,
                 tuple(f.source for f in used),
-                cast(Trust, trust),
+                trust,
             )
         )
     return tuple(rows)
