@@ -15,7 +15,12 @@ import numpy as np
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
 from ascend_lab.aoe.gradient.planning import mg_wfbp
 from ascend_lab.aoe.gradient.splits import (
-    Floats, all_splits, best_split, end_s, split_at, table_of,
+    Floats,
+    all_splits,
+    best_split,
+    end_s,
+    split_at,
+    table_of,
 )  # fmt: skip
 from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import AscendLabError
