@@ -249,10 +249,10 @@ def _judge_23_6(got: Any, case: ex.Case) -> str | None:
         for m in range(micro)
         for way in (FORWARD, BACKWARD)
     }
-    placed = all(task.stage % stages == d for d, device in enumerate(mine) for task in device)
-    if len(mine) != stages or not placed or sorted(map(repr, sum(mine, []))) != sorted(
-        map(repr, tasks)
-    ):  # fmt: skip
+    given = [(d, task) for d, device in enumerate(mine) for task in device]
+    placed = all(task.stage % stages == d for d, task in given)
+    once = len(given) == len(tasks) and {task for _, task in given} == tasks
+    if len(mine) != stages or not placed or not once:
         return f"expected each of the {len(tasks)} tasks once, on its device"
     try:
         found = _run(mine, stages, virtual)

@@ -265,3 +265,68 @@ def check_ex_25_3(rng: ex.Rng) -> ex.Case:
     batches = sorted({int(b) for b in rng.integers(1, 65, 6)})
     times = {b: float(rng.uniform(0.5, 2) * (5 + b)) for b in batches}
     return {"times": times, "limit": float(rng.uniform(3, 90))}
+
+
+Network = tuple[list[tuple[int, float, float]], list[list[float]]]
+"""Operators as (count, cycles, bound), and the fewest cycles of each after 0, 1, ... trials."""
+TRIALS = 6
+"""A budget has so many trials an operator; nine tenths of what the even split misses is asked."""
+
+
+def _tuned_network(rng: ex.Rng) -> Network:
+    operators, curves = [], []
+    for _ in range(int(rng.integers(4, 13))):
+        bound, spread, rate = (
+            rng.uniform(5, 500),
+            rng.choice([0, 0.05, 0.3, 1]),
+            rng.uniform(0.5, 0.95),
+        )
+        reach = bound * rng.choice([1.0, 1.05, 1.3])
+        fewest = reach * (1 + spread * rate ** np.arange(TRIALS * 12 + 1))
+        operators.append((int(rng.integers(1, 25)), float(fewest[0]), float(bound)))
+        curves.append(fewest.tolist())
+    return operators, curves
+
+
+def _spent(fn: Any) -> Any:
+    def spent(networks: Sequence[Network]) -> list[list[int]]:
+        found = []
+        for operators, curves in networks:
+            tried, most = [0] * len(operators), TRIALS * len(operators)
+
+            def measure(i: int, tried: list[int] = tried, most: int = most) -> float:
+                if sum(tried) == most:
+                    raise IndexError(f"{most} trials are spent")
+                tried[i] += 1
+                return curves[i][tried[i]]  # noqa: B023
+
+            fn(list(operators), measure, most)
+            found.append(tried)
+        return found
+
+    return spent
+
+
+def _hindsight(network: Network, most: int) -> float:
+    """Return the least sum by any split: gains shrink, so the largest are taken one by one."""
+    operators, curves = network
+    gains = sorted(count * (a - b) for (count, *_), curve in zip(operators, curves, strict=True)
+                   for a, b in pairwise(curve))[::-1]  # fmt: skip
+    return sum(count * now for count, now, _ in operators) - sum(gains[:most])
+
+
+def _judge_25_4(got: Any, case: ex.Case) -> str | None:
+    missed, left = 0.0, 0.0
+    for network, tried in zip(case["networks"], got, strict=True):
+        rows = list(zip(*network, strict=True))
+        best = _hindsight(network, TRIALS * len(rows))
+        missed += sum(o[0] * curve[TRIALS] for o, curve in rows) / best - 1
+        left += sum(o[0] * curve[n] for (o, curve), n in zip(rows, tried, strict=True)) / best - 1
+    closed = 1 - left / missed
+    return None if closed >= 0.9 else f"which closes {closed:.0%} of the distance, expected 90%"
+
+
+@ex.judged(_judge_25_4, cases=3, wrap=_spent)
+def check_ex_25_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
+    return {"networks": [_tuned_network(rng) for _ in range(20)]}
