@@ -49,6 +49,7 @@ STAMP = VENV / "lab-stamp.json"
 PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")
 BUILDER = ROOT / "book" / "build.py"
 COPIER = ROOT / "book" / "copies.py"
+PRINTER = ROOT / "book" / "pdf.py"
 COPIES = ROOT / "my_notebooks"
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist")
 
@@ -283,6 +284,18 @@ def do_test(arguments: list[str]) -> int:
     return 0
 
 
+def do_pdf(arguments: list[str]) -> int:
+    """Print the built book as one PDF by a browser (pdf [FILE], default _build/book.pdf)."""
+    if len(arguments) > 1 or any(not a or a.startswith("-") for a in arguments):
+        raise LabError("pdf takes one file (default: _build/book.pdf)")
+    if not (HTML / "index.html").exists():
+        raise LabError("there is no book yet; run: python3 lab.py book")
+    target = Path(arguments[0]).absolute() if arguments else BUILD / "book.pdf"
+    if python(PRINTER, HTML, target) != 0:
+        raise LabError("no PDF was written; the reason is above")
+    return 0
+
+
 def do_refresh(arguments: list[str]) -> int:
     """Execute notebooks in place (all, or those named: refresh 02); cell ids stay."""
     if python(BUILDER, "refresh", *arguments) != 0:
@@ -361,6 +374,7 @@ VERBS = {
     "copies": do_copies,
     "notebooks": do_notebooks,
     "serve": do_serve,
+    "pdf": do_pdf,
     "bench": do_bench,
     "bank": do_bank,
     "real-cluster": do_real_cluster,

@@ -19,6 +19,7 @@ from pathlib import Path
 import matplotlib.font_manager  # noqa: F401  builds the font cache before a kernel would
 import nbclient
 import nbformat
+import reading_time
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
@@ -98,6 +99,8 @@ async def execute_one(path: Path, gate: asyncio.Semaphore) -> tuple[str, float]:
         except nbclient.exceptions.DeadKernelError:
             raise BuildError(f"{path.name}: its kernel died; is there memory enough?") from None
         seconds = time.perf_counter() - started
+        if path.name[:2].isdigit():
+            reading_time.state(notebook.cells)
         print(f"  {path.name}: {seconds:.1f} s", flush=True)
         return tidy(notebook, path.name), seconds
 

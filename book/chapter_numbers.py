@@ -1,7 +1,8 @@
 """Sphinx extension: a chapter's number is the one its file begins with.
 
 Parts of the book that are not written yet leave gaps; the numbers of later chapters, of their
-sections, figures and exercises stay what they will be.
+sections, figures and exercises stay what they will be. A chapter added between two others has the
+number of the one before it and a letter: 06a is chapter 6a.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-CHAPTER = re.compile(r"notebooks/(\d\d)_")
+CHAPTER = re.compile(r"notebooks/(\d\d)([a-z]?)_")
 
 
-def number_of(docname: str) -> int | None:
-    """Return the number of a chapter, or None for other pages."""
+def number_of(docname: str) -> str | None:
+    """Return the number of a chapter, "6" or "6a", or None for other pages."""
     found = CHAPTER.match(docname)
-    return int(found[1]) if found else None
+    return f"{int(found[1])}{found[2]}" if found else None
 
 
 def renumber(app: Any, env: Any) -> list[str]:
@@ -23,7 +24,7 @@ def renumber(app: Any, env: Any) -> list[str]:
     changed = []
     for docname, sections in env.toc_secnumbers.items():
         number = number_of(docname)
-        if number is None or not any(n and n[0] != number for n in sections.values()):
+        if number is None or not any(n and str(n[0]) != number for n in sections.values()):
             continue
         changed.append(docname)
         for anchor, numbers in sections.items():
@@ -38,7 +39,7 @@ def renumber(app: Any, env: Any) -> list[str]:
     return changed
 
 
-def _moved(numbers: Any, first: int) -> Any:
+def _moved(numbers: Any, first: str) -> Any:
     return type(numbers)([first, *numbers[1:]]) if numbers else numbers
 
 

@@ -37,8 +37,11 @@ def lab() -> ModuleType:
 
 
 @pytest.fixture
-def build() -> ModuleType:
-    return load_script(ROOT / "book" / "build.py")
+def build() -> Iterator[ModuleType]:
+    """book/build.py, which imports its neighbour."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "book")
+        yield load_script(ROOT / "book" / "build.py")
 
 
 @pytest.fixture(scope="session")

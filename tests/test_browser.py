@@ -5,17 +5,13 @@
 """
 
 import contextlib
-import functools
 import html
-import http.server
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +21,7 @@ from types import ModuleType
 
 import nbformat
 import pytest
+from conftest import load_script
 from playwright.sync_api import Browser, Page, sync_playwright
 
 pytestmark = pytest.mark.browser
@@ -36,28 +33,37 @@ PAGES = sorted(
     for path in BOOK.rglob("*.html")
     if not {"_static", "_sources", "_modules"} & set(path.parts)
 )
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+printer = load_script(ROOT / "book" / "pdf.py")
 Copies = dict[str, nbformat.NotebookNode]
-CUT_FORMULAS = """[...document.querySelectorAll('mjx-container[display]')]
-    .filter(box => box.scrollWidth > box.clientWidth + 1)
-    .map(box => box.closest('div.math').id || box.innerText)"""
+PARTS = """width => {
+  const said = e => (e.closest('[id]')?.id || '') + ': ' + e.textContent.trim().slice(0, 60);
+  const wide = e => e.scrollWidth > e.clientWidth + 1;
+  const all = query => [...document.querySelectorAll(query)];
+  const cut = box => {  // beyond the edge of what hides it, with no way to scroll there
+    const end = (box.querySelector('mjx-math') || box).getBoundingClientRect().right;
+    for (let up = box.parentElement; up !== document.body; up = up.parentElement) {
+      const look = getComputedStyle(up).overflowX, edge = up.getBoundingClientRect().right;
+      if (look === 'hidden' || look === 'clip') { if (end > edge + 1) return true; }
+      else if (look !== 'visible' && edge <= innerWidth + 1) return false;
+    }
+    return end > innerWidth + 1;
+  };
+  const code = all('.cell_input pre, div.highlight-python pre').filter(wide);
+  const wraps = pre => getComputedStyle(pre).whiteSpace !== 'pre';
+  return {
+    'code wider than the column': width < 1280 ? [] : code.map(said),
+    'printed tables that wrap': all('.cell_output .output.stream pre').filter(wraps).map(said),
+    'formulas cut off': all('mjx-container').filter(cut).map(said),
+    'the page scrolls sideways': all('html').filter(wide).map(e => e.scrollWidth),
+  };
+}"""
+BITMAPS = """async () => {
+  const figures = [...document.querySelectorAll('.cell_output img, figure img')];
+  const kind = async image => (await (await fetch(image.src)).blob()).type;
+  const kinds = await Promise.all(figures.map(kind));
+  return figures.filter((_, i) => kinds[i] !== 'image/svg+xml').map(image => image.src);
+}"""
 WIDGET_VIEW = 'script[type="application/vnd.jupyter.widget-view+json"]'
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves without writing a line per request."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class' name
-        pass
 
 
 class Watch:
@@ -81,11 +87,12 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium in PATH: install one or set CHROMIUM to run the browser tests")
+    try:
+        found = printer.browser_path()
+    except printer.PdfError as error:
+        pytest.skip(str(error))
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=found, args=printer.FLAGS)
         yield chromium
         chromium.close()
 
@@ -95,13 +102,8 @@ def site() -> Iterator[str]:
     """Serve the built book on loopback; return its address."""
     if not PAGES:
         pytest.skip(f"no built book in {BOOK}: run python3 lab.py book")
-    handler = functools.partial(Quiet, directory=str(BOOK))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+    with printer.served(BOOK) as address:
+        yield f"{address}/"
 
 
 @pytest.fixture
@@ -124,6 +126,7 @@ def test_a_page_is_complete_and_offline(browser: Browser, site: str, page: Page,
     check_math(page)
     check_widgets(page)
     check_images(page)
+    check_parts(page)
     assert (watch.errors, watch.failed, watch.external) == ([], [], [])
 
 
@@ -136,10 +139,6 @@ def check_math(page: Page) -> None:
             "[...document.querySelectorAll('.math')].every(m => m.querySelector('mjx-container'))"
         )
         assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
-        assert page.evaluate(CUT_FORMULAS) == [], "formulas wider than the page"
-        page.set_viewport_size({"width": 420, "height": 1600})
-        assert "equation-eq-conv-sizes" not in page.evaluate(CUT_FORMULAS)
-        page.set_viewport_size({"width": 1280, "height": 1600})
 
 
 def check_widgets(page: Page) -> None:
@@ -165,6 +164,76 @@ def check_images(page: Page) -> None:
     )
     assert [name for name, width, _ in seen if not width] == [], "not loaded"
     assert [name for name, _, alt in seen if not alt] == [], "without alt text"
+
+
+def check_parts(page: Page) -> None:
+    """Nothing is cut off, wrapped or a bitmap, in a window on a desk and on a telephone."""
+    assert page.evaluate(BITMAPS) == [], "bitmaps among the figures"
+    for width in (1280, 420):
+        page.set_viewport_size({"width": width, "height": 1600})
+        found = page.evaluate(PARTS, width)
+        assert {name: parts for name, parts in found.items() if parts} == {}, f"at {width} px"
+
+
+def test_the_measures_of_a_page_bite(page: Page) -> None:
+    long = "x" * 300
+    page.set_content(
+        f"<div class=cell_input><pre>{long}</pre></div>"
+        f"<div class=cell_output><div class='output stream'>"
+        f"<pre style='white-space: pre-wrap'>{long}</pre></div></div>"
+        f"<div style='overflow: hidden; width: 99px'><mjx-container>{long}</mjx-container></div>"
+        f"<div style='overflow: auto; width: 99px'><mjx-container>{long}</mjx-container></div>"
+        "<figure><img src='data:image/png;base64,'></figure>"
+    )
+    found = page.evaluate(PARTS, 1280)
+    assert [len(parts) for parts in found.values()] == [1, 1, 1, 1]
+    assert len(page.evaluate(BITMAPS)) == 1
+
+
+def test_a_pdf_has_the_pages_their_formulas_and_links_that_work(
+    browser: Browser, site: str, tmp_path: Path
+) -> None:
+    names = ["book/index.html", "notebooks/03_memory_roofline.html", "book/part1.html"]
+    assert printer.print_book(browser, BOOK, tmp_path / "book.pdf", names) == 3
+    made = (tmp_path / "book.pdf").read_bytes()
+    assert made.startswith(b"%PDF")
+    assert made.count(b"/Type /Page\n") > 15
+    links = set(re.findall(rb"/Dest /([\w#.-]+)", made))
+    assert {b"notebooks-03_memory_roofline", b"book-part1"} <= links
+    assert any(link.startswith(b"notebooks-03_memory_roofline--") for link in links)
+    assert b"/Outlines" in made
+    assert not (BOOK / printer.JOINED).exists()
+
+
+def test_the_pdf_takes_every_page_in_the_order_of_the_book(site: str, page: Page) -> None:
+    names = printer.pages_of(page, site.rstrip("/"), BOOK)
+    assert names[0] == "book/index.html"
+    assert names.index("book/part1.html") < names.index("notebooks/01_simd_simt.html")
+    generated = {"index.html", "search.html", "genindex.html", "py-modindex.html"}
+    assert set(PAGES) - set(names) <= generated
+
+
+def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
+    page.goto(site + "book/index.html", wait_until="networkidle")
+    cards = page.locator(".lab-road .station")
+    assert cards.count() == 11
+    beyond = """cards => cards.flatMap(card => {
+      const edge = card.querySelector('.card').getBoundingClientRect().right;
+      const texts = [...card.querySelectorAll('text')];
+      return texts.filter(t => t.getBoundingClientRect().right > edge - 4).map(t => t.textContent);
+    })"""
+    assert cards.evaluate_all(beyond) == []
+    page.locator(".lab-road a", has_text="Matmul on the cube").click()
+    page.wait_for_url("**/notebooks/07_matmul.html")
+
+
+def test_an_answer_is_folded_until_a_click_opens_it(site: str, page: Page) -> None:
+    page.goto(site + "notebooks/01_simd_simt.html", wait_until="networkidle")
+    fold = page.locator("details.hide", has=page.get_by_text("Show the answer")).first
+    answer = fold.locator("pre", has_text="The model says")
+    assert not answer.is_visible()
+    fold.locator("summary").click()
+    assert answer.is_visible()
 
 
 def test_the_search_box_finds_the_double_buffer(site: str, page: Page) -> None:
@@ -300,6 +369,7 @@ def test_a_copy_opens_cleanly_in_jupyterlab(
     assert page.locator("details[open]").count() == 0
     assert not any(code.is_visible() for code in page.locator("details pre").all())
     assert page.get_by_text(re.compile(r"^ex \d+\.\d+ (passed|not yet)")).count() == 0
+    assert page.get_by_text(re.compile(r"the model says", re.IGNORECASE)).count() == 0
     cells = page.locator(".jp-Notebook .jp-CodeCell")
     stub = cells.filter(has_text=f"checks.check_{check}(")
     for cell in (cells.first, stub):

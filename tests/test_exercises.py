@@ -23,11 +23,11 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 SEEDS = {STUB: (DEFAULT_SEED,), SOLUTION: (20,)}
 """The notebooks themselves run both sides under the default."""
 
-LABEL = re.compile(r"^:label:\s*(ex-\d\d-\d+)\s*$", re.MULTILINE)
+LABEL = re.compile(r"^:label:\s*(ex-\d\d[a-z]?-\d+)\s*$", re.MULTILINE)
 EXERCISE_BLOCK = re.compile(
     r"^(`{3,}|:{3,})\{exercise(?:-start)?\}.*?^\1", re.MULTILINE | re.DOTALL
 )
-ANSWERED = re.compile(r"\{solution(?:-start)?\}\s+(ex-\d\d-\d+)")
+ANSWERED = re.compile(r"\{solution(?:-start)?\}\s+(ex-\d\d[a-z]?-\d+)")
 
 
 @cache

@@ -1,9 +1,12 @@
 """The book's figure style: alt text, no global state, stable bytes, lazy exports."""
 
+import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import pytest
@@ -36,16 +39,57 @@ def test_figure_carries_its_alt_text_in_text_and_metadata() -> None:
     assert repr(fig) == f"Figure: {ALT}"
     data, metadata = fig._repr_mimebundle_()
     assert data["text/plain"] == repr(fig)
-    assert metadata == {"image/png": {"alt": ALT}}
+    assert metadata == {"image/svg+xml": {"alt": ALT}}
+    assert set(data) == {"image/svg+xml", "text/plain"}
 
 
-def test_png_has_the_book_width_and_the_same_bytes_each_time() -> None:
-    first, second = fig_line().to_png(), fig_line().to_png()
+def test_svg_has_the_book_width_and_the_same_text_each_time() -> None:
+    first, second = fig_line().to_svg(), fig_line().to_svg()
     assert first == second
-    assert first.startswith(b"\x89PNG")
-    width_px = int.from_bytes(first[16:20], "big")
-    assert width_px == round(style.WIDTH_IN * style.DPI)
-    assert first != fig_line(height=3.0).to_png()
+    assert f'width="{72 * style.WIDTH_IN:g}pt"' in first.splitlines()[0]
+    assert first != fig_line(height=3.0).to_svg()
+
+
+def test_svg_of_another_process_is_the_same_and_has_no_date() -> None:
+    code = "import test_figures_style as t; print(t.fig_line().to_svg())"
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == fig_line().to_svg() + "\n"
+    assert not re.search(r"20\d\d-\d\d|metadata|Matplotlib|<!--", done.stdout)
+
+
+def test_svg_is_well_formed_and_every_reference_has_its_target() -> None:
+    svg = fig_line().to_svg()
+    root = ET.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    named = set(re.findall(r' id="([^"]+)"', svg))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= named
+    assert "<text" not in svg, "letters are outlines: a browser need not have the font"
+
+
+def test_marks_by_the_thousand_become_a_picture_inside() -> None:
+    def scattered(count: int) -> str:
+        fig, ax = new_figure(height_in=2.0)
+        ax.scatter(range(count), range(count))
+        return finish(fig, alt=ALT).to_svg()
+
+    assert "<image" not in scattered(style.MANY)
+    assert "<image" in scattered(style.MANY + 1)
+
+
+@pytest.mark.parametrize(("points", "refused"), [(6.0, False), (5.8, True)])
+def test_labels_have_nine_pixels_on_the_page(points: float, refused: bool) -> None:
+    fig, ax = new_figure()
+    style.put(ax, 0.5, 0.5, " ", fontsize=2)
+    style.put(ax, 0.5, 0.5, "n = 3", fontsize=points)
+    if refused:
+        with pytest.raises(FigureError, match=r"labels need 9 px .* got 8\.8 px for 'n = 3'"):
+            finish(fig, alt=ALT)
+    else:
+        sizes = [size for _, size in style.labels_of(finish(fig, alt=ALT))]
+        assert min(sizes) == pytest.approx(9.1, abs=0.1)
 
 
 @pytest.mark.parametrize("alt", ["", "   ", "too short", " ".join(["x"] * 19)])
@@ -80,7 +124,7 @@ def test_user_settings_survive_building_drawing_and_a_failing_figure() -> None:
         raise ValueError("no data")
 
     before = dict(mpl.rcParams)
-    fig_line().to_png()
+    fig_line().to_svg()
     with pytest.raises(ValueError, match="no data"):
         fig_broken()
     assert dict(mpl.rcParams) == before
@@ -89,7 +133,7 @@ def test_user_settings_survive_building_drawing_and_a_failing_figure() -> None:
 def test_figures_need_no_pyplot() -> None:
     code = (
         "import sys; from ascend_lab.lab.figures.style import new_figure, finish;"
-        "fig, ax = new_figure(); ax.plot([0, 1], [1, 0]); fig.to_png();"
+        "fig, ax = new_figure(); ax.plot([0, 1], [1, 0]); fig.to_svg();"
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

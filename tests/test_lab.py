@@ -13,6 +13,7 @@ from types import ModuleType
 
 import nbformat
 import pytest
+from conftest import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")
@@ -232,6 +233,36 @@ def test_copies_takes_one_folder(lab: ModuleType, words: list[str]) -> None:
         lab.do_copies(words)
 
 
+def test_pdf_needs_a_book_and_takes_one_file(
+    lab: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "HTML", tmp_path / "html")
+    with pytest.raises(lab.LabError, match=r"no book yet; run: python3 lab\.py book"):
+        lab.do_pdf([])
+    for words in (["--a4"], ["a", "b"], [""]):
+        with pytest.raises(lab.LabError, match="one file"):
+            lab.do_pdf(words)
+    (tmp_path / "html").mkdir()
+    (tmp_path / "html" / "index.html").touch()
+    monkeypatch.setattr(lab, "python", lambda *words: print(*words) or 1)
+    with pytest.raises(lab.LabError, match="no PDF was written"):
+        lab.do_pdf(["my.pdf"])
+
+
+def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printer = load_script(ROOT / "book" / "pdf.py")
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert printer.main([str(tmp_path), str(tmp_path / "book.pdf")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "needs Chromium, Chrome or Edge" in said
+    assert "set CHROMIUM" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_relative_folder_for_copies_is_the_users(
     lab: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -330,6 +361,7 @@ def refresh(build: ModuleType, folder: Path) -> subprocess.CompletedProcess[str]
     """Run build.py's refresh on another folder, in a process of its own as lab.py does."""
     (folder / "book").mkdir(exist_ok=True)
     script = shutil.copy(build.__file__, folder / "book")
+    shutil.copy(ROOT / "book" / "reading_time.py", folder / "book")
     command = [sys.executable, str(script), "refresh"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

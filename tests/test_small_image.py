@@ -28,29 +28,40 @@ def test_planes_become_pixels(chip_name: str, n: int, c: int, pixels: int) -> No
     assert not [found for part in launch.parts for found in sanitize(part.program, chip)]
     y = execute(launch, {"x": x.ravel()}, chip)["y"].reshape(n, pixels, 4)
     assert np.array_equal(y[..., :c], x.transpose(0, 2, 1)) and not y[..., c:].any()
+    launch = small_image_launch(SmallImage(n, c, pixels, "fp16", "int8", 32.0, -9), chip)
+    assert not [found for part in launch.parts for found in sanitize(part.program, chip)]
+    q = execute(launch, {"x": x.ravel()}, chip)["y"].reshape(n, pixels, 4)
+    steps = np.rint(x * np.float16(32) - np.float16(9)).clip(-128, 127).transpose(0, 2, 1)
+    assert q.dtype == np.int8 and np.array_equal(q[..., :c], steps) and not q[..., c:].any()
 
 
 @settings(max_examples=15)
 @given(st.data(), st.sampled_from(["Toy", "Ascend310", "Ascend910B2"]))
 def test_convolutions_equal_numpy(data: st.DataObject, chip_name: str) -> None:
-    """Any kernel, stride, dilation and pads: four taps side by side, the last ones may be few."""
+    """Any kernel, stride, dilation, pads: 4 or 8 taps side by side, the last ones may be few."""
     draw, chip = data.draw, load_chip(chip_name)
     pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
     r, s, c = draw(st.integers(1, 5)), draw(st.integers(1, 7)), draw(st.integers(1, 4))
     stride, dilation = draw(pair), draw(pair)
     top, bottom, left, right = (draw(st.integers(0, 2)) for _ in range(4))
     pads = (top, bottom, left, right)
-    h, w = draw(st.integers(r * 3, 16)), draw(st.sampled_from((20, 24, 28)))
-    shape = ConvShape(2, c, h, w, 18, r, s, stride, pads, dilation=dilation, lanes=4)
+    dtype = draw(st.sampled_from(("fp16", "int8")))
+    widths = (20, 24, 28) if dtype == "fp16" else (24, 32)
+    h, w = draw(st.integers(r * 3, 16)), draw(st.sampled_from(widths))
+    shape = ConvShape(2, c, h, w, 18, r, s, stride, pads, dtype, dilation=dilation, lanes=4)
     assert_conv(shape, chip, seed=h + w)  # type: ignore[no-untyped-call]
 
 
 def test_cube_cycles_of_a_first_layer_fall_to_a_quarter() -> None:
-    """ResNet: 49 taps of 16 lanes are 784 x 4 x 49 products of fractals, of 4 lanes 13 of 49."""
-    plain, small = (ConvShape(1, 3, 224, 224, 64, 7, 7, 2, 3, lanes=lanes) for lanes in (0, 4))
+    """ResNet: 49 taps of 16 lanes are 784 x 4 x 49 products of fractals, of 4 lanes 13 of 49.
+
+    In bytes, twice as deep, 7 of 49.
+    """
     chip = load_chip("Ascend310")
-    macs = [simulate(conv_launch(shape, chip), chip).macs for shape in (plain, small)]
-    assert [m // 16**3 for m in macs] == [153664, 40768]
+    for dtype, depth, wanted in (("fp16", 16, [153664, 40768]), ("int8", 32, [153664, 21952])):
+        shapes = [ConvShape(1, 3, 224, 224, 64, 7, 7, 2, 3, dtype, lanes=n) for n in (0, 4)]
+        macs = [simulate(conv_launch(shape, chip), chip).macs for shape in shapes]
+        assert [m // (16 * 16 * depth) for m in macs] == wanted
 
 
 def test_the_clock_chooses_and_values_stay() -> None:
@@ -68,11 +79,13 @@ def test_the_clock_chooses_and_values_stay() -> None:
     np.testing.assert_allclose(found, exact, rtol=4e-3, atol=2e-2)
 
 
-@pytest.mark.parametrize("change", [{"c": 5}, {"w": 30}, {"groups": 3}, {"lanes": 8}])
-def test_what_does_not_fit_four_lanes_is_refused(change: dict[str, int]) -> None:
-    given_ = {"n": 1, "c": 3, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3, "lanes": 4, **change}
+@pytest.mark.parametrize(
+    "change", [{"c": 5}, {"w": 30}, {"groups": 3}, {"lanes": 8}, {"w": 12, "dtype": "int8"}]
+)
+def test_what_does_not_fit_four_lanes_is_refused(change: dict[str, int | str]) -> None:
+    given_ = {"n": 1, "c": 3, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3, "lanes": 4}
     with pytest.raises(InputError, match="up to 4 channels"):
-        ConvShape(**given_)  # type: ignore[arg-type]
+        ConvShape(**{**given_, **change})  # type: ignore[arg-type]
 
 
 # -- a bias that the cube adds --------------------------------------------------------------------

@@ -43,6 +43,14 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     return (whole or NEVER not in apart) and together <= sum(apart)
 
 
+def only_reader(graph: Graph, node: Node) -> Node | None:
+    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
+    if len(node.outputs) > 1 or node.output in graph.outputs:
+        return None
+    readers = graph.readers[node.output]
+    return readers[0] if len(readers) == 1 else None
+
+
 def _cycles(piece: Piece, chip: Chip, *, warm: bool = False) -> float:
     """Return the cycles of a piece's kernel, launch included; infinite if there is none."""
     try:
@@ -92,8 +100,9 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
 def small_first_layers(graph: Graph, chip: Chip) -> Graph:
     """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
 
-    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube. With 4 lanes
-    a pixel four taps fill 16. Conversion and convolution are timed, together.
+    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
+    of 32. With 4 lanes a pixel four taps fill 16, or eight 32. Conversion and convolution are
+    timed, together.
     """
     for node in graph.nodes:
         maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
@@ -101,7 +110,7 @@ def small_first_layers(graph: Graph, chip: Chip) -> Graph:
             continue
         (_, c, *_), (*_, r, s) = (graph.types[name].shape for name in node.inputs[:2])
         plain = (r, s) == (1, 1) or node.attr("groups", 1) > 1
-        plain = plain or DTYPE_BYTES[graph.types[maker.output].dtype] != 2
+        plain = plain or DTYPE_BYTES[graph.types[maker.output].dtype] > 2
         if c > SMALL_C0 or plain or node.inputs[1] not in graph.constants:
             continue
         draft = Draft(graph)
@@ -114,10 +123,17 @@ def small_first_layers(graph: Graph, chip: Chip) -> Graph:
 
 
 def _near_cycles(graph: Graph, name: str, chip: Chip) -> float:
-    """Return the cycles of an operator and of the conversions it alone needs, with launches."""
+    """Return the cycles of an operator and of the conversions it alone needs, with launches.
+
+    Bytes are made, and sums of bytes scaled, in the same kernels.
+    """
     node = graph.node(name)
-    before = graph.producers.get(node.inputs[0])
-    near = [n for n in graph.readers[node.output] if n.op == "trans_data"]
+    before, after = graph.producers.get(node.inputs[0]), only_reader(graph, node)
+    scaled = after is not None and after.op in ("dequantise", "requantise")
+    groups = [(node, after) if after and scaled else (node,)]
+    groups += [(n,) for n in graph.readers[node.output] if n.op == "trans_data"]
     if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
-        near.append(before)
-    return sum(_cycles(piece_of(graph, (n,)), chip) for n in (node, *near))
+        maker = graph.producers.get(before.inputs[0])
+        bytes_made = maker is not None and maker.op == "quantise" and only_reader(graph, maker)
+        groups.append((maker, before) if maker and bytes_made else (before,))
+    return sum(_cycles(piece_of(graph, group), chip) for group in groups)

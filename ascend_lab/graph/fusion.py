@@ -29,7 +29,7 @@ from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.decide import pays
+from ascend_lab.graph.decide import only_reader, pays
 from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.switches import Switches
@@ -64,14 +64,6 @@ class Rule:
             needed = f"{self.name}: a list of nodes of the graph, or None"
             raise InputError(needed, repr(found)[:60], "return node objects, not names")
         return found
-
-
-def only_reader(graph: Graph, node: Node) -> Node | None:
-    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
-    if len(node.outputs) > 1 or node.output in graph.outputs:
-        return None
-    readers = graph.readers[node.output]
-    return readers[0] if len(readers) == 1 else None
 
 
 def elementwise_chain(graph: Graph, node: Node, most: int = LONGEST) -> list[Node]:

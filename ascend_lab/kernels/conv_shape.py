@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
-from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.errors import InputError
 from ascend_lab.isa import SMALL_C0, c0_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmShape, up
@@ -50,13 +50,13 @@ class ConvShape:
         for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
             object.__setattr__(self, name, _shortest(name, getattr(self, name), lengths))
         self._check_sizes()
-        fits = self.c <= SMALL_C0 == self.lanes and self.groups == 1 and self.w % SMALL_C0 == 0
-        if self.lanes and not fits:
+        if self.dtype not in ACCUMULATOR:
+            raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
+        fits = self.c <= SMALL_C0 == self.lanes and self.groups == 1
+        if self.lanes and not (fits and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
             needed = f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
             got = f"{self.c} channels in {self.lanes}, {self.groups} groups, {self.w} columns"
             raise InputError(needed, got, "use blocks of C0")
-        if self.dtype not in ACCUMULATOR:
-            raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:

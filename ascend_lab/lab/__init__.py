@@ -16,6 +16,7 @@ _HOMES = {
     "figures.fusing": "chain_kernels",
     "figures.gantt": "steady_cycles",
     "figures.layouts": "matrix_maps",
+    "figures.lowering": "five_programs residual_sum rewritten same_order without",
     "figures.media": "camera_frame scene",
     "figures.nests": "EXPRESSIONS three_nests whole_rows",
     "figures.networks": "MODELS ORDERS exported_block residual_block",
@@ -25,6 +26,7 @@ _HOMES = {
     "graph_examples": (
         "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order"
     ),
+    "layout_choices": ("cheapest converted_bytes laid_out options prepared size_bytes unfused_us"),
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"

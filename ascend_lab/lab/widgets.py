@@ -85,7 +85,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         self.fixed = dict(fixed)
         self.controls = dict(controls)
         self.figure: LabFigure | None = None
-        self.picture = ipywidgets.Image(format="png", layout={"max_width": "100%"})
+        self.picture = ipywidgets.Image(format="svg+xml", layout={"max_width": "100%"})
         self.caption = ipywidgets.HTML()
         box = ipywidgets.VBox(list(self.controls.values()))
         super().__init__([box, self.picture, self.caption])
@@ -101,13 +101,13 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         try:
             values = {name: control.value for name, control in self.controls.items()}
             figure = self.fig_fn(**self.fixed, **values)
-            png = figure.to_png()
+            svg = figure.to_svg()
         except Exception as error:  # shown to the reader: an exception in a callback is lost
             self.failure = f"{type(error).__name__}: {error}"
             self.caption.value = f"<p><strong>{escape(self.failure)}</strong></p>"
             return
         self.figure = figure
-        self.picture.value = png
+        self.picture.value = svg.encode()
         self.caption.value = f"<p><small>{escape(figure.alt_text)}</small></p>"
 
     def _redraw(self, _change: object) -> None:
@@ -120,7 +120,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         """Add the still frame to the widget's own form, for viewers that run no widgets."""
         bundle = dict(super()._repr_mimebundle_() or {})
         bundle["text/plain"] = repr(self)
-        bundle["image/png"] = bytes(self.picture.value)
+        bundle["image/svg+xml"] = bytes(self.picture.value).decode()
         return bundle
 
 

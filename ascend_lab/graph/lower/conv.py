@@ -167,10 +167,7 @@ def conv_job(
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
     if rest and rest[0].op in DEQUANTISING and not bias:
-        epilogue, main = whole_epilogue(piece, "NC1HWC0")
-        shape = conv_shape_of(piece, node, epilogue.out_dtype)
-        shape = in_pairs(shape) if epilogue.width == PAIR else shape
-        return shape, epilogue, operand_forms(epilogue.operands, piece, main)
+        return _whole_job(piece, chip)
     if not rest and not bias:
         return conv_shape_of(piece, node, piece.output.dtype), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
@@ -198,6 +195,20 @@ def conv_job(
     return shape, epilogue, forms
 
 
+def _whole_job(piece: Piece, chip: Chip) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
+    """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
+    node, scaled = piece.graph.nodes[:2]
+    epilogue, main = whole_epilogue(piece, "NC1HWC0")
+    shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    shape = in_pairs(shape) if epilogue.width == PAIR else shape
+    forms = operand_forms(epilogue.operands, piece, main)
+    if scaled.attr("small_bias", False):
+        epilogue = _bias_moved(shape, epilogue, chip)
+    if epilogue.bias:
+        forms[epilogue.bias] = partial(pack_bias, shape)
+    return shape, epilogue, forms
+
+
 def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
     """Tell whether the cube, one step deeper, has less to do for a result than the vector unit.
 
@@ -208,6 +219,25 @@ def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
         return False
     little = bias_bytes(shape) <= chip.buffers["L1"] // 4
     return little and demand.cycles * FRACTAL**2 > bundle.c1 * shape.taps + 1
+
+
+def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
+    """Return an epilogue of int32 sums, the bias left to the cube where that pays.
+
+    The vector unit is spared more than a step; who has more to do then may be the other.
+    """
+    deq = epilogue.deq
+    if deq is None or not deq.bias or not chip.combined:
+        return epilogue
+    own = tuple(o for o in epilogue.operands if o.name != deq.bias)
+    size, depth, paces = bias_bytes(shape), bundles_of(shape).c1 * shape.taps, list[float]()
+    plain = replace(deq, bias="")
+    moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
+    for one, steps in ((epilogue, depth), (moved, depth + 1)):
+        demand = demand_of(one, chip, ACCUMULATOR[shape.dtype])
+        paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
+    little = size <= chip.buffers["L1"] // 4
+    return moved if little and paces[1] + 1 < paces[0] else epilogue
 
 
 # -- transposed convolutions ----------------------------------------------------------------------

@@ -171,6 +171,12 @@ def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
         image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
         kernel = as_kernel(byte_image_launch(image, chip))
         return Lowered(named(kernel, {"x": x, "y": last.output}))
+    if piece.output.layout == SMALL_PIXELS:
+        n, c, h, w = kind.shape
+        few = SmallImage(n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"])
+        with suppress(UnsupportedError):  # few pixels: in two phases
+            kernel = as_kernel(small_image_launch(few, chip))
+            return Lowered(named(kernel, {"x": x, "y": last.output}))
     types = {name: piece.type(name) for name in (x, node.output)}
     own = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
     inner = lower_vector(Piece(own, piece.constants, piece.names), chip)

@@ -23,7 +23,7 @@ _CHECKS = {
     name: module.stem
     for module in sorted(Path(__file__).parent.glob("chapter*.py"))
     for name in re.findall(
-        r"^(?:def )?(check_ex_\d\d_\d+)", module.read_text("utf-8"), re.MULTILINE
+        r"^(?:def )?(check_ex_\d\d[a-z]?_\d+)", module.read_text("utf-8"), re.MULTILINE
     )
 }
 """Check -> module of this package that defines it."""
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
 def check_names() -> list[str]:
     """Return the names of all exercise checks, in order of chapter and number."""
-    return sorted(_CHECKS, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
+    return sorted(_CHECKS, key=lambda name: (name.split("_")[2], int(name.split("_")[3])))
 
 
 def __dir__() -> list[str]:

@@ -35,7 +35,7 @@ as the end of the sentence "your function returned ..., "."""
 Check = Callable[..., "CheckResult"]
 """Called with the answer, a function, and `seed=`."""
 
-_EXERCISE = re.compile(r"ex_(\d\d)_(\d+)")
+_EXERCISE = re.compile(r"ex_(\d\d)([a-z]?)_(\d+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -64,7 +64,7 @@ def exercise_number(exercise: str) -> str:
     found = _EXERCISE.fullmatch(exercise)
     if found is None:
         raise CheckError("an exercise is named like ex_01_2", repr(exercise), "rename it")
-    return f"{int(found[1])}.{int(found[2])}"
+    return f"{int(found[1])}{found[2]}.{int(found[3])}"
 
 
 def show(value: object, limit: int = 70) -> str:

@@ -218,7 +218,7 @@ def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
         if node < topology.size:
             short = label.removeprefix("npu") or label
             ax.add_patch(Circle(at, DISC_IN, facecolor=st.PAPER, edgecolor=st.INK, zorder=3))
-            st.put(ax, *at, short[:6], fontsize=7 if len(short) < 4 else 5.5, zorder=4)
+            st.put(ax, *at, short[:6], fontsize=7 if len(short) < 4 else 6, zorder=4)
             continue
         corner = at[0] - BOX_IN[0] / 2, at[1] - BOX_IN[1] / 2
         st.box(ax, *corner, *BOX_IN, facecolor="#FFFFFF", edgecolor=st.INK, zorder=3)

@@ -127,7 +127,7 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
     for (y, x), pixel in np.ndenumerate(cells):
         if numbers and pixel:
             dark = norm(copies[pixel]) > 0.7
-            colour, size = ("#FFFFFF" if dark else st.INK), (8 if rows <= 10 else 5)
+            colour, size = ("#FFFFFF" if dark else st.INK), (8 if rows <= 10 else 6)
             st.put(ax, x, y, str(pixel), fontsize=size, color=colour)
         if pixel == marked:
             box = st.box(ax, x - 0.5, y - 0.5, 1, 1, fill=False, edgecolor=st.VERMILLION, zorder=3)

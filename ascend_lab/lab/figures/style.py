@@ -13,6 +13,7 @@ common form of colour blindness can tell apart; hatches carry the same informati
 """
 
 import io
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
+from matplotlib import collections as mpl_collections
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 
 from ascend_lab.errors import AscendLabError
 
@@ -48,6 +51,16 @@ PALETTE: tuple[str, ...] = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW
 WIDTH_IN = 6.4
 DPI = 100
 MIN_ALT_CHARS = 40
+PAGE_PX, MIN_LABEL_PX = 700, 9
+"""Width of a figure on the page, and the smallest letters that a reader gets there."""
+MANY = 1500
+"""Marks of one kind, above which they become a picture inside the figure."""
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+# What no reader of an SVG sees: comments, room between tags, names that nothing refers to; and in
+# a path's points the digits beyond a hundredth.
+UNSEEN = re.compile(r'<!--.*?-->|(?<=>)\s+(?=<)| id="[a-z0-9]+_\d+"(?=>)', re.DOTALL)
+POINTS = re.compile(r' d="[^"]*"')
+FINE = re.compile(r"(\.\d\d)\d+|\s+(?=\n|\")|(?<=[a-zA-Z])\s+")
 
 STYLE: Mapping[str, Any] = MappingProxyType(
     {
@@ -88,6 +101,8 @@ STYLE: Mapping[str, Any] = MappingProxyType(
         "savefig.bbox": "standard",
         "path.sketch": None,
         "text.usetex": False,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "ascend_lab",
     }
 )
 """The matplotlib settings of the book; applied around building and drawing, never globally."""
@@ -152,22 +167,28 @@ class LabFigure(Figure):
     def __repr__(self) -> str:
         return f"Figure: {self.alt_text or 'without alt text (call figures.style.finish)'}"
 
-    def to_png(self) -> bytes:
-        """Return the figure as PNG: the same bytes each time on the same matplotlib."""
-        buffer = io.BytesIO()
-        with book_style():
-            self.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-        return buffer.getvalue()
+    def to_svg(self) -> str:
+        """Return the figure as SVG: the same text each time on the same matplotlib.
 
-    def _repr_png_(self) -> bytes:
-        return self.to_png()
+        Letters are outlines, so that every browser shows the same. Marks by the thousand become a
+        picture inside it.
+        """
+        for marks in self.findobj(mpl_collections.Collection):
+            count = max(np.shape(marks.get_offsets())[0], len(marks.get_paths()))
+            marks.set_rasterized(count > MANY)
+        buffer = io.StringIO()
+        with book_style():
+            self.savefig(buffer, format="svg", dpi=2 * DPI, metadata=NO_METADATA)
+        svg = buffer.getvalue()
+        svg = UNSEEN.sub("", svg[svg.index("<svg") :])
+        return POINTS.sub(lambda points: FINE.sub(r"\1", points[0]), svg)
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> tuple[dict[str, object], dict[str, object]]:
         """Hand IPython picture and alt text together; it filters by `include` and `exclude`."""
-        data: dict[str, object] = {"image/png": self.to_png(), "text/plain": repr(self)}
-        return data, {"image/png": {"alt": self.alt_text}}
+        data: dict[str, object] = {"image/svg+xml": self.to_svg(), "text/plain": repr(self)}
+        return data, {"image/svg+xml": {"alt": self.alt_text}}
 
 
 _P = ParamSpec("_P")
@@ -265,15 +286,26 @@ def finish(fig: LabFigure, *, alt: str) -> LabFigure:
     """Give the figure its alt text, the data in one or two sentences, and return it.
 
     Raises `FigureError` below `MIN_ALT_CHARS` characters: a reader who does not see the figure
-    must learn from the text what the others see.
+    must learn from the text what the others see. Labels below `MIN_LABEL_PX` are refused too.
     """
     text = " ".join(alt.split())
     if len(text) < MIN_ALT_CHARS:
         got = f"{len(text)}: {text!r}"
         remedy = "say what the data show: the series, their extremes, the comparison"
         raise FigureError(f"alt text needs at least {MIN_ALT_CHARS} characters", got, remedy)
+    for label, size in labels_of(fig):
+        if size < MIN_LABEL_PX:
+            needed = f"labels need {MIN_LABEL_PX} px on a page of {PAGE_PX}"
+            raise FigureError(needed, f"{size:.1f} px for {label!r}", "use a larger font")
     fig.alt_text = text
     return fig
+
+
+def labels_of(fig: LabFigure) -> list[tuple[str, float]]:
+    """Return each text of a figure with the height of its letters on the page, in pixels."""
+    scale = PAGE_PX / (72 * fig.get_figwidth())
+    texts: list[Any] = [text for text in fig.findobj(Text) if text.get_visible()]
+    return [(t.get_text(), scale * t.get_fontsize()) for t in texts if t.get_text().strip()]
 
 
 def pipe_legend(ax: Any, pipes: Sequence[str], **legend_args: Any) -> None:

@@ -1,0 +1,417 @@
+"""Checks of chapters 6a and 14a.
+
+6a: addresses, the choice of instructions, implied flags, the depth of queues, a small lowering.
+14a: heads, transposes, chains of conversions and of operators, propagation.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl import Schedule
+from ascend_lab.errors import AscendLabError, CapacityError
+from ascend_lab.graph import Graph
+from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
+from ascend_lab.isa import KernelBuilder, Program, sanitize
+from ascend_lab.lab import layout_choices as layouts
+from ascend_lab.lab.checks import core as ex
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+FORMATS = {1: "int8", 2: "fp16", 4: "fp32"}
+Tile = tuple[int, int, int]
+Work = Sequence[tuple[str, set[str], set[str]]]
+Steps = Sequence[tuple[str, ...]]
+
+
+# -- 6a.1 and 6a.4: what a builder has room for ----------------------------------------------------
+def _chip_with(ub_bytes: int) -> Chip:
+    return next(c for c in map(load_chip, ("Toy", "Ascend910B2")) if c.buffers["UB"] == ub_bytes)
+
+
+def _addresses(tiles: Sequence[Tile], ub_bytes: int) -> list[int] | None:
+    k = KernelBuilder("tiles", _chip_with(ub_bytes))
+    try:
+        made = [
+            k.buffer(f"t{i}", "UB", FORMATS[size], elements, slots)
+            for i, (elements, size, slots) in enumerate(tiles)
+        ]
+    except CapacityError:
+        return None
+    return [buffer.address for buffer in made]
+
+
+@ex.against(
+    _addresses,
+    edges=ex.rows(
+        "tiles ub_bytes",
+        ([(22, 2, 2), (22, 4, 1), (5, 1, 3)], 32768),
+        ([(4096, 2, 2), (4096, 2, 2)], 32768),
+        ([(4096, 2, 2), (4096, 2, 1), (4081, 2, 1)], 32768),
+        ([(4096, 2, 2), (4096, 2, 2), (1, 1, 1)], 32768),
+    ),
+)
+def check_ex_06a_1(rng: ex.Rng) -> ex.Case:
+    """Compare addresses in UB, or None, with those of a builder."""
+    ub = int(rng.choice([32768, 196608]))
+    most = ub // 24
+    return {
+        "tiles": [
+            (int(rng.integers(1, most)), int(rng.choice([1, 2, 4])), int(rng.integers(1, 4)))
+            for _ in range(rng.integers(1, 6))
+        ],
+        "ub_bytes": ub,
+    }
+
+
+def _deepest(queues: Sequence[tuple[str, str, int]], ub_bytes: int) -> int:
+    depth = 0
+    while True:
+        k = KernelBuilder("deep", _chip_with(ub_bytes))
+        try:
+            for i, (src, dst, size) in enumerate(queues):
+                k.queue(f"q{i}", "UB", "int8", size, src=src, dst=dst, depth=depth + 1)
+        except CapacityError:
+            return depth
+        depth += 1
+
+
+@ex.against(
+    _deepest,
+    edges=ex.rows(
+        "queues ub_bytes",
+        ([("MTE2", "V", 32)], 32768),
+        ([("MTE2", "V", 32), ("V", "MTE2", 32)], 32768),
+        ([("MTE2", "V", 4096), ("MTE2", "V", 4096), ("V", "MTE3", 8192)], 32768),
+        ([("MTE2", "V", 33000)], 32768),
+        ([("MTE2", "V", 4097), ("V", "MTE3", 4095)], 32768),
+    ),
+)
+def check_ex_06a_4(rng: ex.Rng) -> ex.Case:
+    """Compare the largest common depth of some queues with what a builder accepts."""
+    ways = [("MTE2", "V"), ("V", "MTE3"), ("V", "MTE2"), ("MTE3", "V")]
+    ub = int(rng.choice([32768, 196608]))
+    most = int(ub / rng.choice([4, 12, 60]))
+    picks = rng.integers(0, len(ways), rng.integers(1, 5))
+    return {
+        "queues": [(*ways[i], int(rng.integers(1, most))) for i in picks],
+        "ub_bytes": ub,
+    }
+
+
+# -- 6a.2: which way over a tile -------------------------------------------------------------------
+def _fewest(rows: int, columns: int, head: int, slope: int) -> int:
+    chunks, blocks, rest = -(-columns // 128), -(-columns // 16), rows % 8
+    along = rows * (-(-(columns // 128) // 255) + (columns % 128 > 0)), rows * chunks
+    down = chunks * -(-rows // 255), chunks * rows
+    across = blocks * (-(-(rows // 8) // 255) + (rest > 0)), blocks * -(-rows // 8)
+    return min(head * starts + slope * repeats for starts, repeats in (along, down, across))
+
+
+@ex.against(
+    _fewest,
+    edges=ex.rows(
+        "rows columns head slope",
+        (1, 128, 14, 1),
+        (256, 128, 14, 1),
+        (2, 128 * 300, 14, 1),
+        (2041, 16, 14, 1),
+        (2056, 16, 14, 1),
+        (8, 17, 14, 1),
+        (100, 48, 14, 1),
+        (4, 200, 14, 1),
+        (3000, 40, 3, 5),
+        (300, 127, 100, 1),
+    ),
+)
+def check_ex_06a_2(rng: ex.Rng) -> ex.Case:
+    """Compare the fewest cycles of three ways over a tile."""
+    high = int(rng.choice([20, 400, 5000]))
+    wide = int(rng.choice([40, 300, 40000]))
+    return {
+        "rows": int(rng.integers(1, high)),
+        "columns": int(rng.integers(1, wide)),
+        "head": int(rng.integers(1, 60)),
+        "slope": int(rng.integers(1, 9)),
+    }
+
+
+# -- 6a.3: flags that others imply -----------------------------------------------------------------
+def _conflict(one: tuple[str, set[str], set[str]], two: tuple[str, set[str], set[str]]) -> bool:
+    return bool(one[2] & (two[1] | two[2]) or one[1] & two[2])
+
+
+def implied_by_none(work: Work) -> list[tuple[int, int]]:
+    """Return the pairs that need a flag of their own: the transitive reduction of all orders."""
+    pairs = [
+        (i, j)
+        for i, j in combinations(range(len(work)), 2)
+        if work[i][0] == work[j][0] or _conflict(work[i], work[j])
+    ]
+    after: dict[int, set[int]] = {i: set() for i in range(len(work))}
+    for i, j in pairs:
+        after[i].add(j)
+
+    def reach(i: int, j: int) -> bool:
+        return any(k == j or (k < j and reach(k, j)) for k in after[i])
+
+    return [
+        (i, j)
+        for i, j in pairs
+        if work[i][0] != work[j][0] and not any(k != j and reach(k, j) for k in after[i] if k < j)
+    ]
+
+
+@ex.against(
+    implied_by_none,
+    edges=ex.rows(
+        "work",
+        ([("MTE2", set(), {"a"}), ("V", {"a"}, {"y"}), ("MTE3", {"y"}, set())],),
+        ([("MTE2", set(), {"a"}), ("MTE2", set(), {"b"}), ("V", {"a", "b"}, {"y"})],),
+        ([("MTE2", set(), {"a"}), ("V", {"a"}, {"y"}), ("MTE2", set(), {"a"})],),
+        ([("V", set(), {"a"}), ("MTE2", set(), {"a"}), ("V", {"b"}, {"c"})],),
+    ),
+)
+def check_ex_06a_3(rng: ex.Rng) -> ex.Case:
+    """Compare the pairs of instructions that need a flag with the transitive reduction."""
+    names = np.array(["a", "b", "c", "d"])
+    work = []
+    for _ in range(rng.integers(3, 9)):
+        pipe = str(rng.choice(["MTE2", "V", "MTE3", "MTE1"]))
+        reads, writes = ({str(x) for x in names[rng.random(4) < p]} for p in (0.4, 0.25))
+        work.append((pipe, reads, writes))
+    return {"work": work}
+
+
+# -- 6a.5: a small lowering ------------------------------------------------------------------------
+CHAINS: Sequence[Steps] = (
+    (("vadd", "t", "a", "b"), ("vrelu", "y", "t")),
+    (("vmul", "t", "a", "b"), ("vadd", "u", "t", "c"), ("vrelu", "y", "u")),
+    (("vabs", "t", "x"), ("vexp", "u", "t"), ("vadd", "v", "u", "t"), ("vmul", "y", "v", "x")),
+    (("vrelu", "y", "x"),),
+)
+SLACK = 1.05
+
+
+def inputs_of(steps: Steps) -> list[str]:
+    """Return the names a chain reads and never writes, in order of use."""
+    written = {dst for _, dst, *_ in steps}
+    return list(dict.fromkeys(s for _, _, *srcs in steps for s in srcs if s not in written))
+
+
+def _formula(steps: Steps, n: int) -> te.Tensor:
+    known = {name: te.placeholder((n,), name=name) for name in inputs_of(steps)}
+    for op, dst, *srcs in steps:
+        known[dst] = te.renamed(getattr(te, op)(*(known[s] for s in srcs)), dst)
+    return known[steps[-1][1]]
+
+
+def schedule_of(steps: Steps, n: int, chip: Chip, tile: int) -> Schedule:
+    """Return the chain as one nest on one core, with two slots for each tile."""
+    s, last = te.create_schedule(_formula(steps, n), chip), steps[-1][1]
+    for _, name, *_ in steps[:-1]:
+        s = te.inline(s, name)
+    return te.double_buffer(te.split(s, last, "i", tile), last)
+
+
+@cache
+def goal_cycles(steps: Steps, n: int, chip: Chip) -> int:
+    """Return the cycles of the best of our tiles: a power of two of repeats."""
+    found = []
+    for tile in (128 * 2**k for k in range(3, 10) if 128 * 2**k <= n):
+        try:
+            found.append(simulate_kernel(te.lower(schedule_of(steps, n, chip, tile)), chip).cycles)
+        except CapacityError:
+            break
+    return min(found)
+
+
+def _judge_lowering(got: Any, case: ex.Case) -> str | None:
+    steps, n, chip = case["steps"], case["n"], case["chip"]
+    if not isinstance(got, Program):
+        return "expected a program"
+    names = {*inputs_of(steps), steps[-1][1]}
+    if {(b.name, b.elements) for b in got.tensors} != {(name, n) for name in names}:
+        return f"expected the GM tensors {', '.join(sorted(names))} of {n} elements, no other"
+    rng = np.random.default_rng(n)
+    feed = {name: np.asarray(rng.normal(size=n), np.float16) for name in inputs_of(steps)}
+    try:
+        findings = sanitize(got, chip)
+        out = {} if findings else execute(got, feed, chip)
+    except AscendLabError as error:
+        return f"expected a program that runs, but: {error}"
+    if findings:
+        return f"expected no findings, the sanitizer says {findings[0]}"
+    wide = te.interpret(schedule_of(steps, n, chip, min(n, 4096)), feed)[steps[-1][1]]
+    wrong = int((out[steps[-1][1]] != wide).sum())
+    if wrong:
+        return f"expected the values of the formula, {wrong} of {n} differ"
+    cycles, goal = simulate(got, chip).cycles, SLACK * goal_cycles(steps, n, chip)
+    return None if cycles <= goal else f"expected at most {goal:,.0f} cycles, it takes {cycles:,}"
+
+
+@ex.judged(
+    _judge_lowering,
+    edges=[
+        {"steps": CHAINS[0], "n": 64 * 56 * 56, "chip": load_chip("Ascend910B2")},
+        {"steps": CHAINS[1], "n": 16384 * 12 + 128, "chip": load_chip("Ascend910B2")},
+        {"steps": CHAINS[2], "n": 16384 * 4 + 128, "chip": load_chip("Ascend910A")},
+        {"steps": CHAINS[3], "n": 1024, "chip": load_chip("Toy")},
+    ],
+    cases=3,
+)
+def check_ex_06a_5(rng: ex.Rng) -> ex.Case:
+    """Judge a lowering by findings, values and cycles."""
+    name = str(rng.choice(["Toy", "Ascend910A", "Ascend910B2"]))
+    return {
+        "steps": CHAINS[int(rng.integers(len(CHAINS)))],
+        "n": int(rng.integers(8, 64 if name == "Toy" else 1500)) * 128,
+        "chip": load_chip(name),
+    }
+
+
+# -- 14a.1 to 14a.4: heads, transposes, chains of conversions, a chain of operators ----------------
+def _behind(count: int, channels: int, pixels: int) -> tuple[int, int]:
+    once = 2 * pixels * (channels + -(-channels // 16) * 16)
+    return count * once, once
+
+
+@ex.against(
+    _behind,
+    edges=ex.rows("count channels pixels", (1, 16, 4), (3, 64, 1024), (2, 1, 9), (4, 17, 1)),
+)
+def check_ex_14a_1(rng: ex.Rng) -> ex.Case:
+    """Compare the bytes converted behind a convolution by the rule, and at best."""
+    draws = {"count": 6, "channels": 130, "pixels": 3000}
+    return {name: int(rng.integers(1, most)) for name, most in draws.items()}
+
+
+def _combined(perms: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int, ...] | None:
+    one = tuple(range(len(shape)))
+    for perm in perms:
+        one = tuple(one[axis] for axis in perm)
+    moved = [axis for axis in one if shape[axis] > 1]
+    return None if moved == sorted(moved) else one
+
+
+@ex.against(
+    _combined,
+    edges=ex.rows(
+        "perms shape",
+        ([(0, 2, 3, 1), (0, 3, 1, 2)], (1, 4, 5, 6)),
+        ([(0, 2, 3, 1), (0, 2, 3, 1)], (2, 8, 8, 8)),
+        ([(0, 2, 3, 1)], (1, 64, 1, 1)),
+        ([(1, 2, 0)], (2, 3, 4)),
+        ([(1, 0), (1, 0), (1, 0)], (3, 3)),
+    ),
+)
+def check_ex_14a_2(rng: ex.Rng) -> ex.Case:
+    """Compare transposes one after another with the one that does the same, or None."""
+    rank = int(rng.integers(2, 5))
+    perms = [tuple(map(int, rng.permutation(rank))) for _ in range(rng.integers(1, 4))]
+    return {"perms": perms, "shape": tuple(int(n) for n in rng.choice([1, 1, 2, 3], rank))}
+
+
+def left_over(layouts: Sequence[str], reads: set[int], padded: bool) -> list[tuple[str, str]]:
+    """Return the conversions that a chain of them needs when each starts from the first tensor."""
+    found: list[tuple[str, str]] = []
+    for place in sorted(reads - {0}):
+        pair = layouts[0], layouts[place]
+        if pair not in found and (padded or pair[0] != pair[1]):
+            found.append(pair)
+    return found
+
+
+@ex.against(
+    left_over,
+    edges=ex.rows(
+        "layouts reads padded",
+        (["ND", "NC1HWC0", "ND"], {2}, False),
+        (["NC1HWC0", "ND", "NC1HWC0"], {2}, True),
+        (["NC1HWC0", "ND", "NC1HWC0"], {2}, False),
+        (["ND", "NC1HWC0", "ND", "NC1HWC0"], {1, 3}, False),
+        (["ND", "NC1HWC0", "FRACTAL_NZ"], {0, 2}, False),
+    ),
+)
+def check_ex_14a_3(rng: ex.Rng) -> ex.Case:
+    """Compare the conversions that are left of a chain."""
+    layouts, count = ["ND", "NC1HWC0", "FRACTAL_NZ"], int(rng.integers(2, 7))
+    chain = [str(rng.choice(layouts))]
+    while len(chain) < count:
+        chain.append(str(rng.choice([x for x in layouts if x != chain[-1]])))
+    reads = {place for place in range(count) if rng.random() < 0.6}
+    return {"layouts": chain, "reads": reads, "padded": chain[0] != "ND" and rng.random() < 0.5}
+
+
+def _chain(kinds: Sequence[str], sizes: Sequence[tuple[int, int]]) -> int:
+    best = {layout: 0 for layout in ("ND", "NC1HWC0") if kinds[0] in (layout, "any")}
+    for kind, (plain, blocked) in zip(kinds[1:], sizes, strict=True):
+        best = {
+            to: min(cost + (plain + blocked) * (to != at) for at, cost in best.items())
+            for to in ("ND", "NC1HWC0")
+            if kind in (to, "any")
+        }
+    return min(best.values())
+
+
+@ex.against(
+    _chain,
+    edges=ex.rows(
+        "kinds sizes",
+        (["ND", "NC1HWC0"], [(6, 32)]),
+        (["ND", "any", "NC1HWC0"], [(64, 64), (16, 16)]),
+        (["ND", "any", "NC1HWC0"], [(16, 16), (64, 64)]),
+        (["ND", "any", "ND"], [(16, 16), (64, 64)]),
+        (["NC1HWC0", "any", "NC1HWC0", "ND"], [(1, 1), (1, 1), (9, 9)]),
+        (["any", "any"], [(5, 5)]),
+    ),
+)
+def check_ex_14a_4(rng: ex.Rng) -> ex.Case:
+    """Compare the fewest bytes of a chain of operators with a walk over all choices."""
+    count = int(rng.integers(2, 9))
+    kinds = [str(k) for k in rng.choice(["ND", "NC1HWC0", "any", "any"], count)]
+    plain = [int(n) for n in rng.integers(1, 100, count - 1)]
+    return {"kinds": kinds, "sizes": [(n, n * int(rng.integers(1, 4))) for n in plain]}
+
+
+# -- 14a.5: propagation ----------------------------------------------------------------------------
+NETWORKS = ("block", "heads", "sampler", "shufflenet_v2", "mobilevit_xxs", "efficientformer_l1")
+
+
+@cache
+def rule_bytes(graph: Graph) -> int:
+    """Return what the package's assignment converts."""
+    return layouts.converted_bytes(cancel_trans_data(assign_layouts(graph)))
+
+
+def _judge_choice(got: Any, case: ex.Case) -> str | None:
+    graph, allowed = case["graph"], case["options"]
+    if not isinstance(got, dict) or set(got) != {node.name for node in graph.nodes}:
+        return "expected a dict with an option for every node"
+    wrong = next((name for name, option in got.items() if option not in allowed[name]), None)
+    if wrong is not None:
+        return f"expected one of {len(allowed[wrong])} options for {wrong}"
+    moved = layouts.converted_bytes(layouts.laid_out(graph, got))
+    goal = min(rule_bytes(graph), layouts.fewest_bytes(graph, allowed) * 1.005)
+    return None if moved <= goal else f"expected at most {goal:,.0f} bytes, it converts {moved:,}"
+
+
+def _case_of(graph: Graph) -> ex.Case:
+    return {"graph": graph, "options": layouts.options(graph)}
+
+
+def check_ex_14a_5(fn: Any, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
+    """Judge a choice of layouts by what it converts, on networks and on random graphs."""
+    return ex.check_property(
+        "ex_14a_5",
+        fn,
+        _judge_choice,
+        lambda rng: _case_of(layouts.random_graph(rng)),
+        edge_cases=[_case_of(layouts.prepared(name)) for name in NETWORKS],
+        cases=12,
+        seed=seed,
+    )
