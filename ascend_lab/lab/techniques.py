@@ -3,7 +3,8 @@
 Off is what a first version of a compiler does: the graph as the model states it; layouts only where
 the cube needs them, so that every cube operator has its operands converted; a kernel per operator;
 tiles for buffers of an eighth of their size; one slot per buffer, so that loads and use alternate.
-All cores work from the first, since nobody ships a compiler that leaves some of them idle. With all on it is the default compiler, which `tune` starts from.
+All cores work from the first, since nobody ships a compiler that leaves some of them idle. With all
+on it is the default compiler, which `tune` starts from.
 """
 
 import json
