@@ -16,7 +16,7 @@ MINUTES_PER_FIGURE = 1
 STATED = re.compile(r"about (\d+) minutes")
 FENCED = re.compile(r"^(`{3,})\w*\n.*?^\1", re.MULTILINE | re.DOTALL)
 MACHINERY = re.compile(
-    r"^(?:[`:]{3,}|:[\w-]+:).*$|\{(?!glue)[\w:]+\}`[^`]*`|<!--.*?-->", re.MULTILINE
+    r"^(?:[`:]{3,}|:[\w-]+:).*$|\{(?!glue|term)[\w:]+\}`[^`]*`|<!--.*?-->", re.MULTILINE
 )
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 Cell = Mapping[str, Any]

@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -106,18 +107,22 @@ def body_of(cell: Cell) -> list[ast.stmt]:
     return ast.parse("\n".join(plain)).body
 
 
+def exercises_with(tag: str, cells: list[Cell]) -> set[str]:
+    """Return the exercises that have a cell with a tag; a solution may take several cells."""
+    return {str(c["metadata"].get("exercise", "")) for c in cells if tag in tags_of(c)}
+
+
 def rhythm_complaints(cells: list[Cell]) -> list[str]:
     """A prediction comes in; one exercise at least is in code; a deliberate failure."""
     code = [source_of(cell) for cell in code_of(cells)]
-    tags = [tag for cell in cells for tag in tags_of(cell)]
     found = []
     if not any(re.search(r"predict\w*\(", text) for text in code):
         found.append("no cell asks for a prediction")
     if not any("except " in text for text in code):
         found.append("no deliberate failure is caught and shown")
-    stubs, solutions = tags.count("exercise-stub"), tags.count("exercise-solution")
+    stubs, solutions = (exercises_with(f"exercise-{s}", cells) for s in ("stub", "solution"))
     if stubs != solutions or not stubs:
-        found.append(f"{stubs} stub cells and {solutions} solution cells; as many, at least one")
+        found.append(f"stubs of {sorted(stubs)}, solutions of {sorted(solutions)}; the same")
     return found
 
 
@@ -379,29 +384,29 @@ def figure_complaints(cell: Cell) -> list[str]:
     return found
 
 
-def without_code(text: str) -> str:
-    """Blank out fenced and inline code; what stands inside directives stays."""
-    kept: list[str] = []
+def rows_of(text: str, silent: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Yield (line, kind): a fence, code (also in directives that match `silent`), or text."""
     open_fences: list[tuple[str, bool]] = []  # fence, and whether code stands inside
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fence = FENCE.match(line)
-        if (
-            open_fences
-            and fence
-            and not fence[2].strip()
-            and fence[1].startswith(open_fences[-1][0])
-        ):
+        inside = open_fences[-1] if open_fences else ("", False)
+        if fence and inside[0] and not fence[2].strip() and fence[1].startswith(inside[0]):
             open_fences.pop()
-            kept.append("")
-        elif open_fences and open_fences[-1][1]:
-            kept.append("")
+            yield line, "fence"
+        elif inside[1]:
+            yield line, "code"
         elif fence:
             info = fence[2].strip()
-            open_fences.append((fence[1], not info.startswith("{") or info.startswith("{code")))
-            kept.append("")
+            open_fences.append((fence[1], not info.startswith("{") or bool(silent.match(info))))
+            yield line, "fence"
         else:
-            kept.append(INLINE_CODE.sub(lambda found: found[1] or "", line))
-    return "\n".join(kept)
+            yield line, "text"
+
+
+def without_code(text: str) -> str:
+    """Blank out fenced and inline code; what stands inside directives stays."""
+    kept = (line if kind == "text" else "" for line, kind in rows_of(text, re.compile(r"\{code")))
+    return "\n".join(INLINE_CODE.sub(lambda found: found[1] or "", line) for line in kept)
 
 
 def sentences_of(text: str) -> list[str]:
@@ -467,3 +472,103 @@ def home_complaints(text: str, root: Path) -> list[str]:
     files = re.findall(r"^- `([^`]+\.py)`: ", part, re.MULTILINE)
     found = [f"{name}: no such file" for name in files if not (root / name).is_file()]
     return found if 2 <= len(files) <= 4 else [f"Where this lives: {len(files)} files; 2 to 4"]
+
+
+# --- terms of the glossary ------------------------------------------------------------------------
+
+# Words of everyday English too: a chapter links them where it sets them in bold or italics.
+ORDINARY = {*"""attach bind budget event fold gap hint instance pass period phase race reference
+    region repeat scale scores strategy stream trace""".split(), "in place"}  # fmt: skip  # noqa: SIM905
+TERM = re.compile(r"\{term\}`([^`<]+?)(?:\s*<([^>`]+)>)?`")
+NO_PROSE = re.compile(
+    r"""^\ *[`:~]{3,}[^\n]*$ | ^:[\w-]+:[^\n]*$ | ^\#+\ [^\n]*$ | ^\([\w:-]+\)=$ | <!--.*?-->
+    | \{[\w:.+-]+\}`[^`]+` | (?<!`)(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`)
+    | \$\$.*?\$\$ | \$[^$]+\$ | \[[^][]*\]\([^()\s]+\) | </?[a-z][^>\n]*> | https?://\S+""",
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+SILENT = re.compile(r"\{(?:code|code-block|code-cell|math|bibliography|glossary|road)\}")
+
+
+def terms_of(glossary: str) -> list[str]:
+    """Return the terms of the page of the glossary."""
+    body = glossary.partition("```{glossary}\n")[2].partition("\n```")[0]
+    return [row for row in body.splitlines() if row and not row.startswith(" ")]
+
+
+def only_prose(text: str) -> str:
+    """Return Markdown with all that is no prose as blanks: code, roles, formulas, links, titles."""
+    kinds = rows_of(text, SILENT)
+    kept = "\n".join(row if kind == "text" else " " * len(row) for row, kind in kinds)
+    return NO_PROSE.sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), kept)
+
+
+def words_of(term: str) -> list[str]:
+    """Return a term and its plural."""
+    plural = re.sub(r"y$", "ies", term) if re.search(r"[^aeiou]y$", term) else f"{term}s"
+    hissing = [f"{term}es"] if re.search(r"(?:s|x|ch|sh)$", term) else [plural]
+    return [term, *hissing]
+
+
+def term_pattern(terms: list[str]) -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern that finds any term, the longest first, and {words: term}."""
+    named = {words.lower(): term for term in terms for words in words_of(term)}
+    named |= {term.lower(): term for term in terms}
+    found = []
+    for words in sorted((w for t in terms for w in words_of(t)), key=len, reverse=True):
+        start = f"[{words[0]}{words[0].upper()}]" if words[0].islower() else re.escape(words[0])
+        found.append(start + r"\s+".join(map(re.escape, words[1:].split(" "))))
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(found)})(?![\w-])"), named
+
+
+def uses_of(text: str, pattern: re.Pattern[str], named: dict[str, str]) -> list[Any]:
+    """Return (place, end, term, is it linked) of the uses of terms in a Markdown cell, in order."""
+    uses = [
+        (found.start(), found.end(), named.get(target.lower(), target), True)
+        for found in TERM.finditer(text)
+        for target in [" ".join((found[2] or found[1]).split())]
+    ]
+    prose = only_prose(text)
+    for found in pattern.finditer(prose):
+        term = named[" ".join(found[0].lower().split())]
+        around = prose[max(found.start() - 1, 0)] + prose[found.end() : found.end() + 1]
+        if term not in ORDINARY or around == "**":
+            uses.append((found.start(), found.end(), term, False))
+    return sorted(uses)
+
+
+def term_complaints(cells: list[Cell], terms: list[str]) -> list[str]:
+    """Every term of the glossary that a chapter uses is linked where it comes first."""
+    pattern, named = term_pattern(terms)
+    seen: dict[str, bool] = {}
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            for _, _, term, linked in uses_of(source_of(cell), pattern, named):
+                seen.setdefault(term, linked)
+    return [f"{term}: not linked at its first use" for term, linked in seen.items() if not linked]
+
+
+def link_terms(texts: list[str], terms: list[str]) -> list[str]:
+    """Return the Markdown cells of a chapter with every term linked at its first use, there only.
+
+    Links whose words are not the term's own were set by hand and stay.
+    """
+    pattern, named = term_pattern(terms)
+
+    def plain(found: re.Match[str]) -> str:
+        target = " ".join((found[2] or found[1]).split())
+        own = named.get(" ".join(found[1].lower().split())) == named.get(target.lower(), target)
+        return found[1] if own and found[1].strip() else found[0]
+
+    done: set[str] = set()
+    linked = []
+    for text in (TERM.sub(plain, text) for text in texts):
+        pieces, last = [], 0
+        for start, end, term, is_linked in uses_of(text, pattern, named):
+            if term not in done and not is_linked:
+                words = text[start:end]
+                target = "" if words == term else f" <{term}>"
+                pieces += [text[last:start], f"{{term}}`{words}{target}`"]
+                last = end
+            done.add(term)
+        linked.append("".join([*pieces, text[last:]]))
+    return linked

@@ -391,7 +391,7 @@ c_weight: int8[2, 2, 1, 1] = [1, 2, 3, 4.0]
 c_bias: int32[2, 1, 1] = [-9, -21.0]
 c_steps: fp32[2, 1, 1] = [0.0625, 0.0625]
 c_sums: int32[1, 2, 4, 4] = conv2d(q, c_weight) c_sums
-y: int8[1, 2, 4, 4] = requantise(c_sums, c_steps, c_bias) y
+y: int8[1, 2, 4, 4] = requantise(c_sums, c_steps, c_bias) {small_bias = True} y
 """)
 CHANGING = cases("""
 == PoolingToConvPass

@@ -11,12 +11,16 @@ import pytest
 from onnx import helper
 from onnx_models import model_of
 
+from ascend_lab import ops
 from ascend_lab.cli import aoe
 from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cluster.files import KEYS, LINK_KEYS
 from ascend_lab.compress import read_config
+from ascend_lab.graph import rules_restored
+from ascend_lab.graph.passes import PASSES
 
-PAGE = (Path(__file__).resolve().parent.parent / "book" / "bring_your_own.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "book" / "bring_your_own.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -41,6 +45,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     gradient["args"] = {"Input Dims": [[10, 512]], "Input type": ["float"]}
     np.save(tmp_path / "frame.npy", np.arange(24, dtype=np.uint8))
     (tmp_path / "step.json").write_text(json.dumps({"traceEvents": [gradient]}), "utf-8")
+    (tmp_path / "notebooks").mkdir()
+    kernel = (ROOT / "notebooks" / "my_kernel.py").read_text("utf-8")
+    (tmp_path / "notebooks" / "my_kernel.py").write_text(kernel, "utf-8")
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -50,8 +57,27 @@ def test_the_page_has_files_and_commands() -> None:
     own = {"my_chip.toml", "room.toml", "mine.csv"}
     assert set(FILES) == own | {"camera.cfg", "amct.cfg", "server.toml"}
     assert len(COMMANDS) >= 10
-    for block in blocks("python"):
-        compile(block, "page", "exec")
+
+
+def test_the_lines_of_python_run_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict = {}
+    try:
+        with rules_restored():
+            for block in blocks("python"):
+                code = compile(block, "page", "exec")
+                if "torch" not in block:
+                    exec(code, names)
+    finally:
+        ops.OPERATORS.pop("softsign", None)
+        PASSES.pop("SoftsignFusionPass", None)
+    wide = names["y"].astype(float)
+    near = np.linspace(-4, 4, 64_000).reshape(64, 1000)
+    assert np.abs(wide - near / (1 + np.abs(near))).max() < 5e-3
+    assert [node.op for node in names["after"].nodes] == ["softsign", "exp"]
+    assert json.loads(names["stages"].fusion_result())[0]["ub_fusion"]["SoftsignExpRule"]
+    assert names["trace"].best.point in names["points"]
+    assert names["trace"].failures
+    assert "SoftsignFusionPass" in capsys.readouterr().out
 
 
 def test_the_configuration_of_a_quantisation_is_one(folder: Path) -> None:

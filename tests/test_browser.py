@@ -57,6 +57,10 @@ PARTS = """width => {
     'the page scrolls sideways': all('html').filter(wide).map(e => e.scrollWidth),
   };
 }"""
+OPENED = """() => {
+  document.querySelectorAll('.toggle-hidden').forEach(e => e.classList.remove('toggle-hidden'));
+  document.querySelectorAll('details').forEach(fold => fold.open = true);
+}"""
 BITMAPS = """async () => {
   const figures = [...document.querySelectorAll('.cell_output img, figure img')];
   const kind = async image => (await (await fetch(image.src)).blob()).type;
@@ -168,6 +172,7 @@ def check_images(page: Page) -> None:
 
 def check_parts(page: Page) -> None:
     """Nothing is cut off, wrapped or a bitmap, in a window on a desk and on a telephone."""
+    page.evaluate(OPENED)
     assert page.evaluate(BITMAPS) == [], "bitmaps among the figures"
     for width in (1280, 420):
         page.set_viewport_size({"width": width, "height": 1600})
@@ -211,6 +216,20 @@ def test_the_pdf_takes_every_page_in_the_order_of_the_book(site: str, page: Page
     assert names.index("book/part1.html") < names.index("notebooks/01_simd_simt.html")
     generated = {"index.html", "search.html", "genindex.html", "py-modindex.html"}
     assert set(PAGES) - set(names) <= generated
+
+
+def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
+    page.goto(site + "book/index.html", wait_until="networkidle")
+    cards = page.locator(".lab-road .lab-station")
+    assert cards.count() == 11
+    beyond = """cards => cards.flatMap(card => {
+      const edge = card.querySelector('.lab-card').getBoundingClientRect().right;
+      const texts = [...card.querySelectorAll('text')];
+      return texts.filter(t => t.getBoundingClientRect().right > edge - 4).map(t => t.textContent);
+    })"""
+    assert cards.evaluate_all(beyond) == []
+    page.locator(".lab-road a", has_text="Matmul on the cube").click()
+    page.wait_for_url("**/notebooks/07_matmul.html")
 
 
 def test_an_answer_is_folded_until_a_click_opens_it(site: str, page: Page) -> None:
@@ -355,6 +374,7 @@ def test_a_copy_opens_cleanly_in_jupyterlab(
     assert page.locator("details[open]").count() == 0
     assert not any(code.is_visible() for code in page.locator("details pre").all())
     assert page.get_by_text(re.compile(r"^ex \d+\.\d+ (passed|not yet)")).count() == 0
+    assert page.get_by_text(re.compile(r"the model says", re.IGNORECASE)).count() == 0
     cells = page.locator(".jp-Notebook .jp-CodeCell")
     stub = cells.filter(has_text=f"checks.check_{check}(")
     for cell in (cells.first, stub):

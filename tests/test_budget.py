@@ -43,7 +43,7 @@ LINES = {
     "train": 1725,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 447
+FILES = 448
 IMPORT_LINES = 6065
 ROAD = 130
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

@@ -10,11 +10,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from two_sided import two_sided
 
 from ascend_lab.errors import LayoutError
-from ascend_lab.lab.checks.chapter08_09 import check_ex_09_2, check_ex_09_3, check_ex_09_4
-from ascend_lab.lab.figures import fig_addresses, fig_element, fig_padding
+from ascend_lab.lab.checks.chapter08_09 import (
+    check_ex_09_2,
+    check_ex_09_3,
+    check_ex_09_4,
+    nest,
+)
+from ascend_lab.lab.figures import fig_element, fig_layouts, fig_padding
 from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
-from ascend_lab.layout import address, address_map, pack, unpack
+from ascend_lab.layout import address, address_map, pack
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "09_layouts.ipynb"
 
@@ -25,7 +30,7 @@ def test_an_element_outside_is_an_error_with_its_bounds() -> None:
         fig_element(28, 0)
 
 
-@pytest.mark.parametrize("fig", [fig_addresses(matrix_maps()), fig_element(), fig_padding()])
+@pytest.mark.parametrize("fig", [fig_layouts(matrix_maps()), fig_element(), fig_padding()])
 def test_titles_and_labels_do_not_overlap(fig: LabFigure) -> None:
     canvas = FigureCanvasAgg(fig)
     canvas.draw()
@@ -45,11 +50,6 @@ def nz_right(x):
     return pack(layout, x)
 
 
-def nd_right(stored, shape):
-    layout = address_map("FRACTAL_NZ", shape, {1: "int8", 2: "fp16", 4: "fp32"}[stored.itemsize])
-    return unpack(layout, stored)
-
-
 def nz_always_16(x):
     *lead, m, n = x.shape
     m1, n1 = -(-m // 16), -(-n // 16)
@@ -58,9 +58,14 @@ def nz_always_16(x):
     return np.moveaxis(wide.reshape(*lead, m1, 16, n1, 16), -2, -4)
 
 
-def nd_without_crop(stored, shape):
-    *lead, n1, m1, m0, c0 = stored.shape
-    return np.moveaxis(stored, -4, -2).reshape(*lead, m1 * m0, n1 * c0)
+def by_target(source, target):
+    """One loop for every piece of the target: right, and often more than needed."""
+    loops = []
+    for piece in target.pieces:
+        own = [p for p in source.pieces if p.axis == piece.axis and p.step <= piece.step]
+        finest = max(own, key=lambda p: p.step)
+        loops.append((piece.count, finest.stride * (piece.step // finest.step), piece.stride))
+    return sorted(loops, key=lambda loop: -loop[2])
 
 
 def weight_right(index, shape, c0):
@@ -79,10 +84,12 @@ def test_checks_two_sided() -> None:
     )
     two_sided(
         check_ex_09_3,
-        nd_right,
-        nd_without_crop,
-        lambda stored, shape: nd_right(stored, shape).swapaxes(-1, -2),
-        lambda stored, shape: np.zeros(shape),
+        nest,
+        by_target,
+        lambda source, target: nest(source, target)[::-1],
+        lambda source, target: nest(target, source),
+        lambda source, target: [(source.elements, 1, 1)],
+        lambda source, target: None,
     )
     two_sided(
         check_ex_09_4,

@@ -2,24 +2,27 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from ascend_lab import dsl
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import compile_stages, simulate_graph
-from ascend_lab.graph.fusion import Count, fusion_rule, rules_restored
+from ascend_lab.graph.fusion import (
+    Count,
+    automatic_groups,
+    elementwise_chain,
+    fusion_rule,
+    rules_restored,
+)
 from ascend_lab.graph.switches import parse_switches
 from ascend_lab.isa import KernelBuilder, parse_program
 from ascend_lab.lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
 from ascend_lab.lab.checks.chapter10 import (
-    draw_network,
     fused_gradient,
     gain,
-    mish_rule,
+    misgrouped,
     network,
-    proposals,
     tanh_gradient,
 )
 from ascend_lab.lab.figures.fusing import (
@@ -99,7 +102,7 @@ def test_the_convolution_before_mish_has_two_readers_so_no_chain_rule_matches():
     assert list(whole.counts) == ["AutomaticUbFusion"]
     assert off.counts == {}
     with rules_restored():
-        fusion_rule("ConvMish")(mish_rule)
+        fusion_rule("ConvMish")(lambda g, n: g.nodes[1:5] if n.op == "conv2d" else None)
         own = compile_stages(graph, A910, switches=parse_switches("AutomaticUbFusion:off")).fused
     assert own.counts == {"ConvMish": Count(1, 1)}
     assert own.groups == whole.groups
@@ -127,54 +130,46 @@ def test_the_closed_form_is_asked_for():
     assert not check_ex_10_1(lambda inputs: None).passed
 
 
-def naive(graph, node):
-    """The rule the chapter shows."""
-    chain = [node]
-    for op in ("softplus", "tanh", "mul"):
-        chain += [n for n in graph.readers[chain[-1].output] if n.op == op]
-    return chain if [n.op for n in chain] == ["conv2d", "softplus", "tanh", "mul"] else None
+def named(groups):
+    return [[node.name for node in group] for group in groups]
 
 
-def test_a_rule_must_neither_miss_nor_meddle():
-    assert check_ex_10_3(mish_rule).passed
-    assert check_ex_10_3(mish_rule).subject is mish_rule
-    good = "c=conv(x) s=softplus(c) t=tanh(s) y=mul(t,c)"
-    assert proposals(mish_rule, f"{good} -> y") == [["c", "s", "t", "y"]]
-    assert proposals(mish_rule, f"{good} -> y s") == []
-    assert proposals(naive, f"{good} -> y s") == [["c", "s", "t", "y"]]
-
-    def one_way(graph, node):
-        chain = mish_rule(graph, node)
-        return chain if chain and chain[3].inputs[0] == chain[0].output else None
-
-    def any_outputs(graph, node):
-        return mish_rule(replace(graph, outputs=()), node)
-
-    def any_factor(graph, node):
-        chain = naive(graph, node)
-        return chain if chain and len(graph.readers[node.output]) == 2 else None
-
-    for wrong in (naive, one_way, any_outputs, any_factor, lambda graph, node: None):
-        result = check_ex_10_3(wrong)
-        assert not result.passed
-        assert "expected [" in str(result)
-    assert "expected your function" in str(check_ex_10_3(None))
+def chains(graph):
+    """The stub's groups: each elementwise node behind its only maker."""
+    found, taken = [], set()
+    for node in graph.nodes:
+        names = [n.name for n in (node, *elementwise_chain(graph, node))]
+        found.append([name for name in names if name not in taken])
+        taken.update(names)
+    return found
 
 
-@pytest.mark.parametrize("rule", [mish_rule, naive])
-def test_the_compiler_takes_what_the_good_rule_proposes_and_nothing_else(rule):
-    """The good rule's proposals are taken whole; of some of the naive one's a part is."""
-    rng, matches, whole = np.random.default_rng(3), 0, 0
-    for _ in range(25):
-        line = draw_network(rng)["network"]
-        with rules_restored():
-            fusion_rule("Mine")(rule)
-            only = parse_switches("ALL:off\nMine:on")
-            fused = compile_stages(network(line), A910, passes=(), switches=only).fused
-        matches += fused.counts.get("Mine", Count()).match_times
-        whole += [len(group) for group in fused.groups].count(4)
-    assert whole > 5
-    assert (matches == whole) is (rule is mish_rule)
+def test_groups_are_legal_and_as_few_as_the_packages():
+    assert check_ex_10_3(lambda graph: named(automatic_groups(graph, ()))).passed
+    assert "1 are possible" in str(check_ex_10_3(chains))
+    everything = check_ex_10_3(lambda graph: [[node.name for node in graph.nodes]])
+    assert "wanted outside" in str(everything)
+    for wrong, message in (
+        (lambda graph: [], "are possible"),
+        (lambda graph: [["nobody"]], "names of nodes"),
+        (lambda graph: None, "cannot be judged"),
+    ):
+        assert message in str(check_ex_10_3(wrong))
+
+
+@pytest.mark.parametrize(
+    ("line", "groups", "complaint"),
+    [
+        ("c=conv(x) d=conv(x) y=add(c,d) -> y", [["c", "d", "y"]], "one convolution"),
+        ("r=relu(x) c=conv(r) -> c", [["r", "c"]], "one convolution"),
+        ("c=conv(x) s=exp(c) y=mul(c,s) -> y s", [["c", "s", "y"]], "s, inside"),
+        ("c=conv(x) s=exp(c) y=mul(c,s) -> y", [["c"], ["c", "s", "y"]], "each once"),
+        ("c=conv(x) s=exp(c) y=mul(c,s) -> y", [["c", "s", "y"]], None),
+    ],
+)
+def test_a_group_is_one_kernel_with_one_result(line, groups, complaint):
+    wrong = misgrouped(network(line), groups)
+    assert wrong is None if complaint is None else complaint in wrong
 
 
 def test_the_schedule_check_tells_what_is_wrong():

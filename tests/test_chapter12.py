@@ -5,10 +5,10 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import KernelBuilder, parse_program
+from ascend_lab.isa import Launch, Part, parse_program
 from ascend_lab.kernels import scatter_launch, transpose_launch
 from ascend_lab.lab.checks import check_ex_12_1, check_ex_12_2, check_ex_12_3, check_ex_12_4
-from ascend_lab.lab.checks.chapter11_12 import _turn, count_bursts, moved_bytes
+from ascend_lab.lab.checks.chapter11_12 import count_bursts, moved_bytes
 from ascend_lab.lab.figures.layouts import conflicts, draw_indices
 from ascend_lab.lab.kernels import group_indices, grouped_launch
 from ascend_lab.sim import simulate
@@ -94,39 +94,28 @@ def test_a_closed_form_of_the_bursts_passes():
 
 
 def test_the_kernel_check_tells_what_is_wrong():
-    assert check_ex_12_2(lambda m, n: _turn(TOY, m, n)).passed
+    def launch(m, n, method="blocks"):
+        return transpose_launch(TOY, (16 * m, 16 * n), (1, 0), "fp16", method)
 
-    def launch(m, n):
-        return transpose_launch(TOY, (16 * m, 16 * n), (1, 0), "fp16", "strided")
+    def edited(change):
+        def make(m, n):
+            made = launch(m, n)
+            parts = (Part(parse_program(change(str(p.program))), p.bindings) for p in made.parts)
+            return Launch("turn", tuple(parts))
 
-    def strided(m, n):
-        k = KernelBuilder("turn", TOY)
-        x, y = (k.tensor(name, "fp16", 256 * m * n) for name in "xy")
-        q = k.queue("q", "UB", "fp16", 256, src="MTE2", dst="MTE3")
-        with k.loop("i", m) as i, k.loop("j", n) as j:
-            source = x.region((i * n * 16 + j) * 16, (16, 16), (1, n * 16))
-            k.copy(q.alloc().region(0, (16, 16)), source)
-            q.enqueue()
-            target = y.region((j * m * 16 + i) * 16, (16, 16), (m * 16, 1))
-            k.copy(target, q.dequeue().region(0, (16, 16)))
-            q.free()
-        return k.finish()
+        return make
 
-    def unturned(m, n):
-        text = str(_turn(TOY, m, n)).replace("vtranspose", "vrelu")
-        return parse_program(text)
+    def without_order(text):
+        return "\n".join(line for line in text.splitlines() if "V>MTE3" not in line)
 
-    def racy(m, n):
-        lines = str(_turn(TOY, m, n)).splitlines()
-        return parse_program("\n".join(line for line in lines if "V>MTE3" not in line))
-
+    assert check_ex_12_2(launch).passed
     for wrong, message in (
-        (launch, "a Program"),
-        (strided, "runs in and out"),
-        (unturned, "differ"),
-        (racy, "race"),
-        (lambda m, n: None, "a Program"),
-        (lambda m, n: _turn(TOY, n + 1, m), "fp16 tensors"),
+        (lambda m, n: launch(m, n).parts[0].program, "a Launch"),
+        (lambda m, n: launch(m, n, "strided"), "at most 1.1 x"),
+        (edited(lambda text: text.replace("vtranspose", "vrelu")), "differ"),
+        (edited(without_order), "race"),
+        (lambda m, n: None, "a Launch"),
+        (lambda m, n: launch(n + 1, m), "fp16 tensors"),
     ):
         result = check_ex_12_2(wrong)
         assert not result.passed

@@ -26,6 +26,7 @@ from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.passes import run_passes
 from ascend_lab.graph.tasks import run_tasks
+from ascend_lab.kernels.conv_bias import MOST_WHOLE
 
 
 # -- QDQ models, written node by node -------------------------------------------------------------
@@ -86,7 +87,7 @@ class Model:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
-def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8"):
+def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8", width=18):
     """Stem, pool, a block with a residual, pool and classifier; scales that use the range."""
     m = Model(seed, kind, per_channel)
     x = m.pair("x", 0.03, zero)
@@ -99,7 +100,7 @@ def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8"):
     y = m.pair(m.node("Flatten", y), 0.02, zero)
     w, b = m.weight((10, 20)), m.number("fc", m.rng.normal(size=10).astype(np.float32))
     y = m.pair(m.node("Gemm", y, w, b, transB=1), 0.02, 3)
-    return m.bytes("x", y, [2, 3, 19, 18]), 0.02
+    return m.bytes("x", y, [2, 3, 19, width]), 0.02
 
 
 def ort_run(model, feed):
@@ -132,13 +133,15 @@ def test_folded_layers_equal_onnx_runtime_to_a_step(kind, per_channel, zero):
     assert np.unique(wanted).size > 8
 
 
+@pytest.mark.parametrize("width", [18, 24])
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
-def test_kernels_compute_the_deployed_network(chip):
+def test_kernels_compute_the_deployed_network(chip, width):
     """Whole layers in a kernel each: nothing is converted between convolutions."""
-    model, step = residual_net()
-    x = drawn((2, 3, 19, 18), 2)
+    model, step = residual_net(width=width)
+    x = drawn((2, 3, 19, width), 2)
     stages = compile_stages(import_onnx(model), chip)
     tasks = [task.op for task in stages.compiled.tasks]
+    assert ("NC1HWC0:4" in str(stages.laid_out)) == (width == 24)
     assert "conv2d+requantise+dequantise+add_dequantised+relu+quantise" in tasks or (
         "conv2d+requantise+dequantise+add_dequantised+quantise" in tasks
     )
@@ -148,14 +151,18 @@ def test_kernels_compute_the_deployed_network(chip):
     assert np.abs(got.astype(np.float64) - wanted).max() <= 1.1 * step  # fp16 output
 
 
-def whole_conv(rng, c, k, *, groups=1, size=9, r=3, offset=-5, residual=False):
+def whole_conv(
+    rng, c, k, *, groups=1, size=9, r=3, offset=-5, residual=False, small=False, most=20000
+):
     net = GraphBuilder("whole")
     x = net.input("x", (2, c, size, size), "int8")
     w = net.constant(rng.integers(-127, 128, (k, c // groups, r, r)).astype(np.int8))
     s = net.constant((rng.uniform(0.5, 1, (k, 1, 1)) * 3e-4).astype(np.float32))
-    b = net.constant(rng.integers(-20000, 20000, (k, 1, 1)).astype(np.int32))
+    bias = rng.integers(-most, most, (k, 1, 1)).astype(np.int32)
+    bias[0], bias[-1] = most, -most
+    b = net.constant(bias)
     y = net.conv2d(x, w, pad=r // 2, pad_value=offset, groups=groups)
-    y = net.requantise(y, s, b, offset=3, relu=not residual)
+    y = net.requantise(y, s, b, offset=3, relu=not residual, small_bias=small)
     if residual:
         q = net.input("q", y.shape, "int8")
         y = net.dequantise(y, scale=0.5, offset=3, dtype="fp16")
@@ -181,6 +188,51 @@ def test_int8_convolutions_are_exact_in_any_number_of_channels(sizes, chip):
     for name, own in zip(graph.outputs, got.values(), strict=True):
         assert np.abs(own.astype(int) - wanted[name]).max() <= (1 if residual else 0)
         assert np.unique(own).size > 15
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
+@pytest.mark.parametrize(
+    ("c", "k", "groups", "residual"),
+    [(32, 40, 1, False), (32, 33, 1, True), (32, 256, 1, True), (96, 96, 3, True),
+     (64, 128, 4, False)],
+)  # fmt: skip
+def test_the_cube_adds_a_whole_bias_exactly(chip, c, k, groups, residual):
+    """As digits of 127 in one more step of depth, up to the largest that a fractal holds."""
+    seed = np.random.default_rng
+    macs, found = [], []
+    for small in (True, False):
+        graph = whole_conv(seed(7), c, k, groups=groups, size=16, r=1, residual=residual,
+                           small=small, most=MOST_WHOLE)  # fmt: skip
+        kinds = {n: graph.types[n].shape for n in graph.inputs}
+        feed = {n: seed(8).integers(-128, 128, shape).astype(np.int8) for n, shape in kinds.items()}
+        stages = compile_stages(graph, chip)
+        macs.append(stages.timeline().macs)
+        found.append(next(iter(run_tasks(stages.compiled, feed).values())))
+        assert np.array_equal(found[0], found[-1])
+    wanted = next(iter(evaluate(graph, feed).values()))
+    assert np.abs(found[0].astype(int) - wanted).max() <= (1 if residual else 0)
+    assert macs[0] > macs[1]  # one step deeper
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
+def test_the_sum_of_two_layers_is_in_steps_of_its_bytes(chip):
+    """Two scales divided, no number of its own for the vector unit to multiply by."""
+    m = Model(5)
+    x = m.pair("x", 0.03, -7)
+    y = m.node("Add", m.conv(x, 16, 64, 1), m.conv(x, 16, 64, 3))
+    y = m.pair(m.node("Relu", y), 0.02, -128)
+    model = m.bytes("x", m.pair(m.conv(y, 64, 32, 1), 0.05, 3), [1, 16, 9, 8])
+    graph = run_passes(import_onnx(model))[0]
+    sums = [n for n in graph.nodes if n.op == "quantise" and n.inputs[0] != "x"]
+    assert not any(node.attr("scale") for node in sums)
+    x = drawn((1, 16, 9, 8), 3)
+    got, wanted = next(iter(evaluate(graph, {"x": x}).values())), ort_run(model, {"x": x})
+    assert np.abs(got - wanted).max() <= 1.001 * 0.05
+    stages = compile_stages(import_onnx(model), chip)
+    assert "conv2d+dequantise+add+quantise" in [task.op for task in stages.compiled.tasks]
+    got = next(iter(run_tasks(stages.compiled, {"x": x.astype(np.float16)}).values()))
+    wanted = ort_run(model, {"x": x.astype(np.float16).astype(np.float32)})
+    assert np.abs(got.astype(np.float64) - wanted).max() <= 1.1 * 0.05
 
 
 def test_bytes_halve_the_traffic_of_a_convolution():

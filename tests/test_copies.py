@@ -49,7 +49,7 @@ def test_nothing_of_the_books_machinery_is_left(made, file: Path) -> None:
         assert set(cell.metadata) <= {"jupyter"}
         assert not re.search(r"\bmyst_nb\b|\bglue\b|\.\./", cell.source)
         kinds = {kind for output in cell.get("outputs", ()) for kind in output.get("data", {})}
-        assert kinds <= {"text/plain", "text/html", "image/svg+xml"}
+        assert kinds <= {"text/plain", "text/html", "image/svg+xml", "image/png"}
 
 
 @each_notebook

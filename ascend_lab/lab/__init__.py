@@ -26,6 +26,7 @@ _HOMES = {
     "graph_examples": (
         "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order"
     ),
+    "layout_choices": ("cheapest converted_bytes laid_out options prepared size_bytes unfused_us"),
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"

@@ -6,7 +6,8 @@
     add_dequantised(x, q)    x + (q - o) s, a residual         the vendor's fused vadd
 
 One scale serves a tensor, as an attribute, or `scales` serve its channels, as an input; a `bias`
-is whole and added to sums first, as the cube does.
+is whole and added to sums first, as the cube does; `small_bias` says that the cube itself can, in
+one step of depth (`kernels.conv_bias`), and changes no value.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 
@@ -86,7 +87,7 @@ def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) ->
 
 
 def _dequantise(
-    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, dtype: str
+    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, dtype: str, small_bias: bool
 ) -> te.Tensor:
     """Scale in fp32 where the scales are: one rounding at the end."""
     wide = _wide(x, others[1:], offset, "fp32" if others or dtype != "fp16" else dtype)
@@ -94,7 +95,7 @@ def _dequantise(
 
 
 def _requantise(
-    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, relu: bool
+    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, relu: bool, small_bias: bool
 ) -> te.Tensor:
     y = _scaled(_wide(x, others[1:], 0, "fp32"), scale, *others[:1])
     return _saturated(te.vrelu(y) if relu else y, offset, "int8")
@@ -118,7 +119,9 @@ def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) ->
     return result
 
 
-def _requantised(x: Values, *others: Values, scale: float, offset: int, relu: bool) -> Values:
+def _requantised(
+    x: Values, *others: Values, scale: float, offset: int, relu: bool, small_bias: bool
+) -> Values:
     y = _floats(x, others, scale, 0)
     return _rounded(np.maximum(y, 0) if relu else y, 1.0, offset)
 
@@ -132,9 +135,9 @@ define(
 )  # fmt: skip
 define(
     "dequantise", ("x", "scales", "bias"),
-    lambda x, *others, scale, offset, dtype: _floats(x, others, scale, offset),
+    lambda x, *others, scale, offset, dtype, small_bias: _floats(x, others, scale, offset),
     _dequantise, "(x + bias - offset) scale, and times one of the scales each channel",
-    attrs={**_ATTRS, "dtype": "fp32"}, ranges=_RANGES, optional=2,
+    attrs={**_ATTRS, "dtype": "fp32", "small_bias": False}, ranges=_RANGES, optional=2,
     types=TypeRule((*WHOLE, "int32"), _OTHERS, _kind("dtype", *FLOATS)),
     domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
     tolerances=rounded(ulps=2.0), examples=_PAIRS, allows_empty=True,
@@ -142,7 +145,8 @@ define(
 define(
     "requantise", ("x", "scales", "bias"), _requantised, _requantise,
     "round((x + bias) scale) + offset in int8, of int32 sums; relu before it is rounded",
-    outputs=("q",), attrs={**_ATTRS, "relu": False}, ranges=_RANGES, optional=2,
+    outputs=("q",), attrs={**_ATTRS, "relu": False, "small_bias": False}, ranges=_RANGES,
+    optional=2,
     types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
     domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
     tolerances=_STEP, examples=_PAIRS, allows_empty=True,

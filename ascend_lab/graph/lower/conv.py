@@ -172,10 +172,7 @@ def conv_job(
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
     if rest and rest[0].op in DEQUANTISING and not bias:
-        epilogue, main = whole_epilogue(piece, "NC1HWC0")
-        shape = conv_shape_of(piece, node, epilogue.out_dtype)
-        shape = in_pairs(shape) if epilogue.width == PAIR else shape
-        return shape, epilogue, operand_forms(epilogue.operands, piece, main)
+        return _whole_job(piece, chip)
     if not rest and not bias:
         return conv_shape_of(piece, node, piece.output.dtype), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
@@ -203,6 +200,20 @@ def conv_job(
     return shape, epilogue, forms
 
 
+def _whole_job(piece: Piece, chip: Chip) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
+    """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
+    node, scaled = piece.graph.nodes[:2]
+    epilogue, main = whole_epilogue(piece, "NC1HWC0")
+    shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    shape = in_pairs(shape) if epilogue.width == PAIR else shape
+    forms = operand_forms(epilogue.operands, piece, main)
+    if scaled.attr("small_bias", False):
+        epilogue = _bias_moved(shape, epilogue, chip)
+    if epilogue.bias:
+        forms[epilogue.bias] = partial(pack_bias, shape)
+    return shape, epilogue, forms
+
+
 def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
     """Tell whether the cube, one step deeper, has less to do for a result than the vector unit.
 
@@ -215,6 +226,25 @@ def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
     return little and demand.cycles * FRACTAL**2 > bundle.c1 * shape.taps + 1
 
 
+def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
+    """Return an epilogue of int32 sums, the bias left to the cube where that pays.
+
+    The vector unit is spared more than a step; who has more to do then may be the other.
+    """
+    deq = epilogue.deq
+    if deq is None or not deq.bias or not chip.combined:
+        return epilogue
+    own = tuple(o for o in epilogue.operands if o.name != deq.bias)
+    size, depth, paces = bias_bytes(shape), bundles_of(shape).c1 * shape.taps, list[float]()
+    plain = replace(deq, bias="")
+    moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
+    for one, steps in ((epilogue, depth), (moved, depth + 1)):
+        demand = demand_of(one, chip, ACCUMULATOR[shape.dtype])
+        paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
+    little = size <= chip.buffers["L1"] // 4
+    return moved if little and paces[1] + 1 < paces[0] else epilogue
+
+
 # -- convolutions of scaled images -----------------------------------------------------------------
 def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     """Return (image, scale) of a node that scales an image by a number per image and channel."""
@@ -225,14 +255,10 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     plain = all((t.dtype, t.layout) == ("fp16", "NC1HWC0") for t in (image, scale))
     fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
     return (one, two) if fits else None
-
-
 def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
     """Return a convolution of scaled images that scales its weights, which are fewer.
-
     The first phase writes weights for each image. In memory n images of c1 blocks are one image of
     n c1 blocks: the second phase is a convolution in n groups.
-    """
     first, node, *rest = piece.graph.nodes
     found = scale_of(piece.graph, first)
     if found is None or node.op != "conv2d" or node.inputs[0] != first.output:
@@ -258,18 +284,12 @@ def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
     forms[weight] = partial(_padded_weights, one)
     names = {"x": image, "weight": PACKED, "y": y}
     return Lowered(Kernel(node.op, (*phases, renamed(launch, names))), forms)
-
-
 def _for_all(images: int, form: Form, array: Values) -> Values:
     return np.tile(form(array), images)
-
-
 def _padded_weights(shape: ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0, on both sides."""
     missing = shape.c - array.shape[1]
     return _weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
-
-
 # -- transposed convolutions ----------------------------------------------------------------------
 def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """Return a transposed convolution: one plain one per phase of the stride, each its weights.

@@ -26,6 +26,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes import clean
 from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
+from ascend_lab.kernels.conv_bias import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
@@ -33,6 +34,8 @@ PRODUCTS = ("matmul", "batch_matmul", "gemm")
 MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
 LIMITED = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 WINDOW = ("stride", "pad", "dilation")
+SHALLOW = 512
+"""Products a result up to which the vector unit may have more to do than the cube."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,15 @@ def integer_layer(draft: Draft, node: Node) -> bool:
         attrs["pad_value"] = x.offset if np.any(options["pad"]) else 0
     op = "conv2d" if conv else "matmul" if node.op == "gemm" else node.op
     sums = draft.insert(op, (x.name, name), attrs, f"{title}_sums")
-    dtype = {"dtype": draft.type(node.output).dtype}
-    return draft.become(node, "dequantise", (sums, scale, added), dtype)
+    kept: dict[str, Any] = {"dtype": draft.type(node.output).dtype}
+    if conv and whole.type.elements <= SHALLOW * shape[0]:
+        kept |= _small(draft.constants[added])
+    return draft.become(node, "dequantise", (sums, scale, added), kept)
+
+
+def _small(bias: Constant) -> dict[str, bool]:
+    """Return the attribute that says so where the cube can add a bias."""
+    return {"small_bias": True} if np.abs(bias.array()).max() <= MOST_WHOLE else {}
 
 
 def _weight(
@@ -227,6 +237,7 @@ def requantised(draft: Draft, node: Node) -> bool:
     if sums is not None and len(sums.inputs) == 3 and not sums.attr("offset", 0):
         scales = _divided(draft, sums, own.scale)
         attrs = {"offset": own.offset, "relu": relu}
+        attrs |= {key: True for key in ("small_bias",) if sums.attr(key)}
         return draft.become(node, "requantise", (sums.inputs[0], scales, sums.inputs[2]), attrs)
     if own.scale != 1 and _in_steps(draft, node, own, (source, relu)):
         return True
@@ -256,29 +267,46 @@ def _divided(draft: Draft, sums: Node, step: float) -> str:
 def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) -> bool:
     """Let a sum of two be in steps of its result, with one offset for all three.
 
+    Two layers each scale their sums so. With a residual in bytes
     relu((x - ox) sx + (q - oq) sq) / s = relu(x (sx / s) + (q - o) (sq / s)).
     """
     source, relu = behind
-    top = draft.only(source, "add_dequantised")
-    head = draft.only(top.inputs[0], "dequantise") if top is not None else None
-    if top is None or head is None or len(head.inputs) == 2:
-        return False
-    scale = top.attr("scale", 1.0) / own.scale
-    shift = top.attr("offset", 0.0) * scale - (0 if relu else own.offset)
-    attrs, inputs = {"dtype": head.attr("dtype", "fp32")}, head.inputs
-    if len(inputs) == 1:
-        attrs["scale"] = head.attr("scale", 1.0) / own.scale
-        shift += head.attr("offset", 0) * attrs["scale"]
+    top = draft.only(source, "add_dequantised", "add")
+    shift = 0.0 if relu else -float(own.offset)
+    if top is not None and top.op == "add":
+        heads = [draft.only(name, "dequantise") for name in top.inputs]
+        if not all(h is not None and len(h.inputs) == 3 for h in heads):
+            return False
+        for head, own_shift in zip(heads, (shift, 0.0), strict=True):
+            assert head is not None
+            _head_in_steps(draft, head, own.scale, own_shift)
     else:
-        inputs = (inputs[0], _divided(draft, head, own.scale), inputs[2])
-        scales, bias = (draft.constants[name] for name in inputs[1:])
-        moved_on = derived(bias.type, partial(_moved_on, shift), bias, scales)
-        inputs, shift = (*inputs[:2], draft.add(moved_on, f"{head.name}_bias")), 0.0
-    draft.become(head, "dequantise", inputs, attrs)
-    pair = {"scale": scale, "offset": shift / scale}
-    draft.become(top, "add_dequantised", draft.current(top.name).inputs, pair)
+        head = draft.only(top.inputs[0], "dequantise") if top is not None else None
+        if top is None or head is None or len(head.inputs) == 2:
+            return False
+        scale = top.attr("scale", 1.0) / own.scale
+        shift += top.attr("offset", 0.0) * scale
+        left = _head_in_steps(draft, head, own.scale, shift)
+        pair = {"scale": scale, "offset": left / scale}
+        draft.become(top, "add_dequantised", draft.current(top.name).inputs, pair)
     kept = {"offset": own.offset} if relu else {}
     return draft.become(node, "quantise", node.inputs if relu else (source,), kept)
+
+
+def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float:
+    """Dequantise in steps of a sum, less what is taken from that; return what is left to take."""
+    attrs: dict[str, Any] = {"dtype": head.attr("dtype", "fp32")}
+    inputs = head.inputs
+    if len(inputs) == 1:
+        attrs["scale"] = head.attr("scale", 1.0) / step
+        draft.become(head, "dequantise", inputs, attrs)
+        return shift + float(head.attr("offset", 0) * attrs["scale"])
+    inputs = (inputs[0], _divided(draft, head, step), inputs[2])
+    scales, bias = (draft.constants[name] for name in inputs[1:])
+    less = derived(bias.type, partial(_moved_on, shift), bias, scales)
+    attrs |= _small(less) if head.attr("small_bias") else {}
+    draft.become(head, "dequantise", (*inputs[:2], draft.add(less, f"{head.name}_bias")), attrs)
+    return 0.0
 
 
 def _moved_on(shift: float, bias: Values, scales: Values) -> Values:

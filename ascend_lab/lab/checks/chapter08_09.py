@@ -1,10 +1,11 @@
 """Checks of chapters 8 and 9.
 
-8: the address generator of implicit im2col, Winograd, a stride folded away.
-9: ND to FRACTAL_NZ and back, the address of a weight.
+8: the address generator of implicit im2col, a layer by Winograd, a stride folded away.
+9: ND to FRACTAL_NZ, the loops of any conversion, the address of a weight.
 """
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
-from ascend_lab.layout import address, address_map, pack
+from ascend_lab.layout import AddressMap, address, address_map, pack
+from ascend_lab.layout import addresses as addresses_of
 
 Values = NDArray[Any]
 Pair = tuple[int, int]
@@ -65,20 +67,20 @@ def _matrix(
     return matrix
 
 
-def _tile_case(data: Values, kernel: Values) -> ex.Case:
+def _image_case(image: Values, weights: Values) -> ex.Case:
     return {
-        "data": np.asarray(data, np.float64),
-        "kernel": np.asarray(kernel, np.float64),
+        "image": np.asarray(image, np.float64),
+        "weights": np.asarray(weights, np.float64),
         "multiply": _counting(),
     }
 
 
 def _counting() -> Any:
-    """Return an element-wise product with an attribute `products` that counts its elements."""
+    """Return a product of matrices, or of stacks of them, that counts in `products`."""
 
     def multiply(a: Values, b: Values) -> Values:
-        result: Values = np.asarray(np.multiply(a, b))
-        multiply.__dict__["products"] += result.size
+        result: Values = np.matmul(a, b)
+        multiply.__dict__["products"] += result.size * np.shape(a)[-1]
         return result
 
     multiply.__dict__["products"] = 0
@@ -86,15 +88,17 @@ def _counting() -> Any:
     return multiply
 
 
-def _judge_tile(got: Any, case: ex.Case) -> str | None:
+def _judge_winograd(got: Any, case: ex.Case) -> str | None:
     made = case["multiply"].__dict__["products"]
     case["multiply"].__dict__["products"] = 0
-    expected = conv2d_reference(case["data"][None, None], case["kernel"][None, None])[0, 0]
-    if np.shape(got) == (2, 2) and np.allclose(got, expected, rtol=1e-9, atol=1e-9):
-        if 0 < made <= 16:
-            return None
-        return f"with {made} products through multiply, expected 1 to 16"
-    return ex.equal_to(expected)(got)
+    (k, c, *_), (_, h, w) = case["weights"].shape, case["image"].shape
+    expected = conv2d_reference(case["image"][None], case["weights"], pad=1)[0]
+    if np.shape(got) != expected.shape or not np.allclose(got, expected, rtol=1e-9, atol=1e-9):
+        return ex.equal_to(expected, 1e-9)(got) or "expected the convolution with pad 1"
+    fewest = 16 * -(-h // 2) * -(-w // 2) * c * k
+    if made != fewest:
+        return f"with {made:,} products through multiply; {fewest:,} are needed and enough"
+    return None
 
 
 def folded(x: Values) -> Values:
@@ -126,8 +130,6 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
 # -- chapter 9 -------------------------------------------------------------------------------------
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
-GARBAGE = 99
-"""Stands in the padding of storage that is to be read: padding may hold anything."""
 
 
 def _name(x: NDArray[Any]) -> str:
@@ -135,7 +137,7 @@ def _name(x: NDArray[Any]) -> str:
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return numbers 1 .. 97 in turn: none is 0 and none is GARBAGE."""
+    """Return numbers 1 .. 97 in turn: none is 0."""
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
 
 
@@ -145,27 +147,23 @@ def _draw_array(rng: np.random.Generator) -> ex.Case:
     return {"x": _numbers(shape, str(rng.choice(list(TYPES))))}
 
 
-def _stored(x: NDArray[Any]) -> ex.Case:
-    stored = pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
-    return {"stored": np.where(stored == 0, stored.dtype.type(GARBAGE), stored), "shape": x.shape}
-
-
 @ex.judged(
-    _judge_tile,
+    _judge_winograd,
     edges=[
-        _tile_case(np.eye(4), np.ones((3, 3))),
-        _tile_case(np.zeros((4, 4)), np.ones((3, 3))),
-        _tile_case(np.arange(16).reshape(4, 4), np.arange(9).reshape(3, 3)),
+        _image_case(np.ones((1, 2, 2)), np.ones((1, 1, 3, 3))),
+        _image_case(np.arange(25).reshape(1, 5, 5), np.arange(9).reshape(1, 1, 3, 3)),
+        _image_case(np.arange(24).reshape(2, 3, 4), np.arange(54).reshape(3, 2, 3, 3)),
     ],
+    cases=20,
 )
 def check_ex_08_3(rng: ex.Rng) -> ex.Case:
-    """Check Winograd's F(2x2, 3x3): `fn(data, kernel, multiply)` on a 4x4 tile and a 3x3 kernel.
+    """Check Winograd's F(2x2, 3x3): `fn(image, weights, multiply)`, a layer with pad 1.
 
-    Products of data with kernel go through `multiply`, which counts them: 16 are enough for the
-    2x2 outputs, the definition takes 36.
+    image (c, h, w), weights (k, c, 3, 3); products of data with weights go through `multiply`,
+    which counts them: 16 for 2x2 outputs, channel and kernel, the ragged edge counted as whole.
     """
-    data, kernel = rng.integers(-9, 10, (4, 4)), 2 * rng.integers(-4, 5, (3, 3))
-    return _tile_case(data, kernel)
+    c, h, w, k = (int(v) for v in rng.integers(1, (4, 10, 10, 5)))
+    return _image_case(rng.integers(-9, 10, (c, h, w)), 2 * rng.integers(-4, 5, (k, c, 3, 3)))
 
 
 @ex.judged(
@@ -187,26 +185,79 @@ def check_ex_08_4(rng: ex.Rng) -> ex.Case:
     return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
 
 
+def nest(source: AddressMap, target: AddressMap) -> list[tuple[int, int, int]]:
+    """Return the fewest loops (count, source step, target step) that visit every element."""
+    loops = []
+    for axis, size in enumerate(source.shape):
+        maps = [[p for p in own.pieces if p.axis == axis] for own in (source, target)]
+        marks = sorted({size, *(p.step for pieces in maps for p in pieces)})
+        for low, high in pairwise(marks):
+            found = (max((p for p in own if p.step <= low), key=lambda p: p.step) for own in maps)
+            loops.append((high // low, *(p.stride * (low // p.step) for p in found)))
+    merged: list[tuple[int, int, int]] = []
+    for count, there, here in sorted(loops, key=lambda loop: -loop[2]):
+        joins = merged and merged[-1][1:] == (count * there, count * here)
+        merged.append((count * merged.pop()[0] if joins else count, there, here))
+    return merged
+
+
 def _judge_09_3(got: Any, case: ex.Case) -> str | None:
-    dtype = _name(case["stored"])
-    return ex.equal_to(_numbers(case["shape"], dtype))(got)
+    maps, places = (case["source"], case["target"]), np.zeros((2, 1), int)
+    for count, *steps in got:
+        inner = np.multiply.outer(steps, np.arange(count))[:, None]
+        places = (places[:, :, None] + inner).reshape(2, -1)
+    wanted = np.stack([addresses_of(own).ravel() for own in maps])
+    if places.shape != wanted.shape:
+        return f"which visits {places.shape[1]:,} elements, expected {wanted.shape[1]:,}"
+    if not np.array_equal(places[:, places[1].argsort()], wanted[:, wanted[1].argsort()]):
+        return "which takes elements to wrong places"
+    if len(got) > (fewest := len(nest(*maps))):
+        return f"with {len(got)} loops; {fewest} are enough"
+    steps = [loop[2] for loop in got]
+    return None if steps == sorted(steps, reverse=True) else "expected the target in rising order"
+
+
+MATRICES = "ND", "FRACTAL_NZ", "FRACTAL_ZZ", "FRACTAL_ZN"
+IMAGES = "NCHW", "NHWC", "NC1HWC0", "FRACTAL_Z"
+
+
+def _maps(source: str, target: str, shape: tuple[int, ...], dtype: str = "fp16") -> ex.Case:
+    maps = (address_map(name, shape, dtype) for name in (source, target))
+    return dict(zip(("source", "target"), maps, strict=True))
 
 
 @ex.judged(
     _judge_09_3,
-    edges=[_stored(_numbers((8, 100, 30), dtype)) for dtype in ("fp16", "int8")],
+    edges=[
+        _maps("ND", "FRACTAL_NZ", (32, 48)),
+        _maps("FRACTAL_ZZ", "FRACTAL_ZN", (64, 64), "int8"),
+        _maps("NCHW", "NCHW", (2, 3, 4, 5)),
+        _maps("NHWC", "FRACTAL_Z", (16, 32, 1, 3)),
+        _maps("ND", "FRACTAL_NZ", (3, 16, 16)),
+    ],
     cases=20,
 )
 def check_ex_09_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(stored, shape)`: FRACTAL_NZ back to an array of `shape`; padding holds garbage."""
-    return _stored(_draw_array(rng)["x"])
+    """Check `fn(source, target)`: the loops of a conversion between two layouts without padding.
+
+    Each loop is (count, source step, target step), outermost first, steps in elements; together
+    they visit every element once, in rising order of the target, and no fewer loops would do.
+    """
+    lead, high, wide, side = (int(n) for n in rng.integers(1, 4, 4))
+    matrix = bool(rng.integers(0, 2))
+    shape = (lead, 32 * high, 32 * wide) if matrix else (16 * lead, 32 * high, wide, side)
+    one, two = (str(name) for name in rng.choice(MATRICES if matrix else IMAGES, 2))
+    return _maps(one, two, shape, str(rng.choice(list(TYPES))))
 
 
-def _answer_09_4(index: tuple[int, ...], shape: tuple[int, ...], c0: int) -> int:
-    return int(address(address_map("FRACTAL_Z", shape, "fp16", c0=c0), index))
+def _judge_09_4(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, int | np.integer):
+        return f"expected a whole number, got a {type(got).__name__}"
+    weights = address_map("FRACTAL_Z", case["shape"], "fp16", c0=case["c0"])
+    return ex.equal_to(int(address(weights, case["index"])))(got)
 
 
-@ex.against(_answer_09_4)
+@ex.judged(_judge_09_4)
 def check_ex_09_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
     sides = (1, 70), (1, 70), (1, 8), (1, 8)

@@ -1,7 +1,8 @@
 """Checks of the exercises of chapter 10: fusing operators."""
 
 import re
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from ascend_lab import dsl
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import Schedule, Tensor
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, GraphBuilder, Node
+from ascend_lab.graph import Graph, GraphBuilder
+from ascend_lab.graph.fusion import automatic_groups
 from ascend_lab.isa import Program, sanitize
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import execute, simulate, simulate_kernel
@@ -28,13 +30,13 @@ def gain(inputs: list[int]) -> float:
     return (sum(inputs) + links + len(inputs)) / (sum(inputs) + 1)
 
 
-# -- a fusion rule ---------------------------------------------------------------------------------
+# -- groups of nodes -------------------------------------------------------------------------------
 
 NODE = re.compile(r"(\w+)=(\w+)\(([\w,]+)\)")
 
 
 def network(text: str) -> Graph:
-    """Return the graph of a line such as "c=conv(x) s=softplus(c) y=mul(c,s) -> y"."""
+    """Return the graph of a line such as "c=conv(x) s=exp(c) y=mul(c,s) -> y"."""
     net = GraphBuilder("exercise", "fp16")
     live = {"x": net.input("x", (1, 16, 4, 4))}
     body, _, outputs = text.partition("->")
@@ -48,48 +50,60 @@ def network(text: str) -> Graph:
     return net.build()
 
 
-def mish_rule(graph: Graph, node: Node) -> list[Node] | None:
-    """Return conv, softplus, tanh and mul where they are a diamond that nobody looks into."""
-    chain = [node]
-    for op in ("softplus", "tanh", "mul"):
-        readers = graph.readers[chain[-1].output]
-        following = [n for n in readers if n.op == op]
-        if len(following) != 1 or len(readers) != 1 + (chain[-1].op == "conv2d"):
-            return None
-        chain.append(following[0])
-    seen = any(n.output in graph.outputs for n in chain[:-1])
-    ends = {chain[0].output, chain[2].output}
-    return chain if node.op == "conv2d" and set(chain[3].inputs) == ends and not seen else None
-
-
-def proposals(rule: Any, text: str) -> list[list[str]]:
-    """Return the names of the nodes that a rule proposes, node by node of the graph of a line."""
-    graph = network(text)
-    found = (rule(graph, node) for node in graph.nodes)
-    return [[n.name for n in nodes] for nodes in found if nodes is not None]
+ELEMENTWISE = ("relu", "tanh", "exp", "sigmoid")
+JOINS = ("add", "mul", "sub")
 
 
 def draw_network(rng: np.random.Generator) -> ex.Case:
-    """Return the line of a network with mish in it, in half the cases not quite."""
-    a, b = ("c", "t") if rng.random() < 0.5 else ("t", "c")
-    head, squash = "conv", "tanh"
-    more, outputs = "", ["y"]
-    twist = int(rng.integers(0, 10))
-    if twist == 0:
-        head = "relu"
-    elif twist == 1:
-        squash = "sigmoid"
-    elif twist == 2:
-        a, b = ("x", b) if b != "c" else (a, "x")
-    elif twist == 3:
-        more = f" r={('relu', 'softplus')[rng.integers(0, 2)]}({'cst'[rng.integers(0, 3)]})"
-        outputs.append("r")
-    elif twist == 4:
-        outputs.append("cst"[rng.integers(0, 3)])
-    elif twist == 5:
-        more, outputs = " d=conv(y) u=softplus(d) v=tanh(u) z=mul(v,d)", ["z"]
-    text = f"c={head}(x) s=softplus(c) t={squash}(s) y=mul({a},{b}){more} -> {' '.join(outputs)}"
-    return {"network": text}
+    """Return the line of a network of convolutions and elementwise operators, with forks."""
+    names, parts = ["x"], []
+    for i in range(int(rng.integers(3, 11))):
+        recent = names[-4:]
+        one, two = (recent[int(k)] for k in rng.integers(0, len(recent), 2))
+        kind = rng.random()
+        if kind < 0.25:
+            parts.append(f"n{i}=conv({one})")
+        elif kind < 0.65:
+            parts.append(f"n{i}={ELEMENTWISE[rng.integers(len(ELEMENTWISE))]}({one})")
+        else:
+            parts.append(f"n{i}={JOINS[rng.integers(len(JOINS))]}({one},{two})")
+        names.append(f"n{i}")
+    body = " ".join(parts)
+    ends = [n for n in names[1:] if not re.search(rf"[(,]{n}[,)]", body)]
+    if rng.random() < 0.3:
+        ends.append(names[int(rng.integers(1, len(names)))])
+    return {"network": f"{body} -> {' '.join(dict.fromkeys(ends))}"}
+
+
+def misgrouped(graph: Graph, groups: Sequence[Sequence[str]]) -> str | None:
+    """Return what is wrong with groups of nodes that are to be one kernel each, or None."""
+    seen: set[str] = set()
+    for group in map(set, groups):
+        nodes = [n for n in graph.nodes if n.name in group]
+        if len(nodes) != len(group) or group & seen:
+            return "expected names of nodes, each once"
+        seen |= group
+        for node in nodes:
+            inside = group.intersection(node.inputs)
+            if node.op == "conv2d" and (
+                inside or any(n.op == "conv2d" for n in nodes if n != node)
+            ):
+                return f"expected one convolution a group, before all others, see {node.name}"
+            outside = [r.name for r in graph.readers[node.output] if r.name not in group]
+            if node != nodes[-1] and (outside or node.output in graph.outputs):
+                return f"but {node.name}, inside of a group, is wanted outside"
+    return None
+
+
+def _judge_groups(got: Any, case: ex.Case) -> str | None:
+    graph = network(case["network"])
+    if wrong := misgrouped(graph, got):
+        return wrong
+    ours = automatic_groups(graph, ())
+    made, enough = (sum(len(g) - 1 for g in groups if g) for groups in (got, ours))
+    if made < enough:
+        return f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
+    return None
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
@@ -206,22 +220,24 @@ def check_ex_10_5(rng: ex.Rng) -> ex.Case:
     return {"tiles": int(rng.integers(2, 7)), "shift": 16 * int(rng.integers(0, 200))}
 
 
-MISH_ENDS = (
-    "y=mul(c,t) -> y",
-    "y=mul(t,c) -> y",
-    "y=mul(c,t) -> y t",
-    "y=mul(x,t) r=relu(c) -> y r",
-    "y=mul(c,t) r=relu(s) -> y r",
-    "y=mul(c,t) r=relu(c) -> y r",
-    "y=mul(t,t) -> y",
+DIAMONDS = (
+    "c=conv(x) s=exp(c) t=tanh(s) y=mul(c,t) -> y",
+    "c=conv(x) r=relu(c) -> c r",
+    "a=relu(x) c=conv(a) r=relu(x) y=add(c,r) -> y",
+    "c=conv(x) d=conv(x) y=add(c,d) z=relu(y) -> z",
+    "c=conv(x) r=relu(c) d=conv(r) e=add(d,c) y=relu(e) -> y",
+    "a=relu(x) b=exp(a) c=tanh(a) d=mul(b,c) e=add(d,a) -> e",
 )
 
 
-@ex.against(
-    partial(proposals, mish_rule),
-    edges=[{"network": f"c=conv(x) s=softplus(c) t=tanh(s) {end}"} for end in MISH_ENDS],
-    wrap=partial(partial, proposals),
+@ex.judged(
+    _judge_groups,
+    edges=ex.rows("network", *((line,) for line in DIAMONDS)),
+    wrap=lambda fn: lambda line: fn(network(line)),
 )
 def check_ex_10_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(graph, node)`: the rule for mish behind a convolution, on networks and misfits."""
+    """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours.
+
+    A group has one convolution at most, which no other of its nodes feeds, and one result.
+    """
     return draw_network(rng)

@@ -1,7 +1,7 @@
 """Checks of chapters 11 and 12.
 
-11: teeth, shares in whole blocks, rounds that pay, a cut fold, fp16 sums.
-12: bursts of a blocked transpose, a block kernel, scatters with duplicates.
+11: teeth, shares in whole blocks, rounds that pay, sums of any shape, fp16 sums.
+12: bursts of a blocked transpose, a transpose on all cores, scatters with duplicates.
 """
 
 import math
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import dsl as te
-from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
+from ascend_lab.chip import BLOCK_BYTES, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import KernelBuilder, Program, sanitize
+from ascend_lab.isa import Launch, sanitize
+from ascend_lab.kernels import transpose_launch
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.kernels.cross_core_folds import two_pass
+from ascend_lab.lab.kernels.cross_core_folds import kept, two_pass
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 FP16_UNIT = 2.0**-11
@@ -25,8 +26,11 @@ CHIP = "Ascend910A"
 SLACK = 1.1
 """A bound may be this many times ours."""
 
-CYCLE_SLACK = 1.3
-"""A schedule may take this many times the cycles of ours."""
+GOALS = {
+    (8, 65536): 1.0, (16, 16384): 0.96, (64, 8192): 1.0, (256, 2048): 0.8,
+    (32, 1024): 0.55, (1024, 512): 1.05,
+}  # fmt: skip
+"""Sums of rows: share of the cycles of the better of `kept` and `two_pass` that is enough."""
 
 
 def _judge_teeth(got: Any, case: ex.Case) -> str | None:
@@ -98,8 +102,9 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
     if findings:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
     time, ours = simulate_kernel(kernel, load_chip(CHIP)), _our_cycles(rows, columns)
-    if time.cycles > CYCLE_SLACK * ours:
-        return f"expected all cores at work: {time.cycles:,} cycles, {ours:,} are enough"
+    enough = round(GOALS.get((rows, columns), 1.05) * ours)
+    if time.cycles > enough:
+        return f"expected at most {enough:,} cycles, it takes {time.cycles:,}"
     return None
 
 
@@ -108,7 +113,8 @@ def _our_cycles(rows: int, columns: int) -> int:
     chip = load_chip(CHIP)
     x = te.cast_to(te.placeholder((rows, columns), name="x"), "fp32")
     y = te.renamed(te.reduce_sum(x, axis=1), "y")
-    return simulate_kernel(te.lower(two_pass(y, chip)), chip).cycles
+    ways = (kept(y, chip), two_pass(y, chip))
+    return min(simulate_kernel(te.lower(way), chip).cycles for way in ways)
 
 
 def _judge_bound(got: Any, case: ex.Case) -> str | None:
@@ -189,24 +195,31 @@ def check_ex_11_3(rng: ex.Rng) -> ex.Case:
     return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
 
 
-@ex.judged(_judge_fold, edges=[{"rows": 8, "columns": 65536}], cases=2)
+@ex.judged(_judge_fold, edges=ex.rows("rows columns", *GOALS), cases=1)
 def check_ex_11_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
+    """Check `fn(rows, columns)`: a schedule for the 910A of the sums of rows of any shape.
 
     x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
-    sanitizer, at most 1.3 times the cycles of `two_pass`.
+    sanitizer, and for every shape at most its share of the better of `kept` and `two_pass`.
     """
-    return {"rows": 8 * int(rng.integers(1, 3)), "columns": 4096 * int(rng.integers(2, 7))}
+    return {"rows": 8 * int(2 ** rng.integers(0, 6)), "columns": 4096}
+
+
+LOST = 0.99 * FP16_UNIT
+"""Added to 1 in fp16 it is lost, and nearly as much as a rounding may lose."""
 
 
 @ex.judged(
     _judge_bound,
     edges=[
-        {"x": x, "order": order}
+        {"x": np.array(x, np.float16), "order": order}
         for x in (
-            np.array([1, FP16_UNIT], np.float16),
-            np.array([1, 2 * FP16_UNIT + FP16_UNIT / 16, -1, 0] * 16, np.float16),
-            np.array([1] + [FP16_UNIT] * 200, np.float16),
+            [1, FP16_UNIT],
+            [1, LOST, LOST],
+            [1, LOST, LOST, LOST, 0],
+            [1, -1, LOST, 0],
+            [1, LOST, -1],
+            [1] + [FP16_UNIT] * 200,
         )
         for order in ("chain", "tree")
     ],
@@ -217,7 +230,7 @@ def check_ex_11_5(rng: ex.Rng) -> ex.Case:
     It must not be below the error that happens, nor above 1.1 times gamma * sum |x|, where gamma
     stands for the additions an element goes through.
     """
-    size = int(2 ** rng.integers(1, 9))
+    size = int(rng.integers(2, 257))
     low = float(rng.choice([-1.0, 0.0]))
     x = rng.uniform(low, 1.0, size).astype(np.float16)
     return {"x": x, "order": str(rng.choice(["chain", "tree"]))}
@@ -226,7 +239,6 @@ def check_ex_11_5(rng: ex.Rng) -> ex.Case:
 # -- chapter 12 ------------------------------------------------------------------------------------
 SIDE = 16
 """Side of the block vtranspose turns."""
-
 
 INDEX_BYTES = 4
 
@@ -247,13 +259,14 @@ def count_bursts(
 
 
 def _judge_turn(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Program):
-        return "expected a Program (end with k.finish())"
+    if not isinstance(got, Launch):
+        return "expected a Launch, a Part for each core"
     chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
-    tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
     size = rows * columns
-    if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
-        return f"expected fp16 tensors x and y of {size} elements"
+    for part in got.parts:
+        tensors = sorted((t.name, t.dtype, t.elements) for t in part.program.tensors)
+        if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
+            return f"expected fp16 tensors x and y of {size} elements"
     findings = sanitize(got, chip)
     if findings:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
@@ -265,35 +278,10 @@ def _judge_turn(got: Any, case: ex.Case) -> str | None:
     wrong = int((y != x.T.ravel()).sum())
     if wrong:
         return f"expected x transposed, {wrong} of {size} elements differ"
-    cycles, ours = simulate(got, chip).cycles, _our_turn_cycles(case["m"], case["n"])
-    if cycles > SLACK * ours:
-        return f"expected runs in and out: {cycles} cycles, {ours} are enough"
+    ours = simulate(transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks"), chip)
+    if (cycles := simulate(got, chip).cycles) > SLACK * ours.cycles:
+        return f"expected at most {SLACK} x {ours.cycles} cycles, it takes {cycles}"
     return None
-
-
-@cache
-def _our_turn_cycles(m: int, n: int) -> int:
-    chip = load_chip("Toy")
-    return simulate(_turn(chip, m, n), chip).cycles
-
-
-def _turn(chip: Chip, m: int, n: int) -> Program:
-    """Return the transpose the exercise asks for: one block of 16 x 16 after the other."""
-    k, side = KernelBuilder("turn", chip), (SIDE, SIDE)
-    x, y = (k.tensor(name, "fp16", m * n * SIDE * SIDE) for name in "xy")
-    before = k.queue("before", "UB", "fp16", SIDE * SIDE, src="MTE2", dst="V")
-    after = k.queue("after", "UB", "fp16", SIDE * SIDE, src="V", dst="MTE3")
-    with k.loop("i", m) as i, k.loop("j", n) as j:
-        source = x.region((i * n * SIDE + j) * SIDE, side, (n * SIDE, 1))
-        k.copy(before.alloc().region(0, side), source)
-        before.enqueue()
-        k.vector("vtranspose", after.alloc().region(0, side), before.dequeue().region(0, side))
-        before.free()
-        after.enqueue()
-        target = y.region((j * m * SIDE + i) * SIDE, side, (m * SIDE, 1))
-        k.copy(target, after.dequeue().region(0, side))
-        after.free()
-    return k.finish()
 
 
 def _judge_last(got: Any, case: ex.Case) -> str | None:
@@ -343,14 +331,14 @@ def check_ex_12_1(rng: ex.Rng) -> ex.Case:
     return {name: int(rng.integers(1, 70)) for name in names}
 
 
-@ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 4), (4, 1)), cases=5)
+@ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 8), (8, 1), (8, 8)), cases=4)
 def check_ex_12_2(rng: ex.Rng) -> ex.Case:
-    """Check a block transpose: `fn(m, n)` returns a `Program` for the Toy chip.
+    """Check a block transpose: `fn(m, n)` returns a `Launch` for the cores of the Toy chip.
 
-    y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and as fast as blocks
-    of 16 x 16 are: moving single elements is right, and too slow.
+    y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and at most 1.1 times
+    the cycles of `transpose_launch`.
     """
-    return {"m": int(rng.integers(1, 6)), "n": int(rng.integers(1, 6))}
+    return {"m": int(rng.integers(1, 9)), "n": int(rng.integers(1, 9))}
 
 
 @ex.judged(
@@ -370,7 +358,15 @@ def check_ex_12_3(rng: ex.Rng) -> ex.Case:
     _judge_way,
     edges=[
         {"updates": 64, "distinct": d, "row_bytes": b, "cores": c, "reproducible": r}
-        for d, b, c, r in ((64, 32, 32, False), (64, 32, 2, True), (1, 32, 32, False))
+        for d, b, c, r in (
+            (64, 32, 32, False),
+            (64, 32, 2, True),
+            (1, 32, 32, False),
+            (42, 32, 32, False),
+            (36, 32, 32, False),
+            (60, 512, 32, False),
+            (62, 512, 32, False),
+        )
     ],
 )
 def check_ex_12_4(rng: ex.Rng) -> ex.Case:

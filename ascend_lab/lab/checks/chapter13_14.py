@@ -170,7 +170,15 @@ def _answer_13_3(graph: Graph) -> str | None:
     return None
 
 
-SOUND_3 = _chain(5)
+def _split_chain() -> Graph:
+    """Return a sound graph in which a node reads the second output of another."""
+    net = GraphBuilder("split")
+    first, second = net.split(net.input("x", (4,)), sizes=(2, 2), name="halves")
+    net.output(net.add(net.relu(second), first))
+    return net.build()
+
+
+SOUND_3, SPLIT_3 = _chain(5), _split_chain()
 
 
 @ex.against(
@@ -184,6 +192,7 @@ SOUND_3 = _chain(5)
                 nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
             )
         },
+        {"graph": SPLIT_3},
         {
             "graph": replace(
                 SOUND_3,
@@ -289,8 +298,11 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
     edges=ex.rows(
         "times_s bytes_over rate latency_s",
         ([1.0, 1.0], [8, 8], 8.0, 0.0),
+        ([1.0, 1.0], [1, 100], 1.0, 0.0),
         ([4.0, 1.0, 1.0, 1.0], [1] * 4, 8.0, 0.0),
         ([1.0] * 4, [9, 2, 9, 1], 1.0, 0.5),
+        ([1.0] * 4, [9, 2, 3, 9], 2.0, 2.0),
+        ([1.0] * 4, [9, 1, 3, 9], 2.0, 1.0),
     ),
 )
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:

@@ -1,4 +1,4 @@
-"""What lowering decides: programs to look at, addresses of tiles, flags between pipes."""
+"""What lowering decides, and layouts: addresses of tiles, flags between pipes, conversions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,10 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import Schedule
 from ascend_lab.errors import InputError
+from ascend_lab.graph.compile import DEFAULT_ROAD
+from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.isa import Instruction, Loop, Program, parse_program, pipe_stream
+from ascend_lab.lab import layout_choices as choices
 from ascend_lab.lab.figures import style as st
 
 KIB = 1024
@@ -135,11 +138,13 @@ def fig_flags(program: Program) -> st.LabFigure:
     A dashed arrow leaves at the bottom and comes in at the top: the wait is in a later turn.
     """
     turn = turn_of(program)
-    pipes = [p for p in ("MTE2", "MTE1", "M", "V", "FIX", "MTE3") if p in {i.pipe for i in turn}]
+    pipes: list[str] = [
+        p for p in ("MTE2", "MTE1", "M", "V", "FIX", "MTE3") if p in {i.pipe for i in turn}
+    ]
     fig, ax = st.new_figure(height_in=0.7 + 0.27 * len(turn))
     places: dict[tuple[str, Any], tuple[float, float]] = {}
-    for y, i in enumerate(turn):
-        x = float(pipes.index(i.pipe))
+    for row, i in enumerate(turn):
+        x, y = float(pipes.index(i.pipe)), float(row)
         if i.event is not None:
             places[i.op, i.event] = x, y
             st.put(ax, x, y, f"{i.op.removesuffix('_flag')} {i.event}", fontsize=8)
@@ -175,3 +180,45 @@ def _arrow(
 ) -> None:
     look = {"arrowstyle": "-|>", "linestyle": style, "color": colour, "linewidth": 1.1}
     ax.annotate("", end, start, arrowprops=look)
+
+
+# -- layouts --------------------------------------------------------------------------------------
+COLOURS: dict[str, dict[str, Any]] = {
+    "ND": {"facecolor": st.LIGHT, "hatch": ""},
+    "NC1HWC0": {"facecolor": st.SKY, "hatch": "//"},
+    "FRACTAL_NZ": {"facecolor": st.ORANGE, "hatch": "\\\\"},
+    "trans_data": {"facecolor": st.VERMILLION, "hatch": "xx"},
+}
+
+
+@st.styled
+def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.LabFigure:
+    """Draw the operators of a small graph by layout: as the package assigns them, and at best.
+
+    `count` and `channels` are those of the graph heads, and mean nothing to the others.
+    """
+    if name not in choices.OWN:
+        raise InputError(f"a graph: {', '.join(choices.OWN)}", repr(name))
+    own = choices.heads(channels, count=count) if name == "heads" else choices.OWN[name]()
+    graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
+    sides = {"the rule": assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
+    rows = max(len(side.nodes) for side in sides.values())
+    fig, axes = st.new_figure(ncols=2, height_in=0.9 + 0.26 * rows)
+    told = []
+    for ax, (title, side) in zip(st.panels(axes), sides.items(), strict=True):
+        for y, node in enumerate(side.nodes):
+            kind = side.types[node.output]
+            look = COLOURS["trans_data" if node.op == "trans_data" else kind.layout]
+            st.box(ax, 0, y - 0.4, 1, 0.8, edgecolor=st.INK, **look)
+            words = f"{node.op}  {kind.size_bytes / KIB:,.0f} KiB"
+            st.put(ax, 0.5, y, words, bbox={"facecolor": st.PAPER, "edgecolor": "none", "pad": 1})
+        moved = choices.converted_bytes(side)
+        count = sum(node.op == "trans_data" for node in side.nodes)
+        ax.set(xlim=(0, 1), ylim=(rows - 0.4, -0.6), xticks=[], yticks=[])
+        ax.set_title(f"{title}: {moved / KIB:,.0f} KiB converted")
+        told.append(f"{title}: {count} conversions that move {moved:,} bytes")
+    used = {n.layout for side in sides.values() for n in side.types.values()} | {"trans_data"}
+    st.key(
+        fig, {k: v for k, v in COLOURS.items() if k in used}, loc="outside lower center", ncols=4
+    )
+    return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(told)}.")

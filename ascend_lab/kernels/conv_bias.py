@@ -1,0 +1,97 @@
+"""A bias as one more step of depth: the cube adds it where the vector unit has more to do.
+
+    sums (pixels, channels) += ones (pixels, 1) @ bias (1, channels)
+
+Ones fill the first column of the left matrix, numbers the first row of the right one; the rest of
+both fractals is 0. Bytes hold small numbers only, so 127 fills the other 31 columns, and a whole
+bias is b = l + 127 (h1 + ... + h31). They come to L1 before all else, so that whoever waits for
+rows or weights has waited for them: no flag of their own, of which some chips have few.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Tile, c0_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_windows import BundleShare
+from ascend_lab.kernels.gemm_schedule import FRACTAL
+from ascend_lab.kernels.tiles import Fractals, Span, feed_b
+
+LARGEST = 127
+MOST_WHOLE = LARGEST * LARGEST * (2 * FRACTAL - 1) + LARGEST // 2
+"""The largest whole bias that one fractal of bytes adds."""
+
+
+def bias_bytes(shape: ConvShape) -> int:
+    """Return the bytes of L1 that the bias of all output blocks takes."""
+    return FRACTAL * 2 * FRACTAL * (1 + shape.blocks[1])
+
+
+def pack_bias(shape: ConvShape, bias: NDArray[Any]) -> NDArray[Any]:
+    """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
+    blocks, c0 = shape.blocks[1], c0_of(shape.dtype)
+    dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
+    wide = np.zeros(blocks * FRACTAL, bias.dtype)
+    wide[: bias.size] = bias.reshape(-1)
+    packed = np.zeros((1 + blocks, FRACTAL, c0), dtype)
+    packed[0, :, 0] = 1
+    if shape.dtype != "int8":
+        packed[1:, :, 0] = wide.reshape(blocks, FRACTAL)
+        return packed.reshape(-1)
+    packed[0, :, 1:] = LARGEST
+    high = np.rint(wide / LARGEST).astype(np.int64)
+    each, rest = np.divmod(np.abs(high)[:, None], c0 - 1)
+    digits = np.sign(high)[:, None] * (each + (np.arange(c0 - 1) < rest))
+    packed[1:, :, 0] = (wide - LARGEST * high).reshape(blocks, FRACTAL)
+    packed[1:, :, 1:] = digits.reshape(blocks, FRACTAL, c0 - 1)
+    return packed.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class CubeBias:
+    """The bias of a core's blocks in L1, `own` of each of its bundles of groups."""
+
+    k: KernelBuilder
+    numbers: Buffer
+    held: Buffer
+    shape: ConvShape
+    own: int
+
+    @classmethod
+    def make(cls, k: KernelBuilder, name: str, shape: ConvShape, own: int) -> "CubeBias":
+        """Declare the tensor `name` and allocate its place in L1."""
+        area, most = FRACTAL * c0_of(shape.dtype), bundles_of(shape).count * own
+        numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * area)
+        held = k.buffer(f"{name}_l1", "L1", shape.dtype, (1 + most) * area)
+        return cls(k, numbers, held, shape, own)
+
+    def load(self, share: BundleShare, first: Affine, col: Affine) -> None:
+        """Bring the ones, and the bias of blocks from `col` on of bundles from `first` on."""
+        bundle, area, own = bundles_of(self.shape), FRACTAL * c0_of(self.shape.dtype), self.own
+        self.k.copy(self.held.region(0, area), self.numbers.region(0, area))
+        short = bundle.last_n1 if share.full else own
+        last = (Affine(bundle.count - 1), int(share.tail), short, own * share.full)
+        for index, count, blocks, place in ((first, share.full, own, 0), last):
+            if count:
+                sizes, start = (count, blocks * area), (1 + index * bundle.n1 + col) * area
+                source = self.numbers.region(start, sizes, (bundle.n1 * area, 1))
+                to = self.held.region((1 + place) * area, sizes, (own * area, 1))
+                self.k.copy(to, source)
+
+    def add(self, c: Tile, feeds: tuple[Queue, Queue], m: int, n: Span) -> None:
+        """Add the bias of blocks `n` (place in L1, count) to sums of `m` fractals of pixels."""
+        k, (left, right), c0 = self.k, feeds, c0_of(self.shape.dtype)
+        area = FRACTAL * c0
+        sizes = (m, area)
+        k.load2d(left.alloc().region(0, sizes), self.held.region(0, sizes, (0, 1)))
+        left.enqueue()
+        feed_b(k, right.alloc(), Fractals(self.held, (n[0] + 1) * area, 0), n[1], 1)
+        right.enqueue()
+        a = left.dequeue().region(0, (m, 1, FRACTAL, c0))
+        b = right.dequeue().region(0, (1, n[1], FRACTAL, c0))
+        k.mmad(c.region(0, (n[1], m, FRACTAL, FRACTAL)), a, b, accumulate=1)
+        left.free()
+        right.free()
