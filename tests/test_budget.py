@@ -23,6 +23,7 @@ LINES = {
     "chip": 675,
     "cli": 4150,
     "cluster": 2910,
+    "course": 2000,
     "compress": 3240,
     "data": 20,
     "dsl": 5980,

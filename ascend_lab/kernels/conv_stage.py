@@ -5,8 +5,9 @@ A bias is one more step of depth: the cube adds it where the vector unit has mor
     sums (pixels, channels) += ones (pixels, 1) @ bias (1, channels)
 
 Ones fill the first column of the left matrix, numbers the first row of the right one; the rest of
-both fractals is 0. They come to L1 before all else, so that whoever waits for rows or weights has
-waited for them: no flag of their own, of which some chips have few.
+both fractals is 0. Bytes hold small numbers only, so 127 fills the other 31 columns, and a whole
+bias is b = l + 127 (h1 + ... + h31). They come to L1 before all else, so that whoever waits for
+rows or weights has waited for them: no flag of their own, of which some chips have few.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import BundleShare, Window
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Span, segments
+
+LARGEST = 127
+MOST_WHOLE = LARGEST * LARGEST * (2 * FRACTAL - 1) + LARGEST // 2
+"""The largest whole bias that one fractal of bytes adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +101,21 @@ def bias_bytes(shape: ConvShape) -> int:
 
 def pack_bias(shape: ConvShape, bias: NDArray[Any]) -> NDArray[Any]:
     """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
-    blocks = shape.blocks[1]
+    blocks, c0 = shape.blocks[1], c0_of(shape.dtype)
+    dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
     wide = np.zeros(blocks * FRACTAL, bias.dtype)
-    wide[: shape.k] = bias.reshape(-1)
-    packed = np.zeros((1 + blocks, FRACTAL, c0_of(shape.dtype)), bias.dtype)
+    wide[: bias.size] = bias.reshape(-1)
+    packed = np.zeros((1 + blocks, FRACTAL, c0), dtype)
     packed[0, :, 0] = 1
-    packed[1:, :, 0] = wide.reshape(blocks, FRACTAL)
+    if shape.dtype != "int8":
+        packed[1:, :, 0] = wide.reshape(blocks, FRACTAL)
+        return packed.reshape(-1)
+    packed[0, :, 1:] = LARGEST
+    high = np.rint(wide / LARGEST).astype(np.int64)
+    each, rest = np.divmod(np.abs(high)[:, None], c0 - 1)
+    digits = np.sign(high)[:, None] * (each + (np.arange(c0 - 1) < rest))
+    packed[1:, :, 0] = (wide - LARGEST * high).reshape(blocks, FRACTAL)
+    packed[1:, :, 1:] = digits.reshape(blocks, FRACTAL, c0 - 1)
     return packed.reshape(-1)
 
 

@@ -255,10 +255,14 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     plain = all((t.dtype, t.layout) == ("fp16", "NC1HWC0") for t in (image, scale))
     fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
     return (one, two) if fits else None
+
+
 def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
     """Return a convolution of scaled images that scales its weights, which are fewer.
+
     The first phase writes weights for each image. In memory n images of c1 blocks are one image of
     n c1 blocks: the second phase is a convolution in n groups.
+    """
     first, node, *rest = piece.graph.nodes
     found = scale_of(piece.graph, first)
     if found is None or node.op != "conv2d" or node.inputs[0] != first.output:
@@ -284,12 +288,18 @@ def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
     forms[weight] = partial(_padded_weights, one)
     names = {"x": image, "weight": PACKED, "y": y}
     return Lowered(Kernel(node.op, (*phases, renamed(launch, names))), forms)
+
+
 def _for_all(images: int, form: Form, array: Values) -> Values:
     return np.tile(form(array), images)
+
+
 def _padded_weights(shape: ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0, on both sides."""
     missing = shape.c - array.shape[1]
     return _weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
+
+
 # -- transposed convolutions ----------------------------------------------------------------------
 def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """Return a transposed convolution: one plain one per phase of the stride, each its weights.
