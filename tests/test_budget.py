@@ -30,7 +30,7 @@ LINES = {
     "graph": 17975,
     "isa": 3430,
     "kernels": 9205,
-    "lab": 19000,
+    "lab": 19140,
     "layout": 920,
     "limits": 240,
     "media": 1145,

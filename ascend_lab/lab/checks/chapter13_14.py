@@ -1,6 +1,6 @@
 """Checks of chapters 13 and 14.
 
-13: a Gemm of a model file as nodes, a rule of a verifier, a cut of a graph.
+13: a Gemm of a model file as nodes, a rule of a verifier, a cut of a graph, an importer.
 14: rewrites that keep every bit, transposes, dead code, folded channels.
 """
 
@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
+from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.passes import Draft, sweep
 from ascend_lab.lab.checks import core as ex
 
@@ -181,33 +184,18 @@ def _split_chain() -> Graph:
 SOUND_3, SPLIT_3 = _chain(5), _split_chain()
 
 
-@ex.against(
-    _answer_13_3,
-    edges=[
-        {"graph": SOUND_3},
-        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
-        {
-            "graph": replace(
-                SOUND_3,
-                nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
-            )
-        },
-        {"graph": SPLIT_3},
-        {
-            "graph": replace(
-                SOUND_3,
-                nodes=(
-                    *SOUND_3.nodes[:2],
-                    replace(
-                        SOUND_3.nodes[2],
-                        inputs=(*SOUND_3.nodes[2].inputs[:1], SOUND_3.nodes[2].output),
-                    ),
-                    *SOUND_3.nodes[3:],
-                ),
-            )
-        },
-    ],
-)
+def _reading(place: int, *inputs: str) -> Graph:
+    """Return the sound chain with other inputs at one node."""
+    nodes = list(SOUND_3.nodes)
+    nodes[place] = replace(nodes[place], inputs=inputs)
+    return replace(SOUND_3, nodes=tuple(nodes))
+
+
+SWAPPED_3 = replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))
+GRAPHS_3 = SOUND_3, SWAPPED_3, _reading(4, "nobody", "w"), SPLIT_3, _reading(2, "n1", "n2")
+
+
+@ex.against(_answer_13_3, edges=[{"graph": graph} for graph in GRAPHS_3])
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
     return _draw_graph(rng)
@@ -308,6 +296,77 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
     return _draw_cut(rng)
+
+
+def _model(kinds: Sequence[str], batch: int) -> Any:
+    """Return an ONNX model: a convolution, then what `kinds` name, then scores of 5 classes."""
+    rng, held, nodes = np.random.default_rng(len(kinds)), dict[str, Values](), list[Any]()
+    held |= {"to": np.array([0, -1]), "zero": np.array(0), "rest": np.array([-1])}
+
+    def put(op: str, name: str, *reads: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, reads, [name], name, **attributes))
+        return name
+
+    def weight(name: str, *shape: int) -> str:
+        held[name] = rng.standard_normal(shape).astype(np.float32)
+        return name
+
+    stem = weight("stem.w", 4, 3, 3, 3), weight("stem.b", 4)
+    at = skip = put("Conv", "stem", "x", *stem, pads=[1] * 4)
+    for i, kind in enumerate(kinds):
+        more: tuple[str, ...] = (skip,) if kind == "Add" else ()
+        if kind in ("Conv", "Mul"):
+            more = (weight(f"w{i}", *((4, 4, 3, 3) if kind == "Conv" else (4, 1, 1))),)
+        at = put(kind, f"n{i}", at, *more, **({"pads": [1] * 4} if kind == "Conv" else {}))
+        skip = at if kind == "Relu" else skip
+    at = put("MaxPool", "pool", at, kernel_shape=[2, 2], strides=[2, 2])
+    at = put("Conv", "classes", at, weight("classes.w", 5, 4, 1, 1), strides=[1, 1])
+    at, to = put("GlobalAveragePool", "mean", at), "to"
+    if batch % 2:
+        count = put("Gather", "count", put("Shape", "shape", at), "zero", axis=0)
+        to = put("Concat", "both", put("Unsqueeze", "vector", count, axes=[0]), "rest", axis=0)
+    put("Reshape", "y", at, to)
+    ends = {"x": [batch, 3, 6, 6], "y": [batch, 5]}
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in ends.items())
+    constants = [numpy_helper.from_array(values, name) for name, values in held.items()]
+    graph = helper.make_graph(nodes, "network", [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+
+
+def _judge_13_5(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, Graph):
+        return "expected a Graph (end with net.build())"
+    model = _model(case["kinds"], case["batch"])
+    x = np.random.default_rng(1).standard_normal((case["batch"], 3, 6, 6)).astype(np.float32)
+    (given,) = ReferenceEvaluator(model).run(None, {"x": x})
+    wanted = np.asarray(given)
+    (found,) = evaluate(got, {"x": x}).values()
+    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4, atol=1e-4):
+        return "which computes other scores than the evaluator of the onnx package"
+    if len(got.nodes) > (enough := len(import_onnx(model).nodes)):
+        return f"of {len(got.nodes)} nodes; {enough} are enough"
+    return None
+
+
+KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
+
+
+@ex.judged(
+    _judge_13_5,
+    edges=ex.rows(
+        "kinds batch",
+        ([], 2),
+        (["Relu", "Conv", "Add", "Relu"], 2),
+        (["Dropout", "Identity", "Mul"], 1),
+        (["Relu", "Identity", "Conv", "Dropout", "Add"], 3),
+    ),
+    cases=4,
+    wrap=lambda fn: lambda kinds, batch: fn(_model(kinds, batch)),
+)
+def check_ex_13_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(model)`: an ONNX network as a graph, its values and as few nodes as ours."""
+    return {"kinds": rng.choice(KINDS_5, int(rng.integers(1, 7))).tolist(),
+            "batch": int(rng.integers(1, 4))}  # fmt: skip
 
 
 def _judge_14_2(got: Graph, case: ex.Case) -> str | None:
