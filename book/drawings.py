@@ -182,22 +182,23 @@ STYLE = """<style>
 .lab-road {overflow-x: auto; margin-block: 1.5rem}
 .lab-road svg {display: block; width: 100%; min-width: 36rem; font-family: inherit}
 .lab-road text {fill: var(--pst-color-text-base, #222); font-size: 13px}
-.lab-road .name {font-size: 15px; font-weight: 700}
-.lab-road .small {font-size: 12px}
+.lab-road .lab-name {font-size: 15px; font-weight: 700}
+.lab-road .lab-small {font-size: 12px}
+.lab-road a {text-decoration: none}
 .lab-road a text {fill: var(--pst-color-link, #0a5dc2)}
 .lab-road a:hover text, .lab-road a:focus text {text-decoration: underline}
-.lab-road .card {fill: var(--pst-color-surface, #f3f4f5); stroke: var(--pst-color-border, #ccc)}
-.lab-road .road {fill: none; stroke: var(--pst-color-border, #ccc); stroke-width: 10;
+.lab-road .lab-card {fill: var(--pst-color-surface, #f3f4f5); stroke: var(--pst-color-border, #ccc)}
+.lab-road .lab-way {fill: none; stroke: var(--pst-color-border, #ccc); stroke-width: 10;
   stroke-linejoin: round}
-.lab-road .way {fill: none; stroke: var(--pst-color-text-muted, #555); stroke-width: 1.6}
-.lab-road .picture {fill: none; stroke: var(--pst-color-text-muted, #555); stroke-width: 1.8;
+.lab-road .lab-line {fill: none; stroke: var(--pst-color-text-muted, #555); stroke-width: 1.6}
+.lab-road .lab-picture {fill: none; stroke: var(--pst-color-text-muted, #555); stroke-width: 1.8;
   stroke-linejoin: round; stroke-linecap: round}
-.lab-road .here .picture {stroke: var(--pst-color-primary, #0a5dc2); stroke-width: 2.4}
-.lab-road .here .spot {fill: var(--pst-color-surface, #f3f4f5);
+.lab-road .lab-here .lab-picture {stroke: var(--pst-color-primary, #0a5dc2); stroke-width: 2.4}
+.lab-road .lab-here .lab-spot {fill: var(--pst-color-surface, #f3f4f5);
   stroke: var(--pst-color-primary, #0a5dc2); stroke-width: 2}
-.lab-road .spot {fill: var(--pst-color-background, #fff); stroke: var(--pst-color-border, #ccc)}
-.lab-road .here text {font-weight: 700}
-.lab-road .away text {fill: var(--pst-color-text-muted, #555)}
+.lab-road .lab-spot {fill: var(--pst-color-background, #fff); stroke: var(--pst-color-border, #ccc)}
+.lab-road .lab-here text {font-weight: 700}
+.lab-road .lab-away text {fill: var(--pst-color-text-muted, #555)}
 </style>"""
 
 
@@ -217,10 +218,10 @@ def road_map(there: Callable[[str], bool]) -> str:
     middle = [(s.column * ACROSS + WIDE / 2, s.row * STEP + HIGH / 2) for s in ROAD]
     way = [at for station, at in zip(ROAD, middle, strict=True) if station.row < 3]
     points = " L".join(f"{x:g} {y:g}" for x, y in [*way, middle[-1]])
-    parts = [f'<path class="road" d="M{points}"/>', *arrows()]
+    parts = [f'<path class="lab-way" d="M{points}"/>', *arrows()]
     for station in ROAD:
         x, y = station.column * ACROSS, station.row * STEP
-        card = f'<rect class="card" width="{WIDE}" height="{HIGH}" rx="8"/>'
+        card = f'<rect class="lab-card" width="{WIDE}" height="{HIGH}" rx="8"/>'
         rows = [
             f'<a href="../notebooks/{file}.html"><text x="14" y="{58 + 20 * i}">'
             f"{number(file)}&#8194;{escape(name)}</text></a>"
@@ -228,10 +229,12 @@ def road_map(there: Callable[[str], bool]) -> str:
                 filter(lambda c: there(c[0]), station.chapters.items())
             )
         ]
-        picture = f'<g class="picture" transform="translate({WIDE - 40} 6)">{station.picture}</g>'
-        title = f'<text class="name" x="14" y="29">{station.name}</text>'
+        picture = (
+            f'<g class="lab-picture" transform="translate({WIDE - 40} 6)">{station.picture}</g>'
+        )
+        title = f'<text class="lab-name" x="14" y="29">{station.name}</text>'
         inside = "".join([card, picture, title, *rows])
-        parts.append(f'<g class="station" transform="translate({x} {y})">{inside}</g>')
+        parts.append(f'<g class="lab-station" transform="translate({x} {y})">{inside}</g>')
     names = ", ".join(station.name for station in ROAD if station.row < 3)
     says = (
         f"A map of the book. A road leads from station to station: {names}. From the cycles a "
@@ -243,7 +246,7 @@ def road_map(there: Callable[[str], bool]) -> str:
 
 def way(x: float, y: float, *points: float, look: str = "") -> str:
     """Return a thin line through points around x, y."""
-    return f'<g class="way" transform="translate({x:g} {y:g})"{look}>{line(*points)}</g>'
+    return f'<g class="lab-line" transform="translate({x:g} {y:g})"{look}>{line(*points)}</g>'
 
 
 def arrows() -> list[str]:
@@ -273,7 +276,7 @@ def arrows() -> list[str]:
     turns = (ACROSS, side, WIDE + GAP / 2, side, WIDE + GAP / 2, top + 16, corner, top + 16)
     heads.append(way(0, 0, *turns, corner, top, look=' stroke-dasharray="5 4"'))
     heads.append(way(corner, top + 4, -6, 3, 0, -3, 6, 3))
-    text = f'<text class="small" x="{ACROSS - 26}" y="{side + 22:g}" text-anchor="end">'
+    text = f'<text class="lab-small" x="{ACROSS - 26}" y="{side + 22:g}" text-anchor="end">'
     return [*heads, f"{text}and again, until the clock ends</text>"]
 
 
@@ -285,18 +288,18 @@ NAMES = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 def strip(part: int, there: Callable[[str], bool]) -> str:
     """Return the road as a strip, with the stations of a part, 1 to 8, marked."""
     own = PARTS[part - 1].split()
-    parts = [f'<path class="road" d="M30 30 L{30 + 66 * (len(ROAD) - 1)} 30"/>']
+    parts = [f'<path class="lab-way" d="M30 30 L{30 + 66 * (len(ROAD) - 1)} 30"/>']
     here = []
     for i, station in enumerate(sorted(ROAD, key=lambda s: s.name in ("cluster", "users"))):
         files = [c for c in station.chapters if c.partition("_")[0] in own and there(c)]
         here += [station.name] if files else []
-        spot = '<circle class="spot" cx="30" cy="30" r="26"/>'
-        picture = f'<g class="picture" transform="translate(14 14)">{station.picture}</g>'
-        name = f'<text class="small" x="30" y="74" text-anchor="middle">{station.name}</text>'
+        spot = '<circle class="lab-spot" cx="30" cy="30" r="26"/>'
+        picture = f'<g class="lab-picture" transform="translate(14 14)">{station.picture}</g>'
+        name = f'<text class="lab-small" x="30" y="74" text-anchor="middle">{station.name}</text>'
         inside = spot + picture + name
         if files:
             inside = f'<a href="../notebooks/{files[0]}.html">{inside}</a>'
-        kind = "here" if files else "away"
+        kind = "lab-here" if files else "lab-away"
         parts.append(f'<g class="{kind}" transform="translate({66 * i} 0)">{inside}</g>')
     says = f"The road of the book from model file to users. Part {NAMES[part - 1]} is at: "
     return drawing(80, says + ", ".join(here) + ".", parts)

@@ -57,6 +57,10 @@ PARTS = """width => {
     'the page scrolls sideways': all('html').filter(wide).map(e => e.scrollWidth),
   };
 }"""
+OPENED = """() => {
+  document.querySelectorAll('.toggle-hidden').forEach(e => e.classList.remove('toggle-hidden'));
+  document.querySelectorAll('details').forEach(fold => fold.open = true);
+}"""
 BITMAPS = """async () => {
   const figures = [...document.querySelectorAll('.cell_output img, figure img')];
   const kind = async image => (await (await fetch(image.src)).blob()).type;
@@ -168,6 +172,7 @@ def check_images(page: Page) -> None:
 
 def check_parts(page: Page) -> None:
     """Nothing is cut off, wrapped or a bitmap, in a window on a desk and on a telephone."""
+    page.evaluate(OPENED)
     assert page.evaluate(BITMAPS) == [], "bitmaps among the figures"
     for width in (1280, 420):
         page.set_viewport_size({"width": width, "height": 1600})
@@ -215,10 +220,10 @@ def test_the_pdf_takes_every_page_in_the_order_of_the_book(site: str, page: Page
 
 def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
     page.goto(site + "book/index.html", wait_until="networkidle")
-    cards = page.locator(".lab-road .station")
+    cards = page.locator(".lab-road .lab-station")
     assert cards.count() == 11
     beyond = """cards => cards.flatMap(card => {
-      const edge = card.querySelector('.card').getBoundingClientRect().right;
+      const edge = card.querySelector('.lab-card').getBoundingClientRect().right;
       const texts = [...card.querySelectorAll('text')];
       return texts.filter(t => t.getBoundingClientRect().right > edge - 4).map(t => t.textContent);
     })"""

@@ -1,7 +1,5 @@
 """The checks and figures of chapter 16, and what its prose claims."""
 
-import math
-
 import numpy as np
 import pytest
 from two_sided import two_sided
@@ -11,7 +9,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
 from ascend_lab.lab.checks import check_ex_16_1, check_ex_16_2, check_ex_16_3, check_ex_16_4
-from ascend_lab.lab.checks.chapter15_16 import KeyBlocks, causal_blocks, keys_outside, merge
+from ascend_lab.lab.checks.chapter15_16 import causal_blocks, keys_outside, merge
 from ascend_lab.lab.figures import fig_online_softmax
 from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 from ascend_lab.sim import simulate
@@ -72,37 +70,28 @@ def test_wrong_block_counts_fail():
     )
 
 
-def streamed(q, blocks, *, first=-math.inf, rescale=True, scale=True):
-    m, total, o = np.full((len(q), 1), first), 0.0, 0.0
-    for k, v in blocks:
-        s = q @ k.T / (q.shape[1] ** 0.5 if scale else 1.0)
-        new = np.maximum(m, s.max(axis=1, keepdims=True))
-        f, p = (np.exp(m - new) if rescale else 1.0), np.exp(s - new)
-        m, total, o = new, f * total + p.sum(axis=1, keepdims=True), f * o + p @ v
-    return o / total
+def flash(load, store, n, t, d, room, keys=16, all_at_once=False):
+    rows = n if all_at_once else max(1, (room // 8 - 2 * keys * d) // (4 * d + 4 * keys))
+    for at in range(0, n, rows):
+        q = load("q", at, at + rows)
+        m, total, o = np.full((len(q), 1), -np.inf), 0.0, np.zeros((len(q), d))
+        for first in range(0, t, keys):
+            s = q @ load("k", first, first + keys).T / d**0.5
+            new = np.maximum(m, s.max(axis=1, keepdims=True))
+            f, m = np.exp(m - new), new
+            s = np.exp(s - m)
+            total, o = f * total + s.sum(axis=1, keepdims=True), f * o
+            o += s @ load("v", first, first + keys)
+        store(at, o / total)
 
 
-def test_attention_in_one_pass():
-    assert check_ex_16_4(streamed)
-    assert not check_ex_16_4(lambda q, blocks: streamed(q, blocks, rescale=False))
-    assert not check_ex_16_4(lambda q, blocks: streamed(q, blocks, scale=False))
-    assert "off by" in check_ex_16_4(lambda q, b: streamed(q, b, rescale=False)).message
+def test_a_flash_kernel_is_held_to_values_memory_and_bytes():
+    def short(load, store, n, t, d, room):
+        flash(load, store, n, t, d, room // 2)
 
-
-def test_who_keeps_the_blocks_gets_nan():
-    def hoarder(q, blocks):
-        return streamed(q, list(blocks))
-
-    def twice(q, blocks):
-        peak = max((q @ k.T).max() for k, _ in blocks)
-        return streamed(q, blocks, first=peak)
-
-    assert "expected no NaN" in check_ex_16_4(hoarder).message
-    assert "one pass over the blocks" in check_ex_16_4(twice).message
-    blocks = KeyBlocks([(np.ones((2, 1)), np.ones((2, 1)))])
-    kept = [k for k, _ in blocks]
-    assert np.isnan(kept[0]).all()
-    assert blocks.whole()[0].tolist() == [[1.0], [1.0]]
+    assert "bytes at a time" in check_ex_16_4(lambda *a: flash(*a, all_at_once=True)).message
+    assert "ours loads" in check_ex_16_4(short).message
+    assert "never stored" in check_ex_16_4(lambda *a: None).message
 
 
 # -- figures ---------------------------------------------------------------------------------------

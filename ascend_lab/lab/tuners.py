@@ -16,6 +16,7 @@ import numpy as np
 from ascend_lab.aoe.drive import Steps
 from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace
+from ascend_lab.aoe.vector.bound import work_bound
 from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.dsl.lower import lower, lower_stage
@@ -92,6 +93,8 @@ class SimpleGenetic:
 # ones.
 
 
+MANY = 10**6
+"""Layouts beyond this are not counted."""
 Known = dict[tuple[NestSpace, Layout], int]
 """Cycles of nests laid out, as far as they were simulated."""
 
@@ -130,25 +133,40 @@ class NestCosts:
 def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]:
     """Return the best point of a space and its cycles, launch included, L2 cold.
 
-    Takes one simulation per layout of every nest, not per point: seconds for most operators.
+    Takes one simulation per layout of every nest, not per point: seconds for most operators. A way
+    is left as soon as the best layouts of some of its nests, and the bare work of the others, take
+    as long as the best point.
     `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
     """
-    known, nests = {} if known is None else known, dict[NestSpace, Point]()
+    known, least = {} if known is None else known, dict[NestSpace, tuple[int, Point]]()
+    launch = space.chip.launch_overhead_s * space.chip.clock_hz
     best: tuple[Point, float] = ((), math.inf)
-    for head in space.grouping.heads():
-        for nest in space.structure(head).nests:
-            if nest not in nests:
-                nests[nest] = _best_layout(nest, known)
-        point = space.joined(head, [nests[nest] for nest in space.structure(head).nests])
-        cycles = simulate_kernel(lower(space.build(point)), space.chip).total_cycles
-        best = min(best, (point, cycles), key=lambda pair: pair[1])
+    for head in sorted(space.grouping.heads(), key=lambda one: len(space.structure(one).nests)):
+        nests = space.structure(head).nests
+        for nest in sorted(nests, key=lambda one: one.count(MANY)):
+            if nest not in least:
+                least[nest] = _best_layout(nest, known)
+            spent = sum(least[one][0] if one in least else _work(one) for one in nests)
+            if launch + spent >= best[1]:
+                break
+        else:
+            point = space.joined(head, [least[nest][1] for nest in nests])
+            cycles = simulate_kernel(lower(space.build(point)), space.chip).total_cycles
+            best = min(best, (point, cycles), key=lambda pair: pair[1])
     return best[0], int(best[1])
 
 
-def _best_layout(nest: NestSpace, known: Known) -> Point:
-    """Return the best decisions about a nest."""
+def _work(nest: NestSpace) -> float:
+    """Return cycles that no layout of a nest beats."""
+    phase = nest.nest.phase
+    return work_bound(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
+
+
+def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
+    """Return the least cycles of a nest, and the decisions behind them."""
 
     def cycles(point: Point) -> int:
         return nest_cycles(nest, nest.layout(point), known)
 
-    return min(nest.points(), key=cycles, default=LEAST)
+    best = min(nest.points(), key=cycles, default=LEAST)
+    return cycles(best), best

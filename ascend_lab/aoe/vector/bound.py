@@ -29,7 +29,7 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     state = create_schedule(outputs, chip).state
     need = _needed(state)
     loads, stores = _moved(state, chip, need, warm)
-    ops = list(_operations(state, chip, need))
+    ops = [op for _, op in _operations(state, chip, need)]
     compute = sum(op.cycles(chip) for op in ops)
     share = _fresh_share(state, warm)
     first, last = _least_copy(chip, "GM", "UB", share), _least_copy(chip, "UB", "GM")
@@ -178,8 +178,16 @@ class _Operation:
         return self.cost.head_cycles + self.cost.slope_cycles + self.cost.tail_cycles
 
 
-def _operations(state: State, chip: Chip, need: Mapping[str, int]) -> Iterator[_Operation]:
-    """Yield the operations that every schedule does, copies left out."""
+def work_bound(state: State, chip: Chip, stages: Collection[str]) -> float:
+    """Return cycles in which no layout computes these stages, were nothing to be moved."""
+    ops = _operations(state, chip, _needed(state))
+    return sum(op.cycles(chip) for name, op in ops if name in stages)
+
+
+def _operations(
+    state: State, chip: Chip, need: Mapping[str, int]
+) -> Iterator[tuple[str, _Operation]]:
+    """Yield the stage and each operation that every schedule does, copies left out."""
     used: dict[str, list[bool]] = {i.name: [True] * len(i.shape) for i in state.inputs}
     for stage in state.stages:
         if isinstance(stage, Fixed):
@@ -189,9 +197,9 @@ def _operations(state: State, chip: Chip, need: Mapping[str, int]) -> Iterator[_
         axes = _depends(stage.expr, used)
         used[stage.name] = [a.name in axes for a in stage.axes]
         if full:
-            yield from _calls(stage, stage.expr, used, chip)
+            yield from ((stage.name, op) for op in _calls(stage, stage.expr, used, chip))
         if full and stage.fold:
-            yield _folding(stage, axes, chip)
+            yield stage.name, _folding(stage, axes, chip)
 
 
 def _depends(expr: Expr, used: Mapping[str, Sequence[bool]]) -> set[str]:

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ascend_lab.errors import InputError
+from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.passes import clean, formats, images, quantised, recognise, simplify
@@ -63,8 +63,8 @@ DEFAULT: tuple[str, ...] = tuple(
     one.name for one in PASSES.values() if one.stage in ("prepare", "fuse")
 )
 """Passes that keep values (up to rounding), in the order they run."""
-ROUNDS = 8
-"""Most rounds: each shortens chains of equal nodes to half, so that few are needed."""
+MOST_ROUNDS = 100
+"""Rounds after which passes count as undoing each other; networks settle in a handful."""
 
 
 def get_pass(name: str) -> Pass:
@@ -96,11 +96,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run of passes did, pass by pass in order; those that found nothing are left out."""
+    """What a run of passes did, pass by pass in order; those that found nothing are left out.
+
+    `settled`: no pass matches the last graph; a run that `rounds` ended cannot know.
+    """
 
     start: Graph
     steps: tuple[Step, ...] = ()
     rounds: int = 0
+    settled: bool = True
 
     @property
     def matches(self) -> dict[str, int]:
@@ -117,23 +121,26 @@ class Report:
             sizes = f"{len(step.before.nodes)} -> {len(step.after.nodes)}"
             lines.append(f"{step.name:36} {step.matches:7}  {sizes}")
         end = self.steps[-1].after if self.steps else self.start
-        lines.append(f"{self.rounds} rounds: {len(self.start.nodes)} -> {len(end.nodes)} nodes")
+        nodes = f"{len(self.start.nodes)} -> {len(end.nodes)} nodes"
+        lines.append(f"{self.rounds} rounds: {nodes}{'' if self.settled else ', not settled'}")
         return "\n".join(lines)
 
 
 def run_passes(
-    graph: Graph, names: Sequence[str] = DEFAULT, *, rounds: int = ROUNDS
+    graph: Graph, names: Sequence[str] = DEFAULT, *, rounds: int | None = None
 ) -> tuple[Graph, Report]:
     """Return the graph after the passes, repeated until none matches, and the report.
 
-    Passes verify the graphs they return. Raises `InputError` for an unknown name.
+    `rounds`: stop after so many, settled or not. Passes verify the graphs they return. Raises
+    `InputError` for an unknown name, `GraphError` for passes that never settle.
     """
     passes = [get_pass(name) for name in names]
-    if rounds < 1:
-        raise InputError("at least 1 round", str(rounds), f"leave it at {ROUNDS}")
+    if rounds is not None and rounds < 1:
+        raise InputError("at least 1 round", str(rounds), "leave it out: until none matches")
     steps: list[Step] = []
     current, done, quiet = graph, 0, 0
-    for done in range(1, rounds + 1):
+    while passes and done < (rounds or MOST_ROUNDS):
+        done += 1
         for one in passes:
             after, matches = one.apply(current)
             quiet = quiet + 1 if after is current else 0
@@ -142,4 +149,8 @@ def run_passes(
                 current = after
             if quiet == len(passes):
                 return current, Report(graph, tuple(steps), done)
-    return current, Report(graph, tuple(steps), done)
+    if passes and rounds is None:
+        needed = f"{graph.name}: passes that settle"
+        found = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
+        raise GraphError(needed, found, "leave out one of those that undo each other")
+    return current, Report(graph, tuple(steps), done, settled=not passes)

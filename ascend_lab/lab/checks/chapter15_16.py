@@ -1,11 +1,13 @@
 """Checks of chapters 15 and 16.
 
-15: the peak of live bytes, greedy by size, sharing in place, a trap.
-16: merged states, loop orders, causal blocks, attention in one pass.
+15: the peak of live bytes, an allocator, sharing in place, a trap.
+16: merged states, loop orders, causal blocks, a flash kernel.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import tracemalloc
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,23 +42,63 @@ def draw_lives(rng: np.random.Generator) -> ex.Case:
     return {"lives": lives}
 
 
-# -- greedy by size -------------------------------------------------------------------------------
-def by_size(lives: Sequence[Life]) -> list[int]:
-    """Return offsets: the largest first, equal ones in order, at the lowest place with room."""
-    offsets: dict[int, int] = {}
-    for i in sorted(range(len(lives)), key=lambda i: -lives[i][2]):
-        born, dead, size = lives[i]
-        at = 0
-        for low, end in sorted(
-            (offsets[k], offsets[k] + lives[k][2])
-            for k in offsets
-            if lives[k][0] < dead and born < lives[k][1]
-        ):
-            if low - at >= size:
-                break
-            at = max(at, end)
-        offsets[i] = at
-    return [offsets[i] for i in range(len(lives))]
+# -- the allocator --------------------------------------------------------------------------------
+MOST_PUTS = 5_000
+"""Placements an allocator may try in a case."""
+
+
+def cut_apart(rng: np.random.Generator, pieces: int, height: int = 64, tasks: int = 40) -> ex.Case:
+    """Return a rectangle of address by time cut into buffers: they fit, and nothing is left over."""
+    parts = [(0, tasks, 0, height)]
+    while len(parts) < pieces:
+        born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
+        by_time = dead - born > 1 and (high - low < 2 or rng.random() < 0.5)
+        if by_time:
+            at = int(rng.integers(born + 1, dead))
+            parts += [(born, at, low, high), (at, dead, low, high)]
+        elif high - low > 1:
+            at = int(rng.integers(low + 1, high))
+            parts += [(born, dead, low, at), (born, dead, at, high)]
+        else:
+            parts.append((born, dead, low, high))
+    order = rng.permutation(len(parts))
+    lives = [(a, b, high - low) for a, b, low, high in (parts[i] for i in order)]
+    return {"lives": lives, "height": height, "there": True}
+
+
+def _counted(fn: Any) -> Any:
+    def run(lives: Sequence[Life], height: int, there: bool) -> Any:
+        puts = 0
+
+        def put(i: int, at: int) -> None:
+            nonlocal puts
+            puts += 1
+            if puts > MOST_PUTS:
+                raise InputError(f"an answer within {MOST_PUTS} placements", "more", "cut earlier")
+
+        return fn(lives, height, put)
+
+    return run
+
+
+def _judge_15_2(got: Any, case: ex.Case) -> str | None:
+    lives, height = case["lives"], case["height"]
+    if got is None:
+        return "though there is a plan" if case["there"] else None
+    try:
+        offsets = [int(at) for at in got]
+    except (TypeError, ValueError):
+        return "expected offsets, or None"
+    if len(offsets) != len(lives) or min(offsets, default=0) < 0:
+        return f"expected {len(lives)} offsets from 0 on"
+    if any(at + life[2] > height for at, life in zip(offsets, lives, strict=True)):
+        return f"which is higher than {height}"
+    for i, k in itertools.combinations(range(len(lives)), 2):
+        (a, b, size), (c, d, other) = lives[i], lives[k]
+        apart = offsets[i] + size <= offsets[k] or offsets[k] + other <= offsets[i]
+        if a < d and c < b and not apart:
+            return f"where buffers {i} and {k} live together and overlap"
+    return None
 
 
 # -- in place, where it is safe -------------------------------------------------------------------
@@ -170,18 +212,31 @@ def check_ex_15_1(rng: ex.Rng) -> ex.Case:
     return draw_lives(rng)
 
 
-@ex.against(
-    by_size,
-    edges=[
-        {"lives": [(0, 2, 4), (2, 3, 5)]},
-        {"lives": [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]},
-        {"lives": [(0, 2, 3), (1, 4, 3), (3, 5, 2)]},
-        {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
-    ],
+EIGHT = [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)]
+TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
+
+
+@ex.judged(
+    _judge_15_2,
+    edges=ex.rows(
+        "lives height there",
+        ([], 0, True),
+        ([(0, 2, 4), (2, 3, 5)], 5, True),
+        ([(0, 2, 4), (1, 3, 5)], 8, False),
+        (TOY, 7, True),
+        (EIGHT, 5, True),
+        (EIGHT, 4, False),
+    ),
+    cases=12,
+    wrap=_counted,
 )
 def check_ex_15_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
-    return draw_lives(rng)
+    """Check `fn(lives, height, put)`: offsets of all buffers within a height, or None.
+
+    The random cases are rectangles cut apart, so that a plan exists and wastes no byte; every
+    placement that is tried is told to `put`, which counts them.
+    """
+    return cut_apart(rng, int(rng.integers(12, 31)))
 
 
 SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
@@ -270,52 +325,53 @@ def causal_blocks(n: int, rows: int, keys: int) -> int:
     )
 
 
-class KeyBlocks:
-    """Blocks (k, v) that pass once: when the next one comes, the memory of the last is reused."""
+def _on_core(fn: Any) -> Any:
+    """Return the answer with rows that are loaded and stored, and all it allocates traced."""
 
-    def __init__(self, blocks: list[tuple[Array, Array]]) -> None:
-        """Keep the blocks; copies are handed out."""
-        self._blocks, self._passed = blocks, False
+    def run(q: Array, k: Array, v: Array, room: int) -> tuple[Array, int, int]:
+        given, (n, d), moved = {"q": q, "k": k, "v": v}, q.shape, 0
+        y = np.full((n, d), math.nan)
 
-    def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """Yield copies, each filled with NaN when the next one is asked for."""
-        if self._passed:
-            raise InputError("one pass over the blocks", "a second", "keep a state instead")
-        self._passed = True
-        for block in self._blocks:
-            k, v = (x.copy() for x in block)
-            yield k, v
-            k.fill(math.nan)
-            v.fill(math.nan)
+        def load(name: str, first: int, last: int) -> Array:
+            nonlocal moved
+            rows = given[name][first:last].copy()
+            moved += rows.nbytes
+            return rows
 
-    def __repr__(self) -> str:
-        """Return the number of keys in each block."""
-        return f"blocks of {', '.join(str(len(k)) for k, _ in self._blocks)} keys"
+        def store(first: int, rows: Any) -> None:
+            y[first : first + len(rows)] = rows
 
-    def whole(self) -> tuple[Array, Array]:
-        """Return all keys and all values."""
-        ks, vs = zip(*self._blocks, strict=True)
-        return np.concatenate(ks), np.concatenate(vs)
+        tracemalloc.start()
+        try:
+            fn(load, store, n, len(k), d, room)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        return y, moved, peak
 
-
-def _stream(
-    rng: np.random.Generator, n: int, d: int, e: int, counts: list[int], spread: float
-) -> ex.Case:
-    blocks = [(rng.normal(0, spread, (c, d)), rng.normal(0, 1, (c, e))) for c in counts]
-    return {"q": rng.normal(0, spread, (n, d)), "blocks": KeyBlocks(blocks)}
+    return run
 
 
-def _judge_stream(got: Any, case: ex.Case) -> str | None:
-    q, (k, v) = case["q"], case["blocks"].whole()
-    scores = q @ k.T / math.sqrt(q.shape[1])
+def _judge_16_4(got: Any, case: ex.Case) -> str | None:
+    (y, moved, peak), (q, k, v, room) = got, case.values()
+    (n, d), t = q.shape, len(k)
+    scores = q @ k.T / math.sqrt(d)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    right = weights / weights.sum(axis=1, keepdims=True) @ v
-    if not isinstance(got, np.ndarray) or got.shape != right.shape:
-        return f"expected an array of shape {right.shape}"
-    if np.isnan(got).any():
-        return "expected no NaN: did e^s overflow, or did you look at a block that has gone by?"
-    wrong = float(np.abs(got - right).max())
-    return None if wrong <= 1e-9 else f"expected softmax(q k^T / sqrt(d)) v, off by {wrong:.3g}"
+    wrong = float(np.abs(y - weights / weights.sum(axis=1, keepdims=True) @ v).max())
+    if not wrong <= 1e-9:
+        stored = "rows that were never stored, or no numbers" if np.isnan(wrong) else f"{wrong:.3g}"
+        return f"and what was stored is off: {stored}"
+    if peak > room + SLACK_BYTES:
+        return f"with {peak:,} bytes at a time, where the core has {room:,}"
+    rows = (room // 8 - 32 * d) // (4 * d + 64)
+    ours = 8 * (n * d + -(-n // rows) * 2 * t * d)
+    return None if moved <= 1.2 * ours else f"after {moved:,} bytes loaded; ours loads {ours:,}"
+
+
+def _heads(rng: np.random.Generator, n: int, t: int, d: int, rows: int, spread: float) -> ex.Case:
+    q, k = (rng.normal(0, spread, (count, d)) for count in (n, t))
+    room = 8 * (32 * d + rows * (4 * d + 64))
+    return {"q": q, "k": k, "v": rng.normal(0, 1, (t, d)), "room": room}
 
 
 EMPTY_1 = (-math.inf, 0.0, np.zeros(3))
@@ -364,19 +420,22 @@ def check_ex_16_3(rng: ex.Rng) -> ex.Case:
 
 
 RNG_16_4 = np.random.default_rng(16)
+SLACK_BYTES = 4096
+"""Python's own objects."""
 
 
 @ex.judged(
-    _judge_stream,
+    _judge_16_4,
     edges=[
-        _stream(RNG_16_4, 1, 1, 1, [1], 1.0),
-        _stream(RNG_16_4, 3, 4, 2, [4, 4, 1], 1.0),
-        _stream(RNG_16_4, 3, 4, 2, [2, 2, 2], 60.0),
+        _heads(RNG_16_4, 64, 64, 16, 16, 1.0),
+        _heads(RNG_16_4, 100, 333, 32, 24, 1.0),
+        _heads(RNG_16_4, 65, 50, 16, 32, 60.0),
     ],
+    cases=12,
+    wrap=_on_core,
 )
 def check_ex_16_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(q, blocks)`: softmax(q k^T / sqrt(d)) v with k and v in blocks that pass once."""
-    counts = rng.integers(1, 9, int(rng.integers(1, 6)))
-    n, d, e = (int(x) for x in rng.integers(1, 7, 3))
-    spread = float(rng.choice([1.0, 30.0]))
-    return _stream(rng, n, d, e, [int(c) for c in counts], spread)
+    """Check `fn(load, store, n, t, d, room)`: attention within `room` bytes, and few loads."""
+    n, t = (int(x) for x in rng.integers(80, 400, 2))
+    rows, spread = int(rng.integers(16, 64)), float(rng.choice([1.0, 30.0]))
+    return _heads(rng, n, t, int(rng.choice([8, 16, 32, 64])), rows, spread)

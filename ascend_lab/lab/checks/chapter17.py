@@ -101,7 +101,11 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
 
 @ex.against(
     step_slope,
-    edges=ex.rows("x s g bits", ([-3.0, -1.2, 0.35, 5.0], 0.5, [1.0, 1.0, 1.0, 1.0], 3)),
+    edges=ex.rows(
+        "x s g bits",
+        ([-3.0, -1.2, 0.35, 5.0], 0.5, [1.0, 1.0, 1.0, 1.0], 3),
+        ([-2.0, 1.5], 0.5, [1.0, 2.0], 3),
+    ),
     rel_tol=1e-9,
 )
 def check_ex_17_4(rng: ex.Rng) -> ex.Case:

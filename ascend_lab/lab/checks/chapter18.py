@@ -125,7 +125,16 @@ def _judge_18_5(got: Any, case: ex.Case) -> str | None:
 _SWITCH = {"times": [(1.0, 9.0), (3.0, 2.0), (1.0, 9.0)], "edges": [(0, 1, 1.0), (1, 2, 1.0)]}
 
 
-@ex.judged(_judge_18_5, edges=[_SWITCH], cases=20)
+_TWICE = {**_SWITCH, "edges": [(0, 1, 0.3), (1, 2, 0.3), (0, 1, 0.3), (2, 1, 0.3)]}
+
+_BACK = {
+    "times": [(2.0, 3.0), (0.0, 2.0), (0.0, 3.0), (2.0, 0.0), (2.0, 1.0)],
+    "edges": [(0, 3, 1.0), (0, 4, 2.0), (1, 3, 2.0), (2, 3, 1.0)],
+}
+"""A flow without a way back is not the largest here."""
+
+
+@ex.judged(_judge_18_5, edges=[_SWITCH, _TWICE, _BACK], cases=20)
 def check_ex_18_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, edges)`: the engine, 0 or 1, of each operator, at the least cost.
 

@@ -1,11 +1,13 @@
 """Checks of chapters 19 and 20.
 
-19: minimum-time backup, a pruning rule that is safe.
+19: minimum-time backup, a pruning rule that is safe, a tree search.
 20: repair, a crossover of legal tilings, a search that beats random.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +20,7 @@ from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search import random_order
+from ascend_lab.aoe.search import Mcts, random_order
 from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu
@@ -105,6 +107,66 @@ def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
     if len(got) > (1 - REMOVED) * len(costs):
         return f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
     return None
+
+
+# -- a tree search --------------------------------------------------------------------------------
+ORDERS = 20
+"""Trees on which a search is judged in the mean."""
+ALLOWED = 1.2
+
+
+def _leaves(rng: np.random.Generator) -> dict[Point, float]:
+    """Return the costs of 125 leaves, three answers of five deep; the first decides most."""
+    own = [scale * rng.random(5) for scale in (100, 40, 15)]
+    points = itertools.product(range(5), repeat=3)
+    return {p: float(sum(s[v] for s, v in zip(own, p, strict=True)) + rng.random()) for p in points}
+
+
+def _proposed(search: Any, costs: dict[Point, float], seed: int) -> list[Point]:
+    """Return the points that a search proposes, until it ends; one more than there are, at most."""
+    space = TableSpace(tuple("abc"), [list(column) for column in zip(*costs, strict=True)])
+    steps, points = search(space, np.random.default_rng(seed)), list[Point]()
+    answer: list[float] | None = None
+    with suppress(StopIteration):
+        while len(points) <= len(costs):
+            batch = steps.send(answer)
+            points += batch
+            answer = [costs[point] for point in batch]
+    return points
+
+
+def _needed(search: Any, trees: Sequence[dict[Point, float]]) -> float:
+    """Return the mean number of the trial that finds the best leaf."""
+    runs = [_proposed(search, costs, seed) for seed, costs in enumerate(trees)]
+    pairs = zip(runs, trees, strict=True)
+    return float(
+        np.mean([run.index(min(costs, key=costs.__getitem__)) + 1 for run, costs in pairs])
+    )
+
+
+def _judge_19_5(got: Any, case: ex.Case) -> str | None:
+    runs, trees = got, case["trees"]
+    for run, costs in zip(runs, trees, strict=True):
+        if len(set(run)) < len(run):
+            return f"and a leaf is proposed twice within {len(run)} trials"
+        if len(run) < len(costs):
+            return f"and the search ends after {len(run)} of {len(costs)} leaves"
+    ours = _needed(Mcts(batch=1, completions=1), trees)
+    best = [min(costs, key=costs.__getitem__) for costs in trees]
+    mean = float(np.mean([run.index(one) + 1 for run, one in zip(runs, best, strict=True)]))
+    if mean <= ALLOWED * ours:
+        return None
+    return f"and the best leaf comes at trial {mean:.1f} in the mean; ours finds it at {ours:.1f}"
+
+
+@ex.judged(
+    _judge_19_5,
+    cases=2,
+    wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
+)
+def check_ex_19_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""
+    return {"trees": [_leaves(rng) for _ in range(ORDERS)]}
 
 
 # -- chapter 20 ------------------------------------------------------------------------------------
