@@ -235,7 +235,9 @@ def test_right_answers_pass_and_mistakes_do_not():
     def exact(lives, height, put):
         buffers = [Buffer(i, *x) for i, x in enumerate(lives)]
         found = plan(buffers, method="exact", time_limit_s=60)
-        return [found.offsets[i] for i in range(len(lives))] if found.height_bytes <= height else None
+        return (
+            [found.offsets[i] for i in range(len(lives))] if found.height_bytes <= height else None
+        )
 
     def busy(lives, height, put):
         for _ in range(5001):

@@ -1,7 +1,5 @@
 """The checks and figures of chapter 16, and what its prose claims."""
 
-import math
-
 import numpy as np
 import pytest
 from two_sided import two_sided

@@ -138,7 +138,9 @@ def _needed(search: Any, trees: Sequence[dict[Point, float]]) -> float:
     """Return the mean number of the trial that finds the best leaf."""
     runs = [_proposed(search, costs, seed) for seed, costs in enumerate(trees)]
     pairs = zip(runs, trees, strict=True)
-    return float(np.mean([run.index(min(costs, key=costs.__getitem__)) + 1 for run, costs in pairs]))
+    return float(
+        np.mean([run.index(min(costs, key=costs.__getitem__)) + 1 for run, costs in pairs])
+    )
 
 
 def _judge_19_5(got: Any, case: ex.Case) -> str | None:
