@@ -186,10 +186,14 @@ RULES = (_twice, _turned, _earlier)
 
 def _managed(fn: Any) -> Any:
     def run(steps: Sequence[int], reads: Sequence[int], endless: bool) -> Any:
-        rw, answers = Draft(chain_graph(steps, reads)), []
+        rw, answers = Draft(chain_graph(steps, reads)), list[bool]()
 
         def counted(rule: Any) -> Any:
-            return lambda draft, node: answers.append(rule(draft, node)) or answers[-1]
+            def offer(draft: Draft, node: Any) -> bool:
+                answers.append(bool(rule(draft, node)))
+                return answers[-1]
+
+            return offer
 
         done = fn(rw, [counted(rule) for rule in (*RULES, *[_restless] * endless)], MOST)
         return done, len(answers), sum(answers), rw.finish()

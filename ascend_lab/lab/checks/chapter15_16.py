@@ -48,7 +48,7 @@ MOST_PUTS = 5_000
 
 
 def cut_apart(rng: np.random.Generator, pieces: int, height: int = 64, tasks: int = 40) -> ex.Case:
-    """Return a rectangle of address by time cut into buffers: they fit, and nothing is left over."""
+    """Return a rectangle of address by time, cut into buffers: nothing is left over."""
     parts = [(0, tasks, 0, height)]
     while len(parts) < pieces:
         born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
