@@ -290,6 +290,13 @@ def wide_complaints(cells: list[Cell]) -> list[str]:
     ]
 
 
+def listing_complaints(text: str) -> list[str]:
+    """No line of a Python listing in a text is wider than the page's column."""
+    listings = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rows = "".join(listings).splitlines()
+    return [f"{len(row)} columns: {row.strip()[:60]}" for row in rows if len(row) > WIDEST]
+
+
 def exercise_complaints(cells: list[Cell]) -> list[str]:
     """4 to 7 exercises, exactly one of which takes an evening."""
     titles = re.findall(r"^[`:]{3,}\{exercise(?:-start)?\} *(.*)$", prose_of(cells), re.MULTILINE)

@@ -34,6 +34,7 @@ from book_rules import (
     import_complaints,
     keep_complaints,
     link_terms,
+    listing_complaints,
     measure_complaints,
     minute_complaints,
     number_complaints,
@@ -184,7 +185,8 @@ def test_the_opening_page_and_every_part_have_their_drawing() -> None:
 @each_text
 def test_prose_is_clean(path: Path) -> None:
     text = text_of(path)
-    rules = (number_complaints, word_complaints, image_complaints, fence_complaints)
+    rules = (number_complaints, word_complaints, image_complaints)
+    rules = (*rules, fence_complaints, listing_complaints)
     assert [complaint for rule in rules for complaint in rule(text)] == []
 
 
@@ -276,6 +278,7 @@ def test_a_prediction_is_the_readers_and_its_answer_folded() -> None:
 def test_rules_of_width_and_parts_bite() -> None:
     assert wide_complaints([code_cell("x" * 88)]) == []
     assert wide_complaints([code_cell("x" * 89)])
+    assert len(listing_complaints(f"```python\n{'x' * 89}\n```\n{'y' * 99}\n")) == 1
     titles = ["One", "Two", "Three", "Four (an evening)"]
     exercises = [prose(f"```{{exercise}} {title}\n:label: e\n```") for title in titles]
     assert exercise_complaints(exercises) == []
