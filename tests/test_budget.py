@@ -30,7 +30,7 @@ LINES = {
     "graph": 17975,
     "isa": 3430,
     "kernels": 9205,
-    "lab": 19000,
+    "lab": 19450,
     "layout": 920,
     "limits": 240,
     "media": 1145,
@@ -43,7 +43,7 @@ LINES = {
     "train": 1725,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 448
+FILES = 450
 IMPORT_LINES = 6065
 ROAD = 130
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
