@@ -31,8 +31,7 @@ from bench.table import CHIPS, Figure, below
 
 NETWORKS = ("resnet50", "mobilenet_v2", "bert_base")
 PROOF_S = 10.0
-DATA = Path(__file__).parent.parent / "tests" / "data"
-CONTEST, RECORDED = FOLDER / "mlsys2026", DATA / "autotune_bruteforce"
+CONTEST, RECORDED = FOLDER / "mlsys2026", FOLDER / "autotune_bruteforce"
 ROWS = Path("_build") / "networks.jsonl"
 MOST_POINTS = 3000
 """Spaces are enumerated up to this size."""

@@ -57,6 +57,10 @@ PARTS = """width => {
     'the page scrolls sideways': all('html').filter(wide).map(e => e.scrollWidth),
   };
 }"""
+OPENED = """() => {
+  document.querySelectorAll('.toggle-hidden').forEach(e => e.classList.remove('toggle-hidden'));
+  document.querySelectorAll('details').forEach(fold => fold.open = true);
+}"""
 BITMAPS = """async () => {
   const figures = [...document.querySelectorAll('.cell_output img, figure img')];
   const kind = async image => (await (await fetch(image.src)).blob()).type;
@@ -168,6 +172,7 @@ def check_images(page: Page) -> None:
 
 def check_parts(page: Page) -> None:
     """Nothing is cut off, wrapped or a bitmap, in a window on a desk and on a telephone."""
+    page.evaluate(OPENED)
     assert page.evaluate(BITMAPS) == [], "bitmaps among the figures"
     for width in (1280, 420):
         page.set_viewport_size({"width": width, "height": 1600})

@@ -23,6 +23,7 @@ LINES = {
     "chip": 675,
     "cli": 4150,
     "cluster": 2910,
+    "course": 2000,
     "compress": 3240,
     "data": 20,
     "dsl": 5980,
@@ -30,7 +31,7 @@ LINES = {
     "graph": 17975,
     "isa": 3430,
     "kernels": 9205,
-    "lab": 19450,
+    "lab": 19600,
     "layout": 920,
     "limits": 240,
     "media": 1145,
@@ -43,7 +44,7 @@ LINES = {
     "train": 1725,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 450
+FILES = 448
 IMPORT_LINES = 6065
 ROAD = 130
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

@@ -11,7 +11,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, SimulationError
 from ascend_lab.isa import KernelBuilder, Program
 from ascend_lab.lab.checks import check_ex_04_2, check_ex_04_3
-from ascend_lab.lab.checks.chapter03_04 import _ping_pong, max_plus_product
+from ascend_lab.lab.checks.chapter04 import _ping_pong, max_plus_product
 from ascend_lab.lab.figures.gantt import (
     FLOW,
     WindowError,

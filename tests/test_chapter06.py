@@ -16,7 +16,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import interpret
 from ascend_lab.errors import AscendLabError, CapacityError, InputError, ScheduleError
-from ascend_lab.lab.checks import chapter06_07 as chapter06
+from ascend_lab.lab.checks import chapter06
 from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.schedules import add_relu
 from ascend_lab.sim.values import numpy_type
@@ -260,14 +260,15 @@ def largest(ub_bytes, inputs, slots):
     return ub_bytes // (2 * slots * (inputs + 1)) // 128 * 128
 
 
-def plain_table(rows, columns):
-    return te.split(te.create_schedule(table(rows, columns), CHIP), "y", "j", 2048)
+def plain_table(rows, columns, chip_name):
+    start = te.create_schedule(table(rows, columns), load_chip(chip_name))
+    return te.split(start, "y", "j", 2048)
 
 
-def wrong_table(rows, columns):
+def wrong_table(rows, columns, chip_name):
     x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
     y = te.compute((rows, columns), lambda i, j: x[i, j] - p[j], name="y")
-    return te.auto_schedule(y, CHIP)
+    return te.auto_schedule(y, load_chip(chip_name))
 
 
 def one_core_sums(rows, columns):
@@ -295,8 +296,8 @@ def test_right_answers_pass(seed: int) -> None:
         (3, lambda ub_bytes, inputs, slots: 1.5, "whole number"),
         (4, plain_table, "at most"),
         (4, wrong_table, "same values"),
-        (4, lambda rows, columns: "fast", "expected a schedule"),
-        (4, lambda rows, columns: chapter06._table(8, 256), "inputs of shape"),
+        (4, lambda *case: "fast", "expected a schedule"),
+        (4, lambda rows, columns, name: chapter06._table(8, 256, name), "inputs of shape"),
         (5, one_core_sums, "at most"),
         (5, lambda rows, columns: te.bind(one_core_sums(rows, columns), "y", "k_o"), "raised"),
     ],

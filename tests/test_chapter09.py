@@ -16,7 +16,7 @@ from ascend_lab.lab.checks.chapter08_09 import (
     check_ex_09_4,
     nest,
 )
-from ascend_lab.lab.figures import fig_element, fig_layouts, fig_padding
+from ascend_lab.lab.figures import fig_address_maps, fig_element, fig_padding
 from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.layout import address, address_map, pack
@@ -30,7 +30,7 @@ def test_an_element_outside_is_an_error_with_its_bounds() -> None:
         fig_element(28, 0)
 
 
-@pytest.mark.parametrize("fig", [fig_layouts(matrix_maps()), fig_element(), fig_padding()])
+@pytest.mark.parametrize("fig", [fig_address_maps(matrix_maps()), fig_element(), fig_padding()])
 def test_titles_and_labels_do_not_overlap(fig: LabFigure) -> None:
     canvas = FigureCanvasAgg(fig)
     canvas.draw()

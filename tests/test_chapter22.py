@@ -32,30 +32,39 @@ def test_the_crossover_is_where_the_simulated_times_meet():
     assert times[0] == pytest.approx(times[1], rel=1e-6)
 
 
-def right_rounds(ranks):
-    return [
-        [(r, (r + 1) % ranks, (r - 1 - step) % ranks) for r in range(ranks)]
-        for step in range(ranks - 1)
-    ]
+def doubling(ranks, *, skips=None, cut=True):
+    skips = skips or [1 << k for k in range((ranks - 1).bit_length())]
+
+    def step(skip, collect):
+        count, found = min(skip, ranks - skip) if cut else skip, []
+        for rank in range(ranks):
+            before = (rank - skip) % ranks
+            pair = (rank, before) if collect else (before, rank)
+            found.append((*pair, [(rank + i) % ranks for i in range(count)]))
+        return found
+
+    return [step(s, False) for s in reversed(skips)], [step(s, True) for s in skips]
 
 
-def direct_rounds(ranks):
-    return [
-        [(r, (r + 1 + step) % ranks, (r + 1 + step) % ranks) for r in range(ranks)]
-        for step in range(ranks - 1)
-    ]
+def ring_rounds(ranks):
+    right, turns = [(r, (r + 1) % ranks) for r in range(ranks)], range(1, ranks)
+    adding = [[(a, b, [(a - s) % ranks]) for a, b in right] for s in turns]
+    return adding, [[(a, b, [(a + 1 - s) % ranks]) for a, b in right] for s in turns]
 
 
 def test_rounds_two_sided():
     two_sided(
         check_ex_22_2,
-        [right_rounds, direct_rounds],
+        doubling,
+        ring_rounds,
+        lambda p: doubling(p, cut=False),
+        lambda p: doubling(p)[::-1],
+        lambda p: (doubling(p)[0], []),
+        lambda p: doubling(p) if p & (p - 1) == 0 else ring_rounds(p),
+        lambda p: ([[(r, 0, [0]) for r in range(1, p)]], []),
+        lambda p: ([[(0, 1, [p])]], []),
         lambda p: None,
         lambda p: [],
-        lambda p: right_rounds(p) * 2,
-        lambda p: [[(r, (r + 1) % p, r) for r in range(p)] for _ in range(p - 1)],
-        lambda p: [[(r, 0, 0) for r in range(1, p)]] * (p - 1),
-        lambda p: [[(r, (r + 1) % p, p) for r in range(p)]] * (p - 1),
     )
 
 

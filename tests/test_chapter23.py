@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from two_sided import two_sided
 
+from ascend_lab.chip import load_chip
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import ClusterError, InputError
+from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
 from ascend_lab.lab.checks import (
     check_ex_23_1,
     check_ex_23_2,
@@ -17,9 +19,10 @@ from ascend_lab.lab.checks import (
 )
 from ascend_lab.lab.checks.chapter23 import degrees, least_micro_batches, sent_bytes, zero_bytes
 from ascend_lab.lab.figures import fig_plan_cube
+from ascend_lab.parallel.plans.model import GraphModel
 from ascend_lab.parallel.plans.pipeline import bubble_share
 from ascend_lab.parallel.plans.plan import Unit
-from ascend_lab.parallel.plans.search import placements
+from ascend_lab.parallel.plans.search import best_plans, placements
 from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.parallel.values import (
     Plan,
@@ -226,3 +229,19 @@ def test_tensor_innermost_is_quickest() -> None:
     assert timed[0].plan.axes[0] == "tensor"
     assert timed[-1].step_s > 1.2 * timed[0].step_s
     assert len({one.plan.axes for one in timed}) == 6
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("batch", "winner"), [(256, "D8 T1 P8 interleaved v2 m32 Z1"), (512, "D64 T1 P1 Z3")]
+)
+def test_all_plans_of_the_package_have_the_winners_of_the_chapter(batch: int, winner: str) -> None:
+    def sized(count: int) -> object:
+        return bert("bert", Size(2560, 3, 40, 512, count, 1e-12), "fp32", WORDS)
+
+    chip = load_chip("Ascend910A")
+    big = GraphModel("BERT", sized, chip, layers=48)
+    room = chip.device_memory.size_bytes
+    topology = load_topology("910a-roce:64")
+    found = best_plans(big, topology, 64, batch, memory_bytes=room, keep=1)
+    assert found.best.plan.label == winner

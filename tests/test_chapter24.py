@@ -1,6 +1,5 @@
 """The checks and figures of chapter 24, and what its prose claims."""
 
-import numpy as np
 import pytest
 from two_sided import two_sided
 
@@ -55,40 +54,21 @@ def test_merging_two_sided():
     )
 
 
-def best(ready, sizes, a, b, most):
-    count, sums = len(ready), np.concatenate([[0], np.cumsum(sizes)])
-    kept, answers = {0: (0.0, [])}, []
-    for _ in range(min(most, count)):
-        kept = {
-            j: min(
-                (
-                    max(kept[i][0], ready[j - 1]) + a + b * (sums[j] - sums[i]),
-                    [*kept[i][1], j - 1],
-                )
-                for i in kept
-                if i < j
-            )
-            for j in range(1, count + 1)
-            if any(i < j for i in kept)
-        }
-        answers.append(kept[count])
-    return min(answers)[1]
-
-
-def tuner(ready, sizes, a, b, most):
-    found = plan(toy_rows(ready, sizes), AlphaBeta(a, b), most)
+def tuner(ready, sizes, cost, most):
+    found = plan(toy_rows(ready, sizes), cost, most)
     return [last for _, last in found.segments]
 
 
 def test_few_buckets_two_sided():
     two_sided(
         check_ex_24_3,
-        [best, tuner],
-        lambda r, s, a, b, most: [len(r) - 1],
-        lambda r, s, a, b, most: list(range(len(r))),
-        lambda r, s, a, b, most: tuner(r, s, a, b, None),
-        lambda r, s, a, b, most: None,
-        lambda r, s, a, b, most: [0],
+        tuner,
+        lambda r, s, cost, most: [len(r) - 1],
+        lambda r, s, cost, most: list(range(len(r))),
+        lambda r, s, cost, most: tuner(r, s, cost, None),
+        lambda r, s, cost, most: tuner(r, s, AlphaBeta(cost.a, cost.b), most),
+        lambda r, s, cost, most: None,
+        lambda r, s, cost, most: [0],
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,31 @@ def test_a_right_answer_passes_and_says_how_much_was_tried() -> None:
     result = check_ex_90_1(double)
     assert repr(result) == "ex 90.1 passed: 1 edge and 40 random cases (seed 7)"
     assert result and result.subject is double and result.cases == 41
+
+
+def test_a_failing_case_can_be_called_again() -> None:
+    def index(n: int) -> int:
+        return [0, 1, 4][n]
+
+    result = check_against(
+        "ex_01_1", index, lambda n: n * n, lambda rng: {"n": int(rng.integers(2, 9))}
+    )
+    assert re.search(r"raised IndexError in line \d+: list index", repr(result))
+    with pytest.raises(IndexError):
+        index(**result.arguments)
+    passed = check_against("ex_01_1", lambda n: n, lambda n: n, lambda rng: {"n": 1})
+    with pytest.raises(CheckError, match="a case that failed"):
+        assert passed.arguments
+
+
+def test_arrays_and_lists_name_the_first_place_that_differs() -> None:
+    right = np.arange(12).reshape(3, 4)
+    wrong = right.copy()
+    wrong[1, 2] = 99
+    assert (equal_to(right)(wrong) or "").endswith("first differing at [1, 2]: 99 for 6")
+    assert (equal_to([1, 2, 3])([1, 5, 3]) or "").endswith("first differing at [1]: 5 for 2")
+    assert (equal_to([1, 2, 3])([1, 2]) or "").endswith("2 of 3 elements")
+    assert equal_to(right)(right) is None
 
 
 def test_a_wrong_answer_names_case_answer_expectation_and_seed() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,8 @@ def test_an_answer_that_ends_in_no_answer_is_one_line(
 ) -> None:
     monkeypatch.setattr(wall, "MEMORY_BYTES", 1 << 26)
     result = check_ex_90_1(fn)
-    assert repr(result) == f"ex 90.1 not yet: for n=5 {said} (seed 7)"
+    told = re.sub(r" in line \d+", "", repr(result))
+    assert told == f"ex 90.1 not yet: for n=5 {said} (seed 7)"
     assert result.subject is fn
     assert result.cases == 1
 

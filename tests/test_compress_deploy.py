@@ -26,7 +26,7 @@ from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.passes import run_passes
 from ascend_lab.graph.tasks import run_tasks
-from ascend_lab.kernels.conv_bias import MOST_WHOLE
+from ascend_lab.kernels.conv_stage import MOST_WHOLE
 
 
 # -- QDQ models, written node by node -------------------------------------------------------------
@@ -191,14 +191,18 @@ def test_int8_convolutions_are_exact_in_any_number_of_channels(sizes, chip):
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
-@pytest.mark.parametrize(("k", "residual"), [(40, False), (33, True), (256, True)])
-def test_the_cube_adds_a_whole_bias_exactly(chip, k, residual):
+@pytest.mark.parametrize(
+    ("c", "k", "groups", "residual"),
+    [(32, 40, 1, False), (32, 33, 1, True), (32, 256, 1, True), (96, 96, 3, True),
+     (64, 128, 4, False)],
+)  # fmt: skip
+def test_the_cube_adds_a_whole_bias_exactly(chip, c, k, groups, residual):
     """As digits of 127 in one more step of depth, up to the largest that a fractal holds."""
     seed = np.random.default_rng
     macs, found = [], []
     for small in (True, False):
-        graph = whole_conv(seed(7), 32, k, size=16, r=1, residual=residual, small=small,
-                           most=MOST_WHOLE)  # fmt: skip
+        graph = whole_conv(seed(7), c, k, groups=groups, size=16, r=1, residual=residual,
+                           small=small, most=MOST_WHOLE)  # fmt: skip
         kinds = {n: graph.types[n].shape for n in graph.inputs}
         feed = {n: seed(8).integers(-128, 128, shape).astype(np.int8) for n, shape in kinds.items()}
         stages = compile_stages(graph, chip)

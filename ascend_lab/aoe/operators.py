@@ -120,6 +120,8 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
         return ("cube" if is_plain(piece) else "product"), ""
+    if any(node.op in CONVOLUTIONS for node in nodes):
+        return "", "it scales the weights first, per image"
     if all(node.op in MOVES for node in nodes) or by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""

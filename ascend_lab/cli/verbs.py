@@ -12,6 +12,7 @@ from ascend_lab import __version__
 from ascend_lab.cli import (
     cluster,
     compress,
+    course,
     media,
     migrate,
     models,
@@ -387,4 +388,5 @@ VERBS = (
     *cluster.VERBS,
     *media.VERBS,
     *serving.VERBS,
+    *course.VERBS,
 )  # fmt: skip

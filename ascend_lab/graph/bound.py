@@ -9,11 +9,12 @@ cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 
           k products stands in at least ceil(k / k0) steps, whatever shares its step: rows of other
           images, columns of other weights, blocks of a diagonal. So there are at least
           sums * ceil(k / k0) / (m0 n0) steps. Only products with numbers count, none with padding.
-vector    computes there what no cube and no path out of it can: one lane of one instruction for
-          each result of `CURVES` and of maxima of several numbers. Means, sums, norms, depthwise
-          convolutions and those in small groups may go to the cube: they count nothing. On chips
-          with one core for both, results of the cube pass through the same pipe and are added,
-          those of these convolutions too: made there, they take no less than coming from L0C.
+vector    computes there what no cube and no path out of it can: for each result of `CURVES` a lane
+          of the instructions that make its functions, for maxima of several numbers of any one.
+          Means, sums, norms, depthwise convolutions and those in small groups may go to the cube:
+          they count nothing. On chips with one core for both, results of the cube pass through the
+          same pipe and are added, those of these convolutions too: made there, they take no less
+          than coming from L0C.
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
@@ -37,11 +38,18 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Fill, Graph, Node
 from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, slides, windows_of
 
-CURVES = (
-    "exp", "log", "sqrt", "rsqrt", "rec", "sigmoid", "tanh", "gelu", "silu", "softplus", "elu",
-    "erf", "hard_swish", "softmax", "log_softmax",
-)  # fmt: skip
-"""Operators with a function per result that is no sum of products, no ReLU, no scale."""
+CURVES = {
+    **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
+    **dict.fromkeys(("sigmoid", "tanh", "gelu", "silu", "erf"), ("vexp", "vrec")),
+    **dict.fromkeys(("sqrt", "rsqrt", "rec", "hard_swish"), ("",)),
+    "log": ("vln",),
+    "softplus": ("vexp", "vln"),
+}
+"""Operators with functions per result that are no sum of products, no ReLU, no scale.
+
+Of exponentials and logarithms there is one instruction each, of a quotient the quickest counts; ""
+is the quickest of all.
+"""
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators that leave the largest or smallest of numbers."""
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
@@ -223,11 +231,15 @@ class _Work:
         """Return the cycles of the vector units, results of the cubes left out."""
         chip = self.chip
         lanes = chip.vector_bytes_per_repeat // 2 * chip.core_count * chip.vector_cores_per_core
-        return sum(map(self._lanes, self.nodes)) / lanes * self._repeat_cycles()
+        return sum(self._lanes(node) * self._repeat_cycles(node) for node in self.nodes) / lanes
 
-    def _repeat_cycles(self) -> float:
-        costs = self.chip.vector_costs.values()
-        return min(c.slope_cycles + c.head_cycles / self.chip.max_repeat for c in costs)
+    def _repeat_cycles(self, node: Node) -> float:
+        """Return the cycles of a repeat of all instructions that a node takes at least."""
+        costs, most = self.chip.vector_costs, self.chip.max_repeat
+        each = {n: c.slope_cycles + c.head_cycles / most for n, c in costs.items()}
+        usual, least = each["default"], min(each.values())
+        each |= {"vrec": min(each.get(n, usual) for n in ("vrec", "vdiv")), "": least}
+        return sum(each.get(name, usual) for name in CURVES.get(node.op, ("",)))
 
     def _lanes(self, node: Node) -> int:
         """Return the lanes that a node takes of instructions, at least."""

@@ -31,6 +31,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.decide import only_reader, pays
 from ascend_lab.graph.ir import Graph, Node, operator_of
+from ascend_lab.graph.lower import scale_of
 from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.switches import Switches
 
@@ -105,6 +106,14 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     return Rule(name, match)
 
 
+def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose images times a number per channel, their convolution, and elementwise nodes."""
+    conv = only_reader(graph, node) if scale_of(graph, node) else None
+    if conv is None or conv.op != "conv2d" or conv.inputs[0] != node.output:
+        return None
+    return [node, conv, *elementwise_chain(graph, conv)]
+
+
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
     after = only_reader(graph, node) if node.op == "quantise" else None
@@ -114,6 +123,7 @@ def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
 RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
+    Rule("ScaledConvolutionFusionPass", scaled_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),

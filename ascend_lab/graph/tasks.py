@@ -15,9 +15,10 @@ from ascend_lab.graph.aliases import CUTTING, cut_offsets, view_nodes
 from ascend_lab.graph.evaluate import checked_inputs
 from ascend_lab.graph.ir import Graph, Node, Values, operator_of
 from ascend_lab.graph.lower import Choice, Lowered, Piece, lower, packed, piece_of
+from ascend_lab.graph.lower.piece import near_memory
 from ascend_lab.layout import unpack
 from ascend_lab.ops.operator import Operator
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.sim import execute, simulate_kernel
 
 REMEMBERED = 4096
 """Kernels and times remembered: more than a large network has."""
@@ -138,9 +139,7 @@ def _lowered(
 def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool) -> int:
     kernel, memory = _lowered(piece, chip, None, operators).kernel, None
     if warm:
-        written = {*piece.graph.inputs} - piece.constants
-        near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
-        memory = DeviceMemory.holding(chip, near, written)
+        memory = near_memory(kernel, piece, chip)
     timeline = simulate_kernel(kernel, chip, memory)
     return replace(timeline, start="queued").total_cycles
 

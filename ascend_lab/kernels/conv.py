@@ -6,7 +6,8 @@ FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result leaves as (N, Cout1, OH*OW, 16).
 
 The cores form a grid: rows share the pixels, columns the output channels. Pixel tiles never span
 two images. Tiles that see the same window of rows (only moved) are one loop. Groups are bundled
-until they fill channel blocks; each bundle is a product of its own.
+until they fill channel blocks; each bundle is a product of its own. Weights of several pixel tiles
+that fit L0B twice, all taps and channel blocks of them, stay there.
 
 Where one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels;
 where moreover a core has one tile of output channels, weights stay for all its pixels. In order
@@ -15,11 +16,10 @@ where moreover a core has one tile of output channels, weights stay for all its 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from ascend_lab.chip import Chip
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import (
     Affine,
     KernelBuilder,
@@ -27,14 +27,12 @@ from ascend_lab.isa import (
     Part,
     Program,
     Queue,
-    Region,
     Tile,
     binding_of,
     c0_of,
-    load3d,
 )
-from ascend_lab.kernels.conv_bias import CubeBias
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
     Placement,
@@ -98,6 +96,7 @@ def conv_launch(
     strip = takes_strips(shape, schedule, left)
     job = _Job(shape, schedule, chip, strip, place or plain_placement(shape), epilogue)
     pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
+    job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
     parts: list[Part] = []
     writers: dict[int, _Writer] = {}
     for share, share_ids in bundle_shares(shape, schedule.grid_cols).items():
@@ -122,7 +121,7 @@ def conv_launch(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all programs of a launch have in common."""
+    """What all programs of a launch have in common; each has `turns` pixel tiles at least."""
 
     shape: ConvShape
     schedule: GemmSchedule
@@ -130,6 +129,7 @@ class _Job:
     strip: bool
     place: Placement
     epilogue: Epilogue | None
+    turns: int = 1
 
     @property
     def tile(self) -> int:
@@ -164,9 +164,13 @@ class _Pixels:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a loop outside holds: weights and rows of all channel blocks, numbers per channel."""
+    """What a loop outside holds: weights and rows of all channel blocks, numbers per channel.
+
+    `near` are weights, and the bias that the cube adds, in L0B.
+    """
 
     weights: Tile | None
+    near: Tile | None
     channels: Channels | None
     rows: Tile | None = None
 
@@ -198,6 +202,11 @@ class _Writer:
         self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * tile_k * self.area for side in (tile_m, tile_n))
+        bias = job.epilogue.bias if job.epilogue else ""
+        every = (self.bundle.c1 * taps + bool(bias)) * tile_n * self.area
+        fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
+        self.near = job.turns > 1 and stage >= self.bundle.c1 and fits
+        right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         sums = ACCUMULATOR[dtype]
@@ -206,7 +215,6 @@ class _Writer:
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
         self.finish = new_finish(k, job.epilogue, sums, sizes)
-        bias = job.epilogue.bias if job.epilogue else ""
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
         self.c1_stage = min(stage, self.bundle.c1)
 
@@ -254,21 +262,21 @@ class _Writer:
         with held_channels(self.finish, n, before, None) as channels:
             if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
                 keep = once and n[1] <= tile_n
-                with self._kept(self.weights, load_weights(n) if keep else None) as weights:
+                with self._weights(at, n, n[0], load_weights(n) if keep else None) as stay:
                     for pixels in self._pixels(tiles, base):
                         load = partial(self._stage_rows, at, pixels, every) if once else None
                         with self._kept(self.rows, load) as rows:
                             for some in across():
-                                held = _Held(weights, channels, rows)
+                                held = _Held(*stay, channels, rows)
                                 self._tile(at, pixels, some, n[0], held)
                 return
             for some in across():
                 with (
                     held_channels(self.finish, some, before, channels) as own,
-                    self._kept(self.weights, load_weights(some) if once else None) as weights,
+                    self._weights(at, some, n[0], load_weights(some) if once else None) as stay,
                 ):
                     for pixels in self._pixels(tiles, base):
-                        self._tile(at, pixels, some, n[0], _Held(weights, own))
+                        self._tile(at, pixels, some, n[0], _Held(*stay, own))
 
     def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[_Pixels]:
         """Loop over the tiles of pixels."""
@@ -307,54 +315,41 @@ class _Writer:
                 if held.weights is None:
                     self._stage_weights(bundle, n, stage)
                 x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
-                self._multiply(c, at.window, (x, w), (n[1], *stage), bias)
+                feeds, sizes = Feeds(self.left, self.right, self.tile_k), (n[1], *stage)
+                add_stage(self.k, self.shape, feeds, c, at.window, (x, w, held.near), sizes, bias)
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
             if self.bias:
-                place = bundle.place * self.n_own + n[0] - col
-                self.bias.add(c, (self.left, self.right), at.window.fractals, (place, n[1]))
+                blocks, near = (self._place(bundle, n, col), n[1]), None
+                if held.near:
+                    start = bundle.c1 * self.shape.taps * n[1] * self.area
+                    near = held.near.region(start, (1, n[1], FRACTAL, self.c0))
+                self.bias.add(c, (self.left, self.right), at.window.fractals, blocks, near)
             self.acc.enqueue()
             self._store(at, n, before, channels)
 
-    def _multiply(
-        self,
-        c: Tile,
-        window: Window,
-        sources: tuple[Tile, Tile],
-        sizes: tuple[int, Affine, int],
-        bias: Region | None,
-    ) -> None:
-        """Add the products of a stage, `sizes` (output blocks, first channel block, blocks).
+    def _place(self, bundle: _Bundle, n: Span, col: Affine) -> Affine:
+        """Return the place of blocks `n` among those whose bias is in L1."""
+        return bundle.place * self.n_own + n[0] - col
 
-        load3d forms tiles of the im2col rows of the window.
-        """
-        k, shape, c0, (x, w), (n, c_at, c_size) = self.k, self.shape, self.c0, sources, sizes
-        m, rows, columns = window.fractals, window.rows, window.columns
-        view = x.region(0, (c_size, rows.count, columns.count, shape.c0))
-        windows: dict[str, Any] = {
-            "kernel": (shape.r, shape.s),
-            "stride": shape.strides,
-            "pad": (rows.before, rows.after, columns.before, columns.after),
-            "dilation": shape.dilations,
-            "m_start": window.m_start,
-            "pad_value": shape.pad_value,
-        }
-        for k_at, depth in segments(k, "k", c_size * shape.taps, self.tile_k):
-            to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
-            k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
-            self.left.enqueue()
-            fractals = (depth * n, self.area)
-            k.load2d(
-                self.right.alloc().region(0, fractals), w.region(k_at * n * self.area, fractals)
-            )
-            self.right.enqueue()
-            a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
-            b = self.right.dequeue().region(0, (depth, n, FRACTAL, c0))
-            sums, done = c.region(0, (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
-            k.mmad(sums, a, b, accumulate=done, bias=bias)
-            self.left.free()
-            self.right.free()
+    @contextmanager
+    def _weights(
+        self, at: _Bundle, n: Span, col: Affine, stage: Callable[[], None] | None
+    ) -> Iterator[tuple[Tile | None, Tile | None]]:
+        """Hold the weights that `stage` loads for all tiles inside, in L1 and, if they fit, L0B."""
+
+        def load() -> None:
+            assert weights is not None
+            blocks = self._place(at, n, col), n[1]
+            bias = self.bias.blocks(blocks) if self.bias else None
+            keep_near(self.k, self.right, weights, at.c1 * self.shape.taps * n[1], bias)
+
+        with (
+            self._kept(self.weights, stage) as weights,
+            self._kept(self.right, load if stage and self.near else None) as near,
+        ):
+            yield weights, near
 
     @contextmanager
     def _kept(self, queue: Queue, stage: Callable[[], None] | None) -> Iterator[Tile | None]:

@@ -13,6 +13,8 @@ from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 
 Memory = Tile | Buffer
+REPEATS = 6
+"""Repeats of a vector instruction take about as long as a head."""
 
 
 # -- the steps on a piece of a tile ---------------------------------------------------------------
@@ -267,7 +269,7 @@ def drain(
         assert finish.fix is not None
         store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
         return
-    k, run = finish.builder, area.pixels * area.width
+    k, run = finish.builder, _run(finish, area)
     c = acc.dequeue()
     most = min(finish.out.buffer.elements // run, area.blocks)
     whole = most == area.blocks
@@ -278,7 +280,7 @@ def drain(
         memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
         rates = finish.channels.held(held.tile) if finish.channels and held else {}
         first = n + at * (area.width // FRACTAL) - held.first if held else at
-        _arrive(finish, memories[finish.plan.start], c, area, (at, count), (rates, first))
+        _arrive(finish, memories[finish.plan.start], c, area, (at, count, run), (rates, first))
         if whole:
             acc.free()
         named = finish.tiles.held(finish.tiles.queue.dequeue()) if finish.tiles else {}
@@ -293,18 +295,28 @@ def drain(
         acc.free()
 
 
+def _run(finish: Finish, area: Area) -> int:
+    """Return the elements from block to block in UB: those of the pixels, or up to whole repeats.
+
+    More repeats are quicker than one more instruction for the rest; rows of L0C hold something.
+    """
+    run, lanes = area.pixels * area.width, finish.builder.chip.vector_bytes_per_repeat // 2
+    full = -(-run // lanes) * lanes
+    more = (area.blocks * full - area.blocks * run) // lanes
+    return run if finish.tiles or finish.deq or more > REPEATS else full
+
+
 def _arrive(
     finish: Finish,
     to: Memory,
     c: Tile,
     area: Area,
-    blocks: Span,
+    blocks: tuple[Affine, int, int],
     channels: tuple[Mapping[str, Tile], Affine],
 ) -> None:
-    """Bring `blocks` of the sums to UB: as they are, or dequantised by numbers per channel."""
-    k, (at, count), size = finish.builder, blocks, area.fractals * FRACTAL * FRACTAL
+    """Bring `blocks` (first, count, elements) of the sums to UB, dequantised if that is asked."""
+    k, (at, count, run), size = finish.builder, blocks, area.fractals * FRACTAL * FRACTAL
     if finish.deq is None:
-        run = area.pixels * FRACTAL
         k.copy(to.region(0, (count, run)), c.region(at * size, (count, run), (size, 1)))
         return
     (rates, first), deq, halves = channels, finish.deq, area.width // FRACTAL

@@ -108,15 +108,17 @@ class _Writer:
         self._load(self.q.alloc(), "q", matrix, rows)
         self.q.enqueue()
         q = self.q.dequeue()
-        soft.begin(self.state, rows[1], self.width)
         block = self.tiling.keys // FRACTAL
         full, rest, ragged = cut_keys(self.shape, block)
         if full:
             self._scores(q, matrix, rows, (Affine(), block), Affine())
-            if full > 1:
-                with self.k.loop("key", full - 1) as j:
-                    self._scores(q, matrix, rows, ((j + 1) * block, block), j + 1)
-                    self._product(rows[1], block, j)
+        if full > 1:  # the first product begins the output, so that the loop starts behind it
+            self._scores(q, matrix, rows, (Affine(block), block), Affine(1))
+            self._product(rows[1], block, Affine())
+        if full > 2:
+            with self.k.loop("key", full - 2) as j:
+                self._scores(q, matrix, rows, ((j + 2) * block, block), j + 2)
+                self._product(rows[1], block, j + 1)
         if rest:
             last = Affine(full * block), rest
             self._scores(q, matrix, rows, last, Affine(full), ragged)

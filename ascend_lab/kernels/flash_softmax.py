@@ -6,6 +6,9 @@ lanes (m, factor) or 16 partial sums (l) a row: (rows, 16), 4 rows a vector repe
 
     m' = max(m, max(s)),  p = exp(s - m'),  f = exp(m - m'),  l' = f l + sum(p),  o' = f o + p v
 
+The first block of keys finds no m, l and o: m' = max(s), but finite, l' = sum(p),
+o' = p v.
+
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 """
 
@@ -13,9 +16,10 @@ from dataclasses import dataclass
 
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, Tile
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling
-from ascend_lab.kernels.gemm_schedule import FRACTAL
-from ascend_lab.kernels.tiles import repeat
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.tiles import repeat, segments
 
+Memory = Buffer | Tile
 LANES = 64
 """fp32 lanes of a repeat: 4 rows of 16."""
 LEAST = -1.0e30
@@ -71,20 +75,18 @@ def slotted(buffer: Buffer, rows: int, slot: Affine) -> Region:
     return buffer.region(0, (rows * AREA // LANES, LANES), slot=slot)
 
 
-def begin(s: State, rows: int, width: int) -> None:
-    """Emit m = LEAST, l = 0, o = 0 for a new block of rows."""
-    k = s.builder
-    k.vector("vdup", slotted(s.peak, rows, Affine()), scalar=LEAST)
-    k.vector("vdup", lanes(s.total, rows), scalar=0.0)
-    with repeat(k, "column", width) as e:
-        k.vector("vdup", lanes(s.out, rows, e * rows), scalar=0.0)
+def whole(
+    k: KernelBuilder, op: str, to: Memory, what: Memory, fractals: int, scalar: float | None = None
+) -> None:
+    """Emit an operation on neighbouring fractals, in as few instructions as repeats allow."""
+    each = k.chip.max_repeat * LANES // AREA
+    for at, count in segments(k, "part", fractals, up(fractals, up(fractals, each))):
+        k.vector(op, lanes(to, count, at), lanes(what, count, at), scalar=scalar)
 
 
 def take_scores(s: State, tile: Tile, rows: int, keys: int) -> None:
     """Emit scores = scale * (tile of L0C)."""
-    with repeat(s.builder, "column", keys) as n:
-        source = lanes(tile, rows, n * rows)
-        s.builder.vector("vmuls", lanes(s.scores, rows, n * rows), source, scalar=s.scale)
+    whole(s.builder, "vmuls", s.scores, tile, keys * rows, scalar=s.scale)
 
 
 def add_mask(s: State, mask: Tile, rows: int, keys: int, *, one_row: bool) -> None:
@@ -113,24 +115,36 @@ def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
 
 def softmax_block(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
     """Emit p = exp(scores - m') as fp16 in `out`, with m', f and l' brought up to date."""
-    k = s.builder
+    k, first = s.builder, block == Affine()
     old, new = slotted(s.peak, rows, block), slotted(s.peak, rows, block + 1)
     total, factor = lanes(s.total, rows), slotted(s.factor, rows, block)
     work = lanes(s.work, rows)
-    k.vector("vmax", work, old, lanes(s.scores, rows))
-    if keys > 1:
-        with repeat(k, "column", keys - 1) as n:
-            k.vector("vmax", work, work, lanes(s.scores, rows, (n + 1) * rows))
+    combine(s, "vmax", work, None if first else old, rows, keys)
+    if first:
+        k.vector("vmaxs", work, work, scalar=LEAST)
     across(s, "max", rows, new)
-    k.vector("vsub", factor, old, new)
-    k.vector("vexp", factor, factor)
-    k.vector("vmul", total, total, factor)
+    if not first:
+        k.vector("vsub", factor, old, new)
+        k.vector("vexp", factor, factor)
+        k.vector("vmul", total, total, factor)
     with repeat(k, "column", keys) as n:
         scores = lanes(s.scores, rows, n * rows)
         k.vector("vsub", scores, scores, new)
-        k.vector("vexp", scores, scores)
-        k.vector("vadd", total, total, scores)
-        k.vector("vconv", lanes(out, rows, n * rows), scores)
+    whole(k, "vexp", s.scores, s.scores, keys * rows)
+    combine(s, "vadd", total, None if first else total, rows, keys)
+    whole(k, "vconv", out, s.scores, keys * rows)
+
+
+def combine(s: State, op: str, to: Region, before: Region | None, rows: int, keys: int) -> None:
+    """Emit to = the scores of all key fractals combined, with what was there before, if any."""
+    k, held, start = s.builder, before or lanes(s.scores, rows), 0 if before else 1
+    if keys == start:
+        k.vector("vcopy", to, held)
+        return
+    k.vector(op, to, held, lanes(s.scores, rows, start * rows))
+    if keys > start + 1:
+        with repeat(k, "column", keys - start - 1) as n:
+            k.vector(op, to, to, lanes(s.scores, rows, (n + start + 1) * rows))
 
 
 def across(s: State, fold: str, rows: int, out: Region) -> None:
@@ -149,8 +163,11 @@ def across(s: State, fold: str, rows: int, out: Region) -> None:
 
 
 def add_product(s: State, tile: Tile, rows: int, width: int, block: Affine) -> None:
-    """Emit o = f o + (tile of L0C), the product of block `block`'s p and v."""
+    """Emit o = f o + (tile of L0C), the product of block `block`'s p and v; the first is o."""
     k, factor = s.builder, slotted(s.factor, rows, block)
+    if block == Affine():
+        k.copy(s.out.region(0, width * rows * AREA), tile.region(0, width * rows * AREA))
+        return
     with repeat(k, "column", width) as e:
         out = lanes(s.out, rows, e * rows)
         k.vector("vmul", out, out, factor)
@@ -162,7 +179,8 @@ def finish(s: State, out: Tile, rows: int, width: int) -> None:
     k, total = s.builder, lanes(s.total, rows)
     k.vector("vcopy", lanes(s.work, rows), total)
     across(s, "sum", rows, total)
+    k.vector("vrec", total, total)
     with repeat(k, "column", width) as e:
         sums = lanes(s.out, rows, e * rows)
-        k.vector("vdiv", sums, sums, total)
-        k.vector("vconv", lanes(out, rows, e * rows), sums)
+        k.vector("vmul", sums, sums, total)
+    whole(k, "vconv", out, s.out, width * rows)

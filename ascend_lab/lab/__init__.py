@@ -39,6 +39,7 @@ _HOMES = {
     "techniques": "TECHNIQUES all_times compile_with factors ladder",
     "tuners": "NestCosts SimpleGenetic optimum",
     "widgets": "explore",
+    "workbench": "Workbench",
 }
 """The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""
 

@@ -3,9 +3,10 @@
     h[p, c] = max over g of x[p, g, c],    u = h transposed,    y[index[c], :] = u[c, :]
 
 Alone, the reduction deals out points, the transpose channels (the rows it writes), the scatter
-points again, for no core may tear apart a row that an index decides on. So each hands over through
-device memory. One split along the points suits all three; then every piece stays on its core.
-`common_split` finds such splits: from an axis of the last result backwards through slice rules.
+points again: no core knows which rows the others' indices name, so each owns a piece of every row.
+So each hands over through device memory. One split along the points suits all three; then every
+piece stays on its core. `common_split` finds such splits: from an axis of the last result backwards
+through slice rules.
 Source: practitioner's article on operator fusion on many-core chips.
 """
 

@@ -2,8 +2,9 @@
 
 Off is what a first version of a compiler does: the graph as the model states it; layouts only where
 the cube needs them, so that every cube operator has its operands converted; a kernel per operator;
-one core; tiles for buffers of an eighth of their size; one slot per buffer, so that loads and use
-alternate. With all on it is the default compiler, which `tune` starts from.
+tiles for buffers of an eighth of their size; one slot per buffer, so that loads and use alternate.
+All cores work from the first, since nobody ships a compiler that leaves some of them idle. With all
+on it is the default compiler, which `tune` starts from.
 """
 
 import json
@@ -31,7 +32,7 @@ from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 
-TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers", "all cores")
+TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers")
 """In the order of the waterfall."""
 SMALL = 8
 """Without large tiles a scheduler sees this fraction of L0 and UB; L1 must hold rows of images."""
@@ -46,7 +47,7 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "f
     on = frozenset(on)
     if unknown := sorted(on - set(TECHNIQUES)):
         raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
-    believed = believed_chip(chip, "all cores" in on, "large tiles" in on)
+    believed = chip if "large tiles" in on else small_chip(chip)
     follow = "layouts" in on
     road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
                 layouts=partial(assign_layouts, follow=follow), fusion="fusion" in on)  # fmt: skip
@@ -77,13 +78,10 @@ def all_times(
 
 
 @lru_cache(64)
-def believed_chip(chip: Chip, all_cores: bool, large_tiles: bool) -> Chip:
-    """Return the chip as a scheduler sees it; the chip itself if it sees all."""
-    if all_cores and large_tiles:
-        return chip
-    part = 1 if large_tiles else SMALL
-    sizes = {n: s // (part if n in BUFFERS else 1) for n, s in chip.buffers.items()}
-    return replace(chip, core_count=chip.core_count if all_cores else 1, buffers=sizes)
+def small_chip(chip: Chip) -> Chip:
+    """Return the chip as a scheduler sees it that makes small tiles only."""
+    sizes = {n: s // (SMALL if n in BUFFERS else 1) for n, s in chip.buffers.items()}
+    return replace(chip, buffers=sizes)
 
 
 def single_buffered(compiled: Compiled) -> Compiled:

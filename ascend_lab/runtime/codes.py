@@ -35,9 +35,7 @@ class AclError(AscendLabError):
         super().__init__(f"ACL error {code} ({CODES[code]}): {needed}", got, remedy)
 
 
-def need(
-    fine: bool, code: int, needed: str, got: str = "", remedy: str = ""
-) -> None:  # fmt: skip
+def need(fine: bool, code: int, needed: str, got: str = "", remedy: str = "") -> None:
     """Raise the `AclError` of a code unless something is fine."""
     if not fine:
         raise AclError(code, needed, got, remedy)

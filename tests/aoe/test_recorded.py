@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ from ascend_lab.aoe.recorded import read_recorded, recorded, replay
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.cli import solve as cli_replay
 from ascend_lab.cli.verbs import run
+from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 
-FOLDER = Path(__file__).parent.parent / "data" / "autotune_bruteforce"
+FOLDER = data_path("autotune_bruteforce/README.md").parent
 SMALL = "a,b,time_ms\n1,2,3.5\n1,4,\n2,2,1.25\n2,8,2\n"
 
 

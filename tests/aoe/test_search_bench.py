@@ -10,6 +10,7 @@ import pytest
 import search_cases as cases
 
 from ascend_lab.aoe.search import SEARCHES
+from ascend_lab.data import data_path
 from bench import search as bench
 from bench.peers import Peer, PeerSkippedError
 from bench.search import _TALK
@@ -84,7 +85,7 @@ def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monke
 
 
 def test_the_recorded_spaces_are_cases():
-    folder = Path(__file__).parent.parent / "data" / "autotune_bruteforce"
+    folder = data_path("autotune_bruteforce/README.md").parent
     found = bench.recorded_cases(folder)
     assert [case[0] for case in found] == ["conv2d_A100", "dedispersion_MI250X", "gemm_RTX_3090"]
     assert all(len(costs) == space.size for _, space, costs in found)

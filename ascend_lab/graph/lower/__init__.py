@@ -3,7 +3,7 @@
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.lower.conv import lower_conv, lower_deconv
+from ascend_lab.graph.lower.conv import lower_conv, lower_deconv, lower_scaled, scale_of
 from ascend_lab.graph.lower.matmul import lower_product
 from ascend_lab.graph.lower.moves import (
     MOVES,
@@ -19,7 +19,7 @@ from ascend_lab.ops.formats import check_chip
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "by_template", "choice_of",
-    "lower", "packed", "piece_of",
+    "lower", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -41,6 +41,9 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return lower_product(piece, chip, tiling)
+    if op == "mul" and len(nodes) > 1 and nodes[1].op == "conv2d":
+        _refuse_packed_twice(piece)
+        return lower_scaled(piece, chip)
     if tiling is not None:
         raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
     if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
@@ -72,7 +75,10 @@ def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
 
 def _refuse_packed_twice(piece: Piece) -> None:
     """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
-    first, *rest = piece.graph.nodes
+    nodes = piece.graph.nodes
+    first, rest = nodes[0], nodes[1:]
+    if first.op == "mul":
+        first, rest = nodes[1], nodes[2:]
     later = {name for node in rest for name in node.inputs}
     again = sorted(piece.constants.intersection(first.inputs) & later)
     if again:

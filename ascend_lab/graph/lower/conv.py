@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph.ir import SMALL_PIXELS, Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.epilogue import (
     DEQUANTISING,
     channels,
@@ -20,7 +20,7 @@ from ascend_lab.graph.lower.epilogue import (
     operands_of,
     whole_epilogue,
 )
-from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between
+from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import SMALL_C0, Kernel, Launch
 from ascend_lab.isa.program import renamed
@@ -32,8 +32,8 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
-from ascend_lab.kernels.conv_bias import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_shape import bundles_of
+from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
@@ -109,7 +109,11 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
             failure = error
     if not found and failure:
         raise failure
-    return min(found, key=lambda way: simulate_kernel(way.kernel, chip).cycles)
+    return min(found, key=lambda way: _near_cycles(way.kernel, piece, chip))
+
+
+def _near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:
+    return simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
 
 
 def _lower_conv(
@@ -157,12 +161,13 @@ def _weights(shape: ConvShape, array: Values) -> Values:
 
 
 def conv_job(
-    piece: Piece, chip: Chip, *, vector: bool = False
+    piece: Piece, chip: Chip, *, vector: bool = False, cube_adds: bool = True
 ) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
     """Return the convolution at the head of a piece, what follows it, and operands' forms.
 
     Where sums pass UB they are rounded to the result's format on the way, and a bias is added to
-    that: half the vector work, two roundings instead of one. Or the cube adds it: none of both.
+    that: half the vector work, two roundings instead of one. Or the cube adds it, if it may: none
+    of both.
     """
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
@@ -187,7 +192,7 @@ def conv_job(
 
     epilogue = after(bias)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
-    if bias and not vector and _cube_adds(shape, epilogue, chip):
+    if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
         epilogue = replace(after(()), bias=bias[0], bias_bytes=bias_bytes(shape))
     forms = operand_forms(epilogue.operands, piece, main)
     if epilogue.bias:
@@ -238,6 +243,61 @@ def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
         paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
     little = size <= chip.buffers["L1"] // 4
     return moved if little and paces[1] + 1 < paces[0] else epilogue
+
+
+# -- convolutions of scaled images -----------------------------------------------------------------
+def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """Return (image, scale) of a node that scales an image by a number per image and channel."""
+    if node.op != "mul" or len(node.inputs) != 2:
+        return None
+    one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
+    image, scale = graph.types[one], graph.types[two]
+    plain = all((t.dtype, t.layout) == ("fp16", "NC1HWC0") for t in (image, scale))
+    fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
+    return (one, two) if fits else None
+
+
+def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
+    """Return a convolution of scaled images that scales its weights, which are fewer.
+
+    The first phase writes weights for each image. In memory n images of c1 blocks are one image of
+    n c1 blocks: the second phase is a convolution in n groups.
+    """
+    first, node, *rest = piece.graph.nodes
+    found = scale_of(piece.graph, first)
+    if found is None or node.op != "conv2d" or node.inputs[0] != first.output:
+        raise UnsupportedError("images times a scale, then a convolution", str(first), "cut here")
+    image, scale = found
+    weight, y = node.inputs[1], piece.graph.outputs[-1]
+    _refuse_computed(piece, weight)
+    plain = replace(node, inputs=(image, *node.inputs[1:]))
+    graph = replace(piece.graph, nodes=(plain, *rest))
+    shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)
+    if shape.groups > 1 or shape.dtype != "fp16":
+        raise UnsupportedError("one group in fp16", str(shape), "cut here")
+    n, c, k = shape.n, up(shape.c, FRACTAL) * FRACTAL, up(shape.k, FRACTAL) * FRACTAL
+    one, every = replace(shape, n=1, c=c, k=k), replace(shape, n=1, c=n * c, k=n * k, groups=n)
+    sizes = (n, c // FRACTAL, shape.taps * k, FRACTAL)
+    weights = te.placeholder((1, *sizes[1:]), "fp16", weight)
+    scales = te.placeholder((*sizes[:2], 1, FRACTAL), "fp16", scale)
+    scaled = te.vmul(te.broadcast(weights, sizes), te.broadcast(scales, sizes))
+    phases = te.lower(te.auto_schedule(te.renamed(scaled, PACKED), chip)).phases
+    launch = conv_launch(every, chip, place=dense_placement(every), epilogue=epilogue)
+    for operand in epilogue.of_kind("channel") if epilogue else ():
+        forms[operand.name] = partial(_for_all, n, forms[operand.name])
+    forms[weight] = partial(_padded_weights, one)
+    names = {"x": image, "weight": PACKED, "y": y}
+    return Lowered(Kernel(node.op, (*phases, renamed(launch, names))), forms)
+
+
+def _for_all(images: int, form: Form, array: Values) -> Values:
+    return np.tile(form(array), images)
+
+
+def _padded_weights(shape: ConvShape, array: Values) -> Values:
+    """Pack the weights; added ones are 0, on both sides."""
+    missing = shape.c - array.shape[1]
+    return _weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
 
 
 # -- transposed convolutions ----------------------------------------------------------------------

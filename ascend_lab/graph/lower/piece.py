@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Graph, Node, TensorType, Values, to_text
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.layout import AddressMap, pack
+from ascend_lab.sim import DeviceMemory
 
 Form = Callable[[Values], Values]
 """From the logical array of a constant to the flat array that lies in device memory."""
@@ -134,6 +136,13 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     types = {new: graph.types[old] for old, new in names.items()}
     small = Graph("piece", inputs, tuple(names[n] for n in leaves), canonical, types)
     return Piece(small, constants, {new: old for old, new in names.items()})
+
+
+def near_memory(kernel: Kernel, piece: Piece, chip: Chip) -> DeviceMemory:
+    """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
+    written = {*piece.graph.inputs} - piece.constants
+    near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
+    return DeviceMemory.holding(chip, near, written)
 
 
 def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressMap]:

@@ -26,7 +26,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes import clean
 from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
-from ascend_lab.kernels.conv_bias import MOST_WHOLE
+from ascend_lab.kernels.conv_stage import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")

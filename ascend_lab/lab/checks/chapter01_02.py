@@ -1,10 +1,11 @@
 """Checks of chapters 1 and 2.
 
-1: bracket and upgrade, masks and repeats, divergence, coalescing.
-2: a route for convolution data, a missing flag, the largest double buffer.
+1: bracket and upgrade, masks and repeats, divergence, coalescing, a warp scheduler.
+2: a route for convolution data, a missing flag, the largest double buffer, a long product.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
 from ascend_lab.errors import MachineError
 from ascend_lab.isa import Program, c0_of, sanitize
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.machines import VectorOp, plain_ops, run_vector, units_touched
-from ascend_lab.sim import execute
+from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, units_touched
+from ascend_lab.lab.machines.warps import Step, _simulate
+from ascend_lab.sim import execute, simulate
 
 WARP = 32
 SECTOR_BYTES = 32
@@ -37,7 +40,7 @@ def check_ex_01_2(fn: Any, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     def make_case(rng: np.random.Generator) -> ex.Case:
         return _add_case(int(rng.integers(1, 2000)))
 
-    edges = [_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024)]
+    edges = [_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024, 64 * 255, 64 * 300)]
     rng = np.random.default_rng(seed)
 
     def judge(got: Any, case: ex.Case) -> str | None:
@@ -86,6 +89,36 @@ def _warp_issues(mask: Any, then: int, other: int) -> int:
 def _sectors(stride: int, offset: int) -> int:
     address = ITEM_BYTES * (stride * np.arange(WARP) + offset)[None, :]
     return int(units_touched(address, np.ones_like(address, bool), SECTOR_BYTES)[0])
+
+
+SCHEDULE_SLACK = 1.1
+"""A warp schedule may end this many times as late as that of our scheduler, not more."""
+
+
+def _judge_issue(got: Any, case: ex.Case) -> str | None:
+    """Replay a schedule against the rules of exercise 1.6, then hold its end against ours."""
+    steps, warps, resident = (case[name] for name in ("steps", "warps", "resident"))
+    shapes = isinstance(got, list | tuple) and [len(one) for one in got]
+    if shapes != [len(steps)] * warps:
+        return f"expected {warps} lists of {len(steps)} cycles"
+    if any(at != int(at) or at < 0 for one in got for at in one):
+        return "expected whole cycles from 0 on"
+    for warp, at in enumerate(got):
+        for step, (_, needs) in enumerate(steps):
+            early = [n for n in needs if at[step] < at[n] + steps[n][0]]
+            if early or (step and at[step] <= at[step - 1]):
+                return f"but step {step} of warp {warp} issues too early, at cycle {at[step]}"
+    cycles = [at for one in got for at in one]
+    if len(set(cycles)) < len(cycles):
+        return "but two steps issue in one cycle"
+    for now in cycles:
+        if sum(one[0] <= now <= one[-1] for one in got) > resident:
+            return f"but more than {resident} warps are under way in cycle {now}"
+    end = max(at[s] + steps[s][0] for at in got for s in range(len(steps)))
+    timed = [Step("", 0, latency, tuple(needs)) for latency, needs in steps]
+    ours = max(span.ready for span in _simulate(timed, Simt(lanes=WARP), warps, resident))
+    late = end > SCHEDULE_SLACK * ours
+    return f"whose last result comes at cycle {end}; {ours} is possible" if late else None
 
 
 # -- chapter 2 -------------------------------------------------------------------------------------
@@ -156,6 +189,41 @@ def _judge_relu(program: Any, case: ex.Case) -> str | None:
     return None
 
 
+LONG_SLACK = 1.2
+"""A long product may take this many times the cycles of ours, not more."""
+
+
+@cache
+def _long_cycles(m: int, k: int, n: int) -> int:
+    """Return the cycles of our long product: the chip's own matmul on one core, two slots."""
+    chip = load_chip("Ascend910A")
+    launch = gemm_launch(GemmShape(m, k, n), chip, GemmSchedule(m, 128, n, 1, 1, 1))
+    return simulate(launch, chip).cycles
+
+
+def _judge_long(program: Any, case: ex.Case) -> str | None:
+    """Judge C = A B on one core of an Ascend910A: findings, values, cycles."""
+    if not isinstance(program, Program):
+        return "expected the Program that finish() returns"
+    chip, (m, k, n) = load_chip("Ascend910A"), (case[side] for side in "mkn")
+    sizes = {t.name: (t.dtype, t.elements) for t in program.tensors}
+    wanted = {"a": ("fp16", m * k), "b": ("fp16", n * k), "c": ("fp32", m * n)}
+    if sizes != wanted:
+        return f"expected tensors {wanted}"
+    if findings := sanitize(program, chip):
+        return f"the sanitizer finds {ex.show(str(findings[0]), 110)}"
+    rng = np.random.default_rng(k)
+    a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (n, k))
+    feed = {"a": a.astype(np.float16), "b": b.astype(np.float16)}
+    for order in (None, 1):
+        c = execute(program, feed, chip, seed=order)["c"].reshape(m, n)
+        if not np.array_equal(c, a @ b.T):
+            return f"expected c = a b, {int((c != a @ b.T).sum())} of {m * n} numbers differ"
+    cycles, ours = simulate(program, chip).cycles, _long_cycles(m, k, n)
+    slow = cycles > LONG_SLACK * ours
+    return f"expected at most {int(LONG_SLACK * ours)} cycles, it takes {cycles}" if slow else None
+
+
 def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     """Return the largest k, a multiple of C0, with two A and two B tiles in L0 and C in L0C."""
     chip, itemsize, c0 = load_chip(chip_name), DTYPE_BYTES[dtype], c0_of(dtype)
@@ -184,6 +252,7 @@ def check_ex_01_1(rng: ex.Rng) -> ex.Case:
         "mask then other",
         (np.ones(32, bool), 3, 5),
         (np.arange(64) == 40, 3, 5),
+        (np.arange(64) == 31, 3, 5),
         (np.ones(33, bool), 2, 7),
     ),
 )
@@ -197,6 +266,26 @@ def check_ex_01_3(rng: ex.Rng) -> ex.Case:
 def check_ex_01_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
     return {"stride": int(rng.integers(0, 40)), "offset": int(rng.integers(0, 20))}
+
+
+SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
+
+
+@ex.judged(
+    _judge_issue,
+    edges=ex.rows(
+        "steps warps resident", (SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2)
+    ),
+    cases=12,
+)
+def check_ex_01_6(rng: ex.Rng) -> ex.Case:
+    """Check `fn(steps, warps, resident)`: cycles at which each warp's steps issue."""
+    steps = [
+        (int(rng.choice([1, 4, 30, 200])), [] if s == 0 or rng.random() < 0.4 else [s - 1])
+        for s in range(int(rng.integers(2, 12)))
+    ]
+    warps = int(rng.integers(2, 30))
+    return {"steps": steps, "warps": warps, "resident": int(rng.integers(1, warps + 1))}
 
 
 @ex.judged(
@@ -229,6 +318,7 @@ def check_ex_02_2(rng: ex.Rng) -> ex.Case:
         ("Ascend910A", "fp16", 128, 256),
         ("Toy", "int8", 256, 256),
         ("Toy", "fp16", 16, 192),
+        ("Ascend910A", "int8", 128, 512),
     ),
 )
 def check_ex_02_3(rng: ex.Rng) -> ex.Case:
@@ -239,3 +329,10 @@ def check_ex_02_3(rng: ex.Rng) -> ex.Case:
         "m": 16 * int(rng.integers(1, 40)),
         "n": 16 * int(rng.integers(1, 40)),
     }
+
+
+@ex.judged(_judge_long, edges=ex.rows("m k n", (128, 2048, 128), (64, 256, 32)), cases=3)
+def check_ex_02_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(m, k, n)`: the program of a product whose k does not fit into L0."""
+    m, n = (16 * int(side) for side in rng.integers(1, 9, 2))
+    return {"m": m, "k": 256 * int(rng.integers(1, 9)), "n": n}

@@ -1,4 +1,7 @@
-"""Checks of chapter 5: layer norm, where with good errors, a stable softplus, bytes of a graph."""
+"""Checks of chapter 5: layer norm, where with good errors, a stable softplus, bytes of a graph.
+
+And the error bound of any graph, held against what the chip computes.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,11 +22,11 @@ Array = NDArray[Any]
 
 CHIP = "Ascend910A"
 EPSILON = 1e-5
-CENTRES = ((0.0, 1.0), (100.0, 0.1), (-2000.0, 300.0))
+CENTRES = ((0.0, 1.0), (100.0, 0.1), (-2000.0, 300.0), (0.0, 0.003))
 """Means and spreads of the rows a layer norm is tried on.
 
-In the second a mean of squares less a squared mean is lost in fp32; in the last fp16 squares
-overflow.
+In the second a mean of squares less a squared mean is lost in fp32; in the third fp16 squares
+overflow; in the last the variance is of the size of epsilon.
 """
 
 
@@ -177,9 +180,16 @@ def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> 
 # -- exercise 3: softplus that does not overflow ----
 
 
+def _formats(tensor: Tensor) -> set[str]:
+    """Return the number formats of all tensors of a graph."""
+    return {tensor.dtype}.union(*map(_formats, tensor.inputs))
+
+
 def _judge_softplus(got: Any, case: ex.Case) -> str | None:
     shape = case["x"].shape
     wrong = _wrong_tensor(got, shape, "fp16")
+    if wrong is None and _formats(got) != {"fp16"}:
+        wrong = f"with tensors in {', '.join(sorted(_formats(got)))}; expected no cast"
     for reach in (1.0, 15.0, 60000.0) if wrong is None else ():
         rng = np.random.default_rng(shape)
         x = rng.uniform(-reach, reach, shape).astype(np.float16)
@@ -200,9 +210,106 @@ def _centred(x: Tensor) -> Tensor:
     return te.renamed(te.vmul(te.vsub(x, middle), x), "y")
 
 
+def _diamonds(x: Tensor) -> Tensor:
+    """Return a graph in which many results are used twice."""
+    for _ in range(8):
+        x = te.vmul(x, te.vabs(x))
+    return te.renamed(x, "y")
+
+
 def _judge_bytes(got: Any, case: ex.Case) -> str | None:
     run = simulate_kernel(te.lower(per_operation(case["y"], CHIP)), load_chip(CHIP))
     return ex.equal_to(moved_bytes(run))(got)
+
+
+# -- exercise 6: a bound for any formula ----
+
+BOUND_SLACK = 1.5
+"""An error bound may be this many times ours in the mean, not more."""
+
+
+def _plain_softmax(x: Tensor, z: Tensor) -> Tensor:
+    row = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
+    e = te.vexp(te.vsub(x, row))
+    return te.vdiv(te.vmul(e, z), te.broadcast(te.reduce_sum(e, -1, keepdims=True), x.shape))
+
+
+FORMULAS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda x, z: te.vmul(te.vadd(x, z), te.vsub(x, z)),
+    lambda x, z: te.vsub(te.vmul(x, x), te.vmul(x, z)),
+    lambda x, z: te.reduce_sum(te.vmul(x, te.vabs(z)), -1),
+    lambda x, z: te.vexp(te.vsub(te.vmul(x, z), te.vabs(z))),
+    lambda x, z: te.vdiv(te.vmul(x, z), te.vexp(te.vabs(te.vsub(x, z)))),
+    lambda x, z: te.cast_to(te.vmul(te.cast_to(x, "fp32"), te.cast_to(z, "fp32")), "fp16"),
+    lambda x, z: te.vexp(te.vsub(te.vsub(te.vsub(x, te.vabs(z)), te.vabs(x)), te.vabs(x))),
+    _plain_softmax,
+)
+
+
+def _spread(t: Tensor, one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return value and error of an operation before it rounds, from those of its inputs."""
+    (a, e), (b, f) = one, two
+    match t.label:
+        case "vadd" | "vsub":
+            return (a + b if t.label == "vadd" else a - b), e + f
+        case "vmul":
+            return a * b, abs(a) * f + abs(b) * e + e * f
+        case "vdiv":
+            return a / b, (e + abs(a / b) * f) / (abs(b) - f)
+        case "vexp":
+            return np.exp(a), np.exp(a) * np.expm1(e)
+        case "vabs":
+            return abs(a), e
+        case "reduce_max":
+            return a.max(-1), e.max(-1)
+        case "reduce_sum":
+            unit = 2.0 ** (-11 if t.dtype == "fp16" else -24)
+            return a.sum(-1), e.sum(-1) + a.shape[-1] * unit * (abs(a) + e).sum(-1)
+        case "broadcast":
+            return np.broadcast_to(a, t.shape), np.broadcast_to(e, t.shape)
+    return a.reshape(t.shape), e.reshape(t.shape)
+
+
+def error_bound(y: Tensor, feed: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Return the values of a graph in double precision and a bound on the error of computing it."""
+    if y.body is None:
+        return feed[y.name].astype(np.float64), np.zeros(y.shape)
+    known = [error_bound(tensor, feed) for tensor in y.inputs]
+    value, error = _spread(y, known[0], known[-1])
+    if y.label in ("broadcast", "reshape", "reduce_max", "vabs"):
+        return value, error
+    unit, least = (2.0**-11, 2.0**-25) if y.dtype == "fp16" else (2.0**-24, 2.0**-150)
+    return value, error + unit * (abs(value) + error) + least
+
+
+def _judge_bound(got: Any, case: ex.Case) -> str | None:
+    y, feed = case["y"], case["feed"]
+    pair = isinstance(got, tuple | list) and len(got) == 2
+    if not pair or {np.shape(part) for part in got} != {y.shape}:
+        return f"expected two arrays of shape {y.shape}"
+    value, error = (np.asarray(part, np.float64) for part in got)
+    exact, ours = error_bound(y, feed)
+    if not np.allclose(value, exact, rtol=1e-9, atol=1e-12):
+        return f"expected the values of y, they differ by up to {abs(value - exact).max():.3g}"
+    if not (np.isfinite(error).all() and (error >= 0).all()):
+        return "expected a bound of finite numbers from 0 on"
+    miss = abs(computed(y, feed) - exact) - error
+    if miss.max() > 0:
+        return f"but the chip is off by {miss.max():.2g} more at element {int(miss.argmax())}"
+    if (error < 0.75 * ours).any():
+        return f"but at element {int((0.75 * ours - error).argmax())} an error may be larger"
+    if error.mean() > BOUND_SLACK * ours.mean():
+        return f"a bound {error.mean() / ours.mean():.1f} times as large as need be"
+    return None
+
+
+def _bound_case(number: int, shape: tuple[int, int], seed: int) -> ex.Case:
+    x, z = (te.placeholder(shape, name=name) for name in "xz")
+    rng = np.random.default_rng(seed)
+    feed = {name: rng.uniform(-2, 2, shape).astype(np.float16) for name in "xz"}
+    if number == 6:  # results so small that the bits of fp16 run out
+        feed = {name: 4 + abs(values) for name, values in feed.items()}
+    return {"y": FORMULAS[number](x, z), "feed": feed}
 
 
 @ex.judged(_judge_norm, edges=[_norm_case(1, 2), _norm_case(16, 1024)], cases=4)
@@ -221,7 +328,10 @@ def check_ex_05_3(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_bytes,
-    edges=[{"y": EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x"))}],
+    edges=[
+        {"y": EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x"))},
+        {"y": _diamonds(te.placeholder((64, 64), name="x"))},
+    ],
     cases=8,
 )
 def check_ex_05_4(rng: ex.Rng) -> ex.Case:
@@ -237,6 +347,8 @@ def check_ex_05_4(rng: ex.Rng) -> ex.Case:
     edges=[
         _where_case((4, 6), (4, 6), (4, 6)),
         _where_case((4, 1), (6,), (4, 6)),
+        _where_case((4, 6), (6,), (1, 6)),
+        _where_case((5, 6), (4, 6), (4, 6)),
         _where_case((4, 6), (5, 6), (4, 6)),
         _where_case((4, 6), (4, 6), (7,)),
         _where_case((3, 4), (3, 4), (3, 4), ("fp16", "fp16", "fp32")),
@@ -252,3 +364,10 @@ def check_ex_05_2(rng: ex.Rng) -> ex.Case:
     formats that differ `TypeMismatchError` with all three formats.
     """
     return _draw_where(rng)
+
+
+@ex.judged(_judge_bound, edges=[_bound_case(n, (3, 200), n) for n in range(len(FORMULAS))], cases=4)
+def check_ex_05_6(rng: ex.Rng) -> ex.Case:
+    """Check `fn(y, feed)`: the values of a graph, and a bound on the error of computing it."""
+    shape = int(rng.integers(1, 12)), int(rng.integers(2, 300))
+    return _bound_case(int(rng.integers(len(FORMULAS))), shape, int(rng.integers(1 << 30)))

@@ -1,7 +1,7 @@
 """Checks of chapters 21 and 22.
 
 21: number of slices, rows of a halo, the cheapest chain, beating the tuner.
-22: a crossover, rounds of a reduce-scatter, chunks of a chain, two levels.
+22: a crossover, an all-reduce in few rounds, chunks of a chain, two levels.
 """
 
 import math
@@ -170,49 +170,52 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
 
 
 def check_ex_22_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(ranks)`: rounds of a reduce-scatter, lists of (source, target, block).
+    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace.
 
-    Right values, ranks - 1 rounds, and one block sent and received by each rank in each round.
+    Right values, 2 ceil(log2 ranks) rounds at most, one message a rank and round each way, and no
+    rank sends more than 2 (ranks - 1) blocks.
     """
 
     def draw(rng: np.random.Generator) -> ex.Case:
-        return {"ranks": int(rng.integers(2, 12))}
+        return {"ranks": int(rng.integers(2, 20))}
 
     def judge(got: Any, case: ex.Case) -> str | None:
         return _judge_rounds(got, int(case["ranks"]), np.random.default_rng(seed))
 
-    return ex.check_property("ex_22_2", fn, judge, draw, edge_cases=[{"ranks": 2}], seed=seed)
+    edges = [{"ranks": ranks} for ranks in (2, 8, 7, 9)]
+    return ex.check_property("ex_22_2", fn, judge, draw, edge_cases=edges, cases=12, seed=seed)
 
 
 def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
     try:
-        steps = [[tuple(map(int, message)) for message in step] for step in got]
-        if len(steps) == ranks - 1:
-            rounds = tuple(_round(step) for step in steps)
-    except (TypeError, ValueError):
-        return "expected a list of rounds, each a list of (source, target, block)"
-    if len(steps) != ranks - 1:
-        return f"expected {ranks - 1} rounds, not {len(steps)}"
-    for number, step in enumerate(steps):
-        if any(sorted(m[i] for m in step) != list(range(ranks)) for i in (0, 1)):
-            return f"expected every rank to send one block and receive one in round {number}"
-        if any(not 0 <= block < ranks for _, _, block in step):
-            return f"expected blocks 0 to {ranks - 1}"
+        adding, passing = got
+        steps = [(_round(step, kind), step) for kind, part in ((True, adding), (False, passing))
+                 for step in part]  # fmt: skip
+        sent = [sum(len(m[2]) for _, s in steps for m in s if m[0] == r) for r in range(ranks)]
+    except (TypeError, ValueError, IndexError):
+        return "expected two lists of rounds, each a list of (source, target, blocks)"
+    for number, (_, step) in enumerate(steps):
+        if any(len({m[i] for m in step}) < len(step) for i in (0, 1)):
+            return f"expected one message a rank each way in round {number}"
     arrays = [rng.integers(-9, 10, 3 * ranks) for _ in range(ranks)]
+    plan = Schedule("all_reduce", "yours", ranks, ranks, tuple(one for one, _ in steps))
     try:
-        found = execute(Schedule("reduce_scatter", "yours", ranks, ranks, rounds), arrays)
-    except ClusterError as error:
+        found = execute(plan, arrays)
+    except (ClusterError, IndexError) as error:
         return f"which fails: {error}"
-    wanted = np.sum(arrays, axis=0).reshape(ranks, 3)
-    for rank, (one, two) in enumerate(zip(found, wanted, strict=True)):
-        if not np.array_equal(one, two):
-            return f"with which rank {rank} ends with {ex.show(one)}, expected {ex.show(two)}"
-    return None
+    wanted = np.sum(arrays, axis=0)
+    for rank, one in enumerate(found):
+        if not np.array_equal(one, wanted):
+            return f"with which rank {rank} ends with {ex.show(one)}, expected {ex.show(wanted)}"
+    if len(steps) > (most := 2 * (ranks - 1).bit_length()):
+        return f"in {len(steps)} rounds, expected at most {most}"
+    over = max(sent) > 2 * (ranks - 1)
+    return f"in which a rank sends {max(sent)} blocks of {ranks}" if over else None
 
 
-def _round(step: Sequence[Sequence[int]]) -> Round:
+def _round(step: Sequence[Any], adds: bool) -> Round:
     sources, targets, blocks = zip(*step, strict=True)
-    return Round.of(sources, targets, [[b] for b in blocks], True)
+    return Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
 
 
 def chain_s(

@@ -1,4 +1,4 @@
-"""Checks of chapter 23: micro-batches, memory, traffic, two products on ranks, all plans."""
+"""Checks of chapter 23: micro-batches, memory, traffic, a tensor pair, all plans, a schedule."""
 
 import math
 from collections.abc import Iterable
@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.errors import ClusterError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.parallel.plans import bubble_share, state_bytes
+from ascend_lab.parallel.plans import bubble_share, orders, run_pipeline, state_bytes
+from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, PipelineTime, Task
 
 Values = NDArray[np.float64]
 Pass = tuple[Values, Values, Values, Values]
@@ -226,3 +228,56 @@ def check_ex_23_4(rng: ex.Rng) -> ex.Case:
         "downs": np.split(rng.normal(size=(hidden, width)), ranks, 0),
         "slope": rng.normal(size=(tokens, width)),
     }
+
+
+def _run(lists: list[list[Task]], stages: int, virtual: int) -> PipelineTime:
+    ways = [0.05] * (stages * virtual - 1)
+    return run_pipeline(
+        lists, [1 / virtual] * stages * virtual, [2 / virtual] * stages * virtual, ways
+    )
+
+
+def _judge_23_6(got: Any, case: ex.Case) -> str | None:
+    stages, micro, virtual = case.values()
+    try:
+        mine = [[Task(int(s), int(m), way) for s, m, way in device] for device in got]
+    except (TypeError, ValueError):
+        return "expected a list of (virtual stage, micro-batch, way) a device"
+    tasks = {
+        Task(s, m, way)
+        for s in range(stages * virtual)
+        for m in range(micro)
+        for way in (FORWARD, BACKWARD)
+    }
+    given = [(d, task) for d, device in enumerate(mine) for task in device]
+    placed = all(task.stage % stages == d for d, task in given)
+    once = len(given) == len(tasks) and {task for _, task in given} == tasks
+    if len(mine) != stages or not placed or not once:
+        return f"expected each of the {len(tasks)} tasks once, on its device"
+    try:
+        found = _run(mine, stages, virtual)
+    except ClusterError:
+        return "whose tasks wait for each other for ever"
+    ours = _run(orders("interleaved" if virtual > 1 else "1f1b", *case.values()), stages, virtual)
+    if found.end_s > ours.end_s * (1 + 1e-9):
+        return f"which end at {found.end_s:.2f}, expected {ours.end_s:.2f} at most"
+    for device, (held, most) in enumerate(zip(found.peak_held, ours.peak_held, strict=True)):
+        if sum(held.values()) > sum(most.values()):
+            return f"with which device {device} holds {sum(held.values())}, expected fewer"
+    return None
+
+
+@ex.judged(
+    _judge_23_6,
+    edges=ex.rows("stages micro virtual", (1, 3, 1), (4, 2, 1), (4, 8, 1), (4, 4, 2), (3, 6, 4)),
+    cases=12,
+)
+def check_ex_23_6(rng: ex.Rng) -> ex.Case:
+    """Check `fn(stages, micro, virtual)`: tasks of each device, as quick and small as ours.
+
+    A task is (virtual stage, micro-batch, "forward" or "backward"); 1F1B for one virtual stage a
+    device, else interleaved.
+    """
+    stages, virtual = int(rng.integers(2, 7)), int(rng.integers(1, 4))
+    micro = int(rng.integers(1, 13)) if virtual == 1 else stages * int(rng.integers(1, 4))
+    return {"stages": stages, "micro": micro, "virtual": virtual}

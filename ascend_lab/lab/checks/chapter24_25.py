@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,14 @@ import numpy as np
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
 from ascend_lab.aoe.gradient.planning import mg_wfbp
-from ascend_lab.aoe.gradient.splits import all_splits, end_s, split_at, table_of
+from ascend_lab.aoe.gradient.splits import (
+    Floats,
+    all_splits,
+    best_split,
+    end_s,
+    split_at,
+    table_of,
+)  # fmt: skip
 from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.checks import core as ex
@@ -112,7 +120,10 @@ def check_ex_24_1(rng: ex.Rng) -> ex.Case:
 @ex.against(
     merged,
     edges=ex.rows(
-        "ready sizes a b", ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0), ([0.0, 5.0], [1, 1], 1.0, 1.0)
+        "ready sizes a b",
+        ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0),
+        ([0.0, 5.0], [1, 1], 1.0, 1.0),
+        ([0.0, 1.0], [1, 1], 1.0, 1.0),
     ),
 )
 def check_ex_24_2(rng: ex.Rng) -> ex.Case:
@@ -120,8 +131,26 @@ def check_ex_24_2(rng: ex.Rng) -> ex.Case:
     return _draw(rng, int(rng.integers(1, 12)))
 
 
+@dataclass(frozen=True, slots=True)
+class Stairs:
+    """Seconds of an all-reduce: a startup, a rate, and a jump every so many bytes."""
+
+    a: float
+    b: float
+    each: int
+    jump: float
+
+    def __call__(self, size: float) -> float:
+        """Return the seconds for a size in bytes."""
+        return self.a + self.b * size + self.jump * (size // self.each)
+
+    def many(self, sizes: Floats) -> Floats:
+        """Return the seconds for many sizes."""
+        return self.a + self.b * sizes + self.jump * (sizes // self.each)
+
+
 def _judge_24_3(got: Any, case: ex.Case) -> str | None:
-    given = case["ready"], case["sizes"], case["a"], case["b"]
+    table, price = table_of(rows_of(case["ready"], case["sizes"])), case["cost"].many
     try:
         lasts = [int(last) for last in got]
         checked(split_at(lasts), len(case["ready"]))
@@ -129,23 +158,35 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:
         return f"expected at most {case['most']} buckets"
-    end, best = ends_at(*given, lasts), best_of(*given, case["most"])
-    if end > best * (1 + CLOSE):
-        return f"which ends at {end:.3f}, expected {best:.3f}"
-    return None
+    end, best = end_s(table, price, split_at(lasts)), best_split(table, price, case["most"])[1]
+    return f"which ends at {end:.3f}, expected {best:.3f}" if end > best * (1 + CLOSE) else None
 
 
-EDGE_3 = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "a": 1.0, "b": 1.0}
+def _tuned(rng: ex.Rng, count: int, most: int) -> ex.Case:
+    """Draw gradients, a cost that may jump, and a number of buckets."""
+    case, jump = _draw(rng, count), float(rng.choice([0.0, 2.0]))
+    cost = Stairs(case["a"], case["b"], int(rng.integers(5, 40)), jump)
+    return {"ready": case["ready"], "sizes": case["sizes"], "cost": cost, "most": most}
 
 
-@ex.judged(_judge_24_3, edges=[{**EDGE_3, "most": 1}, {**EDGE_3, "most": 3}], cases=30)
+EDGE_3 = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "cost": Stairs(1.0, 1.0, 99, 0.0)}
+
+
+@ex.judged(
+    _judge_24_3,
+    edges=[
+        *({**EDGE_3, "most": most} for most in (1, 2, 3, 9)),
+        {**EDGE_3, "cost": Stairs(0.0, 0.1, 2, 9.0), "most": 3},
+        _tuned(np.random.default_rng(0), 60, 8),
+    ],
+    cases=30,
+)
 def check_ex_24_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ready, sizes, a, b, most)`: last gradients of the best split in `most` buckets.
+    """Check `fn(ready, sizes, cost, most)`: last gradients of the best split in `most` buckets.
 
-    Compared with every split of up to 12 gradients; any split of the earliest end passes.
+    Compared with the exact answer; any split of the earliest end passes. `cost(size)` may jump.
     """
-    case = _draw(rng, int(rng.integers(1, 11)))
-    return {**case, "most": int(rng.integers(1, 5))}
+    return _tuned(rng, int(rng.integers(1, 11)), int(rng.integers(1, 5)))
 
 
 def _judge_24_4(got: Any, case: ex.Case) -> str | None:
@@ -190,6 +231,7 @@ def check_ex_25_1(rng: ex.Rng) -> ex.Case:
         ([("a", 1, 1000, 500), ("b", 1, 1000, 1000)], 0.01),
         ([("a", 10, 100, 50), ("b", 1, 1000, 500)], 0.3),
         ([("a", 1, 1000, 910), ("b", 9, 100, 100)], 0.0485),
+        ([("a", 1, 100, 50), ("b", 1, 50, 50)], 0.5),
     ),
 )
 def check_ex_25_2(rng: ex.Rng) -> ex.Case:
@@ -224,3 +266,68 @@ def check_ex_25_3(rng: ex.Rng) -> ex.Case:
     batches = sorted({int(b) for b in rng.integers(1, 65, 6)})
     times = {b: float(rng.uniform(0.5, 2) * (5 + b)) for b in batches}
     return {"times": times, "limit": float(rng.uniform(3, 90))}
+
+
+Network = tuple[list[tuple[int, float, float]], list[list[float]]]
+"""Operators as (count, cycles, bound), and the fewest cycles of each after 0, 1, ... trials."""
+TRIALS = 6
+"""A budget has so many trials an operator; nine tenths of what the even split misses is asked."""
+
+
+def _tuned_network(rng: ex.Rng) -> Network:
+    operators, curves = [], []
+    for _ in range(int(rng.integers(4, 13))):
+        bound, spread, rate = (
+            rng.uniform(5, 500),
+            rng.choice([0, 0.05, 0.3, 1]),
+            rng.uniform(0.5, 0.95),
+        )
+        reach = bound * rng.choice([1.0, 1.05, 1.3])
+        fewest = reach * (1 + spread * rate ** np.arange(TRIALS * 12 + 1))
+        operators.append((int(rng.integers(1, 25)), float(fewest[0]), float(bound)))
+        curves.append(fewest.tolist())
+    return operators, curves
+
+
+def _spent(fn: Any) -> Any:
+    def spent(networks: Sequence[Network]) -> list[list[int]]:
+        found = []
+        for operators, curves in networks:
+            tried, most = [0] * len(operators), TRIALS * len(operators)
+
+            def measure(i: int, tried: list[int] = tried, most: int = most) -> float:
+                if sum(tried) == most:
+                    raise IndexError(f"{most} trials are spent")
+                tried[i] += 1
+                return curves[i][tried[i]]  # noqa: B023
+
+            fn(list(operators), measure, most)
+            found.append(tried)
+        return found
+
+    return spent
+
+
+def _hindsight(network: Network, most: int) -> float:
+    """Return the least sum by any split: gains shrink, so the largest are taken one by one."""
+    operators, curves = network
+    gains = sorted(count * (a - b) for (count, *_), curve in zip(operators, curves, strict=True)
+                   for a, b in pairwise(curve))[::-1]  # fmt: skip
+    return sum(count * now for count, now, _ in operators) - sum(gains[:most])
+
+
+def _judge_25_4(got: Any, case: ex.Case) -> str | None:
+    missed, left = 0.0, 0.0
+    for network, tried in zip(case["networks"], got, strict=True):
+        rows = list(zip(*network, strict=True))
+        best = _hindsight(network, TRIALS * len(rows))
+        missed += sum(o[0] * curve[TRIALS] for o, curve in rows) / best - 1
+        left += sum(o[0] * curve[n] for (o, curve), n in zip(rows, tried, strict=True)) / best - 1
+    closed = 1 - left / missed
+    return None if closed >= 0.9 else f"which closes {closed:.0%} of the distance, expected 90%"
+
+
+@ex.judged(_judge_25_4, cases=3, wrap=_spent)
+def check_ex_25_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
+    return {"networks": [_tuned_network(rng) for _ in range(20)]}

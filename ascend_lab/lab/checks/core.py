@@ -9,9 +9,10 @@ import copy
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -50,6 +51,19 @@ class CheckResult:
     cases: int
     subject: Any
     """The object that was tested itself, so that a test can assert whose function it was."""
+    again: Callable[[], Case] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the case that failed, to call the answer with again: `fn(**...)`.
+
+        By position where the answer's own parameters have other names. Raises `CheckError` where
+        no case failed.
+        """
+        if self.again is None:
+            remedy = "a check that passed, or had no single case, has none"
+            raise CheckError("a case that failed", self.message[:60], remedy)
+        return dict(self.again())
 
     def __repr__(self) -> str:
         verdict = "passed" if self.passed else "not yet"
@@ -92,9 +106,33 @@ def equal_to(expected: object, rel_tol: float = 0.0) -> Callable[[object], str |
     def judge(got: object) -> str | None:
         if isinstance(expected, np.ndarray) and _shape(got) != expected.shape:
             return f"of shape {_shape(got)}, expected shape {expected.shape}"
-        return None if _same(got, expected, rel_tol) else f"expected {show(expected)}"
+        if _same(got, expected, rel_tol):
+            return None
+        where = _first_difference(got, expected, rel_tol)
+        return f"expected {show(expected)}{where}"
 
     return judge
+
+
+def _first_difference(got: Any, expected: Any, rel_tol: float) -> str:
+    """Return where two arrays or lists of one length first differ, as the end of a sentence."""
+    if isinstance(expected, np.ndarray) and expected.ndim and expected.size > 1:
+        same = np.isclose(got, expected, rtol=rel_tol, atol=0.0, equal_nan=True)
+        place = tuple(int(i) for i in np.argwhere(~same)[0])
+        at = ", ".join(map(str, place))
+        values = f"{show(np.asarray(got)[place])} for {show(expected[place])}"
+    elif isinstance(expected, list | tuple) and isinstance(got, list | tuple):
+        pairs = enumerate(zip(got, expected, strict=False))
+        differing = (i for i, (g, e) in pairs if not _same(g, e, rel_tol))
+        first = next(differing, min(len(got), len(expected)))
+        if len(got) != len(expected):
+            return f"; {len(got)} of {len(expected)} elements"
+        at, values = str(first), f"{show(got[first])} for {show(expected[first])}"
+        if len(expected) < 2:
+            return ""
+    else:
+        return ""
+    return f"; first differing at [{at}]: {values}"
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -141,20 +179,25 @@ def check_property(
     if cases < 0 or cases + len(edge_cases) == 0:
         raise CheckError(f"{exercise}: a check needs at least one case", str(cases), "add cases")
 
+    def drawn() -> Iterator[Case]:
+        rng = np.random.default_rng(seed)
+        yield from edge_cases
+        yield from (make_case(rng) for _ in range(cases))
+
     def run(tell: Tell) -> Verdict:
         if not callable(fn):
             return False, f"expected your function, got {show(fn)}", 0
-        rng = np.random.default_rng(seed)
-        for done in range(len(edge_cases) + cases):
-            edge = done < len(edge_cases)
-            case = edge_cases[done] if edge else make_case(rng)
-            wrong = _try_case(fn, judge, case, partial(tell, done + 1))
+        for number, case in enumerate(drawn(), 1):
+            wrong = _try_case(fn, judge, case, partial(tell, number))
             if wrong is not None:
-                return False, wrong, done + 1
+                return False, wrong, number
         edges = f"{len(edge_cases)} edge and " if edge_cases else ""
         return True, f"{edges}{cases} random cases", len(edge_cases) + cases
 
-    return check_behind_wall(exercise, fn, run, seed)
+    result = check_behind_wall(exercise, fn, run, seed)
+    if result.passed or not result.cases:
+        return result
+    return replace(result, again=lambda: next(islice(drawn(), result.cases - 1, None)))
 
 
 def check_behind_wall(exercise: str, fn: Any, run: Run, seed: int) -> CheckResult:
@@ -259,7 +302,7 @@ def _try_case(
     try:
         got = fn(*arguments)
     except (Exception, SystemExit) as error:
-        return f"{where} {raised(error)}"
+        return f"{where} {raised(error, fn)}"
     tell(where.removesuffix("your function") + "the judgement of what your function returned")
     try:
         wrong = judge(got, case)
@@ -270,13 +313,25 @@ def _try_case(
     return None if wrong is None else f"{where} returned {show(got)}, {wrong}"
 
 
-def raised(error: BaseException) -> str:
-    """Return "raised" with the kind of an error and, if it has one, its text in one line."""
+def raised(error: BaseException, fn: Any = None) -> str:
+    """Return "raised", the kind of an error, the line of `fn`'s cell, and its text in one line."""
     try:
         text = _ADDRESS.sub("", " ".join(str(error).split()))[:140]
     except Exception:  # a student's error may have a broken __str__
         text = ""
-    return f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    line = _line_in(error, fn)
+    return f"raised {type(error).__name__}{line}" + (f": {text}" if text else "")
+
+
+def _line_in(error: BaseException, fn: Any) -> str:
+    """Return the last line of the answer's own cell or file that an error went through."""
+    file = getattr(getattr(fn, "__code__", None), "co_filename", None)
+    line, trace = 0, error.__traceback__
+    while trace is not None and file is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" in line {line}" if line else ""
 
 
 # Predict, then look: write a number down before the model says its own, then compare.

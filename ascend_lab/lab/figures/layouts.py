@@ -26,7 +26,7 @@ def matrix_maps(rows: int = 32, columns: int = 48, dtype: str = "fp16") -> dict[
 
 
 @st.styled
-def fig_layouts(maps: Mapping[str, AddressMap]) -> st.LabFigure:
+def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     """Draw one matrix in up to four layouts, each element coloured by its address.
 
     Small matrices show every address; large ones number the fractals in storage order, and an

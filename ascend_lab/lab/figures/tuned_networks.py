@@ -158,11 +158,10 @@ def fig_switches(
     fusion: bool = True,
     large_tiles: bool = True,
     double_buffers: bool = True,
-    all_cores: bool = True,
     chip: str = "Ascend310",
 ) -> st.LabFigure:
     """Draw the kernels of a small network by a compiler with these techniques, in their order."""
-    given = (rewriting, layouts, fusion, large_tiles, double_buffers, all_cores)
+    given = (rewriting, layouts, fusion, large_tiles, double_buffers)
     on = [name for name, is_on in zip(TECHNIQUES, given, strict=True) if is_on]
     device = load_chip(chip)
     line = simulate_graph(compile_with(one_block(), device, on))

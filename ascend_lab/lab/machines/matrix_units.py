@@ -114,7 +114,7 @@ def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> 
     }
     stream = (
         Line("load A, B", 2 * cut.tiles),
-        Line(f"mmad {block.m}x{block.k}x{block.n}", steps),
+        Line(f"mmad, {steps // cut.tiles} blocks", cut.tiles),
         Line("store C", cut.tiles),
     )
     move = bytes_moved / machine.port.rate_bytes_per_cycle

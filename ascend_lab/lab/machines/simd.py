@@ -61,7 +61,7 @@ def scalar_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) 
     lines_in, lines_out = cache_lines(trace)
     instructions = trace.count("groups") + loop
     stream = [Line(issue.text, issue.groups) for issue in trace.issues]
-    stream.append(Line("next i, jump", kernel.n))
+    stream.append(Line("next i, jump", loop))
     return _finish(
         machine,
         kernel.name,
@@ -90,7 +90,8 @@ def scalar_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array])
     )
     used = a.nbytes + b.nbytes + cut.bytes_out
     stream = [Line(issue.text, steps) for issue in trace.issues]
-    stream += [Line("next k, jump", steps), Line("st C[i,j], c", program.m * program.n)]
+    loop = machine.loop_instructions * steps
+    stream += [Line("next k, jump", loop), Line("st C[i,j], c", program.m * program.n)]
     values = {"C": product(a, b, accumulate)}
     counts = {"ops": program.ops, "bytes_used": used}
     return _finish(machine, program.name, values, work, counts, tuple(stream))

@@ -37,7 +37,7 @@ def _elementwise(machine: Simt, kernel: Kernel, trace: Trace) -> Run:
     resident = occupancy(machine)["all"]
     times = [whole(t) for t in warp_parts(machine, load, resident)]
     stream = (
-        Line("i = thread", load.warps),
+        Line("i = thread, i < n", (machine.thread_instructions - 1) * load.warps),
         *(Line(issue.text, issue.groups) for issue in trace.issues),
         Line("exit", load.warps),
     )

@@ -1,0 +1,171 @@
+"""The verb `course`: hand out an assignment, check one's work, grade a folder, pack it."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.errors import InputError
+from ascend_lab.limits import ARRAY_BYTES, count, read_file
+from ascend_lab.output import write_whole
+
+if TYPE_CHECKING:
+    from ascend_lab.course import Assignment, Mark
+
+ACTIONS = ("start", "check", "grade", "pack")
+ONLY = {
+    "--student": ("start", "check"),
+    "--output": ("start", "pack"),
+    "--out": ("grade",),
+    "--roster": ("grade",),
+    "--secret": ("grade", "pack"),
+    "--jobs": ("grade",),
+    "--again": ("grade",),
+}
+
+
+def _course(arguments: argparse.Namespace) -> int:
+    from ascend_lab.course import load
+
+    for name, actions in ONLY.items():
+        if arguments.action not in actions:
+            refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
+    if (arguments.work is None) != (arguments.action in ("start", "pack")):
+        wanted = "no file" if arguments.work else "a file or folder after the assignment"
+        example = f"e.g. course {arguments.action} {arguments.assignment}"
+        raise InputError(f"{arguments.action}: {wanted}", str(arguments.work), example)
+    near = Path(arguments.work or ".").resolve().parent if arguments.action == "check" else None
+    own = near if near and (near / "assignment.toml").is_file() else None
+    task = load(arguments.assignment, arguments.course or own)
+    run = {"start": _start, "check": _check, "grade": _grade, "pack": _pack}
+    return run[arguments.action](task, arguments)
+
+
+def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
+    from ascend_lab.course import start
+
+    if not arguments.student:
+        raise InputError("--student ID", "none", "the name your course knows you by")
+    out = Path(arguments.output or task.name)
+    files = start(task, arguments.student, out)
+    own = f"ascend-lab course check {task.name} {out / 'start.py'}"
+    lines = [f"{task.name} {task.title}: {', '.join(files)} in {out}"]
+    lines.append(f"next: read {out / 'README.md'}, then {own}")
+    emit(arguments.json, {"folder": str(out), "files": files}, lines)
+    return 0
+
+
+def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
+    from ascend_lab.course import check
+    from ascend_lab.course.handin import source_of
+    from ascend_lab.course.marking import mark_of
+
+    path = Path(arguments.work)
+    source = source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
+    student = arguments.student or _handed_to(path.parent)
+    tried = check(task, source, student)
+    points = mark_of(task, tried)
+    lines, held = [], True
+    for one in tried:
+        said = "; ".join(f"{name}: {text}" for name, text in one.faults.items())
+        reached = ""
+        if one.timed and not one.faults:
+            judged = one.judged
+            reached = (
+                f", cost {judged.cost:g} (plain {judged.base:g}, full points at "
+                f"{judged.target:g}): {one.share():.0%}"
+            )
+        lines.append(f"{one.case:24} {said or 'holds'}{reached}")
+        held = held and not one.faults
+    lines += [
+        f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
+    ]
+    lines.append("hidden cases are like these, others; the work log is read by a person")
+    found = {"points": points, "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost}
+                                         for t in tried}}  # fmt: skip
+    emit(arguments.json, found, lines)
+    return 0 if held else 1
+
+
+def _handed_to(folder: Path) -> str:
+    """Return whose hand-out a folder is."""
+    instance = folder / "instance.json"
+    if not instance.is_file():
+        raise InputError("--student ID", f"no instance.json in {folder}", "give --student")
+    try:
+        return str(json.loads(instance.read_text("utf-8"))["student"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{instance}: a student", type(error).__name__, "give --student"
+        ) from error
+
+
+def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
+    from ascend_lab.course.grade import grade, moved, read_log, read_roster, read_secret
+    from ascend_lab.course.report import write_report
+
+    if arguments.out is None:
+        raise InputError("--out FOLDER", "none", "where the report goes")
+    out, secret = Path(arguments.out), read_secret(arguments.secret)
+    known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
+    old = _totals(out / "grades.csv") if arguments.again else {}
+    roster = read_roster(arguments.roster)
+    marks = grade(task, Path(arguments.work), secret=secret, roster=roster, known=known,
+                  jobs=arguments.jobs)  # fmt: skip
+    changes = {m.student: moved(before[m.student], m) for m in marks if m.student in before}
+    write_report(task, marks, out, secret, changes)
+    lines = [_line(mark, old, changes) for mark in marks]
+    lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
+    data = {"marks": {m.student: {"points": dict(m.points), "total": m.total} for m in marks}}
+    emit(arguments.json, data, lines)
+    return 0
+
+
+def _line(mark: "Mark", old: dict[str, float], changes: dict[str, list[str]]) -> str:
+    parts = ", ".join(f"{part} {value:.1f}" for part, value in mark.points.items())
+    line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
+    was = old.get(mark.student)
+    if was is not None and round(was, 2) != round(mark.total, 2):
+        line += f"  was {was:.1f}: {'; '.join(changes.get(mark.student, [])[:3])}"
+    return line
+
+
+def _totals(table: Path) -> dict[str, float]:
+    import csv
+
+    with table.open(encoding="utf-8", newline="") as file:
+        return {row["id"]: float(row["total"]) for row in csv.DictReader(file)}
+
+
+def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
+    from ascend_lab.course.grade import read_secret
+    from ascend_lab.course.gradescope import pack
+
+    out = arguments.output or f"{task.name}_gradescope.zip"
+    data: Any = pack(task, read_secret(arguments.secret))
+    write_whole(out, data)
+    emit(arguments.json, {"file": out, "size_bytes": len(data)}, [f"{out}: {len(data):,} bytes"])
+    return 0
+
+
+VERBS = (
+    Verb(
+        "course", "assignments: start one, check your work, grade a folder, pack", _course,
+        (
+            flag("action", choices=ACTIONS, metavar="start|check|grade|pack"),
+            flag("assignment", metavar="A1"),
+            flag("work", nargs="?", metavar="FILE|FOLDER", help="what to check or grade"),
+            flag("--student", metavar="ID", help="whose instance (start, check)"),
+            flag("--output", metavar="FOLDER|F.zip", help="where start and pack write"),
+            flag("--out", metavar="REPORT", help="folder of the report (grade)"),
+            flag("--roster", metavar="R.csv", help="id, name, late_minutes, log (grade)"),
+            flag("--secret", metavar="S.toml", help='the term\'s: secret = "..." (grade, pack)'),
+            flag("--jobs", type=count, default=1, metavar="N", help="hand-ins at once (1)"),
+            flag("--again", action="store_true",
+                 help="judge the answers of an earlier report anew, and say what moved"),
+            flag("--course", metavar="FOLDER", help="where the assignments lie"),
+            JSON,
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+"""Assignments: hand out, check, grade behind a wall, report."""
+
+# fmt: off
+# isort: off
+from ascend_lab.course.assignment import Assignment, Case, Judged, load
+from ascend_lab.course.grade import Enrolled, check, grade, mark, read_roster, read_secret
+from ascend_lab.course.handout import start
+from ascend_lab.course.marking import Mark, Tried
+from ascend_lab.course.report import write_report
+from ascend_lab.course.sandbox import Answer, Call, Limits, answers_of
+
+__all__ = [
+    "Answer", "Assignment", "Call", "Case", "Enrolled", "Judged", "Limits", "Mark", "Tried",
+    "answers_of", "check", "grade", "load", "mark", "read_roster", "read_secret", "start",
+    "write_report",
+]

@@ -1,0 +1,165 @@
+"""What an assignment is: a folder with its table, its public cases and judge, its hidden cases.
+
+    assignment.toml   title, version, chapters, hours, functions, points, weights, limits, twist
+    public.py         instance(rng, twist), cases(instance, rng), judge(case, answer), chart(...)
+    hidden.py         cases(instance, rng): never handed out
+    start.py          the stub that students fill in, in cells `# %%`; README.md, the task
+
+A case calls one function with plain data. Its judge says of each property whether it holds, and
+what the answer costs next to a plain solution and a certified optimum.
+"""
+
+import hashlib
+import hmac
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.course.sandbox import Call, Limits
+from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, read_file
+
+PARTS = ("public", "hidden", "performance", "log")
+REQUIRED = ("title", "version", "chapters", "hours", "functions", "points", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of a hand-in: what is called, and what only the judge knows of it."""
+
+    name: str
+    call: Call
+    known: Mapping[str, Any] = field(default_factory=dict)
+    timed: bool = False
+    """Whether its cost counts for the performance points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a judge found: for each property "" or what is wrong; costs in the task's unit."""
+
+    properties: Mapping[str, str]
+    cost: float | None = None
+    base: float = 0.0
+    target: float = 0.0
+    optimum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """An assignment as loaded: its table, and the modules that draw cases and judge answers."""
+
+    name: str
+    folder: Path
+    title: str
+    version: str
+    chapters: tuple[int, ...]
+    hours: float
+    functions: tuple[str, ...]
+    points: Mapping[str, float]
+    weights: Mapping[str, float]
+    limits: Limits
+    denied: tuple[str, ...]
+    twist: Mapping[str, Any]
+    late_per_day: float
+    public: ModuleType
+    hidden: ModuleType | None
+
+    def instance(self, student: str) -> dict[str, Any]:
+        """Return the student's own instance; anybody who knows the name can draw it."""
+        drawn: dict[str, Any] = self.public.instance(self._rng("", student, "instance"), self.twist)
+        return drawn
+
+    def cases(self, part: str, student: str, secret: str = "") -> list[Case]:
+        """Return a part's cases: the public ones of the student, the hidden ones of the term."""
+        module = self.public if part == "public" else self.hidden
+        if module is None:
+            raise InputError(f"{self.name}: hidden.py", "none here", "grade where the course lies")
+        key = "" if part == "public" else secret
+        found: list[Case] = module.cases(self.instance(student), self._rng(key, student, part))
+        return found
+
+    def judge(self, case: Case, answer: Any) -> Judged:
+        """Judge plain data; a judge that fails over it is a property that does not hold."""
+        judged: Judged = self.public.judge(case, answer)
+        return judged
+
+    def _rng(self, secret: str, *words: str) -> np.random.Generator:
+        text = "\n".join((self.name, self.version, *words)).encode()
+        digest = hmac.new(secret.encode(), text, hashlib.sha256).digest()
+        return np.random.default_rng(int.from_bytes(digest[:8], "big"))
+
+
+def find(name: str, course: str | Path | None = None) -> Path:
+    """Return the folder of an assignment such as "A1": below `course`, here, or in the checkout."""
+    roots = [Path(course)] if course else [Path(), Path("course"), _checkout()]
+    for root in roots:
+        for folder in (root, *sorted(root.glob("A*"))):
+            known = folder / "assignment.toml"
+            if known.is_file() and _name_of(known) == name:
+                return folder
+    remedy = "give --course FOLDER, or run it in the folder that was handed out"
+    raise InputError(f"assignment {name}", f"none in {', '.join(map(str, roots))}", remedy)
+
+
+def _checkout() -> Path:
+    return Path(__file__).resolve().parents[2] / "course"
+
+
+def _name_of(table: Path) -> str:
+    return str(_table(table).get("name", ""))
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_file(path, "an assignment", TABLE_BYTES).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: TOML", str(error), "mend the line") from error
+
+
+def load(name: str, course: str | Path | None = None) -> Assignment:
+    """Load an assignment by its name; raise `InputError` naming what its table lacks."""
+    folder = find(name, course)
+    table = _table(folder / "assignment.toml")
+    lacking = [key for key in REQUIRED if key not in table]
+    if lacking:
+        raise InputError(f"{folder / 'assignment.toml'}: {', '.join(lacking)}", "none", "add it")
+    unknown = set(table["points"]) - set(PARTS)
+    if unknown:
+        raise InputError(f"points for {', '.join(PARTS)}", ", ".join(sorted(unknown)), "drop it")
+    hidden = folder / "hidden.py"
+    return Assignment(
+        name=name,
+        folder=folder,
+        title=table["title"],
+        version=str(table["version"]),
+        chapters=tuple(table["chapters"]),
+        hours=table["hours"],
+        functions=tuple(table["functions"]),
+        points=table["points"],
+        weights=table["weights"],
+        limits=Limits(**table.get("limits", {})),
+        denied=tuple(table.get("denied", ())),
+        twist=table.get("twist", {}),
+        late_per_day=table.get("late_per_day", 0.0),
+        public=_module(folder / "public.py", name),
+        hidden=_module(hidden, name) if hidden.is_file() else None,
+    )
+
+
+def _module(path: Path, name: str) -> ModuleType:
+    """Import one file of the course; `hidden.py` may import `public` as a sibling."""
+    spec = importlib.util.spec_from_file_location(f"course_{name}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: a Python file", "none", "restore the assignment's folder")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

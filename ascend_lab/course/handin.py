@@ -1,0 +1,219 @@
+"""What students hand in, found and read: files, notebooks, zips, folders of course systems.
+
+Nothing here runs a hand-in or writes what it contains. Of a notebook counts the last definition of
+each required function with the cells it needs, so lost tags, moved and copied cells do no harm.
+"""
+
+import ast
+import io
+import json
+import re
+import stat
+import unicodedata
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ascend_lab.errors import InputError
+from ascend_lab.lab.checks.grading import CodeCell, needed_cells
+
+TEXT_BYTES = 1 << 20
+ZIP_BYTES, ZIP_FILES = 20 << 20, 200
+SUFFIXES = (".py", ".ipynb")
+MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")
+CANVAS = re.compile(r"(?P<id>[^\W_]+)_(?P<late>LATE_)?(?P<user>\d+)_\d+_(?P<file>.+)$")
+GRADESCOPE = re.compile(r"submission_(?P<id>\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """One student's file: who, what it is called, its source as one Python text, remarks."""
+
+    student: str
+    file: str
+    source: str
+    log: str = ""
+    notes: tuple[str, ...] = ()
+    late: bool = False
+
+
+def hand_ins(folder: Path, functions: Sequence[str]) -> list[HandIn]:
+    """Return every hand-in below a folder, or the one a file is, in order of the students' names.
+
+    A file or folder a student; names as Moodle, Canvas and Gradescope export them are understood.
+    What cannot be read becomes a hand-in without source that says why.
+    """
+    if not folder.exists():
+        raise InputError("a hand-in or a folder of them", str(folder), "check the path")
+    places = [folder] if folder.is_file() else sorted(folder.iterdir())
+    emails = _gradescope_emails(folder)
+    files: dict[str, list[tuple[str, bytes]]] = {}
+    notes: dict[str, list[str]] = {}
+    late: set[str] = set()
+    for place in places:
+        if place.name.startswith((".", "submission_metadata")):
+            continue
+        student, is_late = student_of(place.name, emails)
+        late |= {student} if is_late else set()
+        said = notes.setdefault(student, [])
+        files.setdefault(student, []).extend(_files_in(place, said))
+    return [
+        _choose(student, found, functions, notes[student], student in late)
+        for student, found in sorted(files.items())
+    ]
+
+
+def student_of(name: str, emails: Mapping[str, str]) -> tuple[str, bool]:
+    """Return (student, whether marked late) from the name of an exported file or folder."""
+    moodle, canvas, gradescope = MOODLE.match(name), CANVAS.match(name), GRADESCOPE.match(name)
+    if moodle:
+        return f"{_plain(moodle['name'])}_{moodle['id']}", False
+    if canvas:
+        return f"{_plain(canvas['id'])}_{canvas['user']}", bool(canvas["late"])
+    if gradescope:
+        return emails.get(name, name), False
+    return _plain(name.rsplit(".", 1)[0] if name.endswith((*SUFFIXES, ".zip")) else name), False
+
+
+def _plain(name: str) -> str:
+    """Return a name in one form of Unicode, without what a table or a path would trip over."""
+    kept = unicodedata.normalize("NFKC", name)
+    return re.sub(r"[^\w.@+-]+", "_", kept).strip("_.") or "nobody"
+
+
+def _gradescope_emails(folder: Path) -> dict[str, str]:
+    """Return the e-mail of each folder of a Gradescope export, from its list of metadata."""
+    table = folder / "submission_metadata.yml"
+    if not table.is_file() or table.is_symlink() or table.stat().st_size > TEXT_BYTES:
+        return {}
+    found: dict[str, str] = {}
+    current = ""
+    for line in table.read_text("utf-8", "replace").splitlines():
+        if key := re.match(r"(submission_\d+):", line):
+            current = key[1]
+        elif current and (mail := re.search(r":?email:\s*([^\s,]+@[^\s,]+)", line)):
+            found.setdefault(current, mail[1].strip("\"'"))
+    return found
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _files_in(place: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, bytes) of the readable files at a place; links and large files only noted."""
+    paths = [place]
+    if place.is_dir() and not place.is_symlink():
+        paths = sorted(path for path in place.rglob("*"))[: 10 * ZIP_FILES]
+    for path in paths:
+        kind = path.lstat()
+        if stat.S_ISLNK(kind.st_mode):
+            notes.append(f"{path.name}: a link, not followed")
+        elif path.suffix == ".zip" and stat.S_ISREG(kind.st_mode):
+            yield from _unzipped(path, notes)
+        elif stat.S_ISREG(kind.st_mode) and path.suffix in (*SUFFIXES, ".md"):
+            if kind.st_size > TEXT_BYTES:
+                notes.append(f"{path.name}: {kind.st_size:,} bytes, at most {TEXT_BYTES:,}")
+            else:
+                yield path.name, path.read_bytes()
+
+
+def _unzipped(path: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a zip from memory: no path of it is ever used for writing."""
+    if path.stat().st_size > ZIP_BYTES:
+        notes.append(f"{path.name}: a zip of more than {ZIP_BYTES:,} bytes")
+        return
+    try:
+        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+            for info in archive.infolist()[:ZIP_FILES]:
+                link = stat.S_ISLNK(info.external_attr >> 16)
+                name = info.filename.rpartition("/")[2]
+                if info.is_dir() or link or not name.endswith((*SUFFIXES, ".md")):
+                    continue
+                if info.file_size > TEXT_BYTES or "__MACOSX" in info.filename:
+                    notes.append(f"{name}: left out of {path.name}")
+                    continue
+                with archive.open(info) as file:
+                    yield name, file.read(TEXT_BYTES)
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError) as error:
+        notes.append(f"{path.name}: no zip that can be read ({error})")
+
+
+def _choose(
+    student: str,
+    files: Sequence[tuple[str, bytes]],
+    functions: Sequence[str],
+    notes: list[str],
+    late: bool,
+) -> HandIn:
+    """Take the file that defines most of the functions; the last by name of several."""
+    log = "".join(data.decode("utf-8", "replace") for name, data in files if name.endswith(".md"))
+    sources = []
+    for name, data in files:
+        if name.endswith(SUFFIXES):
+            try:
+                source = source_of(name, data, functions)
+            except InputError as error:
+                notes.append(str(error))
+                continue
+            sources.append((len(_defined(source) & set(functions)), name, source))
+    if len(sources) > 1:
+        notes.append(f"{len(sources)} files; the one with most functions counts")
+    count, name, source = max(sources, default=(0, "", ""))
+    if not count:
+        notes.append(f"no file defines {', '.join(functions)}")
+    return HandIn(student, name, source, log, tuple(notes), late)
+
+
+def source_of(name: str, data: bytes, functions: Sequence[str]) -> str:
+    """Return a hand-in as one Python source; raise `InputError` where it cannot be read."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: UTF-8", f"byte {error.start}", "save it as UTF-8") from error
+    if not name.endswith(".ipynb"):
+        return text
+    try:
+        cells = list(_code_cells(json.loads(text)))
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        got = type(error).__name__
+        raise InputError(f"{name}: a notebook", got, "save it again in JupyterLab") from error
+    last = {function: cell for cell in cells for function in _defined(cell.source) & set(functions)}
+    wanted = sorted({cell.index: cell for cell in last.values()}.items())
+    own = [cell for _, cell in wanted]
+    needed = {c.index: c for one in own for c in needed_cells(cells, [one])}
+    needed |= {cell.index: cell for cell in own}
+    return "\n\n".join(needed[index].source for index in sorted(needed)) + "\n"
+
+
+def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
+    """Yield the code cells that Python can read, without magics."""
+    cells = notebook["cells"]
+    assert isinstance(cells, list)
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] != "code":
+            continue
+        whole = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+        lines = [line for line in whole.splitlines() if not line.lstrip().startswith(("%", "!"))]
+        source = "\n".join(lines)
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        yield CodeCell(index, source, frozenset(), "")
+
+
+def _defined(source: str) -> set[str]:
+    """Return the functions that a source defines at its top."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # a file that cannot be read still counts as the student's: running it says where it fails
+        return set(re.findall(r"^def (\w+)", source, re.MULTILINE))
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def constant(source: str, name: str) -> str:
+    """Return the text that a source assigns to a name at its top, such as a pseudonym."""
+    found = re.search(rf"^{name}\s*=\s*[\"']([^\"'\n]{{1,40}})[\"']", source, re.MULTILINE)
+    return found[1] if found else ""

@@ -1,0 +1,188 @@
+"""The far side of the wall: runs a hand-in's functions in a process of its own.
+
+Started as `python -I -B inside.py` in an empty folder. Reads one line of JSON from standard input
+(the task), answers in lines of JSON on what was standard output. It holds no answer and no judge,
+so whatever a hand-in does to this process changes nothing but its own answers.
+"""
+
+import builtins
+import ctypes
+import importlib.abc
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+NOBODY = 65534
+NEW_USER, NEW_NET, NEW_IPC, NEW_PID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
+
+
+def main() -> None:
+    """Take the task, build the wall, run the hand-in, answer call by call."""
+    task = json.loads(sys.stdin.buffer.readline())
+    answers = _redirected(task["output_bytes"])
+    _build_wall(task)
+
+    def tell(**line: Any) -> None:
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        while data:
+            data = data[os.write(answers, data) :]
+
+    sys.path.insert(0, task["package"])
+    sys.meta_path.insert(0, _Denied(task["denied"]))
+    names: dict[str, Any] = {"__name__": "handin", "__builtins__": builtins}
+    try:
+        exec(compile(task["source"], task["file"], "exec"), names)
+    except BaseException as error:
+        tell(at=-1, error=_line_of(error, task["file"]))
+        return
+    for call in task["calls"]:
+        number, function = call["number"], names.get(call["function"])
+        tell(at=number)
+        _more_time(task["case_s"])
+        try:
+            for name, text in call["files"].items():
+                Path(name).write_text(text, "utf-8")
+            if not callable(function):
+                raise NameError(f"no function {call['function']}")
+            tell(at=number, value=_plain(function(**call["arguments"])))
+        except BaseException as error:
+            tell(at=number, error=_line_of(error, task["file"]))
+
+
+def _redirected(output_bytes: int) -> int:
+    """Put a file under standard output and error, nothing under input; return the answers' end."""
+    answers = os.dup(1)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for source, targets in ((os.open("output.txt", flags, 0o644), (1, 2)),
+                            (os.open(os.devnull, os.O_RDONLY), (0,))):  # fmt: skip
+        for target in targets:
+            os.dup2(source, target)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    return answers
+
+
+def _build_wall(task: dict[str, Any]) -> None:
+    """Set what this system can limit: processes, network, rights, memory, files."""
+    with suppress(OSError, AttributeError, ImportError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "linux":
+            _into_own_namespaces(libc)
+        _leave_root(task["package"])
+        libc.prctl(PR_SET_PDEATHSIG, SIGKILL)  # behind the change of account, which clears it
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    with suppress(ImportError):
+        import resource
+
+        limits = {
+            "RLIMIT_AS": task["memory_bytes"],
+            "RLIMIT_FSIZE": task["output_bytes"],
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NPROC": 0,
+        }
+        for name, limit in limits.items():
+            with suppress(OSError, ValueError, AttributeError):
+                resource.setrlimit(getattr(resource, name), (limit, limit))
+
+
+def _into_own_namespaces(libc: Any) -> None:
+    """Go on as the first process of a world of its own: no network, nobody else to signal.
+
+    When it ends, the system ends all that it has started.
+    """
+    root = 0 if os.getuid() == 0 else NEW_USER
+    if libc.unshare(root | NEW_NET | NEW_IPC | NEW_PID) != 0:
+        libc.unshare(root | NEW_NET | NEW_IPC)
+        return
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL)
+    inner = os.fork()
+    if inner:
+        for end in range(3, 16):  # the answers are the inner one's alone
+            with suppress(OSError):
+                os.close(end)
+        os.waitpid(inner, 0)
+        os._exit(0)
+
+
+def _leave_root(package: str) -> None:
+    """Become nobody where that account can read the interpreter and the package."""
+    if os.getuid() != 0:
+        return
+    os.chown(".", NOBODY, NOBODY)
+    os.chown("output.txt", NOBODY, NOBODY)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        for path in (Path(package), Path(os.__file__).parent, Path(sys.executable).resolve()):
+            path.stat()
+            if not os.access(path, os.R_OK, effective_ids=True):
+                raise PermissionError(str(path))
+    except OSError:
+        os.seteuid(0)
+        os.setegid(0)
+        return
+    os.seteuid(0)
+    os.setegid(0)
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def _more_time(case_s: float) -> None:
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft = int(time.process_time() + case_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+class _Denied(importlib.abc.MetaPathFinder):
+    """Refuses imports of modules that hold answers; a hurdle, not a wall."""
+
+    def __init__(self, denied: list[str]) -> None:
+        self.denied = tuple(denied)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if any(name == root or name.startswith(f"{root}.") for root in self.denied):
+            raise ImportError(f"{name} is closed in this assignment")
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data: numbers, text, lists, tables; NumPy's own become lists."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (list, tuple):
+        return [_plain(item) for item in value]
+    if kind is dict:
+        return {str(key): _plain(item) for key, item in value.items()}
+    if kind.__module__ == "numpy":
+        return _plain(value.tolist())
+    raise TypeError(f"plain data, got {kind.__name__}: return lists, numbers, text")
+
+
+def _line_of(error: BaseException, file: str) -> str:
+    """Return the error as one line with the line of the hand-in it came from."""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            where = f" in line {trace.tb_lineno}"
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename == file:
+        where = f" in line {error.lineno}"
+    try:
+        said = str(error)
+    except BaseException:
+        said = ""
+    return f"{type(error).__name__}{where}: {said}"[:400].replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)

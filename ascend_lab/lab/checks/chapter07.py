@@ -1,0 +1,256 @@
+"""Checks of chapter 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search.
+
+Bytes and cycles are judged by what real programs count, tiles by trying all of them.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise, permutations, product
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.errors import AscendLabError
+from ascend_lab.isa import Affine, KernelBuilder, Program, Region, c0_of
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
+from ascend_lab.lab.checks import core as ex
+from ascend_lab.sim import simulate
+
+PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
+
+
+ORDERS = tuple("".join(order) for order in permutations("mkn"))
+
+
+PRODUCT_SLACK = 1.02
+"""A schedule found by search may take this many times the cycles of the best one we know."""
+
+
+def _block(macs: int, in_bytes: int, sum_bytes: int) -> ex.Case:
+    return {"macs": macs, "in_bytes": in_bytes, "sum_bytes": sum_bytes}
+
+
+def _judge_block(got: Any, case: ex.Case) -> str | None:
+    macs = case["macs"]
+    sides = _three_sides(got)
+    if sides is None or any(side & (side - 1) for side in sides):
+        return "expected three powers of two, (m, k, n)"
+    if sides[0] * sides[1] * sides[2] != macs:
+        return f"expected m k n = {macs}"
+    powers = [1 << i for i in range(macs.bit_length())]
+    every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
+    best = min(every, key=lambda block: _block_bytes(block, case))
+    mine, least = _block_bytes(sides, case), _block_bytes(best, case)
+    if mine > least:
+        return f"which moves {mine} bytes a cycle; expected one that moves {least}"
+    return None
+
+
+def _three_sides(got: Any) -> tuple[int, int, int] | None:
+    """Return a tuple or list of three positive whole numbers as one, else None."""
+    if not isinstance(got, tuple | list) or len(got) != 3:
+        return None
+    if not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in got):
+        return None
+    m, k, n = (int(x) for x in got)
+    return (m, k, n) if min(m, k, n) > 0 else None
+
+
+def _block_bytes(block: tuple[int, int, int], case: ex.Case) -> int:
+    m, k, n = block
+    return int(case["in_bytes"] * (m * k + k * n) + 2 * case["sum_bytes"] * m * n)
+
+
+def _nest_case(order: str, m: int, k: int, n: int, *, tile: int) -> ex.Case:
+    return {"order": order, "m": m, "k": k, "n": n, "tile": tile}
+
+
+def _judge_nest(got: Any, case: ex.Case) -> str | None:
+    side, tile = case["tile"] // 16, case["tile"]
+    trips = {axis: case[axis] // tile for axis in "mkn"}
+    chip = load_chip("Ascend910A")
+    moved = simulate(nest(chip, case["order"], trips, side), chip).path_bytes
+    c = moved["GM", "UB"] + moved["UB", "GM"]
+    return ex.equal_to((moved["GM", "L0A"], moved["GM", "L0B"], c))(got)
+
+
+AXES = {
+    "a": (("m", "k"), "L0A", "fp16"),
+    "b": (("k", "n"), "L0B", "fp16"),
+    "c": (("m", "n"), "L0C", "fp32"),
+}
+"""Per operand of the nest: the loops it depends on, its buffer, its number format."""
+
+
+def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> Program:
+    """Return C += A B in tiles of `tile` x `tile` fractals, loops in `order` from outer to inner.
+
+    Every operand is loaded under the innermost loop that it depends on; C is stored where that
+    loop's body ends. Tiles lie in GM one after the other. Barriers everywhere: it is for counting.
+    """
+    k, area = KernelBuilder(order, chip), (tile * tile, 256)
+    size, at = tile * tile * 256, dict[str, Affine]()
+    gm = {x: k.tensor(x, t, size * trips[p] * trips[q]) for x, ((p, q), _, t) in AXES.items()}
+    l0 = {x: k.buffer(f"{x}_l0", space, t, size) for x, (_, space, t) in AXES.items()}
+    ub = k.buffer("c_ub", "UB", "fp32", size).region(0, area)
+
+    def move(*way: Region) -> None:
+        for src, dst in pairwise(way):
+            (k.load2d if dst.space in ("L0A", "L0B") else k.copy)(dst, src)
+            k.barrier()
+
+    with ExitStack() as loops:
+        for axis in order:
+            at[axis] = loops.enter_context(k.loop(axis, trips[axis]))
+            for x, ((p, q), _, _) in AXES.items():
+                if axis not in (p, q) or not {p, q} <= set(at):
+                    continue
+                here = l0[x].region(0, area)
+                there = gm[x].region((at[p] * trips[q] + at[q]) * size, area)
+                move(*((there, ub, here) if x == "c" else (there, here)))
+                if x == "c":
+                    loops.callback(move, here, ub, there)
+        k.mmad(*(l0[x].region(0, (tile, tile, 16, 16)) for x in "cab"), accumulate=1)
+        k.barrier()
+    return k.finish()
+
+
+def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
+    chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
+    c0, sides = c0_of(dtype), _three_sides(got)
+    if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
+        return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
+    m, k, n = sides
+    if (full := _overflow(chip, dtype, slots, sides)) is not None:
+        return f"but {full}"
+    legal = [
+        (one, c0, two)
+        for one, two in product(range(16, 2049, 16), repeat=2)
+        if _overflow(chip, dtype, slots, (one, c0, two)) is None
+    ]
+    mine = _feed(chip, dtype, sides)
+    least = min(_feed(chip, dtype, tile) for tile in legal)
+    if mine > least * (1 + 1e-9):
+        return (
+            f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs; "
+            f"expected {least * 4096:.2f}"
+        )
+    if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
+        return f"but a depth of {k + c0} fits as well"
+    return None
+
+
+def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
+    """Name the first buffer a tile overflows: two slots of A and B, `slots` of C."""
+    (m, k, n), size = tile, DTYPE_BYTES[dtype]
+    for space, needed in (
+        ("L0A", 2 * m * k * size),
+        ("L0B", 2 * k * n * size),
+        ("L0C", slots * m * n * 4),
+    ):
+        if needed > chip.buffers[space]:
+            return f"{space} holds {chip.buffers[space]} bytes and {needed} are needed"
+    return None
+
+
+def _feed(chip: Chip, dtype: str, tile: tuple[int, int, int]) -> float:
+    """Return cycles of MTE1 per MAC: an element of A is used n times, one of B m times."""
+    m, _, n = tile
+    a, b = (chip.path("L1", space).rate_bytes_per_cycle for space in ("L0A", "L0B"))
+    return DTYPE_BYTES[dtype] * (1 / (a * n) + 1 / (b * m))
+
+
+def _judge_schedule(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, GemmSchedule):
+        return "expected a GemmSchedule"
+    shape, chip = GemmShape(case["m"], case["k"], case["n"]), load_chip("Ascend910A")
+    try:
+        cycles = simulate(gemm_launch(shape, chip, got), chip).cycles
+    except AscendLabError as error:
+        return f"which cannot run: {error}"
+    enough = int(PRODUCT_SLACK * _best_cycles(shape))
+    return None if cycles <= enough else f"which takes {cycles} cycles; expected at most {enough}"
+
+
+SIDES = ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols")
+
+
+@cache
+def _best_cycles(shape: GemmShape) -> int:
+    """Return the cycles at the end of a walk from the default to ever faster neighbours.
+
+    A neighbour doubles one number of the schedule, halves one, or both.
+    """
+    chip = load_chip("Ascend910A")
+
+    def cycles_of(s: GemmSchedule) -> int:
+        try:
+            return simulate(gemm_launch(shape, chip, s), chip).cycles
+        except AscendLabError:
+            return 1 << 60
+
+    best = default_schedule(shape, chip)
+    cycles = cycles_of(best)
+    while True:
+        for up, down in permutations((None, *SIDES), 2):
+            change = {up: 2 * getattr(best, up)} if up else {}
+            if down and getattr(best, down) % 2 == 0:
+                change[down] = getattr(best, down) // 2
+            tried = replace(best, **change)
+            if (found := cycles_of(tried)) < cycles:
+                best, cycles = tried, found
+                break
+        else:
+            return cycles
+
+
+@ex.judged(
+    _judge_block, edges=[_block(4096, 2, 4), _block(4096, 2, 0), _block(64, 2, 4), _block(1, 2, 4)]
+)
+def check_ex_07_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
+    macs = 2 ** int(rng.integers(0, 19))
+    return _block(macs, int(rng.choice([1, 2, 4])), int(rng.choice([0, 1, 2, 4, 8])))
+
+
+@ex.judged(
+    _judge_product_tile,
+    edges=[{"chip_name": "Ascend910A", "dtype": "fp16", "slots": s} for s in (1, 2)],
+    cases=12,
+)
+def check_ex_07_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
+    return {
+        "chip_name": str(rng.choice(PRODUCT_CHIPS)),
+        "dtype": str(rng.choice(["fp16", "int8"])),
+        "slots": int(rng.integers(1, 5)),
+    }
+
+
+@ex.judged(
+    _judge_schedule,
+    edges=ex.rows("m k n", (64, 65536, 64), (77, 3000, 77), (256, 256, 256)),
+    cases=1,
+)
+def check_ex_07_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(m, k, n)`: a `GemmSchedule` for an fp16 product on the Ascend910A near the best."""
+    m, n = (int(side) for side in rng.integers(20, 400, 2))
+    return {"m": m, "k": int(rng.integers(1, 20)) * 100, "n": n}
+
+
+@ex.judged(
+    _judge_nest,
+    edges=[
+        *[_nest_case(order, 256, 384, 512, tile=64) for order in ORDERS],
+        _nest_case("knm", 64, 64, 64, tile=64),
+        _nest_case("mkn", 64, 640, 64, tile=64),
+    ],
+)
+def check_ex_07_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(order, m, k, n, tile)`: bytes of A, B and C that the nest C += A B moves."""
+    tile = 16 * int(rng.integers(1, 9))
+    sides = (tile * int(x) for x in rng.integers(1, 30, 3))
+    return _nest_case(str(rng.choice(ORDERS)), *sides, tile=tile)

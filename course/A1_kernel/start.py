@@ -1,0 +1,28 @@
+# %% [markdown]
+# # A1: a kernel
+#
+# Read `README.md` first. Fill in `kernel`, then, in a terminal in this folder,
+#
+#     ascend-lab course check A1 start.py
+#
+# The notebook and the script are the same; hand in either, with `log.md`.
+
+# %%
+PSEUDONYM = ""  # a name for the leaderboard, if you want to stand on it
+
+
+# %%
+def kernel(chip_file, rows, width, norm, eps):
+    """Return the text of a program that normalises every row of x (rows, width) into y.
+
+    chip_file: path of your chip; norm: "rms" or "absmean"; eps: added to the mean.
+    """
+    from ascend_lab.chip import load_chip
+    from ascend_lab.isa import KernelBuilder
+
+    chip = load_chip(chip_file)
+    k = KernelBuilder("norm", chip)
+    x = k.tensor("x", "fp16", rows * width)
+    y = k.tensor("y", "fp16", rows * width)
+    raise NotImplementedError("your kernel")
+    return str(k.finish())

@@ -1,0 +1,173 @@
+"""A2: products and chips, the cost of a tiling, its certified optimum, the judge.
+
+The optimum is proven: closed bounds of every legal tiling, and the simulator on those whose bound
+is least, until no bound is below the best cycles (or after `TRIALS` kernels, the least bound).
+"""
+
+import tempfile
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, prove
+from ascend_lab.chip import load_chip
+from ascend_lab.course.assignment import Case, Judged
+from ascend_lab.course.sandbox import Call
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
+from ascend_lab.kernels.packing import pack_gemm, unpack_gemm
+from ascend_lab.sim import execute, simulate
+
+NAMES = ("replays", "values", "quicker")
+TRIALS = 24
+FIELDS = {f.name: f.type for f in fields(GemmSchedule)}
+CHIP = """\
+name = "A2chip"
+summary = "Ascend310 with memory and buffers of its own."
+base = "Ascend310"
+[core]
+count = {{ value = {cores}, source = "TEAM", trust = "assumed" }}
+[buffer]
+L1.size_bytes = {{ value = {l1_bytes}, source = "TEAM", trust = "assumed" }}
+L0C.size_bytes = {{ value = {l0c_bytes}, source = "TEAM", trust = "assumed" }}
+[memory]
+rate_bytes_per_s = {{ value = {rate}, source = "TEAM", trust = "assumed" }}
+"""
+
+
+def instance(rng, twist):
+    """Return a student's chip: cores, buffers, memory."""
+    return {
+        "cores": int(rng.choice(twist.get("cores", [2, 3, 4]))),
+        "l1_bytes": int(rng.choice([512, 768, 1024])) * 1024,
+        "l0c_bytes": int(rng.choice([128, 256])) * 1024,
+        "rate": float(rng.choice([40e9, 60e9, 80e9])),
+    }
+
+
+@cache
+def chip_of(text):
+    """Read a chip from its text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "chip.toml")
+        path.write_text(text, "utf-8")
+        return load_chip(path)
+
+
+def facts(chip):
+    """Return what a schedule needs to know of a chip, as plain numbers."""
+    rate = chip.device_memory.rate_bytes_per_s / chip.clock_hz
+    found = {
+        "cores": chip.core_count,
+        "macs_per_cycle": chip.macs_per_cycle("fp16"),
+        "memory_bytes_per_cycle": rate,
+        "l2_bytes_per_cycle": chip.l2.rate_bytes_per_s / chip.clock_hz,
+        "memory_latency_cycles": chip.device_memory.latency_cycles,
+        "buffers": {name: chip.buffers[name] for name in ("L1", "L0A", "L0B", "L0C", "UB")},
+        "paths": {},
+    }
+    for source, target in (("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"), ("L0C", "UB"), ("UB", "GM")):
+        path = chip.path(source, target)
+        found["paths"][f"{source}->{target}"] = {
+            "bytes_per_cycle": path.rate_bytes_per_cycle, "startup_cycles": path.startup_cycles,
+            "latency_cycles": path.latency_cycles,
+        }  # fmt: skip
+    return found
+
+
+def case(drawn, m, k, n, timed=True):
+    """Return one product on a chip."""
+    text = CHIP.format(**drawn)
+    arguments = {"problem": {"m": m, "k": k, "n": n, "dtype": "fp16"}, "chip": facts(chip_of(text))}
+    return Case(f"{m} x {k} x {n}", Call("schedule", arguments), {"chip": text}, timed)
+
+
+def cases(drawn, rng):
+    """Return the public products."""
+    side = 128 * int(rng.integers(3, 7))
+    return [case(drawn, 64, 64, 64, timed=False), case(drawn, side, side, side),
+            case(drawn, 1000, 333, 250), case(drawn, 64, 2048, 256)]  # fmt: skip
+
+
+def cost(problem, chip, answer):
+    """Return the cycles of a tiling, launch left out; raises what is wrong with it."""
+    return simulate(gemm_launch(GemmShape(**problem), chip, tiling(answer)), chip).cycles
+
+
+def tiling(answer):
+    """Return the schedule an answer stands for."""
+    if not isinstance(answer, dict):
+        raise InputError("a table of a schedule's fields", type(answer).__name__, "return a dict")
+    odd = [name for name, value in answer.items()
+           if name not in FIELDS or type(value) is not (str if name in WORDS else int)]  # fmt: skip
+    lacking = [name for name in ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols")
+               if name not in answer]  # fmt: skip
+    if odd or lacking:
+        got = f"odd {', '.join(map(str, odd)) or 'none'}, lacking {', '.join(lacking) or 'none'}"
+        raise InputError("a schedule's fields, whole numbers and words", got, "see README.md")
+    return GemmSchedule(**answer)
+
+
+WORDS = ("order", "keep", "window", "bypass")
+
+
+def plain(chip):
+    """Return the plain schedule: a middling tile, one slot, all cores along the rows."""
+    return {"base_m": 64, "base_k": 64, "base_n": 64, "step_k": 1, "grid_rows": chip.core_count,
+            "grid_cols": 1, "a_l1_slots": 1, "b_l1_slots": 1, "a_l0_slots": 1, "b_l0_slots": 1,
+            "c_l0_slots": 1}  # fmt: skip
+
+
+@cache
+def least_cycles(text, m, k, n):
+    """Return a bound that no tiling is below, launch left out: proven, or the least bound left."""
+    chip, shape = chip_of(text), GemmShape(m, k, n, "fp16")
+    proof = prove(cube_space(shape, chip), CubeMeasure(shape, chip), most=TRIALS)
+    return proof.lower_bound - round(chip.launch_overhead_s * chip.clock_hz)
+
+
+def judge(case, answer):
+    """Judge a schedule: legal, right, quick."""
+    problem, chip = case.call.arguments["problem"], chip_of(case.known["chip"])
+    shape = GemmShape(**problem)
+    found = dict.fromkeys(NAMES, "")
+    try:
+        launch = gemm_launch(shape, chip, tiling(answer))
+    except AscendLabError as error:
+        return Judged(dict.fromkeys(NAMES, str(error)))
+    if shape.m * shape.k * shape.n <= 64**3:
+        found["values"] = wrong_values(shape, chip, launch)
+    cycles = simulate(launch, chip).cycles
+    base = cost(problem, chip, plain(chip))
+    if cycles > base or (case.timed and cycles == base):
+        found["quicker"] = f"{cycles} cycles, the plain schedule takes {base}"
+    least = least_cycles(case.known["chip"], shape.m, shape.k, shape.n)
+    return Judged(found, cycles, base, 1.02 * least, least)
+
+
+def wrong_values(shape, chip, launch):
+    """Return "" if the kernel multiplies, else the first wrong element."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal(size).astype(np.float16)
+            for size in ((shape.m, shape.k), (shape.k, shape.n)))  # fmt: skip
+    got = unpack_gemm(shape, execute(launch, pack_gemm(shape, a, b), chip))
+    right = a.astype(np.float32) @ b.astype(np.float32)
+    off = np.argwhere(np.abs(got - right) > 1e-2 * (1 + np.abs(right)))
+    return f"C{tuple(off[0])} is wrong" if len(off) else ""
+
+
+def chart(case, answer):
+    """Draw the pipes of the slowest core."""
+    import io
+
+    from ascend_lab.lab import fig_gantt
+
+    chip = chip_of(case.known["chip"])
+    shape = GemmShape(**case.call.arguments["problem"])
+    figure = fig_gantt(simulate(gemm_launch(shape, chip, tiling(answer)), chip))
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]

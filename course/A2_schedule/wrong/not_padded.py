@@ -1,0 +1,60 @@
+"""# fails: replays. Sides that are no multiples of 16."""
+
+import itertools
+
+
+def up(value, unit):
+    return -(-value // unit) * unit
+
+
+def schedule(problem, chip):
+    m, k, n = (up(problem[axis], 16) for axis in "mkn")
+    buffers, paths = chip["buffers"], chip["paths"]
+    rate = {name: path["bytes_per_cycle"] for name, path in paths.items()}
+    start = {name: path["startup_cycles"] for name, path in paths.items()}
+    sides = [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512]
+    best = None
+    grids = [(r, c) for r in range(1, chip["cores"] + 1) for c in range(1, chip["cores"] + 1)
+             if r * c <= chip["cores"]]  # fmt: skip
+    for rows, cols in grids:
+        own_m, own_n = up(-(-m // rows), 16), up(-(-n // cols), 16)
+        for bm, bn in itertools.product(sides, sides):
+            if bm > up(own_m, 16) + 15 or bn > up(own_n, 16) + 15 or 4 * bm * bn > buffers["L0C"]:
+                continue
+            tiles_m, tiles_n = -(-own_m // bm), -(-own_n // bn)
+            for bk in (16, 32, 48, 64, 96, 128, 192, 256, 512):
+                if bk > k or 4 * bm * bk > buffers["L0A"] or 4 * bn * bk > buffers["L0B"]:
+                    continue
+                for step, keep in itertools.product((1, 2, 4, 8), ("", "a", "b")):
+                    stage_a = 2 * bm * (k if keep == "a" else step * bk)
+                    stage_b = 2 * bn * (k if keep == "b" else step * bk)
+                    if (step > 1 and bk * step > k) or 2 * (stage_a + stage_b) > buffers["L1"]:
+                        continue
+                    steps, tiles = -(-k // bk), tiles_m * tiles_n
+                    loads = 2 * own_m * k * (1 if keep == "a" else tiles_n)
+                    loads += 2 * own_n * k * (1 if keep == "b" else tiles_m)
+                    stages = -(-steps // step) * tiles
+                    cube = own_m * own_n * k / chip["macs_per_cycle"] + 12 * steps * tiles
+                    feed = 2 * own_m * k * tiles_n / rate["L1->L0A"]
+                    feed += 2 * own_n * k * tiles_m / rate["L1->L0B"]
+                    feed += 2 * steps * tiles * start["L1->L0A"]
+                    turns = -(-steps // step)
+                    copies = turns * (tiles_m if keep == "a" else tiles)
+                    copies += turns * (tiles_n if keep == "b" else tiles)
+                    each = start["GM->L1"] + 0.5 * chip["memory_latency_cycles"]
+                    near = loads / rate["GM->L1"] + copies * each
+                    out = 4 * own_m * own_n / rate["UB->GM"] + tiles * start["UB->GM"]
+                    once = 2 * (m * k + k * n)
+                    far = once / chip["memory_bytes_per_cycle"]
+                    far += (loads * rows * cols - once) / chip["l2_bytes_per_cycle"]
+                    first = (stage_a + stage_b) / rate["GM->L1"] + chip["memory_latency_cycles"]
+                    last = 4 * bm * bn * (1 / rate["L0C->UB"] + 1 / rate["UB->GM"])
+                    time = max(cube, feed, near, out, far) + first + last
+                    time += 0.1 * (cube + feed + near + out)
+                    key = (time, stages)
+                    if best is None or key < best[0]:
+                        best = key, (bm, bk, bn, step, rows, cols, keep)
+    names = ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols", "keep")
+    found = dict(zip(names, best[1]))
+    found["base_m"] = min(found["base_m"], problem["m"]) + 1
+    return {**found, "order": "nm" if found["keep"] == "b" else "mn"}

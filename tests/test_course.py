@@ -1,0 +1,311 @@
+"""The five assignments from all sides, and what grading leaves behind."""
+
+import csv
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ascend_lab.cli.main import ascend_lab
+from ascend_lab.course import Assignment, Enrolled, Tried, grade, load, mark, start, write_report
+from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster
+from ascend_lab.course.gradescope import autograde, pack
+from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
+from ascend_lab.course.handout import notebook_of
+from ascend_lab.course.marking import try_cases
+from ascend_lab.course.similarity import fingerprints, hints, likeness
+
+ROOT = Path(__file__).parent.parent
+COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"
+NAMES = ("A1", "A2", "A3", "A4", "A5")
+SECRET = "a secret of this test"
+WRONG = [(name, path) for name in NAMES for path in sorted(COURSE.glob(f"{name}_*/wrong/*.py"))]
+GOOD = """
+def sums(values, offset):
+    total, out = offset, []
+    for value in values:
+        total += value
+        out.append(total)
+    return {"sums": out, "steps": 20}
+"""
+
+
+@pytest.fixture(scope="module")
+def toy() -> Assignment:
+    return load("A0", TOY)
+
+
+def tried(task: Assignment, source: str, student: str = "carol") -> list[Tried]:
+    return try_cases(task, source, graded_cases(task, student, SECRET))
+
+
+# -- the assignments -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_file_earns_nothing_and_the_reference_most(name: str) -> None:
+    task = load(name, COURSE)
+    assert set(task.points.values()) == {20, 25, 30}
+    assert 4 <= task.hours <= 8
+    begun = tried(task, (task.folder / "start.py").read_text())
+    assert all(set(one.faults) == set(task.weights) for one in begun)
+    (key,) = COURSE.glob(f"keys/{name}_*/reference.py")
+    done = tried(task, key.read_text())
+    assert not [(one.case, one.faults) for one in done if one.faults]
+    shares = [one.share() for one in done if one.timed]
+    assert sum(shares) / len(shares) >= 0.8
+    ratios = [(one.judged.cost or 0) / one.judged.optimum for one in done if one.timed]
+    assert max(ratios) > 1.01, "the reference is not the optimum"
+    assert min(ratios) >= 1 or name in ("A1", "A3"), "nothing beats a certified optimum"
+
+
+@pytest.mark.parametrize(("name", "path"), WRONG, ids=[f"{n}-{p.stem}" for n, p in WRONG])
+def test_a_wrong_file_fails_in_the_part_it_should(name: str, path: Path) -> None:
+    source, task = path.read_text(), load(name, COURSE)
+    found = re.match(r'"""# fails: (\w+)\.', source)
+    assert found, "its first line says what it fails"
+    done = tried(task, source)
+    if found[1] == "performance":
+        shares = [one.share() for one in done if one.timed]
+        assert not any(one.faults for one in done)
+        assert sum(shares) / len(shares) < 0.7
+    else:
+        assert [one.case for one in done if found[1] in one.faults]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_least_six_wrong_files(name: str) -> None:
+    assert sum(one == name for one, _ in WRONG) >= 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fifty_students_have_instances_of_their_own(name: str) -> None:
+    task = load(name, COURSE)
+    drawn = [json.dumps([[c.call.arguments, dict(c.call.files)]
+                         for c in task.cases("public", f"s{i}")])
+             for i in range(50)]  # fmt: skip
+    assert len(set(drawn)) > 25
+    assert task.cases("hidden", "s1", "one secret here") != task.cases(
+        "hidden", "s1", "another one"
+    )
+
+
+def test_the_keys_are_nowhere_else(tmp_path: Path) -> None:
+    """A line of the keys longer than a phrase stands in no hand-out, wheel or page of the book."""
+    given = "".join(path.read_text() for path in COURSE.glob("*/public.py"))
+    lines = {
+        line.strip()
+        for path in COURSE.glob("keys/**/*.py")
+        for line in path.read_text().splitlines()
+        if len(line.strip()) > 60 and line.strip() not in given
+    }
+    assert len(lines) > 50
+    for name in NAMES:
+        start(load(name, COURSE), "ada", tmp_path / name)
+    handed = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [
+        path for path in handed if path.parent.name in ("wrong", "keys") or "hidden" in path.name
+    ]
+    package = [*(ROOT / "ascend_lab").rglob("*.py")]
+    pages = [*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    for path in (*handed, *package, *pages):
+        text = path.read_text("utf-8")
+        assert not [line for line in lines if line in text], path
+    assert "course" not in (ROOT / "pyproject.toml").read_text().partition("packages.find")[2][:60]
+
+
+# -- from a file to a mark -------------------------------------------------------------------------
+
+
+def test_notebook_and_script_get_equal_marks(toy: Assignment) -> None:
+    other = GOOD.replace("total +=", "total -=")
+    cells = ["%matplotlib inline\nimport os", "this is no Python", other,
+             "OFFSET = 0", GOOD, "sums([1], 2)\nwhile True: pass"]  # fmt: skip
+    document = notebook_of("\n".join(f"# %%\n{cell}" for cell in cells))
+    for tags in ([], ["exercise"]):
+        document["cells"][0]["metadata"]["tags"] = tags
+        source = source_of("work.ipynb", json.dumps(document).encode(), toy.functions)
+        got = mark(toy, HandIn("ada", "work.ipynb", source), Enrolled("ada"), SECRET)
+        want = mark(toy, HandIn("ada", "work.py", GOOD), Enrolled("ada"), SECRET)
+        assert got.points == want.points
+
+
+@pytest.mark.parametrize(
+    ("name", "student", "late"),
+    [
+        ("Ada Lovelace_12345_assignsubmission_file_", "Ada_Lovelace_12345", False),
+        ("lovelaceada_LATE_4711_99_work.py", "lovelaceada_4711", True),
+        ("lovelaceada_4711_99_work.py", "lovelaceada_4711", False),
+        ("submission_17", "ada@example.org", False),
+        ("ada.ipynb", "ada", False),
+        ("s1234", "s1234", False),
+    ],
+)
+def test_names_of_course_systems(name: str, student: str, late: bool) -> None:
+    assert student_of(name, {"submission_17": "ada@example.org"}) == (student, late)
+
+
+def test_folders_zips_and_several_files(tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "notes.py").write_text("x = 1")
+    (tmp_path / "ada" / "mine.py").write_text(GOOD)
+    (tmp_path / "ada" / "log.md").write_text("step 1")
+    with zipfile.ZipFile(tmp_path / "bob.zip", "w") as archive:
+        archive.writestr("deep/down/work.py", GOOD)
+    (tmp_path / "submission_3").mkdir()
+    (tmp_path / "submission_3" / "a.py").write_text(GOOD)
+    text = "submission_3:\n  :submitters:\n  - :name: C\n    :email: c@example.org\n"
+    (tmp_path / "submission_metadata.yml").write_text(text)
+    found = {one.student: one for one in hand_ins(tmp_path, ["sums"])}
+    assert set(found) == {"ada", "bob", "c@example.org"}
+    assert all(one.source == GOOD for one in found.values())
+    assert found["ada"].log == "step 1"
+
+
+def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(
+    tmp_path: Path, toy: Assignment
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "ada.py").write_text('PSEUDONYM = "Countess"\n' + GOOD)
+    (work / "bob.py").write_text(GOOD.replace("total += value", "total += value + 0.0"))
+    roster = tmp_path / "roster.csv"
+    roster.write_text("id,name,late_minutes,log\nada,Ada,0,15\nbob,Bob,1500,\ncarol,Carol,,\n")
+    both = []
+    for name in ("one", "two"):
+        marks = grade(toy, work, secret=SECRET, roster=read_roster(roster), jobs=1)
+        write_report(toy, marks, tmp_path / name, SECRET)
+        both.append({p.name: p.read_bytes() for p in (tmp_path / name).rglob("*") if p.is_file()})
+    assert both[0] == both[1]
+    rows = {row["id"]: row for row in csv.DictReader(io.StringIO(both[0]["grades.csv"].decode()))}
+    assert rows["ada"]["total"] == "87.47"  # 30 + 25 + 25 ln 5 / ln 10 + 15
+    assert (rows["bob"]["late"], rows["carol"]["total"]) == ("-7.33", "0.00")
+    assert json.loads(both[0]["leaderboard.json"]) == [{"name": "Countess", "value": "2.0000"}]
+    known, before = read_log(tmp_path / "one" / "log.jsonl")
+    judge = toy.public.judge
+    try:  # a judge that was mended: numbers that are whole pass as such
+        toy.public.judge = lambda case, answer: judge(
+            case, {**answer, "sums": [int(s) for s in answer["sums"]]}
+        )
+        again = grade(toy, work, secret=SECRET, roster=read_roster(roster), known=known)
+    finally:
+        toy.public.judge = judge
+    bob = next(m for m in again if m.student == "bob")
+    assert bob.points["hidden"] == 25
+    assert any("whole: now holds" in line for line in moved(before["bob"], bob))
+
+
+def test_hidden_cases_stay_hidden(tmp_path: Path, toy: Assignment) -> None:
+    bad = GOOD.replace("total += value", "total += value if len(values) < 9 else 1")
+    got = mark(toy, HandIn("ada", "w.py", bad), Enrolled("ada"), SECRET)
+    write_report(toy, [got], tmp_path, SECRET)
+    page = (tmp_path / "students" / "ada.html").read_text()
+    assert "right: 1 of 2 hidden cases" in page
+    assert "50 values" not in page
+    assert "50 values" in (tmp_path / "index.html").read_text()
+
+
+def test_gradescope_runs_the_zip(tmp_path: Path, toy: Assignment) -> None:
+    data = pack(toy, SECRET)
+    assert data == pack(toy, SECRET)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "source")
+    assert {"setup.sh", "run_autograder", "course/A0_toy/hidden.py"} <= set(names)
+    assert not [name for name in names if "keys/" in name or "wrong/" in name]
+    (tmp_path / "submission").mkdir()
+    (tmp_path / "submission" / "any.py").write_text(GOOD)
+    day = "2026-11-22T10:00:00"
+    told = {"created_at": day, "users": [{"email": "ada@example.org"}],
+            "previous_submissions": [{"submission_time": day}] * 5}  # fmt: skip
+    (tmp_path / "submission_metadata.json").write_text(json.dumps(told))
+    autograde(tmp_path, "A0")
+    made = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert made["score"] == pytest.approx(72.47)
+    assert {test["name"]: test["visibility"] for test in made["tests"]}["hidden"] != "visible"
+    assert "not named" in next(t for t in made["tests"] if t["name"] == "hidden")["output"]
+
+
+# -- alike -----------------------------------------------------------------------------------------
+
+
+def test_a_renamed_copy_is_alike_and_other_code_is_not() -> None:
+    one = (COURSE / "keys" / "A4_memory" / "reference.py").read_text()
+    other = (COURSE / "keys" / "A3_fusion" / "reference.py").read_text()
+    renamed = re.sub(r"\b(lives|where|tops|rest|order)\b", r"my_\1", one)
+    assert likeness(fingerprints(one), fingerprints(renamed), frozenset()) == 1
+    assert likeness(fingerprints(one), fingerprints(other), frozenset()) < 0.2
+    assert hints({"a": one, "b": one}, one, {}) == [], "what was handed out counts for nobody"
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def test_a_student_starts_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine"
+    assert ascend_lab(["course", "start", "A0", "--student", "ada", "--output", str(out),
+                       "--course", str(TOY)]) == 0  # fmt: skip
+    assert {p.name for p in out.iterdir()} == {
+        "README.md", "assignment.toml", "instance.json", "log.md", "public.py", "start.ipynb",
+        "start.py",
+    }  # fmt: skip
+    assert ascend_lab(["course", "check", "A0", str(out / "start.py")]) == 1
+    (out / "start.py").write_text(GOOD)
+    assert ascend_lab(["course", "check", "A0", str(out / "start.py")]) == 0
+    assert "public: 30.0 of 30 points" in capsys.readouterr().out
+    assert ascend_lab(["course", "start", "A0", "--student", "ada", "--output", str(out),
+                       "--course", str(TOY)]) == 2  # fmt: skip
+    assert (out / "start.py").read_text() == GOOD
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["start", "A9", "--student", "x"], "assignment A9"),
+        (["start", "A0"], "--student ID"),
+        (["start", "A0", "--student", "../x"], "a student's name"),
+        (["start", "A0", "x.py", "--student", "x"], "start: no file"),
+        (["check", "A0"], "check: a file or folder"),
+        (["check", "A0", "none.py", "--student", "x"], "none.py"),
+        (["grade", "A0", "."], "--out FOLDER"),
+        (["grade", "A0", "nowhere", "--out", "r"], "nowhere"),
+        (["check", "A0", "x.py", "--roster", "r"], "--roster only with course grade"),
+        (["grade", "A0", ".", "--out", "r", "--again"], "grade without --again"),
+        (["pack", "A0", "--secret", "none.toml"], "none.toml"),
+        (["drop", "A0"], "invalid choice"),
+    ],
+)
+def test_misuse_is_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert ascend_lab(["course", *words, "--course", str(TOY)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert said in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_thirty_hand_ins_are_graded_as_predicted(tmp_path: Path, toy: Assignment) -> None:
+    from test_course_wall import ATTACKS
+
+    wrong = {
+        "off": GOOD.replace("offset, []", "0, []"),
+        "late": GOOD.replace("out.append(total)\n", "pass\n"),
+    }
+    for i in range(10):
+        (tmp_path / f"good{i}.py").write_text(GOOD)
+        (tmp_path / f"wrong{i}.py").write_text(wrong["off" if i % 2 else "late"])
+    quick = ("exits", "memory", "deep answer", "patches the judge", "zero bytes", "no Python",
+             "an evil error", "equals everything", "kills everybody", "raises at exit")  # fmt: skip
+    for i, attack in enumerate(quick):
+        (tmp_path / f"hostile{i}.py").write_bytes(ATTACKS[attack].encode("utf-8", "surrogatepass"))
+    marks = {m.student: m for m in grade(toy, tmp_path, secret=SECRET, jobs=2)}
+    assert len(marks) == 30
+    assert {round(marks[f"good{i}"].total, 2) for i in range(10)} == {72.47}
+    assert all(marks[f"wrong{i}"].points["performance"] == 0 for i in range(10))
+    assert all(marks[f"hostile{i}"].total < 20 for i in range(10))
