@@ -364,6 +364,14 @@ def box_complaints(cells: list[Cell]) -> list[str]:
     return found
 
 
+def fence_complaints(text: str) -> list[str]:
+    """No backtick stands in the title of a directive fenced by backticks: it would be no fence."""
+    pattern = r"^ *`{3,}[^`\n]+`.*$"
+    return [
+        f"a fence with a backtick: {row[:70]}" for row in re.findall(pattern, text, re.MULTILINE)
+    ]
+
+
 def figure_complaints(cell: Cell) -> list[str]:
     """A cell whose output is a picture has a name, a caption and an alt text; and the reverse."""
     shown = [output.get("data", {}) for output in cell.get("outputs", [])]

@@ -26,6 +26,7 @@ from book_rules import (
     code_of,
     elsewhere_complaints,
     exercise_complaints,
+    fence_complaints,
     figure_complaints,
     gives_away,
     home_complaints,
@@ -183,7 +184,7 @@ def test_the_opening_page_and_every_part_have_their_drawing() -> None:
 @each_text
 def test_prose_is_clean(path: Path) -> None:
     text = text_of(path)
-    rules = (number_complaints, word_complaints, image_complaints)
+    rules = (number_complaints, word_complaints, image_complaints, fence_complaints)
     assert [complaint for rule in rules for complaint in rule(text)] == []
 
 
@@ -443,4 +444,6 @@ def test_word_image_and_citation_rules_bite() -> None:
     assert word_complaints("see /home/me/x and C:\\Users, TODO") == ["/home/m", "C:\\U", "TODO"]
     assert word_complaints("GET https://x.org/home/me or ../opt/x") == []
     assert len(image_complaints("![](a.png)\n![b](b.png)\n```{figure} c.png\n:name: c\n```")) == 2
+    assert fence_complaints("```{tip} Of `f`\nSo.\n```\n:::{tip} Of `f`\n:::\n``x``") != []
+    assert fence_complaints("```{tip} Of f\nSo.\n```\n:::{tip} Of `f`\n:::\n``x``") == []
     assert cited_keys("{cite}`a, b` and {cite:t}`c`") == {"a", "b", "c"}
