@@ -72,6 +72,8 @@ def blocks(text: str) -> Iterator[Block]:
             yield Block("", "\n".join(plain))
             plain = []
         fence, name, argument = opening[1], opening[2], opening[3]
+        if "`" in fence and "`" in argument:
+            raise CopyError(f"{line!r}: no backtick stands behind a fence of backticks; use colons")
         closing = re.compile(rf"{fence[0]}{{{len(fence)},}}\s*")
         end = next((i for i, row in enumerate(lines) if closing.fullmatch(row)), None)
         if end is None:

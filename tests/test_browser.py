@@ -233,7 +233,7 @@ def test_the_map_leads_to_the_chapters(site: str, page: Page) -> None:
 
 
 def test_an_answer_is_folded_until_a_click_opens_it(site: str, page: Page) -> None:
-    page.goto(site + "notebooks/01_simd_simt.html", wait_until="networkidle")
+    page.goto(site + "notebooks/08_convolution.html", wait_until="networkidle")
     fold = page.locator("details.hide", has=page.get_by_text("Show the answer")).first
     answer = fold.locator("pre", has_text="The model says")
     assert not answer.is_visible()

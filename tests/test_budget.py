@@ -31,7 +31,7 @@ LINES = {
     "graph": 17975,
     "isa": 3430,
     "kernels": 9205,
-    "lab": 19600,
+    "lab": 20150,
     "layout": 920,
     "limits": 240,
     "media": 1145,

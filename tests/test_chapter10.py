@@ -109,7 +109,7 @@ def test_the_convolution_before_mish_has_two_readers_so_no_chain_rule_matches():
 
 
 def test_a_rule_for_all_three_saves_launches_only():
-    graph = case_graph(Points(8192, 2, 512, 512))
+    graph = case_graph(Points(2048, 2, 512, 512))
     apart = compile_stages(graph, A910)
     with rules_restored():
         fusion_rule("AllThree")(lambda g, n: g.nodes if n.op == "reduce_max" else None)

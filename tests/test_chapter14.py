@@ -1,9 +1,11 @@
 """The figure and checks of the chapter on rewrites, and what its prose claims."""
 
 import numpy as np
+import pytest
 
+from ascend_lab.errors import GraphError
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
-from ascend_lab.graph.passes import PASSES, convert, run_passes
+from ascend_lab.graph.passes import PASSES, Pass, convert, run_passes, sweep
 from ascend_lab.graph.zoo import build, macs
 from ascend_lab.lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
 from ascend_lab.lab.checks.chapter13_14 import (
@@ -49,6 +51,19 @@ def test_one_round_depends_on_the_order_and_many_do_not():
     }
     assert left["default", 1] < len(block.nodes) < left["backwards", 1]
     assert left["default", 8] == left["backwards", 8] < left["default", 1]
+
+
+def test_passes_that_undo_each_other_are_refused(monkeypatch):
+    turn = sweep(lambda rw, node: rw.become(node, node.op, node.inputs[::-1]), "add")
+    monkeypatch.setitem(PASSES, "Restless", Pass("Restless", "prepare", turn, "Turns sums round."))
+    net = GraphBuilder("sums")
+    net.output(net.add(net.input("x", (4,)), net.input("z", (4,))))
+    with pytest.raises(GraphError, match="Restless still matches after 100 rounds"):
+        run_passes(net.build(), ["Restless"])
+    _, report = run_passes(net.build(), ["Restless"], rounds=3)
+    assert (report.rounds, report.settled) == (3, False)
+    assert str(report).endswith("1 -> 1 nodes, not settled")
+    assert run_passes(net.build())[1].settled
 
 
 def test_resnet_loses_its_batch_norms_and_a_fifth_of_its_bytes():

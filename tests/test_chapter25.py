@@ -119,7 +119,8 @@ def test_the_naive_compiler_is_slower_in_every_way():
     default = compile_with(one_block(), CHIP, TECHNIQUES)
     assert len(naive.tasks) > 2 * len(default.tasks)
     assert simulate_graph(naive).time_s > 10 * simulate_graph(default).time_s
-    assert all(p.core_count > 1 for o in simulate_graph(naive).operators for p in o.timeline.phases)
+    cores = {p.core_count for o in simulate_graph(naive).operators for p in o.timeline.phases}
+    assert max(cores) == CHIP.core_count
 
 
 def test_unknown_techniques_are_refused(small):

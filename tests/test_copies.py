@@ -124,6 +124,7 @@ def test_a_formula_a_citation_and_a_number_as_a_reader_sees_them(made) -> None:
         ("[here](nowhere.ipynb)", "nowhere"),
         ("```{note}\nHear!\n```", "directive {note}"),
         (":::{tip}\nHear!\n:::", "directive {tip}"),
+        ("```{admonition} Of `f`\nSo.\n```", "use colons"),
         ("```{exercise} Never\n:label: ex-99-1\n\nclosed", "never closed"),
         ("% a comment of MyST", "line '% a comment"),
     ],
@@ -136,7 +137,7 @@ def test_what_has_no_plain_form_is_an_error(copies: ModuleType, text: str, said:
 
 def test_a_box_is_a_fold_or_a_quotation(copies: ModuleType) -> None:
     page = copies.Page("x.ipynb", {"n": "7"}, copies.Book({}, {}))
-    fold = "```{admonition} One minute: $n$ of `f`?\n:class: dropdown tip\n{glue:text}`n`.\n```"
+    fold = ":::{admonition} One minute: $n$ of `f`?\n:class: dropdown tip\n{glue:text}`n`.\n:::"
     assert page.render(fold) == (
         "<details>\n<summary>One minute: $n$ of <code>f</code>?</summary>\n\n7.\n\n</details>"
     )

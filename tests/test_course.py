@@ -273,7 +273,7 @@ def test_a_student_starts_and_checks(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["grade", "A0", "."], "--out FOLDER"),
         (["grade", "A0", "nowhere", "--out", "r"], "nowhere"),
         (["check", "A0", "x.py", "--roster", "r"], "--roster only with course grade"),
-        (["grade", "A0", ".", "--out", "r", "--again"], "grade without --again"),
+        (["grade", "A0", ".", "--out", "r", "--again"], "grade from the start"),
         (["pack", "A0", "--secret", "none.toml"], "none.toml"),
         (["drop", "A0"], "invalid choice"),
     ],

@@ -70,13 +70,15 @@ def test_svg_is_well_formed_and_every_reference_has_its_target() -> None:
 
 
 def test_marks_by_the_thousand_become_a_picture_inside() -> None:
-    def scattered(count: int) -> str:
+    def drawn(kind: str, count: int, **look: str) -> str:
         fig, ax = new_figure(height_in=2.0)
-        ax.scatter(range(count), range(count))
+        getattr(ax, kind)(range(count), range(count), **look)
         return finish(fig, alt=ALT).to_svg()
 
-    assert "<image" not in scattered(style.MANY)
-    assert "<image" in scattered(style.MANY + 1)
+    for kind, look in (("scatter", {}), ("plot", {"marker": "o", "linestyle": ""})):
+        assert "<image" not in drawn(kind, style.MANY, **look)
+        assert "<image" in drawn(kind, style.MANY + 1, **look)
+    assert "<image" not in drawn("plot", 2 * style.MANY)
 
 
 @pytest.mark.parametrize(("points", "refused"), [(6.0, False), (5.8, True)])

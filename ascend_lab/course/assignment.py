@@ -105,7 +105,7 @@ def find(name: str, course: str | Path | None = None) -> Path:
             known = folder / "assignment.toml"
             if known.is_file() and _name_of(known) == name:
                 return folder
-    remedy = "give --course FOLDER, or run it in the folder that was handed out"
+    remedy = "name the course's folder, or work in the folder that was handed out"
     raise InputError(f"assignment {name}", f"none in {', '.join(map(str, roots))}", remedy)
 
 

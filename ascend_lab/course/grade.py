@@ -146,12 +146,12 @@ def read_log(path: Path) -> tuple[dict[str, Answer], dict[str, list[Mapping[str,
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
-        raise InputError(f"{path}: the log of an earlier report", "none", "grade without --again")
+        raise InputError(f"{path}: the log of an earlier report", "none", "grade from the start")
     for line in path.read_text("utf-8").splitlines():
         try:
             yield json.loads(line)
         except ValueError as error:
-            raise InputError(f"{path}: JSON lines", line[:60], "grade without --again") from error
+            raise InputError(f"{path}: JSON lines", line[:60], "grade from the start") from error
 
 
 def moved(before: Sequence[Mapping[str, object]], mark: Mark) -> list[str]:

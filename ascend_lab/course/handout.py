@@ -27,7 +27,7 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
     own = out / "start.py"
     out.mkdir(parents=True, exist_ok=True)
     if own.exists():
-        raise InputError(f"{out} without a start.py", "one is there", "give another --output")
+        raise InputError(f"{out} without a start.py", "one is there", "name another folder")
     source = (task.folder / "start.py").read_text("utf-8")
     instance = {"student": student, "assignment": task.name, **task.instance(student)}
     files = {

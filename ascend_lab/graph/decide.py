@@ -17,7 +17,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.graph.lower import Piece, piece_of, scale_of
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import cycles_queued
+from ascend_lab.graph.tasks import cycles_queued, lowered_once
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.ops.quantised import QUANTISED
 
@@ -27,17 +27,21 @@ NEVER = float("inf")
 def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     """Tell whether a group becomes one kernel no slower than its nodes apart, launches counted.
 
-    What other kernels wrote is taken to be in L2, unless it fills half of it.
+    One on cube and vector cores starts later and saves little but trips to L2, and a convolution
+    alone may run on either: for both, what other kernels wrote is taken to be in L2.
     """
     piece = piece_of(graph, group)
-    together = _cycles(piece, chip, warm=True) if len(piece.graph.outputs) == 1 else NEVER
+    together = _cycles(piece, chip) if len(piece.graph.outputs) == 1 else NEVER
     if together == NEVER:
         return False
+    mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
+    warm = mixed or any(node.has("convolution") for node in group)
+    together = _cycles(piece, chip, warm=warm)
     views = view_nodes(graph)
     parts: Sequence[Sequence[Node]] = [(n,) for n in group if n.name not in views]
     if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         parts = [group[:1], group[1:]]
-    apart = [_cycles(piece_of(graph, part), chip, warm=True) for part in parts]
+    apart = [_cycles(piece_of(graph, part), chip, warm=warm) for part in parts]
     whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
     return (whole or NEVER not in apart) and together <= sum(apart)
 

@@ -1,6 +1,7 @@
-"""Check of the evening exercise of chapter 13: a network is imported from its file."""
+"""Checks of chapter 13: a Gemm as nodes, a rule of a verifier, a cut of a graph, an importer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,189 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ascend_lab.graph import Graph, evaluate
+from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.lab.checks import core as ex
 
 Values = NDArray[Any]
+
+DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+"""What the attributes of ONNX's Gemm are where a node does not say."""
+
+
+def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    full = {**DEFAULTS, **attributes}
+    a = given["a"].T if full["transA"] else given["a"]
+    b = given["b"].T if full["transB"] else given["b"]
+    product = full["alpha"] * (a.astype(np.float64) @ b)
+    return product + full["beta"] * given["c"] if "c" in given else product
+
+
+def _draw_gemm(rng: np.random.Generator) -> ex.Case:
+    m, k, n = (int(s) for s in rng.integers(2, 6, 3))
+    options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
+    said = {key: value for key, value in options.items() if rng.random() < 0.5}
+    forms: tuple[Any, ...] = (None, (n,), (m, n), (1, n), (m, 1))
+    return {
+        "a": (k, m) if "transA" in said else (m, k),
+        "b": (n, k) if "transB" in said else (k, n),
+        "c": forms[int(rng.integers(len(forms)))],
+        "attributes": said,
+    }
+
+
+def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
+    """Return a sound graph of additions: each node reads the one before, and an earlier tensor."""
+    net = GraphBuilder("chain")
+    there = [net.input("x", (4,)), net.fill((4,), 1.0, "w")]
+    for i in range(length):
+        other = there[int(rng.integers(len(there)))] if rng is not None else there[1]
+        there.append(net.add(there[-1] if i else there[0], other, name=f"n{i}"))
+    net.output(there[-1])
+    return net.build()
+
+
+def _draw_graph(rng: np.random.Generator) -> ex.Case:
+    graph = _chain(int(rng.integers(2, 9)), rng)
+    nodes = list(graph.nodes)
+    if rng.random() < 0.6:
+        one, two = rng.choice(len(nodes), 2, replace=False)
+        nodes[one], nodes[two] = nodes[two], nodes[one]
+    return {"graph": replace(graph, nodes=tuple(nodes))}
+
+
+def _draw_cut(rng: np.random.Generator) -> ex.Case:
+    count = int(rng.integers(2, 12))
+    return {
+        "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
+        "bytes_over": [int(n) for n in rng.integers(1, 20, count)],
+        "rate": float(rng.choice([1.0, 4.0])),
+        "latency_s": float(rng.choice([0.0, 1.0])),
+    }
+
+
+def _answer_13_3(graph: Graph) -> str | None:
+    ready = {*graph.inputs, *graph.constants}
+    for node in graph.nodes:
+        if not ready.issuperset(node.inputs):
+            return node.name
+        ready.update(node.outputs)
+    return None
+
+
+def _split_chain() -> Graph:
+    """Return a sound graph in which a node reads the second output of another."""
+    net = GraphBuilder("split")
+    first, second = net.split(net.input("x", (4,)), sizes=(2, 2), name="halves")
+    net.output(net.add(net.relu(second), first))
+    return net.build()
+
+
+SOUND_3, SPLIT_3 = _chain(5), _split_chain()
+
+
+@ex.against(
+    _answer_13_3,
+    edges=[
+        {"graph": SOUND_3},
+        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
+        {
+            "graph": replace(
+                SOUND_3,
+                nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
+            )
+        },
+        {"graph": SPLIT_3},
+        {
+            "graph": replace(
+                SOUND_3,
+                nodes=(
+                    *SOUND_3.nodes[:2],
+                    replace(
+                        SOUND_3.nodes[2],
+                        inputs=(*SOUND_3.nodes[2].inputs[:1], SOUND_3.nodes[2].output),
+                    ),
+                    *SOUND_3.nodes[3:],
+                ),
+            )
+        },
+    ],
+)
+def check_ex_13_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
+    return _draw_graph(rng)
+
+
+def _building(fn: Any) -> Any:
+    def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
+        net = GraphBuilder("gemm")
+        given = [net.input(n, s) for n, s in zip("abc", (a, b, c), strict=True) if s is not None]
+        net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
+        return net.build()
+
+    return build
+
+
+def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
+    if "gemm" in [node.op for node in got.nodes]:
+        return "which has a gemm in it; use matmul, muls and add"
+    given = random_inputs(got, 13)
+    (found,) = evaluate(got, given).values()
+    expected = _gemm(given, case["attributes"])
+    if found.shape != expected.shape:
+        return f"of shape {found.shape}, expected {expected.shape}"
+    if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
+        shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
+        return f"which computes {shown[0]}, expected {shown[1]}"
+    return None
+
+
+@ex.judged(
+    _judge_13_2,
+    edges=ex.rows(
+        "a b c attributes",
+        ((2, 3), (3, 4), (4,), {}),
+        ((2, 3), (3, 4), None, {}),
+        ((3, 2), (4, 3), (2, 4), {"transA": 1, "transB": 1}),
+        ((2, 3), (3, 4), (2, 1), {"alpha": 0.5, "beta": 0.0}),
+    ),
+    cases=20,
+    wrap=_building,
+)
+def check_ex_13_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
+    return _draw_gemm(rng)
+
+
+def _judge_13_4(got: Any, case: ex.Case) -> str | None:
+    times, over, rate, wait = case.values()
+    if not isinstance(got, int | np.integer) or not 0 < got < len(times):
+        return f"expected a position from 1 to {len(times) - 1}"
+    found = [
+        max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in range(1, len(times))
+    ]
+    own, best = found[got - 1], min(found)
+    if own <= best * (1 + 1e-9):
+        return None
+    position = found.index(best) + 1
+    return f"an image every {own:.4g} s; a cut at {position} gives one every {best:.4g} s"
+
+
+@ex.judged(
+    _judge_13_4,
+    edges=ex.rows(
+        "times_s bytes_over rate latency_s",
+        ([1.0, 1.0], [8, 8], 8.0, 0.0),
+        ([1.0, 1.0], [1, 100], 1.0, 0.0),
+        ([4.0, 1.0, 1.0, 1.0], [1] * 4, 8.0, 0.0),
+        ([1.0] * 4, [9, 2, 9, 1], 1.0, 0.5),
+        ([1.0] * 4, [9, 2, 3, 9], 2.0, 2.0),
+        ([1.0] * 4, [9, 1, 3, 9], 2.0, 1.0),
+    ),
+)
+def check_ex_13_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
+    return _draw_cut(rng)
 
 
 def _model(kinds: Sequence[str], batch: int) -> Any:

@@ -1,12 +1,7 @@
-"""Checks of chapters 13 and 14.
-
-13: a Gemm of a model file as nodes, a rule of a verifier, a cut of a graph.
-14: transposes, dead code, folded channels, a pass manager.
-"""
+"""Checks of chapter 14: transposes, dead code, folded channels; not its pass manager."""
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,69 +11,11 @@ from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_te
 from ascend_lab.graph.passes import Draft, sweep
 from ascend_lab.lab.checks import core as ex
 
-DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-"""What the attributes of ONNX's Gemm are where a node does not say."""
-
-
-# -- cases ----------------------------------------------------------------------------------------
-def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    full = {**DEFAULTS, **attributes}
-    a = given["a"].T if full["transA"] else given["a"]
-    b = given["b"].T if full["transB"] else given["b"]
-    product = full["alpha"] * (a.astype(np.float64) @ b)
-    return product + full["beta"] * given["c"] if "c" in given else product
-
-
-def _draw_gemm(rng: np.random.Generator) -> ex.Case:
-    m, k, n = (int(s) for s in rng.integers(2, 6, 3))
-    options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
-    said = {key: value for key, value in options.items() if rng.random() < 0.5}
-    forms: tuple[Any, ...] = (None, (n,), (m, n), (1, n), (m, 1))
-    return {
-        "a": (k, m) if "transA" in said else (m, k),
-        "b": (n, k) if "transB" in said else (k, n),
-        "c": forms[int(rng.integers(len(forms)))],
-        "attributes": said,
-    }
-
-
-def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
-    """Return a sound graph of additions: each node reads the one before, and an earlier tensor."""
-    net = GraphBuilder("chain")
-    there = [net.input("x", (4,)), net.fill((4,), 1.0, "w")]
-    for i in range(length):
-        other = there[int(rng.integers(len(there)))] if rng is not None else there[1]
-        there.append(net.add(there[-1] if i else there[0], other, name=f"n{i}"))
-    net.output(there[-1])
-    return net.build()
-
-
-def _draw_graph(rng: np.random.Generator) -> ex.Case:
-    graph = _chain(int(rng.integers(2, 9)), rng)
-    nodes = list(graph.nodes)
-    if rng.random() < 0.6:
-        one, two = rng.choice(len(nodes), 2, replace=False)
-        nodes[one], nodes[two] = nodes[two], nodes[one]
-    return {"graph": replace(graph, nodes=tuple(nodes))}
-
-
-def _draw_cut(rng: np.random.Generator) -> ex.Case:
-    count = int(rng.integers(2, 12))
-    return {
-        "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
-        "bytes_over": [int(n) for n in rng.integers(1, 20, count)],
-        "rate": float(rng.choice([1.0, 4.0])),
-        "latency_s": float(rng.choice([0.0, 1.0])),
-    }
-
-
 # -- chapter 14 ------------------------------------------------------------------------------------
 Values = NDArray[Any]
 Step = tuple[Any, ...]
 PERMS = tuple(itertools.permutations(range(3)))
 PLAIN = ("exp", "relu", "neg")
-MOST = 500
-"""Matches after which rules count as endless."""
 
 
 # -- two transposes are one -----------------------------------------------------------------------
@@ -164,58 +101,6 @@ def draw_steps(rng: np.random.Generator) -> ex.Case:
     return {"weight": weight, "bias": bias, "steps": steps}
 
 
-def _answer_13_3(graph: Graph) -> str | None:
-    ready = {*graph.inputs, *graph.constants}
-    for node in graph.nodes:
-        if not ready.issuperset(node.inputs):
-            return node.name
-        ready.update(node.outputs)
-    return None
-
-
-def _split_chain() -> Graph:
-    """Return a sound graph in which a node reads the second output of another."""
-    net = GraphBuilder("split")
-    first, second = net.split(net.input("x", (4,)), sizes=(2, 2), name="halves")
-    net.output(net.add(net.relu(second), first))
-    return net.build()
-
-
-SOUND_3, SPLIT_3 = _chain(5), _split_chain()
-
-
-@ex.against(
-    _answer_13_3,
-    edges=[
-        {"graph": SOUND_3},
-        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
-        {
-            "graph": replace(
-                SOUND_3,
-                nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
-            )
-        },
-        {"graph": SPLIT_3},
-        {
-            "graph": replace(
-                SOUND_3,
-                nodes=(
-                    *SOUND_3.nodes[:2],
-                    replace(
-                        SOUND_3.nodes[2],
-                        inputs=(*SOUND_3.nodes[2].inputs[:1], SOUND_3.nodes[2].output),
-                    ),
-                    *SOUND_3.nodes[3:],
-                ),
-            )
-        },
-    ],
-)
-def check_ex_13_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
-    return _draw_graph(rng)
-
-
 CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
 
 
@@ -239,78 +124,6 @@ def check_ex_14_3(rng: ex.Rng) -> ex.Case:
         names.append(f"n{i}")
     outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
     return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}
-
-
-def _building(fn: Any) -> Any:
-    def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
-        net = GraphBuilder("gemm")
-        given = [net.input(n, s) for n, s in zip("abc", (a, b, c), strict=True) if s is not None]
-        net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
-        return net.build()
-
-    return build
-
-
-def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
-    if "gemm" in [node.op for node in got.nodes]:
-        return "which has a gemm in it; use matmul, muls and add"
-    given = random_inputs(got, 13)
-    (found,) = evaluate(got, given).values()
-    expected = _gemm(given, case["attributes"])
-    if found.shape != expected.shape:
-        return f"of shape {found.shape}, expected {expected.shape}"
-    if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-        shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
-        return f"which computes {shown[0]}, expected {shown[1]}"
-    return None
-
-
-@ex.judged(
-    _judge_13_2,
-    edges=ex.rows(
-        "a b c attributes",
-        ((2, 3), (3, 4), (4,), {}),
-        ((2, 3), (3, 4), None, {}),
-        ((3, 2), (4, 3), (2, 4), {"transA": 1, "transB": 1}),
-        ((2, 3), (3, 4), (2, 1), {"alpha": 0.5, "beta": 0.0}),
-    ),
-    cases=20,
-    wrap=_building,
-)
-def check_ex_13_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
-    return _draw_gemm(rng)
-
-
-def _judge_13_4(got: Any, case: ex.Case) -> str | None:
-    times, over, rate, wait = case.values()
-    if not isinstance(got, int | np.integer) or not 0 < got < len(times):
-        return f"expected a position from 1 to {len(times) - 1}"
-    found = [
-        max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in range(1, len(times))
-    ]
-    own, best = found[got - 1], min(found)
-    if own <= best * (1 + 1e-9):
-        return None
-    position = found.index(best) + 1
-    return f"an image every {own:.4g} s; a cut at {position} gives one every {best:.4g} s"
-
-
-@ex.judged(
-    _judge_13_4,
-    edges=ex.rows(
-        "times_s bytes_over rate latency_s",
-        ([1.0, 1.0], [8, 8], 8.0, 0.0),
-        ([1.0, 1.0], [1, 100], 1.0, 0.0),
-        ([4.0, 1.0, 1.0, 1.0], [1] * 4, 8.0, 0.0),
-        ([1.0] * 4, [9, 2, 9, 1], 1.0, 0.5),
-        ([1.0] * 4, [9, 2, 3, 9], 2.0, 2.0),
-        ([1.0] * 4, [9, 1, 3, 9], 2.0, 1.0),
-    ),
-)
-def check_ex_13_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
-    return _draw_cut(rng)
 
 
 def _judge_14_2(got: Graph, case: ex.Case) -> str | None:
@@ -338,83 +151,6 @@ def check_ex_14_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
     steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
     return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
-
-
-# -- the pass manager -----------------------------------------------------------------------------
-def _twice(rw: Draft, node: Any) -> bool:
-    """Let what a second relu, or a second neg, writes be what the first one wrote, or read."""
-    first = rw.maker(node.inputs[0]) if node.op in ("relu", "neg") else None
-    if first is None or first.op != node.op:
-        return False
-    return rw.forward(node, node.inputs[0] if node.op == "relu" else first.inputs[0])
-
-
-def _turned(rw: Draft, node: Any) -> bool:
-    return node.op == "transpose" and merge_transposes(rw, node)
-
-
-def _earlier(rw: Draft, node: Any) -> bool:
-    """Let a transpose of a relu or neg be the relu or neg of a new transpose."""
-    first = rw.maker(node.inputs[0]) if node.op == "transpose" else None
-    if first is None or first.op not in ("relu", "neg"):
-        return False
-    inner = rw.insert("transpose", first.inputs, node.attrs)
-    return rw.become(node, first.op, [inner])
-
-
-def _restless(rw: Draft, node: Any) -> bool:
-    return node.op == "exp" and rw.become(node, "exp", node.inputs)
-
-
-RULES = (_twice, _turned, _earlier)
-
-
-def _managed(fn: Any) -> Any:
-    def run(steps: Sequence[int], reads: Sequence[int], endless: bool) -> Any:
-        rw, answers = Draft(chain_graph(steps, reads)), []
-
-        def counted(rule: Any) -> Any:
-            return lambda draft, node: answers.append(rule(draft, node)) or answers[-1]
-
-        done = fn(rw, [counted(rule) for rule in (*RULES, *[_restless] * endless)], MOST)
-        return done, len(answers), sum(answers), rw.finish()
-
-    return run
-
-
-def _judge_14_5(got: Any, case: ex.Case) -> str | None:
-    done, offers, matches, graph = got
-    if case["endless"]:
-        right = done is False and matches == MOST
-        return None if right else f"after {matches} matches of rules that never end; stop at {MOST}"
-    before = chain_graph(case["steps"], case["reads"])
-    given = random_inputs(before, 14)
-    wanted, found = evaluate(before, given), evaluate(graph, given)
-    if any(not np.array_equal(found[name], values) for name, values in wanted.items()):
-        return "and the graph computes something else"
-    if any(sweep(rule)(graph)[1] for rule in RULES) or done is not True:
-        return "and a rule still fits" if done is True else "expected True: nothing fits any more"
-    most = len(RULES) * (len(before.nodes) + 4 * matches)
-    return None if offers <= most else f"after {offers} offers for {matches} matches, not {most}"
-
-
-@ex.judged(
-    _judge_14_5,
-    edges=ex.rows(
-        "steps reads endless",
-        ([7, 7, 7], [], False),
-        ([8, 3, 8, 4], [], False),
-        ([8, 7] * 12 + [3], [], False),
-        ([7, 6, 7], [], True),
-        ([3, 8, 8, 4] * 8, [], False),
-    ),
-    cases=20,
-    wrap=_managed,
-)
-def check_ex_14_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rw, rules, most)`, a pass manager: what is left, and how many offers it took."""
-    steps = rng.integers(0, 9, rng.integers(6, 30)).tolist()
-    return {"steps": steps, "reads": rng.integers(0, 9, 2).tolist(), "endless": False}
 
 
 def _read_only(fn: Any) -> Any:

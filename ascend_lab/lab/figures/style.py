@@ -27,6 +27,7 @@ from cycler import cycler
 from matplotlib import collections as mpl_collections
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
@@ -176,6 +177,9 @@ class LabFigure(Figure):
         for marks in self.findobj(mpl_collections.Collection):
             count = max(np.shape(marks.get_offsets())[0], len(marks.get_paths()))
             marks.set_rasterized(count > MANY)
+        for line in self.findobj(Line2D):
+            marked = line.get_marker() not in (None, "None", " ", "")
+            line.set_rasterized(marked and np.size(line.get_xdata()) > MANY)
         buffer = io.StringIO()
         with book_style():
             self.savefig(buffer, format="svg", dpi=2 * DPI, metadata=NO_METADATA)
