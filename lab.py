@@ -50,6 +50,7 @@ PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")
 BUILDER = ROOT / "book" / "build.py"
 COPIER = ROOT / "book" / "copies.py"
 PRINTER = ROOT / "book" / "pdf.py"
+SLIDES = ROOT / "book" / "slides.py"
 COPIES = ROOT / "my_notebooks"
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist")
 
@@ -296,6 +297,16 @@ def do_pdf(arguments: list[str]) -> int:
     return 0
 
 
+def do_slides(arguments: list[str]) -> int:
+    """Write the syllabus' figures as offline HTML decks (slides [FOLDER]), one a part."""
+    if len(arguments) > 1 or any(not a or a.startswith("-") for a in arguments):
+        raise LabError("slides takes one folder (default: _build/slides)")
+    folder = Path(arguments[0]).absolute() if arguments else BUILD / "slides"
+    if python(SLIDES, folder) != 0:
+        raise LabError("no slides were written; the reason is above")
+    return 0
+
+
 def do_refresh(arguments: list[str]) -> int:
     """Execute notebooks in place (all, or those named: refresh 02); cell ids stay."""
     if python(BUILDER, "refresh", *arguments) != 0:
@@ -375,6 +386,7 @@ VERBS = {
     "notebooks": do_notebooks,
     "serve": do_serve,
     "pdf": do_pdf,
+    "slides": do_slides,
     "bench": do_bench,
     "bank": do_bank,
     "real-cluster": do_real_cluster,

@@ -1,130 +1,166 @@
-"""The instructor's page does what it says: its scripts run on a student's file."""
+"""What the pages for instructors and students show is so: commands, twist, quiz, slides, script."""
 
 import builtins
 import re
+import shlex
+import shutil
 import symtable
-from collections.abc import Callable
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
 import pytest
 
-from ascend_lab.lab import checks
-from ascend_lab.lab.checks import core, wall
-from ascend_lab.lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
+from ascend_lab.cli.main import ascend_lab
+from ascend_lab.course import check, load
+from ascend_lab.lab.checks.grading import exercises_of, read_code_cells
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "book" / "instructor.md").read_text(encoding="utf-8")
-SCRIPTS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COURSE, A1 = ROOT / "course", ROOT / "course" / "A1_kernel"
+PAGE = (ROOT / "book" / "instructor.md").read_text("utf-8")
+STUDENT = (ROOT / "book" / "student.md").read_text("utf-8")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[012]*.ipynb"))
 
 
-def defined_by(script: str) -> dict[str, Any]:
+def fenced(page: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def shown(page: str) -> list[tuple[list[str], str]]:
+    """Return (words, output) of each command that a page's consoles show."""
+    runs = re.findall(r"^\$ ascend-lab (.*)\n((?:[^$\n].*\n)*)", "".join(fenced(page, "console")),
+                      re.MULTILINE)  # fmt: skip
+    return [(shlex.split(words), output) for words, output in runs]
+
+
+def says(output: str, pattern: str) -> bool:
+    """Whether an output is what a page shows, where `...` is left out."""
+    lines = ("\n".join(line.rstrip() for line in text.splitlines()) for text in (pattern, output))
+    shown, got = lines
+    return bool(re.fullmatch(re.escape(shown).replace(r"\.\.\.", ".*"), got, re.DOTALL))
+
+
+def test_the_commands_say_what_the_pages_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"ada": COURSE / "keys/A1_kernel/reference.py", "bob": A1 / "wrong/forgets_eps.py"}
+    for name, source in given.items():
+        (tmp_path / "handed_in" / name).mkdir(parents=True)
+        shutil.copy(source, tmp_path / "handed_in" / name / "start.py")
+    (secret,) = re.findall(r"`(secret = \".*?\")`", PAGE)
+    (tmp_path / "term.toml").write_text(secret)
+    (roster,) = (text for text in fenced(PAGE, "text") if text.startswith("id,"))
+    (tmp_path / "roster.csv").write_text(roster)
+    runs = shown(PAGE)
+    assert [words[1] for words, _ in runs] == ["start", "grade", "grade", "pack"]
+    for words, output in runs:
+        assert ascend_lab(words) == 0
+        got = capsys.readouterr().out
+        assert says(got, output), got
+    (tmp_path / "ada").rename(tmp_path / "A1")
+    shutil.copy(A1 / "wrong/ignores_tail.py", tmp_path / "A1" / "start.py")
+    ((words, output),) = shown(STUDENT)
+    assert ascend_lab(words) == 1
+    got = capsys.readouterr().out
+    assert says(got, output), got
+
+
+def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "A1_kernel"
+    shutil.copytree(A1, folder)
+    (edit,) = fenced(PAGE, "toml")
+    version, _, twist = edit.partition("\n")
+    table = (folder / "assignment.toml").read_text().partition("[twist]")[0]
+    table = re.sub(r'^version = ".*"', version, table, flags=re.MULTILINE)
+    (folder / "assignment.toml").write_text(table + twist)
+    assert tomllib.loads(table + twist)["twist"] != load("A1", COURSE).twist
+    task = load("A1", tmp_path)
+    key = (COURSE / "keys/A1_kernel/reference.py").read_text()
+    assert not [one for one in check(task, key, "ada") if one.faults]
+    old = check(task, key.replace('norm == "rms"', "True").replace("eps)", "1e-5)"), "ada")
+    assert [one for one in old if "values" in one.faults]
+
+
+def test_the_table_of_assignments_is_theirs() -> None:
+    rows = re.findall(r"^\| (A\d) \| (.+?) \| (.+?) \| (\d) \| (.+?) \|$", PAGE, re.MULTILINE)
+    assert [row[0] for row in rows] == ["A1", "A2", "A3", "A4", "A5"]
+    for name, title, chapters, hours, functions in rows:
+        task = load(name, COURSE)
+        assert (task.title.lower(), task.hours) == (title, int(hours))
+        ends = [int(number) for number in re.findall(r"\d+", chapters)]
+        assert (task.chapters[0], task.chapters[-1]) == (ends[0], ends[-1])
+        assert tuple(re.findall(r"\w+", functions)) == task.functions
+
+
+def test_the_graph_of_chapters_is_whole_and_the_syllabus_follows_it() -> None:
+    svg = ET.parse(ROOT / "book/_static/prerequisites.svg").getroot()
+    edges = [one.attrib["data-edge"].split("-") for one in svg.iter() if "data-edge" in one.attrib]
+    chapters = [re.sub("^0", "", path.name.partition("_")[0]) for path in NOTEBOOKS]
+    assert {name for edge in edges for name in edge} == set(chapters)
+    words = next(one.text for one in svg.iter() if one.tag.endswith("desc"))
+    assert all(re.search(rf"\b{b} needs [^;]*\b{a}\b", words or "") for a, b in edges)
+    order = {name: place for place, name in enumerate(chapters)}
+    assert all(order[a] < order[b] for a, b in edges)
+    weeks = re.findall(r"^\| \d+ \| ([^|]+) \|", PAGE, re.MULTILINE)
+    taught = [name for week in weeks for name in re.findall(r"\d+a?", week)]
+    assert sorted(taught) == sorted(chapters)
+
+
+def test_ten_questions_have_answers() -> None:
+    page = (ROOT / "book/diagnostic.md").read_text("utf-8")
+    assert re.findall(r"^\*\*(\d+)\.\*\*", page, re.MULTILINE) == [str(n) for n in range(1, 11)]
+    assert page.count("```{admonition} Answer\n:class: dropdown") == 10
+
+
+@pytest.fixture
+def slides() -> Iterator[ModuleType]:
+    """book/slides.py, which imports its neighbour."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "book")
+        yield import_module("slides")
+
+
+def test_a_deck_has_the_listed_figures_and_needs_nothing_else(
+    slides: ModuleType, tmp_path: Path
+) -> None:
+    path, *others = slides.write_decks(tmp_path)
+    assert len(others) == 7
+    deck = path.read_text("utf-8")
+    listed = slides.listed(PAGE)
+    first = [s for n in slides.parts()["Part I: The machine"] for s in slides.slides_of(n)]
+    wanted = [slide for slide in first if slide.name in listed]
+    assert deck.count("<img ") == len(wanted) == 4
+    assert deck.count('src="data:image/svg+xml;base64,') == 4
+    for slide in wanted:
+        assert slides.escape(slide.alt) in deck
+        assert slides.escape(slide.caption) in deck
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', deck)
+
+
+def test_a_figure_that_is_missing_is_an_error(
+    slides: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slides, "listed", lambda text: ["fig-streams", "fig-of-nothing"])
+    with pytest.raises(slides.SlideError, match="none: fig-of-nothing;"):
+        slides.write_decks(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- notebooks without solutions -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(script, "<instructor.md>", "exec"), names)
+    (text,) = fenced(PAGE, "python")
+    exec(compile(text, "<instructor.md>", "exec"), names)
     return names
-
-
-@pytest.fixture
-def grade() -> Callable[..., float]:
-    return defined_by(SCRIPTS[0])["grade"]
-
-
-@pytest.fixture
-def few(monkeypatch) -> int:
-    """Ask only for the exercises of the first two chapters; return how many these are."""
-    names = [name for name in checks.check_names() if name[9:11] in ("01", "02")]
-    monkeypatch.setattr(checks, "check_names", lambda: names)
-    return len(names)
-
-
-def test_a_file_without_functions_gets_nothing(grade, tmp_path: Path, capsys) -> None:
-    path = tmp_path / "solutions.py"
-    path.write_text("", encoding="utf-8")
-    assert grade(path, hidden=(1001,)) == 0
-    assert capsys.readouterr().out.count("not yet") == len(checks.check_names())
-
-
-def test_one_solved_exercise_earns_its_share_and_wrong_ones_nothing(
-    grade, tmp_path: Path, capsys, few: int
-) -> None:
-    path = tmp_path / "solutions.py"
-    path.write_text(
-        "from ascend_lab.lab.checks.chapter01_02 import largest_k as ex_02_3\n"
-        "def ex_01_3(mask, then, other): raise RuntimeError('no idea')\n",
-        encoding="utf-8",
-    )
-    assert grade(path) == pytest.approx(80 / few)
-    printed = capsys.readouterr().out
-    assert "ex 2.3 passed" in printed
-    assert "ex 1.3 not yet" in printed
-
-
-def test_the_book_s_own_solutions_get_full_marks(grade, tmp_path: Path, monkeypatch) -> None:
-    solved = {}
-    for notebook in [n for n in NOTEBOOKS if n.name[:2] in ("01", "03", "09")]:
-        page = Page(read_code_cells(notebook), notebook.stem)
-        for name in page.exercises:
-            solved[name] = page.attempt(name, SOLUTION, ()).subject
-    monkeypatch.setattr(checks, "_solved", solved, raising=False)
-    monkeypatch.setattr(checks, "check_names", lambda: [f"check_{name}" for name in solved])
-    path = tmp_path / "solutions.py"
-    path.write_text(
-        "from ascend_lab.lab import checks\nglobals().update(checks._solved)\n", encoding="utf-8"
-    )
-    assert grade(path, hidden=(1001,)) == pytest.approx(80)
-
-
-def test_cycles_are_graded_exactly() -> None:
-    check_fast = defined_by(SCRIPTS[1])["check_fast"]
-    from ascend_lab.chip import load_chip
-    from ascend_lab.kernels import elementwise_program
-    from ascend_lab.sim import simulate
-
-    chip = load_chip("Ascend910A")
-
-    def relu(tiles: int) -> Any:
-        return elementwise_program(chip, tiles * 1024, op="vrelu")
-
-    cycles = int(simulate(relu(8), chip).cycles)
-    assert check_fast(relu, cycles)
-    assert f"takes {cycles} cycles" in repr(check_fast(relu, cycles - 1))
-
-
-ENDLESS = """
-import os
-from ascend_lab.lab.checks.chapter01_02 import largest_k as ex_02_3
-def ex_01_3(mask, then, other):
-    while True: pass
-def ex_01_4(stride, offset): os._exit(0)
-"""
-
-
-@pytest.mark.skipif(not wall.FORKS, reason="os._exit is refused here")
-def test_an_answer_that_never_ends_does_not_stop_the_marks(
-    grade, tmp_path: Path, capsys, monkeypatch, few: int
-) -> None:
-    monkeypatch.setattr(wall, "CASE_S", 1)
-    path = tmp_path / "solutions.py"
-    path.write_text(ENDLESS, encoding="utf-8")
-    assert grade(path, hidden=(1001,)) == pytest.approx(80 / few)
-    printed = capsys.readouterr().out
-    assert "your function did not end within 1 s" in printed
-    assert "your function ended Python" in printed
-
-
-def test_the_page_names_a_fraud_that_works(grade, tmp_path: Path, monkeypatch, few: int) -> None:
-    monkeypatch.setattr(core, "_same", core._same)  # put back what the file replaces
-    path = tmp_path / "solutions.py"
-    path.write_text(
-        "from ascend_lab.lab.checks import core\n"
-        "core._same = lambda got, expected, rel_tol: True\n"
-        "def ex_01_3(mask, then, other): return 0\n",
-        encoding="utf-8",
-    )
-    assert grade(path, hidden=(1001,)) > 0, "the page may promise more than it does"
-    assert "A file that wants points can take them" in PAGE
 
 
 def source_of(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
@@ -132,10 +168,10 @@ def source_of(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_nothing_of_a_solution_is_handed_out(path: Path) -> None:
+def test_nothing_of_a_solution_is_handed_out(path: Path, script: dict[str, Any]) -> None:
     whole = nbformat.read(path, as_version=4)
     page = "\n\n".join(source_of(whole, "markdown"))
-    rest = defined_by(SCRIPTS[2])["without_solutions"](nbformat.read(path, as_version=4))
+    rest = script["without_solutions"](nbformat.read(path, as_version=4))
     prose = "\n\n".join(source_of(rest, "markdown"))
     assert "{solution" not in prose
     # What goes and what stays, found by other means: line by line.
@@ -169,8 +205,10 @@ def read_and_bound(table: symtable.SymbolTable, top: bool = True) -> tuple[set[s
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_handed_out_needs_no_name_of_a_solution(path: Path, tmp_path: Path) -> None:
-    rest = defined_by(SCRIPTS[2])["without_solutions"](nbformat.read(path, as_version=4))
+def test_what_is_handed_out_needs_no_name_of_a_solution(
+    path: Path, tmp_path: Path, script: dict[str, Any]
+) -> None:
+    rest = script["without_solutions"](nbformat.read(path, as_version=4))
     nbformat.write(rest, tmp_path / path.name)
     cells = read_code_cells(tmp_path / path.name)
     names = [read_and_bound(symtable.symtable(cell.source, "cell", "exec")) for cell in cells]

@@ -142,7 +142,7 @@ def test_what_the_readme_shows_runs(
     text = (ROOT / "README.md").read_text("utf-8")
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks" / "my_kernel.py", tmp_path / "notebooks")
-    for place in ("tests/data", "ascend_lab/data"):
+    for place in ("tests/data", "ascend_lab/data", "course"):
         shutil.copytree(ROOT / place, tmp_path / place)
     write_model(tmp_path)
     lines = re.findall(r"^(ascend-lab|aoe) (.+)$", text, re.MULTILINE)
@@ -150,7 +150,7 @@ def test_what_the_readme_shows_runs(
         "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory", "replay",
         "subgraph", "collective", "fit-collective", "strategy", "train-plan",
         "topologies", "gradient-plan", "compile", "quantize", "calibrate", "migrate", "zoo", "aipp",
-        "serve-sim",
+        "serve-sim", "course",
     }  # fmt: skip
     monkeypatch.setenv("ASCEND_CACHE_PATH", str(tmp_path))
     for script, words in lines:
@@ -200,6 +200,9 @@ def write_model(folder: Path) -> None:
         "src_image_size_w: 4 src_image_size_h: 2 }"
     )
     (folder / "server.toml").write_text(SERVER)
+    (folder / "handed_in").mkdir()
+    shutil.copy(ROOT / "course" / "A1_kernel" / "start.py", folder / "handed_in" / "ada.py")
+    (folder / "term.toml").write_text('secret = "of this test"')
 
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.0", "3.13.0"])

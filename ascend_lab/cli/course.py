@@ -127,7 +127,8 @@ def _line(mark: "Mark", old: dict[str, float], changes: dict[str, list[str]]) ->
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
     was = old.get(mark.student)
     if was is not None and round(was, 2) != round(mark.total, 2):
-        line += f"  was {was:.1f}: {'; '.join(changes.get(mark.student, [])[:3])}"
+        why = "; ".join(changes.get(mark.student, [])[:3]) or "points of the log, or lateness"
+        line += f"  was {was:.1f}: {why}"
     return line
 
 
