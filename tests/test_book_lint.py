@@ -103,8 +103,7 @@ RULES: dict[str, Callable[[list[Cell]], list[str]]] = {
     "times": reading_time.complaints,
     "repeats": lambda cells: repeat_complaints(cells, everywhere()),
 }
-PENDING: dict[str, str] = {
-}
+PENDING: dict[str, str] = {}
 """Chapters that a new rule still waits for; it must be exact, and in the end empty."""
 
 
