@@ -249,6 +249,19 @@ def test_pdf_needs_a_book_and_takes_one_file(
         lab.do_pdf(["my.pdf"])
 
 
+def test_slides_takes_one_folder_and_says_when_none_are_written(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["a", "b"], [""], ["--help"]):
+        with pytest.raises(lab.LabError, match="one folder"):
+            lab.do_slides(words)
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lab, "python", lambda *words: done.append(words) or 1)
+    with pytest.raises(lab.LabError, match="no slides were written"):
+        lab.do_slides([])
+    assert done == [(lab.SLIDES, lab.BUILD / "slides")]
+
+
 def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
