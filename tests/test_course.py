@@ -153,6 +153,11 @@ def test_folders_zips_and_several_files(tmp_path: Path) -> None:
     (tmp_path / "ada" / "notes.py").write_text("x = 1")
     (tmp_path / "ada" / "mine.py").write_text(GOOD)
     (tmp_path / "ada" / "log.md").write_text("step 1")
+    begun = "def sums(values, offset):\n    raise NotImplementedError\n"
+    (tmp_path / "dan").mkdir()
+    (tmp_path / "dan" / "start.py").write_text(begun)
+    cells = notebook_of(f"# %%\n{GOOD.strip()}")
+    (tmp_path / "dan" / "start.ipynb").write_text(json.dumps(cells))
     with zipfile.ZipFile(tmp_path / "bob.zip", "w") as archive:
         archive.writestr("deep/down/work.py", GOOD)
     (tmp_path / "submission_3").mkdir()
@@ -160,7 +165,8 @@ def test_folders_zips_and_several_files(tmp_path: Path) -> None:
     text = "submission_3:\n  :submitters:\n  - :name: C\n    :email: c@example.org\n"
     (tmp_path / "submission_metadata.yml").write_text(text)
     found = {one.student: one for one in hand_ins(tmp_path, ["sums"])}
-    assert set(found) == {"ada", "bob", "c@example.org"}
+    assert set(found) == {"ada", "bob", "c@example.org", "dan"}
+    assert found.pop("dan").file == "start.ipynb", "the one that is filled in"
     assert all(one.source == GOOD for one in found.values())
     assert found["ada"].log == "step 1"
 

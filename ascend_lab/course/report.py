@@ -95,8 +95,9 @@ def results(task: Assignment, mark: Mark) -> dict[str, Any]:
             "name": part, "score": round(points, 2), "max_score": task.points[part],
             "output": "\n".join(said) or "all properties hold", "visibility": seen,
         })  # fmt: skip
-    board = [] if mark.ratio is None else [{"name": "cost / optimum", "value": round(mark.ratio, 4),
-                                            "order": "asc"}]  # fmt: skip
+    ratio = mark.ratio if mark.pseudonym else None
+    board = [] if ratio is None else [{"name": "cost / optimum", "value": round(ratio, 4),
+                                       "order": "asc"}]  # fmt: skip
     output = "\n".join(mark.notes)
     return {"score": round(mark.total, 2), "output": output, "tests": tests, "leaderboard": board}
 
