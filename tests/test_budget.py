@@ -19,33 +19,33 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11315,
-    "chip": 675,
-    "cli": 4150,
+    "aoe": 11325,
+    "chip": 685,
+    "cli": 4335,
     "cluster": 2910,
-    "course": 2000,
     "compress": 3240,
+    "course": 1790,
     "data": 20,
     "dsl": 5980,
     "errors": 85,
-    "graph": 17975,
+    "graph": 18180,
     "isa": 3430,
-    "kernels": 9205,
-    "lab": 20150,
+    "kernels": 9375,
+    "lab": 21095,
     "layout": 920,
     "limits": 240,
     "media": 1145,
-    "ops": 6910,
+    "ops": 6915,
     "output": 120,
     "parallel": 4835,
-    "runtime": 2230,
+    "runtime": 2225,
     "serving": 2290,
-    "sim": 2940,
+    "sim": 2945,
     "train": 1725,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 448
-IMPORT_LINES = 6065
+FILES = 465
+IMPORT_LINES = 6360
 ROAD = 130
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
