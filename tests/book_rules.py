@@ -494,8 +494,13 @@ def home_complaints(text: str, root: Path) -> list[str]:
 # --- terms of the glossary ------------------------------------------------------------------------
 
 # Words of everyday English too: a chapter links them where it sets them in bold or italics.
-ORDINARY = {*"""attach bind budget event fold gap hint instance pass period phase race reference
-    region repeat scale scores strategy stream trace""".split(), "in place"}  # fmt: skip  # noqa: SIM905
+ORDINARY = {"in place"} | set(
+    """address attach batch bind budget burst cache coalescing conversion cycle decode
+    divergence event flag fold form gap gather halo head hint instance kernel nest offset
+    overlap pass peak period phase pipe placement quantisation queue race rank reference
+    region repeat ring scale scatter schedule scores slot strategy stream tail token trace
+    """.split()  # noqa: SIM905
+)
 TERM = re.compile(r"\{term\}`([^`<]+?)(?:\s*<([^>`]+)>)?`")
 NO_PROSE = re.compile(
     r"""^\ *[`:~]{3,}[^\n]*$ | ^:[\w-]+:[^\n]*$ | ^\#+\ [^\n]*$ | ^\([\w:-]+\)=$ | <!--.*?-->

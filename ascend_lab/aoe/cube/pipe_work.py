@@ -125,17 +125,37 @@ def copied(path: Path, size_bytes: Array, cycles_per_byte: Floats | float | None
     return np.asarray(path.startup_cycles + moved.astype(np.int64))
 
 
+def near(job: CubeWork) -> Array:
+    """Tell which tilings of a convolution may keep an output tile's weights in L0B for all pixels.
+
+    A bias that takes the last room there is left out: then they are copied again, which costs more.
+    """
+    w = job.work
+    every = w.units * job.taps * np.minimum(w.n, w.n_own) * job.area_bytes
+    fits: Array = (w.b_l0 * every <= job.chip.buffers["L0B"]) & (w.m_tiles > 1) & job.is_conv
+    return fits & w.hold_b & (w.stage >= w.units)
+
+
 def fed(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
     """Return the cycles that copy a tile of A and one of B from L1 to L0."""
     l0a, l0b, area = job.chip.path("L1", "L0A"), job.chip.path("L1", "L0B"), job.area_bytes
     if job.is_conv:
-        return copied(l0a, m * depth * area), copied(l0b, depth * n * area)
+        b = np.where(near(job), 0, copied(l0b, depth * n * area))
+        return copied(l0a, m * depth * area), b
     a = np.minimum(m, depth) * copied(l0a, np.maximum(m, depth) * area)
     return a, depth * copied(l0b, n * area)
 
 
 def vector_cycles(after: After, chip: Chip, count: Array, run: Array) -> Array:
-    """Return the cycles of all steps of the epilogue on a piece of `count` blocks of `run`."""
+    """Return the cycles of all steps of the epilogue on a piece of `count` blocks of `run`.
+
+    A kernel may fill the blocks up to whole repeats where that is quicker: the less of both counts.
+    """
+    full = up(run, chip.vector_bytes_per_repeat // 2) * (chip.vector_bytes_per_repeat // 2)
+    return np.minimum(*(_steps_cycles(after, chip, count, each) for each in (run, full)))
+
+
+def _steps_cycles(after: After, chip: Chip, count: Array, run: Array) -> Array:
     total = np.zeros_like(count)
     assert after.plan is not None and after.epilogue is not None
     operands = {o.name: o for o in after.epilogue.operands}
@@ -214,7 +234,8 @@ def busy_of(job: CubeWork, after: After) -> Busy:
     chip, w, f = job.chip, job.work, job.chip.flag_cycles
     tiles = w.m_tiles * w.n_tiles * w.bundles
     products = w.bundles * w.m_sum * w.n_own * w.units * job.taps
-    heads = tiles * (2 * f + turns_of(job) * (chip.cube_head_cycles + 4 * f))
+    flags = np.where(near(job), 2 * f, 4 * f)
+    heads = tiles * (2 * f + turns_of(job) * (chip.cube_head_cycles + flags))
     load_a, load_b, a_copies, b_copies = _loads(job)
     feed_a, feed_b = _feeds(job)
     operands = after.epilogue.of_kind("tile") if after.epilogue and chip.combined else ()
@@ -270,7 +291,9 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     a = copies * l0a.startup_cycles + depth * w.m_sum * area / l0a.rate_bytes_per_cycle
     b = w.n_tiles * rows * l0b.startup_cycles + depth * w.n_own * area / l0b.rate_bytes_per_cycle
     feed_a = np.where(w.by_a, 0.0, w.bundles * (a * w.n_tiles + flags))
-    feed_b = np.where(w.by_b, 0.0, w.bundles * (b * w.m_tiles + flags))
+    once = w.n_tiles * l0b.startup_cycles + depth * w.n_own * area / l0b.rate_bytes_per_cycle
+    every = np.where(near(job), once, b * w.m_tiles + flags)
+    feed_b = np.where(w.by_b, 0.0, w.bundles * every)
     return feed_a, feed_b
 
 
@@ -330,7 +353,9 @@ def closed_bounds(job: CubeWork, after: After) -> Floats:
     first_load, first_feed, first_cube = first_of(job)
     last = last_of(job, after)
     load, feed, cube, drain, store = busy.pipes
-    ends = [load + last, first_load + feed + last]
+    # weights that stay may come to L0B while the first rows still come to L1
+    late = feed - np.where(near(job), busy.feed_b, 0.0)
+    ends = [load + last, feed + last, first_load + late + last]
     ends += [first_load + first_feed + cube + last]
     ends += [first_load + first_feed + first_cube + side for side in (drain, store)]
     ends += _alternating(job, busy)
@@ -363,7 +388,7 @@ def _out_of_l0c(job: CubeWork, after: After, tiles: Array) -> Floats:
 
 def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     """Bounds by the slots of L1 and L0: load, latency and use of one slot do not overlap."""
-    w, feed = job.work, busy.feed_a + busy.feed_b
+    w, feed = job.work, busy.feed_a + np.where(near(job), 0.0, busy.feed_b)
     a_staged, b_staged = ~w.by_a & ~w.hold_a, ~w.by_b & ~w.hold_b
     wait_a, wait_b = (
         copies * load.latency_cycles

@@ -16,6 +16,7 @@ from ascend_lab.aoe.cube.pipe_work import (
     copied,
     fed,
     macs_per_fractal,
+    near,
     tail_cycles,
     vector_cycles,
 )
@@ -259,6 +260,8 @@ class Walk(Drains):
         before = b & w.hold_b
         if before.any():
             self._bring("b", before, b_cycles, job.b.latency_cycles)
+            once = copied(job.chip.path("L1", "L0B"), b_size)
+            self.spend("feed", before & near(job), self.at["feed"] + once, once)
         self._bring("a", a, a_cycles, job.a.latency_cycles)
         carried = np.where(a, job.a.latency_cycles - b_cycles, 0)
         self._bring("b", b & ~w.hold_b, b_cycles, np.maximum(job.b.latency_cycles, carried))
@@ -285,16 +288,19 @@ class Walk(Drains):
         """Feed L0A and L0B, multiply, give the slots back."""
         job, chip, f, cube = self.job, self.job.chip, self.flag, self.at["cube"]
         a_cycles, b_cycles = fed(job, m, n, depth)
+        stays = near(job)
         for name, cycles, by in (("a", a_cycles, job.work.by_a), ("b", b_cycles, job.work.by_b)):
+            moves = ~stays if name == "b" else ~by | by
             slots = self.slots[f"{name}0"]
             full = slots.wait(self.at["feed"]) + 2 * f + cycles
             if by.any():
                 full = self._straight(name, going, full, m, n, depth)
-            self.spend("feed", going & ~by, full, 2 * f + cycles)
-            cube = np.maximum(cube, full) + f
+            self.spend("feed", going & moves & ~by, full, 2 * f + cycles)
+            cube = np.where(moves, np.maximum(cube, full) + f, cube)
         product = chip.cube_head_cycles + m * depth * n * macs_per_fractal(job)
         cube = cube + product
-        self.spend("cube", going, cube + 2 * f, product + 4 * f)
+        raised = np.where(stays, f, 2 * f)
+        self.spend("cube", going, cube + raised, product + 2 * raised)
         self.slots["a0"].free(cube + f, going)
         self.slots["b0"].free(cube + 2 * f, going)
 
