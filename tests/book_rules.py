@@ -496,7 +496,7 @@ def home_complaints(text: str, root: Path) -> list[str]:
 # Words of everyday English too: a chapter links them where it sets them in bold or italics.
 ORDINARY = {"in place"} | set(
     """address attach batch bind budget burst cache coalescing conversion cycle decode
-    divergence event flag fold form gap gather halo head hint instance kernel nest offset
+    divergence event flag fold form gap gather halo head hint instance nest offset
     overlap pass peak period phase pipe placement quantisation queue race rank reference
     region repeat ring scale scatter schedule scores slot strategy stream tail token trace
     """.split()  # noqa: SIM905

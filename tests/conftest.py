@@ -1,6 +1,5 @@
 """Shared by all tests: repeatable Hypothesis runs, a Ctrl-C that counts, our scripts as modules."""
 
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from types import ModuleType
 
 import pytest
 from hypothesis import settings
+from scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,16 +19,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
-
-
-def load_script(path: Path) -> ModuleType:
-    """Import a script that is not part of the package, afresh."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

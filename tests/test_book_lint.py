@@ -50,7 +50,7 @@ from book_rules import (
     wide_complaints,
     word_complaints,
 )
-from conftest import load_script
+from scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -21,8 +21,8 @@ from types import ModuleType
 
 import nbformat
 import pytest
-from conftest import load_script
 from playwright.sync_api import Browser, Page, sync_playwright
+from scripts import load_script
 
 pytestmark = pytest.mark.browser
 

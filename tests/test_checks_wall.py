@@ -262,7 +262,8 @@ def suppressed(n: int) -> bool:
 def test_without_a_fork_an_answer_cannot_leave(here: None, leave: Callable[..., None]) -> None:
     saved = os._exit, os.abort
     result = check_ex_90_1(lambda n: getattr(os, leave.__name__)(*[0][: leave is os._exit]))
-    assert result.message == "for n=5 your function raised SystemExit: a check does not end Python"
+    told = re.sub(r" in line \d+", "", result.message)
+    assert told == "for n=5 your function raised SystemExit: a check does not end Python"
     assert (os._exit, os.abort) == saved
 
 
@@ -345,4 +346,5 @@ def test_a_notebook_lives_through_all_of_it() -> None:
     )
     failed = [f"ex 90.1 not yet: for n=5 {said} (seed 7)" for said in HEARD.values()]
     passed = "ex 90.1 passed: 40 random cases (seed 7)"
-    assert json.loads(done.stdout) == ["", *failed, "waits\nKeyboardInterrupt", passed]
+    told = [re.sub(r" in line \d+", "", line) for line in json.loads(done.stdout)]
+    assert told == ["", *failed, "waits\nKeyboardInterrupt", passed]

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import nbformat
 import pytest
-from conftest import load_script
+from scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")

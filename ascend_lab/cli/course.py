@@ -38,6 +38,9 @@ def _course(arguments: argparse.Namespace) -> int:
     near = Path(arguments.work or ".").resolve().parent if arguments.action == "check" else None
     own = near if near and (near / "assignment.toml").is_file() else None
     task = load(arguments.assignment, arguments.course or own)
+    if arguments.action in ("grade", "pack") and task.hidden is None:
+        remedy = "name the course with --course: a hand-out cannot grade"
+        raise InputError(f"hidden.py of {task.name}", f"none in {task.folder}", remedy)
     run = {"start": _start, "check": _check, "grade": _grade, "pack": _pack}
     return run[arguments.action](task, arguments)
 
@@ -117,6 +120,8 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     write_report(task, marks, out, secret, changes)
     lines = [_line(mark, old, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
+    if not secret:
+        lines.append("no --secret: students who know this course can draw the hidden cases")
     data = {"marks": {m.student: {"points": dict(m.points), "total": m.total} for m in marks}}
     emit(arguments.json, data, lines)
     return 0
