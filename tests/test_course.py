@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -22,7 +23,11 @@ ROOT = Path(__file__).parent.parent
 COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"
 NAMES = ("A1", "A2", "A3", "A4", "A5")
 SECRET = "a secret of this test"
-WRONG = [(name, path) for name in NAMES for path in sorted(COURSE.glob(f"{name}_*/wrong/*.py"))]
+WRONG = [
+    (path.parent.name[:2], title)
+    for path in sorted(COURSE.glob("keys/*/wrong.toml"))
+    for title in tomllib.loads(path.read_text("utf-8"))
+]
 GOOD = """
 def sums(values, offset):
     total, out = offset, []
@@ -62,22 +67,32 @@ def test_a_start_file_earns_nothing_and_the_reference_most(name: str) -> None:
     assert min(ratios) >= 1 or name in ("A1", "A3"), "nothing beats a certified optimum"
 
 
-@pytest.mark.parametrize(("name", "path"), WRONG, ids=[f"{n}-{p.stem}" for n, p in WRONG])
-def test_a_wrong_file_fails_in_the_part_it_should(name: str, path: Path) -> None:
-    source, task = path.read_text(), load(name, COURSE)
-    found = re.match(r'"""# fails: (\w+)\.', source)
-    assert found, "its first line says what it fails"
+def with_mistake(name: str, title: str) -> tuple[str, str]:
+    """Return an answer with a kept mistake, and the property that must fail."""
+    (path,) = COURSE.glob(f"keys/{name}_*/wrong.toml")
+    table = tomllib.loads(path.read_text("utf-8"))[title]
+    own = path.with_name("greedy.py")
+    source = (own if own.is_file() else path.with_name("reference.py")).read_text("utf-8")
+    for old, new in table["edits"]:
+        assert old in source
+        source = source.replace(old, new)
+    return source, table["fails"]
+
+
+@pytest.mark.parametrize(("name", "title"), WRONG)
+def test_a_wrong_answer_fails_in_the_part_it_should(name: str, title: str) -> None:
+    (source, fails), task = with_mistake(name, title), load(name, COURSE)
     done = tried(task, source)
-    if found[1] == "performance":
+    if fails == "performance":
         shares = [one.share() for one in done if one.timed]
         assert not any(one.faults for one in done)
         assert sum(shares) / len(shares) < 0.7
     else:
-        assert [one.case for one in done if found[1] in one.faults]
+        assert [one.case for one in done if fails in one.faults]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_at_least_six_wrong_files(name: str) -> None:
+def test_at_least_six_wrong_answers(name: str) -> None:
     assert sum(one == name for one, _ in WRONG) >= 6
 
 

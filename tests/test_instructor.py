@@ -49,10 +49,12 @@ def test_the_commands_say_what_the_pages_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"ada": COURSE / "keys/A1_kernel/reference.py", "bob": A1 / "wrong/forgets_eps.py"}
-    for name, source in given.items():
+    ours = (COURSE / "keys/A1_kernel/reference.py").read_text("utf-8")
+    edits = tomllib.loads((COURSE / "keys/A1_kernel/wrong.toml").read_text("utf-8"))
+    without = ours.replace(*edits["forgets_eps"]["edits"][0])
+    for name, source in {"ada": ours, "bob": without}.items():
         (tmp_path / "handed_in" / name).mkdir(parents=True)
-        shutil.copy(source, tmp_path / "handed_in" / name / "start.py")
+        (tmp_path / "handed_in" / name / "start.py").write_text(source, "utf-8")
     (secret,) = re.findall(r"`(secret = \".*?\")`", PAGE)
     (tmp_path / "term.toml").write_text(secret)
     (roster,) = (text for text in fenced(PAGE, "text") if text.startswith("id,"))

@@ -28,11 +28,11 @@ python3 -m ascend_lab.course.gradescope {name}
 """
 A_DAY = 5
 """Hand-ins a day after which hidden properties are no longer named."""
-KEPT_OUT = ("wrong", "__pycache__")
+KEPT_OUT = ("__pycache__",)
 
 
 def pack(task: Assignment, secret: str) -> bytes:
-    """Return the zip: package, assignment and the term's secret; keys and wrong files stay here."""
+    """Return the zip: package, assignment and the term's secret; keys stay here."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in _entries(task, secret):

@@ -13,7 +13,7 @@ from ascend_lab.course.assignment import Assignment
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
 
-KEPT_BACK = ("hidden.py", "wrong", "__pycache__", "start.py", "instance.json", "start.ipynb")
+KEPT_BACK = ("hidden.py", "start.py", "instance.json", "start.ipynb")
 STUDENT = re.compile(r"[\w.@+-]{1,80}")
 
 

@@ -1,7 +1,7 @@
-"""# fails: apart. The answer is in the order of its own sorting."""
+"""The largest first, each at the lowest free address: what the kept mistakes are edits of."""
 
 
-def lowest(taken, size, align, bank_bytes):
+def lowest(taken, size, align):
     at = 0
     for low, high in sorted(taken):
         if at + size <= low:
@@ -11,12 +11,11 @@ def lowest(taken, size, align, bank_bytes):
 
 
 def offsets(lives, align, bank_bytes):
-    lives.sort(key=lambda life: -life[2])
     where, placed = [0] * len(lives), []
     for i in sorted(range(len(lives)), key=lambda i: (-lives[i][2], lives[i][0])):
         start, end, size = lives[i]
-        taken = [(where[j], where[j] + lives[j][2]) for j in placed
-                 if lives[j][0] < end and start < lives[j][1]]
-        where[i] = lowest(taken, size, align, bank_bytes)
+        beside = [j for j in placed if lives[j][0] < end and start < lives[j][1]]
+        taken = [(where[j], where[j] + lives[j][2]) for j in beside]
+        where[i] = lowest(taken, size, align)
         placed.append(i)
     return where
