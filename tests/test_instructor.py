@@ -66,7 +66,7 @@ def test_the_commands_say_what_the_pages_show(
         got = capsys.readouterr().out
         assert says(got, output), got
     (tmp_path / "ada").rename(tmp_path / "A1")
-    shutil.copy(A1 / "wrong/ignores_tail.py", tmp_path / "A1" / "start.py")
+    (tmp_path / "A1" / "start.py").write_text(ours.replace(*edits["ignores_tail"]["edits"][0]))
     ((words, output),) = shown(STUDENT)
     assert ascend_lab(words) == 1
     got = capsys.readouterr().out
