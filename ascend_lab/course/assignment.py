@@ -105,8 +105,8 @@ def find(name: str, course: str | Path | None = None) -> Path:
             known = folder / "assignment.toml"
             if known.is_file() and _name_of(known) == name:
                 return folder
-    known = [_name_of(path) for root in roots for path in sorted(root.glob("A*/assignment.toml"))]
-    there = f"there are {', '.join(known)}" if known else f"none in {', '.join(map(str, roots))}"
+    named = [_name_of(path) for root in roots for path in sorted(root.glob("A*/assignment.toml"))]
+    there = f"there are {', '.join(named)}" if named else f"none in {', '.join(map(str, roots))}"
     remedy = "name the course's folder, or work in the folder that was handed out"
     raise InputError(f"assignment {name}", there, remedy)
 

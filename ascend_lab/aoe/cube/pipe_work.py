@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.aoe.cube.space import Array, same_rows, up
+from ascend_lab.aoe.cube.space import Array, Mask, same_rows, up
 from ascend_lab.aoe.cube.work import CubeWork, Floats
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import c0_of
@@ -125,14 +125,14 @@ def copied(path: Path, size_bytes: Array, cycles_per_byte: Floats | float | None
     return np.asarray(path.startup_cycles + moved.astype(np.int64))
 
 
-def near(job: CubeWork) -> Array:
+def near(job: CubeWork) -> Mask:
     """Tell which tilings of a convolution may keep an output tile's weights in L0B for all pixels.
 
     A bias that takes the last room there is left out: then they are copied again, which costs more.
     """
     w = job.work
     every = w.units * job.taps * np.minimum(w.n, w.n_own) * job.area_bytes
-    fits: Array = (w.b_l0 * every <= job.chip.buffers["L0B"]) & (w.m_tiles > 1) & job.is_conv
+    fits: Mask = (w.b_l0 * every <= job.chip.buffers["L0B"]) & (w.m_tiles > 1) & job.is_conv
     return fits & w.hold_b & (w.stage >= w.units)
 
 

@@ -290,7 +290,7 @@ class Walk(Drains):
         a_cycles, b_cycles = fed(job, m, n, depth)
         stays = near(job)
         for name, cycles, by in (("a", a_cycles, job.work.by_a), ("b", b_cycles, job.work.by_b)):
-            moves = ~stays if name == "b" else ~by | by
+            moves = ~stays if name == "b" else np.ones(len(stays), bool)
             slots = self.slots[f"{name}0"]
             full = slots.wait(self.at["feed"]) + 2 * f + cycles
             if by.any():
