@@ -218,7 +218,7 @@ def test_without_a_guess_the_reader_is_asked_for_one(capsys) -> None:
     assert prediction.guess is None
     asked = capsys.readouterr().out
     assert asked == (
-        "How many times faster? Your guess, as a factor? "
+        "How many times faster?\nYour guess, as a factor? "
         "Write guess=... into the cell and run it again.\n"
     )
     predict("How many?", unit="cycles")

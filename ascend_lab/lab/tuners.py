@@ -133,9 +133,10 @@ class NestCosts:
 def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]:
     """Return the best point of a space and its cycles, launch included, L2 cold.
 
-    Takes one simulation per layout of every nest, not per point: seconds for most operators. A way
-    is left as soon as the best layouts of some of its nests, and the bare work of the others, take
-    as long as the best point.
+    Takes at most one simulation per layout of every nest, not per point: seconds for most
+    operators. A layout is left whose core with most elements computes as long as the best one
+    takes, and a way as soon as the best layouts of some of its nests, and the bare work of the
+    others, take as long as the best point.
     `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
     """
     known, least = {} if known is None else known, dict[NestSpace, tuple[int, Point]]()
@@ -162,11 +163,23 @@ def _work(nest: NestSpace) -> float:
     return work_bound(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
 
 
+def layout_bound(nest: NestSpace, point: Point) -> float:
+    """Return cycles that a layout does not beat: the arithmetic of its core with most elements."""
+    schedule, root = nest.schedule, nest.nest.phase.root
+    extents = {axis.name: axis.extent for axis in schedule.state.stage(root).axes}
+    cuts = nest.layout(point).cuts
+    share = math.prod(min(1, own / extents[axis]) for axis, own, _ in cuts if axis in extents)
+    return _work(nest) * share * schedule.chip.core_count * schedule.chip.vector_cores_per_core
+
+
 def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
     """Return the least cycles of a nest, and the decisions behind them."""
-
-    def cycles(point: Point) -> int:
-        return nest_cycles(nest, nest.layout(point), known)
-
-    best = min(nest.points(), key=cycles, default=LEAST)
-    return cycles(best), best
+    best: tuple[float, Point] = (math.inf, LEAST)
+    points = list(nest.points()) or [LEAST]
+    bounds = [layout_bound(nest, point) for point in points]
+    for at in sorted(range(len(points)), key=bounds.__getitem__):
+        if bounds[at] >= best[0]:
+            break
+        cycles = nest_cycles(nest, nest.layout(points[at]), known)
+        best = min(best, (cycles, points[at]), key=lambda pair: pair[0])
+    return int(best[0]), best[1]

@@ -356,7 +356,7 @@ class Prediction:
         if self.guess is None:
             unit = {"": "", "x": ", as a factor"}.get(self.unit, f", in {self.unit}")
             remedy = "Write guess=... into the cell and run it again."
-            return f"{self.question} Your guess{unit}? {remedy}"
+            return f"{self.question}\nYour guess{unit}? {remedy}"
         return f"{self.question} Your guess: {_with_unit(self.guess, self.unit)}."
 
 
