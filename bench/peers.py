@@ -23,7 +23,7 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Graph, Node, compile_stages, simulate_graph, zoo
-from ascend_lab.graph.counts import node_macs
+from ascend_lab.graph.evaluate import node_macs
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx

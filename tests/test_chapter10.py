@@ -8,6 +8,7 @@ from ascend_lab import dsl
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import compile_stages, simulate_graph
+from ascend_lab.graph.decide import parse_switches
 from ascend_lab.graph.fusion import (
     Count,
     automatic_groups,
@@ -15,7 +16,6 @@ from ascend_lab.graph.fusion import (
     fusion_rule,
     rules_restored,
 )
-from ascend_lab.graph.switches import parse_switches
 from ascend_lab.isa import KernelBuilder, parse_program
 from ascend_lab.lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
 from ascend_lab.lab.checks.chapter10 import (

@@ -9,8 +9,7 @@ import pytest
 
 import ascend_lab.chip
 from ascend_lab.chip import BLOCK_BYTES, PRESETS, chip_from_dict, load_chip, presets
-from ascend_lab.chip.model import Trust
-from ascend_lab.chip.report import chip_dict, chip_lines, chip_table
+from ascend_lab.chip.model import Trust, chip_dict, chip_lines, chip_table
 from ascend_lab.errors import AscendLabError, ChipError, PathError
 from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.sim import simulate

@@ -12,6 +12,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, fusion, random_inputs, run_compiled, run_tasks
 from ascend_lab.graph.compile import compile_stages
+from ascend_lab.graph.decide import Switches, parse_switches, read_switches
 from ascend_lab.graph.fusion import (
     AUTOMATIC,
     LONGEST,
@@ -26,7 +27,6 @@ from ascend_lab.graph.fusion import (
     rules_restored,
     unfused,
 )
-from ascend_lab.graph.switches import Switches, parse_switches, read_switches
 from ascend_lab.graph.tasks import cycles_queued
 
 TOY, A910, B2 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))

@@ -17,16 +17,14 @@ from ascend_lab.errors import (
     TypeMismatchError,
 )
 from ascend_lab.isa import sanitize
-from ascend_lab.kernels.gather_scatter import (
+from ascend_lab.kernels.rearrange import (
     check_indices,
+    concat_launch,
     gather_launch,
     one_hot_launch,
-    scatter_launch,
-)
-from ascend_lab.kernels.rearrange import (
-    concat_launch,
     pad_launch,
     reshape_launch,
+    scatter_launch,
     slice_launch,
     split_launch,
 )

@@ -8,7 +8,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, simulate_graph
 from ascend_lab.graph.ledger import ledger
 from ascend_lab.graph.network import residency
-from ascend_lab.graph.residency import TENSORS, Use, allocate
+from ascend_lab.graph.placement import TENSORS, Use, allocate
 
 MIB = 1 << 20
 A310, A910, P310 = (load_chip(name) for name in ("Ascend310", "Ascend910A", "Ascend310P3"))

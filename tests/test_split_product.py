@@ -12,7 +12,7 @@ from ascend_lab.graph import GraphBuilder, compile_graph, evaluate, run_tasks
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, pack_gemm, unpack_gemm
 from ascend_lab.kernels.epilogue import Epilogue, Step
-from ascend_lab.ops.split_product import default_product, least_cycles, product_kernel, warm_cycles
+from ascend_lab.ops.matmul import default_product, least_cycles, product_kernel, warm_cycles
 from ascend_lab.sim import execute, simulate
 
 WAYS = ({}, {"keep": "a"}, {"keep": "b", "order": "nm"}, {"step_k": 1, "a_l1_slots": 1})

@@ -6,8 +6,7 @@ What needs the compiler is imported when it is asked for: processes that measure
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.aoe.drive import Trace, Trial, drive
-from ascend_lab.aoe.settings import Bars, Settings
+from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
 from ascend_lab.aoe.space import (
     Point,
     Space,

@@ -24,8 +24,8 @@ from ascend_lab.aoe.bank import (
     decide,
     settle,
 )
+from ascend_lab.aoe.drive import OVERALL, Progress, Settings, jobs_of
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
-from ascend_lab.aoe.settings import OVERALL, Progress, Settings, jobs_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, planned, tune_subgraph
 from ascend_lab.aoe.workers import Deadline, Workers, workers_of
 from ascend_lab.chip import Chip, load_chip

@@ -21,9 +21,8 @@ from ascend_lab.aoe.bank import (
     decide,
     settle,
 )
-from ascend_lab.aoe.drive import Trial
+from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial
 from ascend_lab.aoe.operators import Tunable, operators_of
-from ascend_lab.aoe.settings import OVERALL, Progress, Settings
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
 from ascend_lab.aoe.vector.prior import DECISIONS, learn
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers

@@ -17,7 +17,6 @@ from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Task, evaluate
-from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
 from ascend_lab.graph.lower import (
     CONVOLUTIONS,
     PRODUCTS,
@@ -30,12 +29,13 @@ from ascend_lab.graph.lower import (
 )
 from ascend_lab.graph.lower.conv import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
-from ascend_lab.graph.lower.moves import MOVES
+from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import residency
+from ascend_lab.graph.tasks import CpuKernel, time_cpu
 from ascend_lab.isa import Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
-from ascend_lab.ops.split_product import base_name, warm_cycles
+from ascend_lab.ops.matmul import base_name, warm_cycles
 from ascend_lab.sim import execute
 
 WARM_SHARE = 0.5

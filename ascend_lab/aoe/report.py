@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
-from ascend_lab.aoe.drive import Trace
+from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.network import key_of
-from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.tuning import CERTAINTIES, Result
 from ascend_lab.output import write_whole
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ascend_lab.aoe.cube.job import CubeJob, ProductJob, prove
-from ascend_lab.aoe.drive import Search, Trace, Trial, drive
+from ascend_lab.aoe.drive import Search, Settings, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
-from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.vector.prior import Policy, decisions_of
 from ascend_lab.aoe.vector.space import PATIENCE, VectorJob

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from ascend_lab.chip import Chip
     from ascend_lab.graph import NetworkTimeline, OperatorTime
     from ascend_lab.graph.compile import Front, Road
+    from ascend_lab.graph.decide import Switches
     from ascend_lab.graph.fusion import Fused
     from ascend_lab.graph.ir import Graph
-    from ascend_lab.graph.switches import Switches
     from ascend_lab.runtime import OfflineModel
 
 
@@ -175,8 +175,8 @@ LONGEST = 44
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.compile import Road, front_stages
+    from ascend_lab.graph.decide import Switches, read_switches
     from ascend_lab.graph.network import write_network_trace
-    from ascend_lab.graph.switches import Switches, read_switches
 
     if _is_offline(arguments.model):
         return _simulate_offline(arguments)

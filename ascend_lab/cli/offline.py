@@ -151,7 +151,7 @@ def _report(arguments: argparse.Namespace) -> bool:
 def _road(arguments: argparse.Namespace) -> Road:
     """Return what passes, rules and number format the options ask for."""
     from ascend_lab.graph import Road
-    from ascend_lab.graph.switches import Switches, read_switches
+    from ascend_lab.graph.decide import Switches, read_switches
 
     file = arguments.fusion_switch_file
     switches = read_switches(file) if file else Switches()

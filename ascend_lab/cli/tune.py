@@ -36,10 +36,10 @@ from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import Knowledge
+    from ascend_lab.aoe.drive import Bars, Settings
     from ascend_lab.aoe.engine import Tuning
     from ascend_lab.aoe.network import NetworkResult
     from ascend_lab.aoe.report import Report
-    from ascend_lab.aoe.settings import Bars, Settings
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
@@ -155,8 +155,8 @@ class _Run:
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
     from ascend_lab.aoe.bank import open_knowledge
+    from ascend_lab.aoe.drive import Bars
     from ascend_lab.aoe.saved import usable_folder
-    from ascend_lab.aoe.settings import Bars
     from ascend_lab.aoe.workers import workers_of
 
     job, chip, dtype = job_of(arguments), chip_of(arguments), dtype_of(arguments)

@@ -12,7 +12,7 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
 if TYPE_CHECKING:
-    from ascend_lab.aoe.settings import Settings
+    from ascend_lab.aoe.drive import Settings
     from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
 
@@ -143,7 +143,7 @@ def refuse(argv: Sequence[str]) -> None:
 
 def job_of(arguments: argparse.Namespace) -> str:
     """Return the jobs in the order they run; raise `InputError` for others."""
-    from ascend_lab.aoe.settings import jobs_of
+    from ascend_lab.aoe.drive import jobs_of
 
     if arguments.framework != "5":
         name = FRAMEWORKS.get(arguments.framework, "unknown")
@@ -175,7 +175,7 @@ def dtype_of(arguments: argparse.Namespace) -> str:
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     """Return budgets and limits; raise `InputError` for numbers that make no sense."""
     from ascend_lab.aoe.bank import repeat_tune
-    from ascend_lab.aoe.settings import Settings
+    from ascend_lab.aoe.drive import Settings
 
     limit_s = arguments.time_limit
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):

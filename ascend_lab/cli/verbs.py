@@ -164,7 +164,7 @@ def _attribute(text: str) -> tuple[str, Any]:
 
 def _chips(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip, presets
-    from ascend_lab.chip.report import chip_dict, chip_lines, chip_table
+    from ascend_lab.chip.model import chip_dict, chip_lines, chip_table
 
     if arguments.name is None:
         chips = presets()
@@ -249,7 +249,7 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
     A default of its own takes what simulation says; what flags change is not timed but for grids.
     """
     from ascend_lab.kernels import ConvShape, best_grid, conv_schedule, default_schedule
-    from ascend_lab.ops.split_product import default_product
+    from ascend_lab.ops.matmul import default_product
 
     if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
         rule: Any = conv_schedule if isinstance(shape, ConvShape) else default_product
@@ -262,7 +262,7 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
     """Return the timeline of a product or convolution; of a product with K divided both phases."""
     from ascend_lab.kernels import ConvShape, conv_launch
-    from ascend_lab.ops.split_product import product_kernel
+    from ascend_lab.ops.matmul import product_kernel
     from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 
     if isinstance(shape, ConvShape):

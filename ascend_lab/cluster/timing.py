@@ -22,12 +22,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster.fluid import Uses, finish_times
-from ascend_lab.cluster.schedule import Round, Schedule
+from ascend_lab.cluster.schedule import Ints, Round, Schedule, Uses, finish_times
 from ascend_lab.cluster.topology import Path, Topology
 from ascend_lab.errors import ClusterError
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Places = tuple[int, ...]
 """The device of every rank."""

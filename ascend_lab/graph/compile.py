@@ -25,13 +25,12 @@ from typing import Any
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.decide import small_first_layers, stay_in_fractals
+from ascend_lab.graph.decide import Switches, small_first_layers, stay_in_fractals
 from ascend_lab.graph.fusion import Fused, fuse, unfused
 from ascend_lab.graph.ir import Graph, Values
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.network import NetworkTimeline, simulate_graph
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
-from ascend_lab.graph.switches import Switches
 from ascend_lab.graph.tasks import Compiled, compile_tasks, run_tasks
 
 FORMATS = ("fp16", "bf16", "int8")

@@ -1,17 +1,26 @@
-"""Decisions that need the clock: groups of one kernel, rows in fractals, pixels of 4 channels.
+"""Decisions: those that need the clock, and those that a user takes in a file of switches.
 
-All are made before the network is lowered, so candidates are lowered and timed here, with the
-launch they pay in a network, from the device's queue; kernels are remembered, so that what
-is taken is not written again.
+Groups of one kernel, rows in fractals and pixels of 4 channels are decided before the network is
+lowered, so candidates are lowered and timed here, with the launch they pay in a network, from the
+device's queue; kernels are remembered, so that what is taken is not written again.
+
+Which passes and fusion rules are on is said in the two forms of `fusion_switch.cfg`:
+
+    SoftmaxFusionPass:off
+
+    {"Switch": {"GraphFusion": {"ALL": "off", "SoftmaxFusionPass": "on"}, "UBFusion": {...}}}
+
+`ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
@@ -19,8 +28,64 @@ from ascend_lab.graph.lower import Piece, piece_of, scale_of
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_queued, lowered_once
 from ascend_lab.isa import SMALL_C0
+from ascend_lab.limits import TOML_BYTES, json_of, read_file
 from ascend_lab.ops.quantised import QUANTISED
 
+SCOPES = ("GraphFusion", "UBFusion")
+FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """On or off by scope and name; what no file names is on."""
+
+    named: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+
+    def is_on(self, name: str, scope: str = "UBFusion") -> bool:
+        """Tell whether a rule runs."""
+        return self.named.get((scope, name), self.named.get((scope, "ALL"), True))
+
+
+def read_switches(path: str | Path) -> Switches:
+    """Return the switches of a file; raise `InputError` naming what cannot be read."""
+    data = read_file(path, "a fusion switch file", TOML_BYTES)
+    try:
+        return parse_switches(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "a fusion switch file", str(error), "check the path; it is UTF-8"
+        ) from error
+
+
+def parse_switches(text: str) -> Switches:
+    """Return the switches of a text in either form."""
+    found: dict[tuple[str, str], bool] = {}
+    if text.lstrip().startswith(("{", "[")):
+        whole = json_of(text, FORM, "mend the JSON")
+        scopes = whole.get("Switch") if isinstance(whole, dict) else None
+        if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
+            raise InputError(FORM, text.strip()[:60], "mend the JSON")
+        wrong = next((s for s, names in scopes.items() if names and s not in SCOPES), None)
+        if wrong is not None:
+            raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")
+        for scope, names in scopes.items():
+            found.update({(scope, name): _state(str(v), name) for name, v in names.items()})
+        return Switches(found)
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, _, state = line.partition(":")
+            on = _state(state, f"line {number}")
+            found.update({(scope, name.strip()): on for scope in SCOPES})
+    return Switches(found)
+
+
+def _state(text: str, where: str) -> bool:
+    if text.strip().lower() not in ("on", "off"):
+        raise InputError(f"{where}: on or off", repr(text.strip()), "write Name:on or Name:off")
+    return text.strip().lower() == "on"
+
+
+# -- what needs the clock --------------------------------------------------------------------------
 NEVER = float("inf")
 
 

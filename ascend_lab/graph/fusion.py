@@ -29,11 +29,10 @@ from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.decide import only_reader, pays
+from ascend_lab.graph.decide import Switches, only_reader, pays
 from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.lower import scale_of
-from ascend_lab.graph.lower.moves import MOVES
-from ascend_lab.graph.switches import Switches
+from ascend_lab.graph.lower.vector import MOVES
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
 Kind = Literal["cube", "elementwise", "reduce", "other"]

@@ -22,7 +22,6 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph.ai_cpu import CpuTimeline
 from ascend_lab.graph.compile import FORMATS, compile_graph
 from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
@@ -33,6 +32,7 @@ from ascend_lab.graph.onnx.converter import title
 from ascend_lab.graph.onnx.host import Values, all_reads, ends, is_numbers, run_on_host, sub_model
 from ascend_lab.graph.onnx.model_file import Parts, whole_parts
 from ascend_lab.graph.onnx.tensors import NUMPY, Limits
+from ascend_lab.graph.tasks import CpuTimeline
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

@@ -25,7 +25,6 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
@@ -36,7 +35,7 @@ from ascend_lab.graph.onnx.host import is_numbers, random_feed, run_on_host, sub
 from ascend_lab.graph.onnx.model_file import Parts, whole_parts
 from ascend_lab.graph.onnx.tensors import Limits
 from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.tasks import Compiled
+from ascend_lab.graph.tasks import Compiled, CpuKernel
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

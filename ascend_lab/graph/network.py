@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.ai_cpu import LOADER, NAME, CpuKernel, CpuTimeline, time_cpu
 from ascend_lab.graph.memory import Plan
-from ascend_lab.graph.placement import places_of, plan_network
-from ascend_lab.graph.residency import Prefetch, kernels_in_memory
-from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
+from ascend_lab.graph.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole

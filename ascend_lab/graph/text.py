@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import GraphError
-from ascend_lab.graph.counts import node_macs
+from ascend_lab.graph.evaluate import node_macs
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, Seeded, TensorType, verify
 from ascend_lab.ops.formats import numpy_type
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError
-from ascend_lab.graph.counts import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.draft import pruned
+from ascend_lab.graph.evaluate import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.ir import Graph, Node, verify
 from ascend_lab.graph.slice import (
     COLUMNS,

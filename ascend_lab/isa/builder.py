@@ -14,9 +14,8 @@ from ascend_lab.isa import cross
 from ascend_lab.isa import instructions as ins
 from ascend_lab.isa.instructions import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region, as_affine, var, whole
-from ascend_lab.isa.open_loops import OpenLoop, closed, place_of
 from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Part, Program, binding_of
-from ascend_lab.isa.ring import Ring, RingEnd
+from ascend_lab.isa.ring import OpenLoop, Ring, RingEnd, closed, place_of
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
 
 

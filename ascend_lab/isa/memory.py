@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex, cast
 
@@ -25,6 +25,15 @@ def whole(value: object, what: str) -> int:
         return operator.index(cast(SupportsIndex, value))
     except TypeError:
         raise ProgramError(f"{what}: a whole number", repr(value), "divide with //") from None
+
+
+def _reach(low: int, high: int, steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    for stride, count in steps:
+        if stride < 0:
+            low += stride * (count - 1)
+        else:
+            high += stride * (count - 1)
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +99,7 @@ class Affine:
 
     def bounds(self, ranges: Ranges) -> tuple[int, int]:
         """Return the smallest and largest value over 0 <= variable < trip count."""
-        low = high = self.const
-        for var, coefficient in self.terms:
-            reach = coefficient * max(ranges[var] - 1, 0)
-            if reach < 0:
-                low += reach
-            else:
-                high += reach
-        return low, high
+        return _reach(self.const, self.const, ((f, max(ranges[v], 1)) for v, f in self.terms))
 
     def __str__(self) -> str:
         """Print as `2*i+j+5`; the text form of programs reads it back."""
@@ -265,14 +267,7 @@ class Region:
 
     def extent(self, ranges: Ranges) -> tuple[int, int]:
         """Return the lowest and highest element touched over all iterations."""
-        low, high = self.offset.bounds(ranges)
-        for size, stride in zip(self.sizes, self.strides, strict=True):
-            reach = (size - 1) * stride
-            if reach < 0:
-                low += reach
-            else:
-                high += reach
-        return low, high
+        return _reach(*self.offset.bounds(ranges), zip(self.strides, self.sizes, strict=True))
 
     def __str__(self) -> str:
         """Print as `name[slot | offset | sizes:strides]`."""

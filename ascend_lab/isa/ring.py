@@ -1,8 +1,11 @@
-"""Tiles that pass between the cube core and the vector cores of an AI core: a ring of slots in GM.
+"""Open loops of a builder, and a ring of slots in GM.
 
-The producer waits for an empty slot, stores a tile and tells that it is ready; the consumer waits
-for that, loads it and tells that the slot is empty. What the cores exchange stays in L2. Source of
-the protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
+Tiles pass between the cube core and the vector cores of an AI core. The producer waits for an empty
+slot, stores a tile and tells that it is ready; the consumer waits for that, loads it and tells that
+the slot is empty. What the cores exchange stays in L2. Source of the protocol:
+hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
+
+Slots of queues and rings are numbered over the turns of the loops a builder has open.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +14,58 @@ from dataclasses import dataclass, field
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa.cross import LIMIT, cross_set, cross_wait
-from ascend_lab.isa.memory import Affine, Buffer, Region
-from ascend_lab.isa.program import Instruction
+from ascend_lab.isa.memory import Affine, Buffer, Region, var
+from ascend_lab.isa.program import Instruction, Loop, Node
 
+Place = tuple[str, int | str]
+"""Memory space and address: a buffer and its views share one; in GM the name."""
+
+
+def place_of(buffer: Buffer) -> Place:
+    """Return where a buffer lies."""
+    return buffer.space, buffer.name if buffer.space == "GM" else buffer.address
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """A loop while it is written: its body so far, and how many slots its queues move on a pass."""
+
+    loop: Loop
+    body: "list[Instruction | OpenLoop]"
+    steps: dict[Place, int]
+
+
+def closed(
+    nodes: Sequence[Instruction | OpenLoop], turns: dict[Place, Affine] | None = None
+) -> tuple[Node, ...]:
+    """Close the loops and number the slots: pass i of a loop starts `steps` * i slots further.
+
+    `turns` is how far each queue has moved in the loops around.
+    """
+    turns = turns or {}
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, OpenLoop):
+            loop, inner = node.loop, dict(turns)
+            for place, step in node.steps.items():
+                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
+            out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
+        elif turns and node.regions:
+            dst = None if node.dst is None else _turned(node.dst, turns)
+            srcs = tuple([_turned(region, turns) for region in node.srcs])
+            out.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
+        else:
+            out.append(node)
+    return tuple(out)
+
+
+def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
+    buffer = region.buffer
+    turn = turns.get(place_of(buffer)) if buffer.slots > 1 else None
+    return region if turn is None else region.turned(turn)
+
+
+# -- a ring of slots -------------------------------------------------------------------------------
 BETWEEN = 2
 """The mode of flags between a cube core and its vector cores."""
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
-from ascend_lab.isa.cross import check_launch, crews
-from ascend_lab.isa.cross_order import Clock, CrossOrder, join
+from ascend_lab.isa.cross import Clock, CrossOrder, check_launch, crews, join
 from ascend_lab.isa.instructions import check_bounds, check_instruction
 from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.operands import BLOCKS_PER_REPEAT

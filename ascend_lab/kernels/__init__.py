@@ -1,26 +1,23 @@
 """Kernels written by hand with the builder: vector examples, matrix product, convolution."""
 
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling
 from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
-from ascend_lab.kernels.gather_scatter import (
-    check_indices,
-    gather_launch,
-    one_hot_launch,
-    scatter_launch,
-)
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes
-from ascend_lab.kernels.packing import pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.rearrange import (
+    check_indices,
     concat_launch,
+    gather_launch,
+    one_hot_launch,
     pad_launch,
     reshape_launch,
+    scatter_launch,
     slice_launch,
     split_launch,
 )

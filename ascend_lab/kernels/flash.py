@@ -10,7 +10,7 @@ Source: Dao et al. 2022, "FlashAttention".
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
-from ascend_lab.kernels import flash_softmax as soft
+from ascend_lab.kernels import flash_steps as soft
 from ascend_lab.kernels.flash_shape import (
     AREA,
     FlashShape,

@@ -34,9 +34,9 @@ from ascend_lab.isa import (
     spread,
 )
 from ascend_lab.kernels.flash import load_turned, multiply
-from ascend_lab.kernels.flash_pipeline import Axis, Nest, Place
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
+from ascend_lab.kernels.flash_steps import Axis, Nest, Place
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 

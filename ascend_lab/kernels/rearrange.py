@@ -1,12 +1,46 @@
-"""Operators that only move data, as lists of strided moves: slice, concat, split, pad, reshape."""
+"""Operators that only move data: strided moves, and rows picked by indices at run time.
+
+Slice, concat, split, pad and reshape are lists of strided moves. Gather, scatter and one-hot pick
+rows by indices that the scalar unit reads.
+
+Who may write a row? If two cores get updates of the same row, the result depends on who comes last,
+or, for sums, one of two updates is lost. Three ways out: one owner per element, memory that adds by
+itself (atomic), or indices sorted before (chapter 12 shows that).
+"""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Launch
-from ascend_lab.layout.moves import Move, View, copy_launch, moves_launch, row_major
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
+from ascend_lab.isa import Affine, Launch, Program, Share, spread
+from ascend_lab.isa.program import ATOMIC_FORMATS
+from ascend_lab.kernels.indexed_rows import (
+    BATCH,
+    Feed,
+    Own,
+    Table,
+    batches,
+    gather_program,
+    l2_steps,
+    scatter_program,
+    single_program,
+)
+from ascend_lab.layout.boxes import Box, Dim
+from ascend_lab.layout.moves import (
+    Job,
+    Move,
+    MoveWriter,
+    View,
+    copy_launch,
+    item_bytes,
+    moves_launch,
+    row_major,
+)
 
 
 def slice_launch(
@@ -141,3 +175,152 @@ def axis_of(shape: Sequence[int], axis: int) -> int:
         wanted, got = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}", str(axis)
         raise ShapeError(wanted, got, "check the rank")
     return axis % rank
+
+
+# -- rows by indices -------------------------------------------------------------------------------
+def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDArray[np.int32]:
+    """Return the indices as int32; raise `InputError` naming the first one outside 0..bound-1."""
+    array = np.asarray(indices)
+    if array.dtype.kind not in "iu":
+        raise TypeMismatchError(f"{name}: whole numbers", str(array.dtype), "cast to int32")
+    flat = array.reshape(-1)
+    bad = np.flatnonzero((flat < 0) | (flat >= bound))
+    if bad.size:
+        place = int(bad[0])
+        needed = f"{name}: every index in 0..{bound - 1}"
+        got = f"{int(flat[place])} at position {place}"
+        raise InputError(needed, got, "indices are not counted from the end")
+    return flat.astype(np.int32)
+
+
+def gather_launch(chip: Chip, rows: int, columns: int, picks: int, dtype: str) -> Launch:
+    """y[i, :] = x[index[i], :]: tensors x (rows, columns), index (picks) int32, y (picks, columns).
+
+    The picks are cut over all vector cores, the columns where picks are few. An embedding is this
+    with x as its table. A bad index is a `SimulationError` at run time; `check_indices` finds it
+    before.
+    """
+    table = _table(rows, columns, picks, dtype)
+    wide = picks < chip.cores_of("vector") and columns >= 16 * table.block
+
+    def program(share: Share) -> Program:
+        own = Own((picks, 0, 0), share) if wide else Own(share, (columns, 0, 0))
+        if chip.combined and columns < table.block:
+            return single_program(chip, table, own, mode="gather")
+        return gather_program(chip, table, own)
+
+    shares = _column_shares(chip, table) if wide else _pick_shares(chip, picks)
+    return spread("gather", {"core": shares}, program)
+
+
+def scatter_launch(
+    chip: Chip,
+    rows: int,
+    columns: int,
+    picks: int,
+    dtype: str,
+    *,
+    mode: str = "update",
+    method: str = "owner",
+) -> Launch:
+    """y[index[i], :] = u[i, :] ("update") or += u[i, :] ("add"); tensors u, index, y.
+
+    Duplicates are defined: an update leaves the last one in the order of i, an add sums them all.
+    `method` "owner" cuts the columns over the cores, so each element has one owner, who goes
+    through all indices in order. "atomic" (add only, fp32 fp16 int32) cuts the updates instead and
+    lets memory add, in no certain order. Raises `InputError`, `ShapeError`, `TypeMismatchError`.
+    """
+    table = _table(rows, columns, picks, dtype)
+    if mode not in ("update", "add") or method not in ("owner", "atomic"):
+        wanted, got = "mode update or add, method owner or atomic", f"{mode}, {method}"
+        raise InputError(wanted, got, "choose one of each")
+    if method == "atomic":
+        return _atomic_launch(chip, table, mode)
+    narrow = chip.combined and columns < table.block
+    write = single_program if narrow else scatter_program
+    most = -(-columns // min(columns, chip.cores_of("vector")))
+    shares = _cut(columns, most) if narrow else _column_shares(chip, table)
+    name, every = f"scatter_{mode}", (picks, 0, 0)
+    return spread(name, {"core": shares}, lambda c: write(chip, table, Own(every, c), mode=mode))
+
+
+def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
+    if mode != "add" or table.dtype not in ATOMIC_FORMATS:
+        wanted, got = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}", f"{mode} in {table.dtype}"
+        raise TypeMismatchError(wanted, got, 'use method="owner"')
+    if chip.combined and table.columns % table.block:
+        wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
+        raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
+
+    def program(share: Share) -> Program:
+        own = Own(share, (table.columns, 0, 0))
+        return scatter_program(chip, table, own, mode="add", atomic=True)
+
+    return spread("scatter_add_atomic", {"core": _pick_shares(chip, table.picks)}, program)
+
+
+def _table(rows: int, columns: int, picks: int, dtype: str) -> Table:
+    if min(rows, columns, picks) < 1:
+        wanted = "rows, columns and indices, one or more of each"
+        raise ShapeError(wanted, f"{rows}, {columns}, {picks}", "leave the operator out")
+    return Table(rows, columns, picks, dtype)
+
+
+def _pick_shares(chip: Chip, picks: int) -> list[int]:
+    """Cut the picks over the cores in whole blocks of 8 indices."""
+    per = -(-picks // chip.cores_of("vector"))
+    return _cut(picks, -(-per // 8) * 8 if picks > 8 else picks)
+
+
+def _column_shares(chip: Chip, table: Table) -> list[int]:
+    """Cut the columns over the cores in whole blocks of 32 bytes; a last piece below one joins."""
+    units = max(table.columns // table.block, 1)
+    per = -(-units // chip.cores_of("vector")) * table.block
+    shares = _cut(table.columns, per)
+    if len(shares) > 1 and shares[-1] < table.block:
+        shares[-2:] = [sum(shares[-2:])]
+    return shares
+
+
+def _cut(total: int, per: int) -> list[int]:
+    """Cut `total` in pieces of `per`; the last takes the rest."""
+    return [min(per, total - start) for start in range(0, total, per)]
+
+
+def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> Launch:
+    """y[i, j] = 1 where j = index[i], else 0: tensors index (picks) int32, y (picks, classes).
+
+    Zeros are written in bulk, then S places one element a row. Rows are cut over all vector cores.
+    Raises `ShapeError` for empty shapes.
+    """
+    if min(picks, classes) < 1:
+        raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
+    cores, step = chip.cores_of("vector"), math.lcm(8, BLOCK_BYTES // item_bytes(dtype))
+    step = step if picks > 8 else picks
+    shares = _cut(picks, min(-(-picks // (cores * step)) * step, picks))
+    shape = picks, classes
+    return spread("one_hot", {"core": shares}, lambda own: _one_hot(chip, shape, dtype, own))
+
+
+def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: Share) -> Program:
+    picks, classes = shape
+    count, pitch, cores = own
+    job = Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
+    writer = MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
+    k, steps = writer.k, l2_steps(chip)
+    lanes = chip.vector_bytes_per_repeat // item_bytes(dtype)
+    one = k.buffer("one", "UB", dtype, lanes)
+    k.each("vdup", lanes, (one, 0), scalar=1.0)
+    feed = Feed.make(k, k.tensor("index", "int32", picks))
+    first = k.param("core", cores) * pitch
+    writer.emit(job, job.box.dims, Affine(), first * classes)
+    # S must find the zeros written, and the ones in UB.
+    k.barrier()
+    for at, some in batches(k, "t", count, BATCH):
+        feed.open(first + at, some)
+        with k.loop("r", some) as r:
+            place = writer.gm["y"].region((first + at + r) * classes, 1)
+            row = feed.take(r)
+            k.scalar(place, one.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
+        feed.close()
+    return k.finish()

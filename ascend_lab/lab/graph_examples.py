@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, Node, simulate_graph
-from ascend_lab.graph.counts import live_bytes
+from ascend_lab.graph.evaluate import live_bytes
 
 MODES = {"bfs": 0, "dfs": 1, "rdfs": 2, "stable_rdfs": 3}
 

@@ -19,7 +19,6 @@ from ascend_lab.aoe.operators import unit_of
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
-from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.compile import Road, finish_stages, front_stages
 from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
@@ -27,7 +26,7 @@ from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import batched_output, product_job
 from ascend_lab.graph.lower.vector import vector_outputs
 from ascend_lab.graph.passes import DEFAULT
-from ascend_lab.graph.tasks import lowered_once
+from ascend_lab.graph.tasks import CpuKernel, lowered_once
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule

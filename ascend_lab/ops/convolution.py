@@ -12,10 +12,9 @@ from ascend_lab.errors import ShapeError, UnsupportedError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels.packing import pack_conv, unpack_conv
 from ascend_lab.ops.expressions import (
     Pair,
     along,

@@ -12,7 +12,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels.gather_scatter import gather_launch, one_hot_launch, scatter_launch
+from ascend_lab.kernels.rearrange import gather_launch, one_hot_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, is_float, rounded
 from ascend_lab.ops.gradients import Site, added

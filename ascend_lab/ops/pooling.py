@@ -13,13 +13,12 @@ from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.byte_pool import BytePool, byte_pool_launch
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.depthwise import max_pool_launch
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.gemm_schedule import up
-from ascend_lab.kernels.packing import pack_weights
-from ascend_lab.kernels.plane_means import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops.expressions import (
     NARROW,

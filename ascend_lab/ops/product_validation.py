@@ -11,7 +11,7 @@ from importlib import resources
 
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, best_grid
-from ascend_lab.ops.split_product import default_product, product_kernel, warm_cycles
+from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
 
 GOAL = 0.15
 STAGES = 4

@@ -20,14 +20,13 @@ from ascend_lab import __version__, media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, ChipError, InputError
 from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, evaluate, from_text
-from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
 from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.lower import Lowered, packed, piece_of
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
 from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
-from ascend_lab.graph.tasks import run_tasks
+from ascend_lab.graph.tasks import CpuKernel, run_tasks
 from ascend_lab.graph.tiled import TiledTimeline, simulate_within
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.memory import Buffer

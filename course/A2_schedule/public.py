@@ -16,9 +16,9 @@ from ascend_lab.chip import load_chip
 from ascend_lab.course.assignment import Case, Judged
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.kernels.conv_shape import pack_gemm, unpack_gemm
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
-from ascend_lab.kernels.packing import pack_gemm, unpack_gemm
 from ascend_lab.sim import execute, simulate
 
 NAMES = ("replays", "values", "quicker")

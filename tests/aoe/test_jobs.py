@@ -15,7 +15,7 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import compile_graph, simulate_graph
 from ascend_lab.graph.lower import lower
 from ascend_lab.graph.tasks import with_choices
-from ascend_lab.ops.split_product import warm_cycles
+from ascend_lab.ops.matmul import warm_cycles
 
 chips = st.sampled_from(cases.CHIPS)
 

@@ -12,7 +12,7 @@ from ascend_lab.aoe.operators import unit_of
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph, simulate_graph
 from ascend_lab.graph.network import residency
-from ascend_lab.ops.split_product import warm_cycles
+from ascend_lab.ops.matmul import warm_cycles
 
 
 def blocks(count=3, rows=64, columns=64):

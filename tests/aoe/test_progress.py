@@ -2,7 +2,7 @@
 
 import io
 
-from ascend_lab.aoe.settings import OVERALL, Bars
+from ascend_lab.aoe.drive import OVERALL, Bars
 
 
 class Terminal(io.StringIO):

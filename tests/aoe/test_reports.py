@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ascend_lab.aoe.drive import Trace, Trial
+from ascend_lab.aoe.drive import Settings, Trace, Trial
 from ascend_lab.aoe.engine import tune
 from ascend_lab.aoe.report import Report, failed, ticks_best, write_report
 from ascend_lab.aoe.saved import read_schedules, save_tuned
-from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.tuning import Result
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder

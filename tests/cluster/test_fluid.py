@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.cluster.fluid import Uses, fair_rates, finish_times
+from ascend_lab.cluster.schedule import Uses, fair_rates, finish_times
 
 Case = tuple[list[list[int]], list[int]]
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import Round, load_topology, make, time_collective
-from ascend_lab.cluster.fluid import Uses, finish_times
+from ascend_lab.cluster.schedule import Uses, finish_times
 from ascend_lab.cluster.timing import pattern_of, prepare, routed
 
 SHAPES = ("910a-server", "910b-roce:16", "910a-roce:16", "ethernet-25g:16", "star:6", "ring:5")

@@ -6,9 +6,19 @@ import pytest
 from ascend_lab import ops
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.values import Group, Tape, Traffic, Var
-from ascend_lab.parallel.values.group import grid, part, parts, same, send
+from ascend_lab.parallel.values.group import (
+    copy_in,
+    exchange,
+    gather_in,
+    grid,
+    part,
+    parts,
+    same,
+    scatter_out,
+    send,
+    sum_out,
+)
 from ascend_lab.parallel.values.layers import cross_entropy
-from ascend_lab.parallel.values.tape import copy_in, exchange, gather_in, scatter_out, sum_out
 
 RNG = np.random.default_rng(3)
 

@@ -9,8 +9,7 @@ from values_cases import SGD, case, distance
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel import values
 from ascend_lab.parallel.values import Net, Plan, layers, models, weights
-from ascend_lab.parallel.values.group import Group
-from ascend_lab.parallel.values.tape import Tape, Var
+from ascend_lab.parallel.values.group import Group, Tape, Var
 
 
 def keep(tape: Tape, x: Var, *rest: object) -> Var:

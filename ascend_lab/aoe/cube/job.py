@@ -40,7 +40,7 @@ from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
-from ascend_lab.ops.split_product import base_name, least_cycles, warm_cycles
+from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
 
 
 @dataclass(frozen=True, slots=True)

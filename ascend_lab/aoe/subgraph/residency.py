@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.residency import Use, allocate
+from ascend_lab.graph.placement import Use, allocate
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, one_slice, ranges
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
-from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.counts import spans
+from ascend_lab.graph.evaluate import spans
 from ascend_lab.graph.placement import owners
 from ascend_lab.graph.slice import part_of
+from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.isa import Launch
 from ascend_lab.sim.simulate import time_launch, traffic_of
 from ascend_lab.sim.timeline import start_cycles

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from ascend_lab.aoe.settings import Progress
+from ascend_lab.aoe.drive import Progress
 from ascend_lab.aoe.subgraph.segments import (
     WHOLE,
     Choice,
@@ -34,7 +34,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, bound_of, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
-from ascend_lab.graph.counts import live_bytes, weight_bytes
+from ascend_lab.graph.evaluate import live_bytes, weight_bytes
 
 BUDGET = 12
 """Plans timed on the whole network, unless stated."""

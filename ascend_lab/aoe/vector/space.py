@@ -21,7 +21,7 @@ from ascend_lab.dsl import Schedule, Tensor, auto_schedule, lower
 from ascend_lab.errors import InputError
 from ascend_lab.graph.lower import Choice
 from ascend_lab.graph.lower.vector import vector_outputs
-from ascend_lab.ops.split_product import warm_cycles
+from ascend_lab.ops.matmul import warm_cycles
 from ascend_lab.sim import simulate_kernel
 
 COUNTED = 10_000

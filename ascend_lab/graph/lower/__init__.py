@@ -5,16 +5,18 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.lower.conv import lower_conv, lower_deconv, lower_scaled, scale_of
 from ascend_lab.graph.lower.matmul import lower_product
-from ascend_lab.graph.lower.moves import (
+from ascend_lab.graph.lower.piece import Choice, Lowered, Piece, choice_of, packed, piece_of
+from ascend_lab.graph.lower.vector import (
     MOVES,
+    lower_mixed,
     lower_moves,
     lower_quantised_move,
     lower_template,
     lower_trans_data,
+    lower_vector,
     lower_weight_gradient,
+    mixed_blocks,
 )
-from ascend_lab.graph.lower.piece import Choice, Lowered, Piece, choice_of, packed, piece_of
-from ascend_lab.graph.lower.vector import lower_mixed, lower_vector, mixed_blocks
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [

@@ -32,14 +32,13 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
-from ascend_lab.kernels.conv_shape import bundles_of
+from ascend_lab.kernels.conv_shape import bundles_of, pack_weights
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.epilogue_plan import demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels.packing import pack_weights
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack
 from ascend_lab.layout.moves import maps_launch

@@ -21,9 +21,8 @@ from ascend_lab.graph.lower.epilogue import (
     operands_of,
     whole_epilogue,
 )
-from ascend_lab.graph.lower.moves import named
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
-from ascend_lab.graph.lower.vector import expressions
+from ascend_lab.graph.lower.vector import expressions, named
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape
@@ -33,7 +32,7 @@ from ascend_lab.kernels.weight_gradient import ZEROS
 from ascend_lab.ops.conv_gradient import GRADIENT_INPUTS, weight_kernel
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type
-from ascend_lab.ops.split_product import Finish, default_product, product_kernel
+from ascend_lab.ops.matmul import Finish, default_product, product_kernel
 
 
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:

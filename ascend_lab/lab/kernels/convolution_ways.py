@@ -18,11 +18,10 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import Affine, Buffer, Kernel, KernelBuilder, Launch, Program, Tile, c0_of
 from ascend_lab.kernels import planes
-from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair
+from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
-from ascend_lab.kernels.packing import pack_conv, unpack_gemm
 
 
 def explicit_gemm(shape: ConvShape) -> GemmShape:

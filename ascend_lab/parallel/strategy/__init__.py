@@ -9,7 +9,7 @@ from ascend_lab.parallel.strategy.graph_problem import (
 from ascend_lab.parallel.strategy.problem import (
     FORBIDDEN, Edge, Evaluation, Node, Problem, evaluate, parse_problem, read_problem,
 )
-from ascend_lab.parallel.strategy.rules import greedy, halving
+from ascend_lab.parallel.strategy.local import greedy, halving
 
 __all__ = [
     "FORBIDDEN", "Edge", "Evaluation", "GraphProblem", "Node", "Problem", "Solution",

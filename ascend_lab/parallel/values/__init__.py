@@ -10,7 +10,7 @@ from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import Group, Traffic
 from ascend_lab.parallel.values.layers import Batch, Model, Net, Piece, Shard
 from ascend_lab.parallel.values.models import experts_transformer, sentences, transformer
-from ascend_lab.parallel.values.tape import Tape, Var
+from ascend_lab.parallel.values.group import Tape, Var
 from ascend_lab.parallel.values.training import (
     MixedRun, Run, loss_and_gradients, train, train_mixed, train_single, vanishing,
 )

@@ -16,8 +16,17 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.values.group import Group, Ranked, Values
-from ascend_lab.parallel.values.tape import Tape, Var, copy_in, gather_in, scatter_out, sum_out
+from ascend_lab.parallel.values.group import (
+    Group,
+    Ranked,
+    Tape,
+    Values,
+    Var,
+    copy_in,
+    gather_in,
+    scatter_out,
+    sum_out,
+)
 
 SEQUENCE = 1
 """Activations are (batch, sequence, width)."""

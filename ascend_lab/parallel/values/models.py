@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from ascend_lab.parallel.values.group import Ranked, Values
+from ascend_lab.parallel.values.group import Ranked, Tape, Values, Var, exchange
 from ascend_lab.parallel.values.layers import (
     ATTENTION_SHARDS,
     Batch,
@@ -28,7 +28,6 @@ from ascend_lab.parallel.values.layers import (
     norm_weights,
     normal,
 )
-from ascend_lab.parallel.values.tape import Tape, Var, exchange
 
 
 def transformer(

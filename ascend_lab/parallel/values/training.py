@@ -9,9 +9,18 @@ from ascend_lab.cluster.buckets import Segments
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.group import Group, Ranked, Traffic, Values, part, same, send
+from ascend_lab.parallel.values.group import (
+    Group,
+    Ranked,
+    Tape,
+    Traffic,
+    Values,
+    Var,
+    part,
+    same,
+    send,
+)
 from ascend_lab.parallel.values.layers import Batch, Model, Net, Piece, Shard
-from ascend_lab.parallel.values.tape import Tape, Var
 from ascend_lab.parallel.values.weights import (
     Cuts,
     Optimizer,

@@ -17,9 +17,18 @@ from ascend_lab import ops
 from ascend_lab.cluster.buckets import Segments, checked
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.group import Group, Ranked, Traffic, Values, grid, part, parts
+from ascend_lab.parallel.values.group import (
+    Group,
+    Ranked,
+    Tape,
+    Traffic,
+    Values,
+    Var,
+    grid,
+    part,
+    parts,
+)
 from ascend_lab.parallel.values.layers import Piece, Shard
-from ascend_lab.parallel.values.tape import Tape, Var
 
 State = tuple[Values, ...]
 
