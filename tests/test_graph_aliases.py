@@ -11,8 +11,8 @@ from ascend_lab.graph import (
     GraphBuilder,
     compile_stages,
     evaluate,
+    placement,
     random_inputs,
-    residency,
     run_tasks,
 )
 from ascend_lab.graph.aliases import Alias, aliases, view_nodes
@@ -78,7 +78,7 @@ def test_kernels_use_the_addresses_of_views(monkeypatch):
         touched.extend(tensors.values())
         return DeviceMemory(l2, tensors, **rest)
 
-    monkeypatch.setattr(residency, "DeviceMemory", noted)
+    monkeypatch.setattr(placement, "DeviceMemory", noted)
     simulate_graph(network, plan_network(network, PLAN))
     assert places["part1"] in touched and places["cut1"] in touched
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of
+from ascend_lab.isa import KernelBuilder, Launch, Program, spread
 
 
 def elementwise_program(
@@ -55,5 +55,4 @@ def elementwise_launch(chip: Chip, elements: int, **options: Any) -> Launch:
     if elements % cores:
         raise InputError(f"a multiple of {cores} elements", str(elements), "pad the tensor")
     program = elementwise_program(chip, elements // cores, cores=cores, **options)
-    name = options.get("op", "vadd")
-    return Launch(name, (Part(program, tuple(binding_of({"core": c}) for c in range(cores))),))
+    return spread(options.get("op", "vadd"), {"core": [1] * cores}, lambda _: program)

@@ -11,7 +11,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels.byte_pool import BytePool, byte_pool_launch
+from ascend_lab.kernels.byte_image import BytePool, byte_pool_launch
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.kernels.conv_windows import dense_placement
