@@ -47,7 +47,9 @@ from ascend_lab.kernels.gemm_schedule import (
 )
 from ascend_lab.kernels.mix_product import (
     After,
+    Kept,
     VectorWriter,
+    tiles_in_order,
     to_ring,
 )
 from ascend_lab.kernels.tiles import (
@@ -62,9 +64,6 @@ from ascend_lab.kernels.tiles import (
     store_tile,
     sum_queue,
 )
-
-Kept = tuple[Tile | None, Tile | None]
-"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
 
 
 def gemm_launch(
@@ -192,29 +191,11 @@ class _Writer:
 
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
-        m_base, n_base = self.row * self.rows[1], self.col * self.cols[1]
-        with held_channels(self.finish, (n_base, self.cols[0]), Affine(), None) as held:
-            if self.schedule.order == "mn":
-                for m in self._tiles("m", m_base):
-                    with self._kept(0, m) as a:
-                        for n in self._tiles("n", n_base):
-                            self._tile((m, n), (a, None), held)
-            else:
-                for n in self._tiles("n", n_base):
-                    with (
-                        held_channels(self.finish, n, Affine(), held) as channels,
-                        self._kept(1, n) as b,
-                    ):
-                        for m in self._tiles("m", m_base):
-                            self._tile((m, n), (None, b), channels)
+        own, base = (self.rows, self.cols), (self.row * self.rows[1], self.col * self.cols[1])
+        walk = tiles_in_order(self.finish, self.k, self.schedule, own, base, self._kept)
+        for at, kept, held in walk:
+            self._tile(at, kept, held)
         return self.k.finish()
-
-    def _tiles(self, name: str, base: Affine) -> Iterator[Span]:
-        """Loop over the tiles along an axis of C, the tail last."""
-        s = self.schedule
-        own, side = (self.rows, s.base_m) if name == "m" else (self.cols, s.base_n)
-        for at, size in segments(self.k, name, own[0], side // FRACTAL):
-            yield base + at, size
 
     def _tile(self, at: tuple[Span, Span], kept: Kept, held: Channels | None) -> None:
         """One tile of C; `held` are numbers per column loaded before."""

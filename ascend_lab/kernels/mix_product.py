@@ -6,7 +6,8 @@ of slots, which stays in L2, and each of its two vector cores takes half the row
 the steps on them and stores the result. Source of the pattern: Ascend C, matmul_gelu example.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -30,6 +31,9 @@ from ascend_lab.kernels.tiles import Area, Span, segments
 SLOTS = 4
 """Tiles between a cube core and its vector cores (the published grouped product takes as many)."""
 AREA = FRACTAL * FRACTAL
+Kept = tuple[Tile | None, Tile | None]
+"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
+Keeper = Callable[[int, Span], AbstractContextManager[Tile | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,38 @@ def to_ring(
     k.fixpipe(to, c.region(0, to.sizes), relu=fix.relu, scale=fix.scale)
     acc.free()
     ring.enqueue()
+
+
+def tiles_in_order(
+    finish: Finish | None,
+    k: KernelBuilder,
+    schedule: GemmSchedule,
+    own: tuple[Share, Share],
+    base: tuple[Affine, Affine],
+    keep: Keeper = lambda side, at: nullcontext(),
+) -> Iterator[tuple[tuple[Span, Span], Kept, Channels | None]]:
+    """Loop over a core's tiles of C in the schedule's order, the tails last.
+
+    Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
+    inside, and the numbers per column loaded before.
+    """
+
+    def spans(side: int) -> Iterator[Span]:
+        width = (schedule.base_n if side else schedule.base_m) // FRACTAL
+        for at, size in segments(k, "mn"[side], own[side][0], width):
+            yield base[side] + at, size
+
+    with held_channels(finish, (base[1], own[1][0]), Affine(), None) as held:
+        if schedule.order == "mn":
+            for m in spans(0):
+                with keep(0, m) as a:
+                    for n in spans(1):
+                        yield (m, n), (a, None), held
+            return
+        for n in spans(1):
+            with held_channels(finish, n, Affine(), held) as channels, keep(1, n) as b:
+                for m in spans(0):
+                    yield (m, n), (None, b), channels
 
 
 # -- the vector cores' program --------------------------------------------------------------------
@@ -131,25 +167,10 @@ class VectorWriter:
 
     def program(self) -> Program:
         """Walk the tiles in the order in which the cube core stores them."""
-        m_base, n_base = self.base
-        whole = (n_base, self.cols[0])
-        with held_channels(self.finish, whole, Affine(), None) as held:
-            if self.schedule.order == "mn":
-                for m in self._spans("m", m_base):
-                    for n in self._spans("n", n_base):
-                        self._tile(m, n, held)
-            else:
-                for n in self._spans("n", n_base):
-                    with held_channels(self.finish, n, Affine(), held) as channels:
-                        for m in self._spans("m", m_base):
-                            self._tile(m, n, channels)
+        own = (self.rows, self.cols)
+        for (m, n), _, held in tiles_in_order(self.finish, self.k, self.schedule, own, self.base):
+            self._tile(m, n, held)
         return self.k.finish()
-
-    def _spans(self, name: str, base: Affine) -> Iterator[Span]:
-        s = self.schedule
-        own, side = (self.rows, s.base_m) if name == "m" else (self.cols, s.base_n)
-        for at, size in segments(self.k, name, own[0], side // FRACTAL):
-            yield base + at, size
 
     def _tile(self, m: Span, n: Span, held: Channels | None) -> None:
         """Do the steps on half the rows of a tile, some blocks of columns at a time."""
