@@ -6,105 +6,58 @@ same function runs on Python lists or, compiled by Numba when that is installed,
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ascend_lab.errors import SimulationError, SyncError
-from ascend_lab.sim.compiled import SET, WAIT, WORK, Compiled, Nest
+from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest
 
-BEGIN, END, STOP = 0, 1, 5
+END, STOP = 1, 5
 MAX_EVENTS = 100_000_000
 """Above this many steps memory and patience run out."""
 
 
 # One function on purpose: Numba compiles it as a whole, and the plain version saves the calls.
-def _run(  # noqa: C901
-    op: Any,
-    arg: Any,
-    cycles: Any,
-    latency: Any,
-    pc: Any,
-    left: Any,
-    free: Any,
-    head: Any,
-    tail: Any,
-    base: Any,
-    token: Any,
-    token_by: Any,
-    record: Any,
-    rec_step: Any,
-    rec_start: Any,
-    rec_end: Any,
-    rec_cause: Any,
-) -> int:
+def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
     """Advance every pipe until it stops or waits; return -1 when done, else a stuck pipe."""
-    pipes = len(free)
-    last = [-1 for _ in range(pipes)]
-    count = 0
+    (op, arg, cycles, latency), (pc, left, free) = code, pipes
+    head, tail, base, token, token_by = flags
+    steps, starts, ends, causes = records
+    last, count = [-1 for _ in free], 0
     while True:
-        moved = False
-        stuck = -1
-        for p in range(pipes):
-            i = pc[p]
-            now = free[p]
-            while True:
-                kind = op[i]
-                if kind == WORK:
-                    start = now
-                    cause = last[p]
-                    now = start + cycles[i]
-                elif kind == WAIT:
-                    e = arg[i]
-                    h = head[e]
-                    if h == tail[e]:
-                        break
-                    start = now
-                    cause = last[p]
-                    ready = token[base[e] + h]
-                    head[e] = h + 1
-                    if ready > now:
-                        now = ready
-                        cause = token_by[base[e] + h]
-                    now += cycles[i]
-                elif kind == SET:
-                    e = arg[i]
-                    start = now
-                    cause = last[p]
-                    now = start + cycles[i]
-                    t = tail[e]
-                    token[base[e] + t] = now + latency[i]
-                    token_by[base[e] + t] = count
-                    tail[e] = t + 1
-                elif kind == BEGIN:
-                    left[i] = cycles[i]
-                    i = i + 1 if cycles[i] > 0 else arg[i] + 1
+        stuck, before = -1, count
+        for p in range(len(free)):
+            i, now = pc[p], free[p]
+            while op[i] != STOP:
+                kind, e = op[i], arg[i]
+                if kind == END:  # of a loop's body: 0 turns are left before the first, and at last
+                    left[i] = (left[i] if left[i] > 0 else cycles[i]) - 1
+                    i = e if left[i] > 0 else i + 1
                     continue
-                elif kind == END:
-                    j = arg[i]
-                    left[j] -= 1
-                    i = j + 1 if left[j] > 0 else i + 1
-                    continue
-                else:
+                if kind == WAIT and head[e] == tail[e]:
+                    stuck = p
                     break
+                start, cause = now, last[p]
+                if kind == WAIT:
+                    at = base[e] + head[e]
+                    head[e] += 1
+                    if token[at] > now:
+                        now, cause = token[at], token_by[at]
+                now += cycles[i]
+                if kind == SET:
+                    at = base[e] + tail[e]
+                    token[at], token_by[at] = now + latency[i], count
+                    tail[e] += 1
                 if record:
-                    rec_step[count] = i
-                    rec_start[count] = start
-                    rec_end[count] = now
-                    rec_cause[count] = cause
+                    steps[count], starts[count], ends[count], causes[count] = i, start, now, cause
                     last[p] = count
                 count += 1
-                moved = True
                 i += 1
-            pc[p] = i
-            free[p] = now
-            if op[i] != STOP:
-                stuck = p
-        if stuck < 0:
-            return -1
-        if not moved:
+            pc[p], free[p] = i, now
+        if stuck < 0 or count == before:
             return stuck
 
 
@@ -135,49 +88,33 @@ class Record:
     cause: Sequence[int]
 
 
-@dataclass(slots=True)
-class _Code:
-    """Per-pipe code laid end to end: loop begin/end and steps."""
-
-    op: list[int]
-    arg: list[int]
-    cycles: list[int]
-    latency: list[int]
-    step: list[int]
-    entry: list[int]
+_Row = tuple[int, int, int, int, int]
+"""Of the code: kind, event (or where a loop begins), cycles (or turns), latency, step."""
 
 
-def _assemble(program: Compiled) -> _Code:
-    code = _Code([], [], [], [], [], [])
-
-    def put(op: int, arg: int, cycles: int, latency: int, step: int) -> None:
-        code.op.append(op)
-        code.arg.append(arg)
-        code.cycles.append(cycles)
-        code.latency.append(latency)
-        code.step.append(step)
+def _assemble(program: Compiled) -> tuple[list[_Row], list[int]]:
+    """Return the pipes' codes laid end to end, and where each begins."""
+    code, entry = list[_Row](), list[int]()
 
     def visit(nodes: Sequence[int | Nest], pipe: int) -> None:
         for node in nodes:
-            if isinstance(node, Nest):
-                begin = len(code.op)
-                put(BEGIN, 0, program.counts[node.loop], 0, -1)
-                visit(node.body, pipe)
-                if len(code.op) == begin + 1:
-                    for column in (code.op, code.arg, code.cycles, code.latency, code.step):
-                        column.pop()
-                    continue
-                code.arg[begin] = len(code.op)
-                put(END, begin, 0, 0, -1)
-            elif program.steps[node].pipe == pipe:
+            if not isinstance(node, Nest):
                 s = program.steps[node]
-                put(s.kind, s.event, program.cycles[node], program.latency[node], node)
+                if s.pipe == pipe:
+                    code.append(
+                        (s.kind, s.event, program.cycles[node], program.latency[node], node)
+                    )
+            elif program.counts[node.loop] > 0:
+                begin = len(code)
+                visit(node.body, pipe)
+                if len(code) > begin:
+                    code.append((END, begin, program.counts[node.loop], 0, -1))
 
     for pipe in range(len(program.pipes)):
-        code.entry.append(len(code.op))
+        entry.append(len(code))
         visit(program.tree, pipe)
-        put(STOP, 0, 0, 0, -1)
-    return code
+        code.append((STOP, 0, 0, 0, -1))
+    return code, entry
 
 
 def run_reference(
@@ -197,40 +134,32 @@ def run_reference(
         raise SimulationError(f"at most {MAX_EVENTS} steps to follow one by one", got, remedy)
     if not program.pipes:
         return 0, [], Record((), (), (), ()) if record else None
-    free = _zeros(len(program.pipes), compiled)
-    code = _assemble(program)
-    records = [_zeros(events if record else 1, compiled) for _ in range(4)]
+    rows, entry = _assemble(program)
+    array: Callable[[Any], Any] = partial(np.array, dtype=np.int64) if compiled else list
+    code = tuple(map(array, zip(*(row[:4] for row in rows), strict=True)))
+    pipes = tuple(map(array, (entry, [0] * len(rows), [0] * len(entry))))
+    records = tuple(array([0] * (events if record else 1)) for _ in range(4))
     run: Callable[..., int] = _compiled_run() if compiled else _run
-    stuck = run(*_arguments(program, code, free, compiled), record, *records)
+    stuck = run(code, pipes, tuple(map(array, _flags(program))), record, records)
     if stuck >= 0:
         needed = "flags that let every pipe finish"
         got = f"pipe {program.pipes[stuck]} waits forever"
         raise SyncError(needed, got, "run the sanitizer: it names the cycle of events")
-    ends = [int(t) for t in free[: len(program.pipes)]]
+    ends = [int(t) for t in pipes[2]]
     finish = [t + tail for t, tail in zip(ends, program.tail_latency, strict=True)]
     kept = None
     if record:
         steps, starts, finishes, causes = (list(map(int, c[:events])) for c in records)
-        kept = Record([code.step[i] for i in steps], starts, finishes, causes)
+        kept = Record([rows[i][4] for i in steps], starts, finishes, causes)
     return max(finish, default=0), ends, kept
 
 
-def _zeros(count: int, compiled: bool) -> Any:
-    return np.zeros(max(count, 1), np.int64) if compiled else [0] * max(count, 1)
-
-
-def _arguments(program: Compiled, code: _Code, free: Any, compiled: bool) -> list[Any]:
-    """Lay out the arguments of `_run` up to `record`: code, pipe states, room for every flag."""
+def _flags(program: Compiled) -> tuple[list[int], ...]:
+    """Return per event the flags taken and set, where its own begin; per flag its time, cause."""
     sets = [0] * len(program.events)
     for step, times in zip(program.steps, program.runs(), strict=True):
         if step.kind == SET:
             sets[step.event] += times
     base = [0, *accumulate(sets)]
-    columns = (code.op, code.arg, code.cycles, code.latency, code.entry, base)
-    op, arg, cycles, latency, entry, first = (
-        np.asarray(c or [0], np.int64) if compiled else c for c in columns
-    )
-    head, tail = _zeros(len(sets), compiled), _zeros(len(sets), compiled)
-    token, token_by = _zeros(base[-1], compiled), _zeros(base[-1], compiled)
-    left = _zeros(len(code.op), compiled)
-    return [op, arg, cycles, latency, entry, left, free, head, tail, first, token, token_by]
+    room = max(base[-1], 1)
+    return [0] * len(base), [0] * len(base), base, [0] * room, [0] * room
