@@ -73,11 +73,12 @@ def features(path: Path) -> list[int]:
 
 
 def session(model: Any) -> Any:
-    """Return a model in ONNX Runtime, on one thread."""
+    """Return a model in ONNX Runtime, on one thread, int8 sums exact on every processor."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.add_session_config_entry("session.x64quantprecision", "1")
     data = model.read_bytes() if isinstance(model, Path) else model.SerializeToString()
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 

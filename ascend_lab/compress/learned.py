@@ -17,7 +17,7 @@ import numpy as np
 
 from ascend_lab.compress.layers import Quantised, channel_axis
 from ascend_lab.compress.quantise import Feeds, by_node, seen
-from ascend_lab.compress.scales import EPSILON, LayerScales, fake, limits, scale_between
+from ascend_lab.compress.scales import EPSILON, LayerScales, along, fake, limits, scale_between
 from ascend_lab.graph import Constant, Graph, Node, TensorType
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.parallel.values import Adam, Tape, Var
@@ -58,7 +58,7 @@ def lsq_slopes(
 ) -> tuple[Values, Values]:
     """Return the slopes with respect to x and the step, or the steps along an axis."""
     low, high = limits(bits)
-    steps = x / (step if axis is None else _shaped(step, axis, x.ndim))
+    steps = x / along(step, axis, x.ndim)
     inside = (steps > low) & (steps < high)
     terms = g * np.where(inside, np.rint(steps) - steps, np.clip(steps, low, high))
     others = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
@@ -66,10 +66,6 @@ def lsq_slopes(
     return g * inside, np.asarray(terms.sum(axis=others)).reshape(step.shape) / np.sqrt(
         count * high
     )
-
-
-def _shaped(step: Values, axis: int, rank: int) -> Values:
-    return step.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 # -- a graph on the tape --------------------------------------------------------------------------
@@ -109,8 +105,7 @@ class Rounded:
             return [[np.asarray(one)] for one in found]
 
         step, axis = steps.values[0], self.axis if len(steps.values[0]) > 1 else None
-        wide = _shaped(step, axis, w.values[0].ndim) if axis is not None else step
-        width = self.layer.weight_bits
+        wide, width = along(step, axis, w.values[0].ndim), self.layer.weight_bits
 
         def w_slope(grads: Any) -> Any:
             return [[one] for one in lsq_slopes(w.values[0], step, grads[0], width, axis)]

@@ -33,7 +33,6 @@ from ascend_lab.compress.scales import (
 from ascend_lab.compress.weights import (
     adaptive_rounding,
     balance_factors,
-    broadcast,
     largest_along,
 )
 from ascend_lab.errors import InputError
@@ -173,8 +172,8 @@ def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Grap
             if axes is None or graph.types[x].shape[axes[0]] != len(found):
                 raise InputError(f"{node.name}: factors for its input channels", str(len(found)))
             ranks = [len(graph.types[name].shape) for name in (x, w)]
-            divisor = draft.add(_constant(broadcast(found, axes[0], ranks[0])), f"{x}_factors")
-            weights = graph.constants[w].array() * broadcast(found, axes[1], ranks[1])
+            divisor = draft.add(_constant(along(found, axes[0], ranks[0])), f"{x}_factors")
+            weights = graph.constants[w].array() * along(found, axes[1], ranks[1])
             reads = (
                 draft.insert("div", (x, divisor), {}, f"{x}_balanced"),
                 draft.add(_constant(weights), f"{w}_balanced"),
@@ -220,7 +219,7 @@ def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     many = len(layer.weight_scales)
     if many > 1 and (axis is None or kind.shape[axis] != many):
         raise InputError(f"{node.name}: one weight scale, or one a channel", str(many))
-    return along(layer.weight_scales, axis or 0, len(kind.shape))
+    return along(np.array(layer.weight_scales, np.float32), axis or 0, len(kind.shape))
 
 
 def fake_quantised(found: Quantised) -> Graph:

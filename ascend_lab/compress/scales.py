@@ -83,10 +83,12 @@ def channel_scales(weights: Values, axis: int | None, bits: int = 8) -> tuple[fl
     return tuple(scale_between(row.min(), row.max(), bits).scale for row in flat)
 
 
-def along(scales: tuple[float, ...], axis: int, rank: int) -> Values:
-    """Return scales shaped to broadcast along an axis of a tensor."""
-    shape = tuple(-1 if i == axis % rank else 1 for i in range(rank))
-    return np.asarray(scales, np.float32).reshape(shape if len(scales) > 1 else ())
+def along(numbers: Any, axis: int | None, rank: int) -> Values:
+    """Return numbers shaped to broadcast along an axis of a tensor; one, or no axis: a scalar."""
+    found = np.asarray(numbers)
+    if axis is None or found.size == 1:
+        return found.reshape(())
+    return found.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
 def checked(values: Any, what: str = "values") -> Values:

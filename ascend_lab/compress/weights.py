@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.compress.scales import EPSILON, along, limits
+from ascend_lab.compress.scales import EPSILON, limits
 from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Node, Values, operator_of
 from ascend_lab.ops import gradient
@@ -113,8 +113,3 @@ def largest_along(values: Values, axis: int) -> Values:
     """Return the largest |v| of each slice along an axis."""
     found: Values = np.abs(np.moveaxis(values, axis, 0)).reshape(values.shape[axis], -1).max(axis=1)
     return found
-
-
-def broadcast(factors: Values, axis: int, rank: int) -> Values:
-    """Return one factor per slice, shaped to broadcast along an axis."""
-    return along(tuple(factors.tolist()), axis, rank)
