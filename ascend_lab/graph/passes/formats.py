@@ -140,8 +140,8 @@ def in_format(constant: Constant, dtype: str) -> Constant:
         return Constant(kind, Fill(min(max(constant.data.value, -most), most)))
 
     def converted(values: Values) -> Values:
-        wide = values.astype(np.float64)
-        return np.where(np.isfinite(wide), np.clip(wide, -most, most), wide)
+        wide = values if values.dtype == np.float32 else values.astype(np.float64)
+        return np.where(np.isinf(wide), wide, np.clip(wide, -most, most))
 
     return derived(kind, converted, constant)
 

@@ -105,7 +105,7 @@ def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: i
 
     def scaled(w: Values, *arrays: Values) -> Values:
         a = np.asarray(affine.wide(arrays)[0], np.float64)
-        result: Values = w.astype(np.float64) * (a if a.size == 1 else a.reshape(column))
+        result: Values = w * (a if a.size == 1 else a.reshape(column))
         return result
 
     made = derived(weight.type, scaled, weight, *affine.sources)
