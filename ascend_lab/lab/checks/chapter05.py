@@ -14,8 +14,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.errors import AscendLabError, ShapeError, TypeMismatchError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.figures.expressions import moved_bytes
 from ascend_lab.lab.figures.nests import EXPRESSIONS, per_operation
+from ascend_lab.lab.figures.schedules import gm_bytes
 from ascend_lab.sim import simulate_kernel
 
 Array = NDArray[Any]
@@ -219,7 +219,7 @@ def _diamonds(x: Tensor) -> Tensor:
 
 def _judge_bytes(got: Any, case: ex.Case) -> str | None:
     run = simulate_kernel(te.lower(per_operation(case["y"], CHIP)), load_chip(CHIP))
-    return ex.equal_to(moved_bytes(run))(got)
+    return ex.equal_to(gm_bytes(run))(got)
 
 
 # -- exercise 6: a bound for any formula ----

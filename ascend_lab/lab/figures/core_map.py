@@ -206,8 +206,7 @@ def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> No
     else:
         _draw_frame(ax, chip, "cube", 19, 57.5)
         _draw_frame(ax, chip, "vector", 0.5, 17)
-    size = chip.device_memory.size_bytes
-    size_text = f"{size / 1e9:.0f} GB" if size % KIB**3 else f"{size // KIB**3} GiB"
+    size_text = f"{chip.device_memory.size_bytes / 1e9:.0f} GB"
     text = f"GM\n\nL2\n{chip.l2.size_bytes / KIB**2:.0f} MiB\n\ndevice\nmemory\n{size_text}"
     on_the_way = {space for hop in chosen or () for space in hop}
     _box(ax, "GM", text, thick="GM" in on_the_way)

@@ -22,14 +22,10 @@ from ascend_lab.lab.figures.nests import (
     pipes_in,
     three_nests,
 )
+from ascend_lab.lab.figures.schedules import gm_bytes
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
-
-
-def moved_bytes(run: KernelTimeline) -> int:
-    """Return the bytes that cross between GM and UB, both ways, on all cores."""
-    return sum(n for way, n in run.path_bytes.items() if "GM" in way)
 
 
 @st.styled
@@ -85,7 +81,7 @@ def _runs(
 def _bars_of_bytes(
     ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
 ) -> None:
-    values = [moved_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
+    values = [gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
     for row, value in enumerate(values):
         ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
         ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
@@ -132,7 +128,7 @@ def _alt(
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):
         told = [
-            f"{name} {moved_bytes(run) / rows / columns:.0f} bytes per element, {run.cycles} cycles"
+            f"{name} {gm_bytes(run) / rows / columns:.0f} bytes per element, {run.cycles} cycles"
             if run
             else f"{name} does not fit"
             for name, run in each.items()
@@ -150,7 +146,7 @@ def fig_expression(
     schedule = te.auto_schedule(y, load_chip(chip))
     nest = nest_of(schedule)
     run = simulate_kernel(te.lower(schedule), load_chip(chip))
-    per_element = moved_bytes(run) / (rows * columns)
+    per_element = gm_bytes(run) / (rows * columns)
     rows_drawn = max(14.0, height_of(nest))
     fig, (left, right) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
     draw_nest(left, nest, rows=rows_drawn)
