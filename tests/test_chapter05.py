@@ -11,9 +11,6 @@ from ascend_lab.dsl.tbe import fusion_manager, util
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
 from ascend_lab.isa import sanitize
 from ascend_lab.lab.checks import check_ex_05_1, check_ex_05_2, check_ex_05_3, check_ex_05_4
-from ascend_lab.lab.figures.expressions import (
-    moved_bytes,
-)
 from ascend_lab.lab.figures.nests import (
     Box,
     Work,
@@ -28,6 +25,7 @@ from ascend_lab.lab.figures.nests import (
     three_nests,
     whole_rows,
 )
+from ascend_lab.lab.figures.schedules import gm_bytes
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910A"
@@ -73,7 +71,7 @@ def test_bytes_and_the_order_of_the_nests_are_as_the_text_says(chip: str, limit:
     runs = [
         simulate_kernel(te.lower(make()), load_chip(chip)) for make in three_nests(y, chip).values()
     ]
-    assert [round(moved_bytes(run) / y.elements) for run in runs] == [16, 4, 8]
+    assert [round(gm_bytes(run) / y.elements) for run in runs] == [16, 4, 8]
     each, rows, pieces = (run.cycles for run in runs)
     assert rows < pieces < each
     assert (runs[0].bound_by, runs[1].bound_by) == ("memory", limit)
@@ -220,7 +218,7 @@ def test_softplus_must_not_overflow_nor_be_a_relu() -> None:
 
 def test_bytes_of_a_graph_are_those_of_programs() -> None:
     def from_program(y: te.Tensor) -> int:
-        return moved_bytes(simulate_kernel(te.lower(per_operation(y, CHIP)), load_chip(CHIP)))
+        return gm_bytes(simulate_kernel(te.lower(per_operation(y, CHIP)), load_chip(CHIP)))
 
     assert check_ex_05_4(from_program)
     assert not check_ex_05_4(lambda y: sum(t.size_bytes for t in (y, *y.inputs)))
