@@ -74,10 +74,7 @@ ROAD = (
         FILE,
         0,
         0,
-        {
-            "17_smaller_models": "Smaller models",
-            "18_media_placement_runtime": "Camera, card, runtime",
-        },
+        {"17_smaller_models": "Smaller models"},
     ),
     Station("graph", GRAPH, 1, 0, {"13_graph_ir": "From ONNX to our IR"}),
     Station(
@@ -173,6 +170,7 @@ ROAD = (
         2,
         3,
         {
+            "18_media_placement_runtime": "Camera, card, runtime",
             "25_tuning_networks": "Whole networks, tuned",
             "26_serving": "Serving",
         },

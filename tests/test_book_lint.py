@@ -167,7 +167,7 @@ def test_drawings_are_sound_and_link_to_what_is_there(drawings: ModuleType) -> N
     assert "13_graph_ir" not in drawings.road_map(lambda chapter: chapter != "13_graph_ir")
     strips = [drawings.strip(part, lambda _: True) for part in range(1, 9)]
     marked = [strip.count('class="lab-here"') for strip in strips]
-    assert marked == [1, 3, 1, 4, 1, 1, 1, 1]
+    assert marked == [1, 3, 1, 4, 2, 1, 1, 1]
 
 
 def test_the_opening_page_and_every_part_have_their_drawing() -> None:

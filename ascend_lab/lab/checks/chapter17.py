@@ -80,7 +80,7 @@ def _judge_17_3(got: Any, case: ex.Case) -> str | None:
         return f"expected a number above 0, at most {most:.6g}"
     best = min(squared_error(values, share / 100 * most, bits) for share in range(1, 101))
     error = squared_error(values, end, bits)
-    return None if error <= best * (1 + 1e-9) else f"whose error is {error:.4g}, not {best:.4g}"
+    return None if error <= best * (1 + 1e-9) else f"whose error is {error:.6g}, not {best:.6g}"
 
 
 @ex.judged(_judge_17_3, cases=12)

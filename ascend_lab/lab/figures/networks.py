@@ -339,10 +339,10 @@ def fig_passes(
 
 
 def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
-    shrinks = [i == 0 or value != values[i - 1] for i, value in enumerate(values)]
-    fills = [colour if shrunk else st.GREY for shrunk in shrinks]
+    said = [form.format(value) for value in values]
+    fills = [st.GREY if i > 0 and said[i - 1] == one else colour for i, one in enumerate(said)]
     ax.barh(range(len(values)), values, color=fills, edgecolor=st.INK)
     for row, value in enumerate(values):
-        ax.text(value, row, " " + form.format(value), va="center", fontsize=8)
+        ax.text(value, row, f" {said[row]}", va="center", fontsize=8)
     ax.set_xlim(0, max(values) * 1.18)
     ax.set_xlabel(label)
