@@ -8,7 +8,7 @@ from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
 from ascend_lab.graph.passes import PASSES, Pass, convert, run_passes, sweep
 from ascend_lab.graph.zoo import build, macs
 from ascend_lab.lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
-from ascend_lab.lab.checks.chapter13_14 import (
+from ascend_lab.lab.checks.chapter14 import (
     chain_graph,
     fold,
     merge_transposes,

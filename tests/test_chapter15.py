@@ -29,7 +29,7 @@ from ascend_lab.graph.placement import (
 )
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
-from ascend_lab.lab.checks.chapter15_16 import (
+from ascend_lab.lab.checks.chapter15 import (
     IN_PLACE,
     draw_lives,
     draw_nodes,

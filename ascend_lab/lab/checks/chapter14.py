@@ -1,4 +1,4 @@
-"""Checks of chapter 14: transposes, dead code, folded channels; not its pass manager."""
+"""Checks of chapter 14: transposes, dead code, folded channels, and its pass manager."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_te
 from ascend_lab.graph.passes import Draft, sweep
 from ascend_lab.lab.checks import core as ex
 
-# -- chapter 14 ------------------------------------------------------------------------------------
 Values = NDArray[Any]
 Step = tuple[Any, ...]
 PERMS = tuple(itertools.permutations(range(3)))
@@ -183,3 +182,88 @@ ONES, ZEROS, FACTORS = np.ones(2), np.zeros(2), np.array([2.0, 3.0])
 def check_ex_14_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
     return draw_steps(rng)
+
+
+# -- the pass manager -----------------------------------------------------------------------------
+MOST = 500
+"""Matches after which rules count as endless."""
+
+
+def _twice(rw: Draft, node: Any) -> bool:
+    """Let what a second relu, or a second neg, writes be what the first one wrote, or read."""
+    first = rw.maker(node.inputs[0]) if node.op in ("relu", "neg") else None
+    if first is None or first.op != node.op:
+        return False
+    return rw.forward(node, node.inputs[0] if node.op == "relu" else first.inputs[0])
+
+
+def _turned(rw: Draft, node: Any) -> bool:
+    return node.op == "transpose" and merge_transposes(rw, node)
+
+
+def _earlier(rw: Draft, node: Any) -> bool:
+    """Let a transpose of a relu or neg be the relu or neg of a new transpose."""
+    first = rw.maker(node.inputs[0]) if node.op == "transpose" else None
+    if first is None or first.op not in ("relu", "neg"):
+        return False
+    inner = rw.insert("transpose", first.inputs, node.attrs)
+    return rw.become(node, first.op, [inner])
+
+
+def _restless(rw: Draft, node: Any) -> bool:
+    return node.op == "exp" and rw.become(node, "exp", node.inputs)
+
+
+RULES = (_twice, _turned, _earlier)
+
+
+def _managed(fn: Any) -> Any:
+    def run(steps: Sequence[int], reads: Sequence[int], endless: bool) -> Any:
+        rw, answers = Draft(chain_graph(steps, reads)), list[bool]()
+
+        def counted(rule: Any) -> Any:
+            def offer(draft: Draft, node: Any) -> bool:
+                answers.append(bool(rule(draft, node)))
+                return answers[-1]
+
+            return offer
+
+        done = fn(rw, [counted(rule) for rule in (*RULES, *[_restless] * endless)], MOST)
+        return done, len(answers), sum(answers), rw.finish()
+
+    return run
+
+
+def _judge_14_5(got: Any, case: ex.Case) -> str | None:
+    done, offers, matches, graph = got
+    if case["endless"]:
+        right = done is False and matches == MOST
+        return None if right else f"after {matches} matches of rules that never end; stop at {MOST}"
+    before = chain_graph(case["steps"], case["reads"])
+    given = random_inputs(before, 14)
+    wanted, found = evaluate(before, given), evaluate(graph, given)
+    if any(not np.array_equal(found[name], values) for name, values in wanted.items()):
+        return "and the graph computes something else"
+    if any(sweep(rule)(graph)[1] for rule in RULES) or done is not True:
+        return "and a rule still fits" if done is True else "expected True: nothing fits any more"
+    most = len(RULES) * (len(before.nodes) + 4 * matches)
+    return None if offers <= most else f"after {offers} offers for {matches} matches, not {most}"
+
+
+@ex.judged(
+    _judge_14_5,
+    edges=ex.rows(
+        "steps reads endless",
+        ([7, 7, 7], [], False),
+        ([8, 3, 8, 4], [], False),
+        ([8, 7] * 12 + [3], [], False),
+        ([7, 6, 7], [], True),
+        ([3, 8, 8, 4] * 8, [], False),
+    ),
+    cases=20,
+    wrap=_managed,
+)
+def check_ex_14_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(rw, rules, most)`, a pass manager: what is left, and how many offers it took."""
+    steps = rng.integers(0, 9, rng.integers(6, 30)).tolist()
+    return {"steps": steps, "reads": rng.integers(0, 9, 2).tolist(), "endless": False}
