@@ -2,7 +2,8 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.course.assignment import Assignment, Case, Judged, load
+from ascend_lab.course.assignment import Assignment, Case, Judged
+from ascend_lab.course.exercises import load
 from ascend_lab.course.grade import Enrolled, check, grade, mark, read_roster, read_secret
 from ascend_lab.course.handout import start
 from ascend_lab.course.marking import Mark, Tried

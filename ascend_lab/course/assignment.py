@@ -78,11 +78,14 @@ class Assignment:
         return drawn
 
     def cases(self, part: str, student: str, secret: str = "") -> list[Case]:
-        """Return a part's cases: the public ones of the student, the hidden ones of the term."""
+        """Return a part's cases: the public ones of the student, the hidden ones of the term.
+
+        The public cases of what has no hidden ones are the term's, too.
+        """
         module = self.public if part == "public" else self.hidden
         if module is None:
             raise InputError(f"{self.name}: hidden.py", "none here", "grade where the course lies")
-        key = "" if part == "public" else secret
+        key = "" if part == "public" and self.hidden else secret
         found: list[Case] = module.cases(self.instance(student), self._rng(key, student, part))
         return found
 

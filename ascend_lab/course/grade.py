@@ -6,13 +6,14 @@ import io
 import json
 import multiprocessing
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.course.assignment import Assignment, Case, load
+from ascend_lab.course.assignment import Assignment, Case
+from ascend_lab.course.exercises import load
 from ascend_lab.course.handin import HandIn, constant, hand_ins
 from ascend_lab.course.marking import Mark, Tried, lateness, mark_of, try_cases
 from ascend_lab.course.sandbox import Answer
@@ -36,10 +37,16 @@ def graded_cases(task: Assignment, student: str, secret: str) -> list[tuple[str,
     return [(part, case) for part in parts for case in task.cases(part, student, secret)]
 
 
-def check(task: Assignment, source: str, student: str) -> list[Tried]:
+def check(
+    task: Assignment,
+    source: str,
+    student: str,
+    file: str = "",
+    told: Callable[[str], None] | None = None,
+) -> list[Tried]:
     """Try a student's own file on the public cases, as `grade` will."""
     cases = [("public", case) for case in task.cases("public", student)]
-    return try_cases(task, source, cases)
+    return try_cases(task, source, cases, file=file, told=told)
 
 
 def mark(
@@ -50,7 +57,8 @@ def mark(
     known: Mapping[str, Answer] | None = None,
 ) -> Mark:
     """Grade one hand-in."""
-    tried = tuple(try_cases(task, work.source, graded_cases(task, work.student, secret), known))
+    cases = graded_cases(task, work.student, secret)
+    tried = tuple(try_cases(task, work.source, cases, known, work.file))
     points = mark_of(task, tried)
     if enrolled.log_points is not None:
         points["log"] = min(max(0.0, enrolled.log_points), task.points.get("log", 0.0))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.grading import CodeCell, needed_cells
+from ascend_lab.lab.checks.grading import SOLUTION, CodeCell, needed_cells
 
 TEXT_BYTES = 1 << 20
 ZIP_BYTES, ZIP_FILES = 20 << 20, 200
@@ -184,15 +184,20 @@ def source_of(name: str, data: bytes, functions: Sequence[str]) -> str:
     own = [cell for _, cell in wanted]
     needed = {c.index: c for one in own for c in needed_cells(cells, [one])}
     needed |= {cell.index: cell for cell in own}
-    return "\n\n".join(needed[index].source for index in sorted(needed)) + "\n"
+    chunks = (f"# %% code cell {index}\n{needed[index].source}" for index in sorted(needed))
+    return "\n\n".join(chunks) + "\n"
 
 
 def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
-    """Yield the code cells that Python can read, without magics."""
+    """Yield the code cells that Python can read, by their number, without magics.
+
+    A solution that was published with its page, and still says so, is nobody's answer.
+    """
     cells = notebook["cells"]
     assert isinstance(cells, list)
-    for index, cell in enumerate(cells):
-        if cell["cell_type"] != "code":
+    code = (cell for cell in cells if cell["cell_type"] == "code")
+    for number, cell in enumerate(code, 1):
+        if SOLUTION in cell.get("metadata", {}).get("tags", ()):
             continue
         whole = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         lines = [line for line in whole.splitlines() if not line.lstrip().startswith(("%", "!"))]
@@ -201,7 +206,7 @@ def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
             ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        yield CodeCell(index, source, frozenset(), "")
+        yield CodeCell(number, source, frozenset(), "")
 
 
 def _defined(source: str) -> set[str]:

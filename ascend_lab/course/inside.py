@@ -1,10 +1,11 @@
 """The far side of the wall: runs a hand-in's functions in a process of its own.
 
-Started as `python -I -B inside.py` in an empty folder. Reads one line of JSON from standard input
-(the task), answers in lines of JSON on what was standard output. It holds no answer and no judge,
+Started as `python -I -B inside.py` in an empty folder. Reads lines of JSON from what was standard
+input, the task and then call by call, and answers each on what was standard output. It holds no answer and no judge,
 so whatever a hand-in does to this process changes nothing but its own answers.
 """
 
+import ast
 import builtins
 import ctypes
 import importlib.abc
@@ -23,35 +24,68 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
 
 def main() -> None:
     """Take the task, build the wall, run the hand-in, answer call by call."""
-    task = json.loads(sys.stdin.buffer.readline())
+    questions = os.fdopen(os.dup(0), "rb")
+    task = json.loads(questions.readline())
     answers = _redirected(task["output_bytes"])
     _build_wall(task)
 
-    def tell(**line: Any) -> None:
+    def tell(line: dict[str, Any]) -> None:
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
 
     sys.path.insert(0, task["package"])
+    wire = _wire(tell, questions, task) if task["lenient"] else None
     sys.meta_path.insert(0, _Denied(task["denied"]))
     names: dict[str, Any] = {"__name__": "handin", "__builtins__": builtins}
-    try:
-        exec(compile(task["source"], task["file"], "exec"), names)
-    except BaseException as error:
-        tell(at=-1, error=_line_of(error, task["file"]))
-        return
-    for call in task["calls"]:
-        number, function = call["number"], names.get(call["function"])
-        tell(at=number)
+    tell({"at": -1, **_run(task, names)})
+    for line in questions:
+        call = json.loads(line)
         _more_time(task["case_s"])
-        try:
-            for name, text in call["files"].items():
-                Path(name).write_text(text, "utf-8")
-            if not callable(function):
-                raise NameError(f"no function {call['function']}")
-            tell(at=number, value=_plain(function(**call["arguments"])))
-        except BaseException as error:
-            tell(at=number, error=_line_of(error, task["file"]))
+        if wire is None:
+            tell(_answer(task, names, call))
+        elif "begin" in call:
+            wire = _wire(tell, questions, task, names)
+        else:
+            wire.serve(call)
+
+
+def _wire(tell: Any, questions: Any, task: dict[str, Any], names: Any = {}) -> Any:
+    from ascend_lab.course.wire import Wire
+
+    return Wire(tell, lambda: json.loads(questions.readline()), names,
+                lambda error: _place_of(error, task))  # fmt: skip
+
+
+def _run(task: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
+    """Run the file; say what is wrong. A lenient run goes on behind a statement that fails."""
+    file, remark = task["file"], ""
+    try:
+        if not task["lenient"]:
+            exec(compile(task["source"], file, "exec"), names)
+        for node in ast.parse(task["source"], file).body if task["lenient"] else ():
+            try:
+                exec(compile(ast.Module([node], []), file, "exec"), names)
+            except Exception as error:
+                remark = remark or _line_of(error, task)
+    except BaseException as error:
+        return {"error": _line_of(error, task)}
+    return {"remark": remark}
+
+
+def _answer(task: dict[str, Any], names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to one call with plain data."""
+    at = call["number"]
+    try:
+        for name, text in call["files"].items():
+            Path(name).write_text(text, "utf-8")
+        if not callable(function := names.get(call["function"])):
+            raise NameError(f"no function {call['function']}")
+        said = {"at": at, "value": _plain(function(**call["arguments"]))}
+        json.dumps(said, allow_nan=False)
+    except BaseException as error:
+        said = {"at": at, "error": _line_of(error, task)}
+    return said
 
 
 def _redirected(output_bytes: int) -> int:
@@ -166,20 +200,30 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"plain data, got {kind.__name__}: return lists, numbers, text")
 
 
-def _line_of(error: BaseException, file: str) -> str:
-    """Return the error as one line with the line of the hand-in it came from."""
-    where, trace = "", error.__traceback__
+def _place_of(error: BaseException, task: dict[str, Any]) -> str:
+    """Return the line of the hand-in that an error came from, of a notebook with its cell."""
+    line, trace = 0, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            where = f" in line {trace.tb_lineno}"
+        if trace.tb_frame.f_code.co_filename == task["file"]:
+            line = trace.tb_lineno
         trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.filename == file:
-        where = f" in line {error.lineno}"
+    if isinstance(error, SyntaxError) and error.filename == task["file"]:
+        line = error.lineno or 0
+    if not line:
+        return ""
+    above = task["source"].splitlines()[:line]
+    heads = [(i, text) for i, text in enumerate(above, 1) if text.startswith("# %% code cell ")]
+    cell = f" of {heads[-1][1][5:]}" if heads else ""
+    return f" in line {line - (heads[-1][0] if heads else 0)}{cell} of {task['file']}"
+
+
+def _line_of(error: BaseException, task: dict[str, Any]) -> str:
+    """Return the error as one line with the line of the hand-in it came from."""
     try:
-        said = str(error)
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
     except BaseException:
         said = ""
-    return f"{type(error).__name__}{where}: {said}"[:400].replace("\n", " ")
+    return f"{type(error).__name__}{_place_of(error, task)}: {said}"[:400].replace("\n", " ")
 
 
 if __name__ == "__main__":

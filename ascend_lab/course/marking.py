@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
@@ -84,16 +84,21 @@ def try_cases(
     source: str,
     cases: Sequence[tuple[str, Case]],
     known: Mapping[str, Answer] | None = None,
+    file: str = "",
+    told: Callable[[str], None] | None = None,
 ) -> list[Tried]:
     """Run a hand-in on (part, case) behind the wall and judge each answer.
 
     `known` gives answers of an earlier run by digest of source and case: those are only judged.
+    `file` is what errors call the source; `told` hears of calls that take long.
     """
     known = known or {}
     digests = [_digest(source, task, case) for _, case in cases]
     new = [(digest, case) for digest, (_, case) in zip(digests, cases, strict=True)
            if digest not in known]  # fmt: skip
-    fresh = answers_of(source, [case.call for _, case in new], task.limits, task.denied)
+    run = getattr(task.public, "answers_of", answers_of)
+    calls = [case.call for _, case in new]
+    fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
     answers = {digest: answer for (digest, _), answer in zip(new, fresh, strict=True)}
     return [
         Tried(part, case.name, digest, answer, judge(task, case, answer), case.timed)

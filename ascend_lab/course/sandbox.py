@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ascend_lab
 
@@ -29,6 +29,8 @@ INSIDE = Path(__file__).with_name("inside.py")
 PR_SET_CHILD_SUBREAPER = 36
 STARTS = 4
 """How often a hand-in's process is started again before the rest of its calls is given up."""
+PATIENCE_S = 3.0
+"""After how many seconds of waiting that is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +64,94 @@ class Answer:
     error: str = ""
 
 
-@dataclass(slots=True)
-class _Talk:
-    """What one process has said so far."""
+class LostError(Exception):
+    """A hand-in's process that is of no more use; the text says how it ended."""
 
-    pending: dict[int, Call]
-    limits: Limits
-    answers: dict[int, Answer] = field(default_factory=dict)
-    at: int = -1
-    rest: bytes = b""
-    ended: str = ""
 
-    def hear(self, data: bytes) -> None:
-        """Take lines of JSON; whatever else comes ends the talk."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > self.limits.answer_bytes or any(
-            len(line) > self.limits.answer_bytes for line in lines
-        ):
-            self.ended = f"answered more than {self.limits.answer_bytes:,} bytes"
-            return
-        for line in lines:
-            try:
-                said = json.loads(line, parse_constant=_no_number)
-                number = said["at"]
-            except (ValueError, RecursionError, KeyError, TypeError):
-                self.ended = "sent something that is no answer"
-                return
-            if number == -1:
-                self.ended = str(said.get("error", ""))[:400]
-            elif number in self.pending and number not in self.answers and number >= self.at:
-                self.at = number
-                if "value" in said or "error" in said:
-                    error = str(said.get("error", ""))[:400]
-                    self.answers[number] = Answer(said.get("value"), error)
+class Session:
+    """A process that runs one hand-in: a line of JSON there, a line back, within a time.
+
+    `told` hears, when an answer takes long, for how long it has been waited and what the limit is.
+    """
+
+    def __init__(self, source: str, file: str, limits: Limits, denied: Sequence[str] = (),
+                 told: Callable[[str], None] | None = None, lenient: bool = False) -> None:  # fmt: skip
+        self.limits, self.told, self.rest, self.remark = limits, told, b"", ""
+        self.before, self.folder = _children(), tempfile.mkdtemp(prefix="handin-")
+        _adopt_orphans()
+        self.child = _started(self.folder)
+        assert self.child.stdout is not None
+        os.set_blocking(self.child.stdout.fileno(), False)
+        self.until_s = self.since_s = time.monotonic()
+        self.task = {
+            "package": str(PACKAGE), "source": source, "file": file, "denied": list(denied),
+            "case_s": limits.case_s, "memory_bytes": limits.memory_bytes,
+            "output_bytes": limits.output_bytes, "lenient": lenient,
+        }  # fmt: skip
+
+    def open(self) -> str:
+        """Run the file itself; return "" or why it does not run. Raises `LostError`."""
+        self.begin(self.limits.start_s)
+        self.send(self.task)
+        said = self.hear()
+        self.remark = str(said.get("remark", ""))[:400]
+        return str(said.get("error", ""))[:400]
+
+    def begin(self, most_s: float) -> None:
+        """Let the time run that all lines up to the next `begin` may take, by the clock."""
+        self.since_s = time.monotonic()
+        self.until_s = self.since_s + most_s
+
+    def send(self, line: Mapping[str, Any]) -> None:
+        """Send a line."""
+        assert self.child.stdin is not None
+        try:
+            self.child.stdin.write(json.dumps(line).encode() + b"\n")
+            self.child.stdin.flush()
+        except OSError as error:
+            raise LostError("ended the process") from error
+
+    def hear(self) -> dict[str, Any]:
+        """Return the next line; raise `LostError` where none comes, or something else."""
+        most, said_s = self.limits.answer_bytes, 0.0
+        assert self.child.stdout is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.child.stdout, selectors.EVENT_READ)
+            while b"\n" not in self.rest:
+                now_s = time.monotonic()
+                if now_s > self.until_s:
+                    raise LostError(self._late())
+                if self.told and now_s - max(self.since_s, said_s) > PATIENCE_S:
+                    said_s = now_s
+                    self.told(f"still waiting after {now_s - self.since_s:.0f} s; at most "
+                              f"{self.until_s - self.since_s:.0f} s")  # fmt: skip
+                if not ready.select(min(max(0.0, self.until_s - now_s), 0.5)):
+                    continue
+                data = os.read(self.child.stdout.fileno(), 1 << 16)
+                if not data:
+                    spent = time.monotonic() - self.since_s >= self.limits.case_s
+                    raise LostError(self._late() if spent else "ended the process")
+                self.rest += data
+                if len(self.rest) > most and b"\n" not in self.rest[:most]:
+                    raise LostError(f"answered more than {most:,} bytes")
+        line, _, self.rest = self.rest.partition(b"\n")
+        try:
+            said = json.loads(line, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise LostError("sent something that is no answer") from error
+        if not isinstance(said, dict):
+            raise LostError("sent something that is no answer")
+        return said
+
+    def _late(self) -> str:
+        return f"did not end within {self.limits.case_s:g} s"
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        with contextlib.suppress(OSError):
+            with self.child:
+                _end(self.child, self.before)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def answers_of(
@@ -102,52 +159,50 @@ def answers_of(
     calls: Sequence[Call],
     limits: Limits = Limits(),
     denied: Sequence[str] = (),
+    file: str = "handin.py",
+    told: Callable[[str], None] | None = None,
 ) -> list[Answer]:
     """Run a hand-in's functions behind the wall; return one answer for each call, in order.
 
     Never raises for what the hand-in does.
     """
-    found: dict[int, Answer] = {}
-    for _ in range(STARTS):
-        pending = {n: call for n, call in enumerate(calls) if n not in found}
-        if not pending:
-            break
-        talk = _talk(source, pending, limits, denied)
-        found |= talk.answers
-        if talk.at == -1 and talk.ended:  # the file itself does not run: nor will it next time
-            return [Answer(error=talk.ended)] * len(calls)
-        if talk.at in pending and talk.at not in found:
-            found[talk.at] = Answer(error=talk.ended or "ended the process")
-    lost = Answer(error=f"not run: the file ended its process {STARTS} times")
-    return [found.get(n, lost) for n in range(len(calls))]
+    found: list[Answer] = []
+    starts = 0
+    while len(found) < len(calls):
+        if starts == STARTS:
+            lost = Answer(error=f"not run: the file ended its process {STARTS} times")
+            return found + [lost] * (len(calls) - len(found))
+        starts += 1
+        session = Session(source, file, limits, denied, told)
+        try:
+            if wrong := _opened(session):  # nor will it run next time
+                return [Answer(error=wrong)] * len(calls)
+            for number in range(len(found), len(calls)):
+                found.append(_answer(session, number, calls[number]))
+        except LostError as error:
+            found.append(Answer(error=str(error)))
+        finally:
+            session.close()
+    return found
 
 
-def _talk(source: str, pending: dict[int, Call], limits: Limits, denied: Sequence[str]) -> _Talk:
-    task = {
-        "package": str(PACKAGE), "source": source, "file": "handin.py", "denied": list(denied),
-        "case_s": limits.case_s, "memory_bytes": limits.memory_bytes,
-        "output_bytes": limits.output_bytes,
-        "calls": [{"number": n, "function": c.function, "arguments": dict(c.arguments),
-                   "files": dict(c.files)} for n, c in pending.items()],
-    }  # fmt: skip
-    folder = tempfile.mkdtemp(prefix="handin-")
-    before = _children()
-    _adopt_orphans()
+def _opened(session: Session) -> str:
     try:
-        with _started(folder) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            talk = _Talk(pending, limits)
-            try:
-                with contextlib.suppress(OSError):
-                    child.stdin.write(json.dumps(task).encode() + b"\n")
-                    child.stdin.close()
-                _listen(talk, child.stdout)
-            finally:
-                _end(child, before)
-        return talk
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return session.open()
+    except LostError as error:
+        return str(error)
+
+
+def _answer(session: Session, number: int, call: Call) -> Answer:
+    session.begin(2 * session.limits.case_s)
+    session.send({
+        "number": number, "function": call.function, "arguments": dict(call.arguments),
+        "files": dict(call.files),
+    })  # fmt: skip
+    said = session.hear()
+    if said.get("at") != number or not {"value", "error"} & set(said):
+        raise LostError("sent something that is no answer")
+    return Answer(said.get("value"), str(said.get("error", ""))[:400])
 
 
 def _started(folder: str) -> subprocess.Popen[bytes]:
@@ -164,28 +219,6 @@ def _started(folder: str) -> subprocess.Popen[bytes]:
         env=clean | threads | {"HOME": folder, "TMPDIR": folder},
         start_new_session=os.name == "posix",
     )
-
-
-def _listen(talk: _Talk, pipe: IO[bytes]) -> None:
-    """Hear the process until its last answer, its end, or its time is over."""
-    os.set_blocking(pipe.fileno(), False)
-    told_s, heard, allowed_s = time.monotonic(), (talk.at, 0), talk.limits.start_s
-    with selectors.DefaultSelector() as ready:
-        ready.register(pipe, selectors.EVENT_READ)
-        while not talk.ended and len(talk.answers) < len(talk.pending):
-            left_s = told_s + allowed_s - time.monotonic()
-            if left_s <= 0:
-                talk.ended = f"did not end within {talk.limits.case_s:g} s"
-                return
-            if not ready.select(min(left_s, 0.5)):
-                continue
-            data = os.read(pipe.fileno(), 1 << 16)
-            if not data:
-                return
-            talk.hear(data)
-            if (talk.at, len(talk.answers)) != heard:
-                heard = talk.at, len(talk.answers)
-                told_s, allowed_s = time.monotonic(), 2 * talk.limits.case_s
 
 
 def _no_number(text: str) -> Any:

@@ -327,6 +327,8 @@ def _line_in(error: BaseException, fn: Any) -> str:
     """Return the last line of the answer's own cell or file that an error went through."""
     file = getattr(getattr(fn, "__code__", None), "co_filename", None)
     line, trace = 0, error.__traceback__
+    if place := getattr(error, "place", ""):  # the answer ran in another process
+        return str(place)
     while trace is not None and file is not None:
         if trace.tb_frame.f_code.co_filename == file:
             line = trace.tb_lineno

@@ -73,6 +73,10 @@ class CheckError(AscendLabError):
     """A check that is itself written wrongly; a wrong answer never raises."""
 
 
+class EndedError(BaseException):
+    """Raised by a function that asks another process, where that gives no answer: how it ended."""
+
+
 @dataclass(slots=True)
 class _Heard:
     """What this process has heard from a child that runs a check."""
@@ -239,6 +243,8 @@ def _live(run: Run, ends: Sequence[int], held: Iterable[int]) -> NoReturn:
             answer: tuple[object, ...] = ("done", *run(tell))
         except AscendLabError as error:
             answer = ("broken", error.needed, error.got, error.remedy)
+        except EndedError as error:
+            answer = ("done", False, f"{doing} {error}", case)
         except BaseException as error:
             answer = ("done", False, f"{doing} raised {type(error).__name__}", case)
             if isinstance(error, Exception) and not isinstance(error, MemoryError):
@@ -334,6 +340,8 @@ def _here(run: Run) -> Verdict:
                 over.set()
     except _StoppedError:
         return False, f"{doing[1]} did not end within {CASE_S} s", doing[0]
+    except EndedError as error:
+        return False, f"{doing[1]} {error}", doing[0]
     except (SystemExit, GeneratorExit) as error:
         return False, f"{doing[1]} raised {type(error).__name__}", doing[0]
 

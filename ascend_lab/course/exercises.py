@@ -1,0 +1,153 @@
+"""The book's exercises as an assignment: the checks on this side of the wall, the answers behind it.
+
+`load("1,5.2")` is a set like any assignment; its cases are the exercises, its one property is what
+the check says. The check runs here, as in a notebook, but in place of the student's function it
+calls one that asks the student's process (see `wire`). So nothing that a hand-in does to a check,
+to the package or to NumPy reaches what decides.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import __version__
+from ascend_lab.course import assignment
+from ascend_lab.course.assignment import Assignment, Case, Judged
+from ascend_lab.course.sandbox import Answer, Call, Limits, LostError, Session
+from ascend_lab.course.wire import Wire
+from ascend_lab.errors import InputError
+from ascend_lab.lab import checks
+from ascend_lab.lab.checks.core import exercise_number
+from ascend_lab.lab.checks.wall import EndedError
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+LIMITS = Limits(case_s=5.0, memory_bytes=1 << 30, answer_bytes=16 << 20)
+DENIED = tuple(sorted({f"{checks.__name__}.{home}" for home in checks._CHECKS.values()}))
+"""The checks themselves, next to which answers stand."""
+
+
+def load(name: str, course: str | Path | None = None) -> Assignment:
+    """Load an assignment such as "A1", or exercises such as "1,5.2" (chapters and numbers)."""
+    if not re.match(r"\d", name):
+        return assignment.load(name, course)
+    exercises = chosen(name)
+    return Assignment(
+        name=name, folder=NOTEBOOKS, title="exercises of the book", version=__version__,
+        chapters=tuple(sorted({int(one[3:5]) for one in exercises})), hours=0,
+        functions=tuple(dict.fromkeys(n for one in exercises for n in names_of(one))),
+        points={"public": len(exercises)}, weights={"check": 1}, limits=LIMITS, denied=DENIED,
+        twist={"exercises": exercises}, late_per_day=0.0, public=sys.modules[__name__], hidden=None,
+    )  # fmt: skip
+
+
+def chosen(words: str) -> list[str]:
+    """Return the exercises that "1,5.2,14a" names, in the book's order."""
+    known = [name.removeprefix("check_") for name in checks.check_names()]
+    found: set[str] = set()
+    for word in words.split(","):
+        number = re.fullmatch(r"0*(\d+[a-z]?)(?:\.(\d+))?", word.strip())
+        some = {one for one in known if number and number[1] == exercise_number(one).split(".")[0]
+                and number[2] in (None, exercise_number(one).split(".")[1])}  # fmt: skip
+        if not some:
+            remedy = "name chapters and coded exercises: 1,5.2,14a"
+            raise InputError(f"exercises {words}", f"none called {word.strip()!r}", remedy)
+        found |= some
+    return [one for one in known if one in found]
+
+
+def names_of(exercise: str) -> tuple[str, ...]:
+    """Return what an answer may be called: the exercise, or its name on the book's page."""
+    own = _page_names(exercise[3:].rpartition("_")[0]).get(exercise)
+    return (exercise, own) if own else (exercise,)
+
+
+@cache
+def _page_names(chapter: str) -> Mapping[str, str]:
+    """Return the function that each exercise of a chapter asks for; nothing without the pages."""
+    found: dict[str, str] = {}
+    for page in NOTEBOOKS.glob(f"{chapter}_*.ipynb"):
+        calls = re.findall(r"check_(ex_\w+)\((\w+)\)", page.read_text("utf-8"))
+        found |= {exercise: name for exercise, name in calls}
+    return found
+
+
+# -- what an assignment's public.py has ------------------------------------------------------------
+
+
+def instance(rng: np.random.Generator, twist: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the exercises; every student has the same."""
+    return dict(twist)
+
+
+def cases(instance: Mapping[str, Any], rng: np.random.Generator) -> list[Case]:
+    """Return a case an exercise: its check under a seed of its own."""
+    return [
+        Case(exercise_number(one), Call(one, {"seed": int(rng.integers(1 << 31))}))
+        for one in instance["exercises"]
+    ]
+
+
+def judge(case: Case, answer: Any) -> Judged:
+    """Return what the check has said, "" where it passed."""
+    return Judged({"check": str(answer)})
+
+
+def answers_of(
+    source: str,
+    calls: Sequence[Call],
+    limits: Limits,
+    denied: Sequence[str] = (),
+    file: str = "handin.py",
+    told: Callable[[str], None] | None = None,
+) -> list[Answer]:
+    """Check a hand-in's exercises; an answer is what the check says, "" where it passes.
+
+    A process answers until a check fails; the next exercise gets a new one.
+    """
+    found: list[Answer] = []
+    session: Session | None = None
+    try:
+        for call in calls:
+            if session is None:
+                session = Session(source, file, limits, denied, told, lenient=True)
+                try:
+                    wrong = session.open()
+                except LostError as error:
+                    wrong = str(error)
+                if wrong:
+                    return [Answer(error=wrong)] * len(calls)
+            said = _said(session, call)
+            found.append(Answer(said))
+            if said:
+                session.close()
+                session = None
+    finally:
+        if session is not None:
+            session.close()
+    return found
+
+
+def _said(session: Session, call: Call) -> str:
+    """Return what the check of one exercise says to the function of the far side."""
+    wire = Wire(session.send, session.hear)
+    names = names_of(call.function)
+
+    def answer(*args: Any, **named: Any) -> Any:
+        session.begin(2 * session.limits.case_s)
+        try:
+            return wire.ask(0, "|".join(names), args, named)
+        except LostError as error:
+            raise EndedError(str(error)) from error
+
+    try:
+        session.send({"begin": True})
+    except LostError as error:
+        return str(error)
+    result = getattr(checks, f"check_{call.function}")(answer, seed=call.arguments["seed"])
+    remark = f"; {session.remark}" if session.remark and "no function" in result.message else ""
+    return "" if result.passed else result.message[:400] + remark
