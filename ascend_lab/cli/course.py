@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +32,36 @@ def _course(arguments: argparse.Namespace) -> int:
     for name, actions in ONLY.items():
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
-    if (arguments.work is None) != (arguments.action in ("start", "pack")):
-        wanted = "no file" if arguments.work else "a file or folder after the assignment"
-        example = f"e.g. course {arguments.action} {arguments.assignment}"
-        raise InputError(f"{arguments.action}: {wanted}", str(arguments.work), example)
+    _refuse_work(arguments)
     near = Path(arguments.work or ".").resolve().parent if arguments.action == "check" else None
     own = near if near and (near / "assignment.toml").is_file() else None
     task = load(arguments.assignment, arguments.course or own)
-    if arguments.action in ("grade", "pack") and task.hidden is None:
+    if arguments.action == "start" and task.exercises:
+        raise InputError("start: an assignment", task.name, "its pages are the start: copy one")
+    if arguments.action in ("grade", "pack") and task.hidden is None and not task.exercises:
         remedy = "name the course with --course: a hand-out cannot grade"
         raise InputError(f"hidden.py of {task.name}", f"none in {task.folder}", remedy)
     run = {"start": _start, "check": _check, "grade": _grade, "pack": _pack}
     return run[arguments.action](task, arguments)
+
+
+def _refuse_work(arguments: argparse.Namespace) -> None:
+    """Refuse a file where none is wanted, none where one is, a folder where a file is."""
+    action, name, work = arguments.action, arguments.assignment, arguments.work
+    wanted = {
+        "check": f"your file, e.g. course check {name} {name}/start.py",
+        "grade": f"the folder of hand-ins, e.g. course grade {name} handed_in --out report",
+    }
+    if action not in wanted:
+        if work is not None:
+            raise InputError(f"{action}: no file", work, f"e.g. course {action} {name}")
+    elif work is None:
+        raise InputError(f"{action}: {wanted[action]}", "nothing after the assignment")
+    elif action == "check" and Path(work).is_dir():
+        found = sorted(path for path in Path(work).iterdir() if path.suffix in (".py", ".ipynb"))
+        there = [str(path) for path in found if path.name != "public.py"]
+        remedy = f"name one of {', '.join(there)}" if there else "it has no .py and no .ipynb"
+        raise InputError("check: one file, the one you work in", f"the folder {work}", remedy)
 
 
 def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
@@ -62,33 +81,30 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     from ascend_lab.course import check
     from ascend_lab.course.handin import source_of
-    from ascend_lab.course.marking import mark_of
+    from ascend_lab.course.marking import faults_said, mark_of
 
     path = Path(arguments.work)
     source = source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
-    student = arguments.student or _handed_to(path.parent)
-    tried = check(task, source, student)
+    student = arguments.student or ("" if task.exercises else _handed_to(path.parent))
+    tried = check(task, source, student, path.name, lambda text: print(text, file=sys.stderr))
     points = mark_of(task, tried)
-    lines, held = [], True
-    for one in tried:
-        said = "; ".join(f"{name}: {text}" for name, text in one.faults.items())
-        reached = ""
-        if one.timed and not one.faults:
-            judged = one.judged
-            reached = (
-                f", cost {judged.cost:g} (plain {judged.base:g}, full points at "
-                f"{judged.target:g}): {one.share():.0%}"
-            )
-        lines.append(f"{one.case:24} {said or 'holds'}{reached}")
-        held = held and not one.faults
+    reached = {
+        one.case: f", cost {one.judged.cost:g} (plain {one.judged.base:g}, full points at "
+        f"{one.judged.target:g}): {one.share():.0%}"
+        for one in tried
+        if one.timed and not one.faults
+    }
+    lines = [f"{cases:24} {said or 'holds' + reached.get(cases, '')}"
+             for cases, said in faults_said(task, tried)]  # fmt: skip
     lines += [
         f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
     ]
-    lines.append("hidden cases are like these, others; the work log is read by a person")
+    if not task.exercises:
+        lines.append("hidden cases are like these, others; the work log is read by a person")
     found = {"points": points, "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost}
                                          for t in tried}}  # fmt: skip
     emit(arguments.json, found, lines)
-    return 0 if held else 1
+    return 1 if any(one.faults for one in tried) else 0
 
 
 def _handed_to(folder: Path) -> str:
@@ -105,20 +121,23 @@ def _handed_to(folder: Path) -> str:
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course.grade import grade, moved, read_log, read_roster, read_secret
+    from ascend_lab.course.grade import grade, moved, read_log, read_roster, read_secret, run_anew
     from ascend_lab.course.report import write_report
 
     if arguments.out is None:
         raise InputError("--out FOLDER", "none", "where the report goes")
     out, secret = Path(arguments.out), read_secret(arguments.secret)
     known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
-    old = _totals(out / "grades.csv") if arguments.again else {}
+    old = _rows(out / "grades.csv") if arguments.again else {}
     roster = read_roster(arguments.roster)
     marks = grade(task, Path(arguments.work), secret=secret, roster=roster, known=known,
                   jobs=arguments.jobs)  # fmt: skip
-    changes = {m.student: moved(before[m.student], m) for m in marks if m.student in before}
+    anew = {m.student: run_anew(old[m.student], before.get(m.student, ()), m)
+            for m in marks if m.student in old}  # fmt: skip
+    changes = {m.student: [*anew.get(m.student, ()), *moved(before[m.student], m)]
+               for m in marks if m.student in before}  # fmt: skip
     write_report(task, marks, out, secret, changes)
-    lines = [_line(mark, old, changes) for mark in marks]
+    lines = [_line(mark, old, anew, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
     if not secret:
         lines.append("no --secret: students who know this course can draw the hidden cases")
@@ -127,21 +146,28 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _line(mark: "Mark", old: dict[str, float], changes: dict[str, list[str]]) -> str:
+def _line(
+    mark: "Mark",
+    old: dict[str, dict[str, str]],
+    anew: dict[str, list[str]],
+    changes: dict[str, list[str]],
+) -> str:
     parts = ", ".join(f"{part} {value:.1f}" for part, value in mark.points.items())
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
-    was = old.get(mark.student)
-    if was is not None and round(was, 2) != round(mark.total, 2):
+    was = float(old.get(mark.student, {}).get("total", mark.total))
+    if was != mark.total:
         why = "; ".join(changes.get(mark.student, [])[:3]) or "points of the log, or lateness"
         line += f"  was {was:.1f}: {why}"
+    elif anew.get(mark.student):
+        line += f"  as before: {anew[mark.student][0]}"
     return line
 
 
-def _totals(table: Path) -> dict[str, float]:
+def _rows(table: Path) -> dict[str, dict[str, str]]:
     import csv
 
     with table.open(encoding="utf-8", newline="") as file:
-        return {row["id"]: float(row["total"]) for row in csv.DictReader(file)}
+        return {row["id"]: row for row in csv.DictReader(file)}
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
@@ -157,10 +183,10 @@ def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 VERBS = (
     Verb(
-        "course", "assignments: start one, check your work, grade a folder, pack", _course,
+        "course", "assignments, exercises: start, check your work, grade a folder, pack", _course,
         (
             flag("action", choices=ACTIONS, metavar="start|check|grade|pack"),
-            flag("assignment", metavar="A1"),
+            flag("assignment", metavar="A1|1,5.2", help="an assignment, or exercises of the book"),
             flag("work", nargs="?", metavar="FILE|FOLDER", help="what to check or grade"),
             flag("--student", metavar="ID", help="whose instance (start, check)"),
             flag("--output", metavar="FOLDER|F.zip", help="where start and pack write"),

@@ -72,6 +72,11 @@ class Assignment:
     public: ModuleType
     hidden: ModuleType | None
 
+    @property
+    def exercises(self) -> tuple[str, ...]:
+        """The exercises of the book that are graded, where it is those."""
+        return tuple(self.twist.get("exercises", ()))
+
     def instance(self, student: str) -> dict[str, Any]:
         """Return the student's own instance; anybody who knows the name can draw it."""
         drawn: dict[str, Any] = self.public.instance(self._rng("", student, "instance"), self.twist)

@@ -1,4 +1,4 @@
-"""The book's exercises as an assignment: the checks on this side of the wall, the answers behind it.
+"""The book's exercises as an assignment: checks on this side of the wall, answers behind it.
 
 `load("1,5.2")` is a set like any assignment; its cases are the exercises, its one property is what
 the check says. The check runs here, as in a notebook, but in place of the student's function it
@@ -26,7 +26,7 @@ from ascend_lab.lab.checks.core import exercise_number
 from ascend_lab.lab.checks.wall import EndedError
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-LIMITS = Limits(case_s=5.0, memory_bytes=1 << 30, answer_bytes=16 << 20)
+LIMITS = Limits(memory_bytes=1 << 30, answer_bytes=16 << 20)
 DENIED = tuple(sorted({f"{checks.__name__}.{home}" for home in checks._CHECKS.values()}))
 """The checks themselves, next to which answers stand."""
 
@@ -72,7 +72,7 @@ def _page_names(chapter: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for page in NOTEBOOKS.glob(f"{chapter}_*.ipynb"):
         calls = re.findall(r"check_(ex_\w+)\((\w+)\)", page.read_text("utf-8"))
-        found |= {exercise: name for exercise, name in calls}
+        found |= dict(calls)
     return found
 
 
@@ -138,7 +138,7 @@ def _said(session: Session, call: Call) -> str:
     names = names_of(call.function)
 
     def answer(*args: Any, **named: Any) -> Any:
-        session.begin(2 * session.limits.case_s)
+        session.begin(session.limits.case_s, f"exercise {exercise_number(call.function)}")
         try:
             return wire.ask(0, "|".join(names), args, named)
         except LostError as error:

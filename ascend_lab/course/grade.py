@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import multiprocessing
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from ascend_lab.course.assignment import Assignment, Case
 from ascend_lab.course.exercises import load
 from ascend_lab.course.handin import HandIn, constant, hand_ins
-from ascend_lab.course.marking import Mark, Tried, lateness, mark_of, try_cases
+from ascend_lab.course.marking import Mark, Tried, lateness, mark_of, tenths, try_cases
 from ascend_lab.course.sandbox import Answer
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
@@ -61,7 +62,7 @@ def mark(
     tried = tuple(try_cases(task, work.source, cases, known, work.file))
     points = mark_of(task, tried)
     if enrolled.log_points is not None:
-        points["log"] = min(max(0.0, enrolled.log_points), task.points.get("log", 0.0))
+        points["log"] = tenths(min(enrolled.log_points, task.points.get("log", 0.0)))
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
     notes = (*work.notes, *(["marked late by the course system"] if work.late else []))
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -127,18 +128,33 @@ def read_roster(path: str | Path | None) -> dict[str, Enrolled]:
     if path is None:
         return {}
     text = read_file(path, "a roster", TABLE_BYTES).decode("utf-8-sig", "replace")
-    rows = csv.DictReader(io.StringIO(text))
-    if "id" not in (rows.fieldnames or ()):
-        raise InputError(f"{path}: a column id", str(rows.fieldnames), "name it so")
-    return {row["id"]: _enrolled(row, path) for row in rows if row["id"]}
+    rows = csv.DictReader(io.StringIO(text), restkey="more", restval="")
+    heads = list(rows.fieldnames or ())
+    if "id" not in heads:
+        remedy = "columns are separated by commas; the first line names them"
+        raise InputError(f"{path}: a column id", ", ".join(map(repr, heads))[:80], remedy)
+    found: dict[str, Enrolled] = {}
+    for row in rows:
+        one, line = row["id"].strip(), f"{path}, line {rows.line_num}"
+        if one in found:
+            raise InputError(f"{line}: each id once", f"{one} again", "keep one of its lines")
+        if "more" in row:
+            raise InputError(f"{line}: {len(heads)} columns", f"{row['more']} more", "mend it")
+        if one:
+            late, log = (_number(row.get(n, ""), f"{line}: {n}") for n in ("late_minutes", "log"))
+            found[one] = Enrolled(one, row.get("name", ""), late or 0.0, log)
+    return found
 
 
-def _enrolled(row: Mapping[str, str], path: str | Path) -> Enrolled:
+def _number(text: str, what: str) -> float | None:
+    """Return a number of a roster, None where there is none."""
     try:
-        late, log = float(row.get("late_minutes") or 0), row.get("log")
-        return Enrolled(row["id"], row.get("name") or "", late, float(log) if log else None)
-    except ValueError as error:
-        raise InputError(f"{path}: numbers for {row['id']}", str(error), "mend the line") from error
+        number = float(text or 0)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InputError(f"{what}, a number from 0", repr(text), "mend the line")
+    return number if text else None
 
 
 def read_log(path: Path) -> tuple[dict[str, Answer], dict[str, list[Mapping[str, object]]]]:
@@ -162,10 +178,22 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             raise InputError(f"{path}: JSON lines", line[:60], "grade from the start") from error
 
 
+def run_anew(
+    row: Mapping[str, str], before: Sequence[Mapping[str, object]], mark: Mark
+) -> list[str]:
+    """Return why answers of an earlier report did not serve: another file, or other cases."""
+    if row["digest"] != mark.digest:
+        return [f"another file: {row['digest']} -> {mark.digest}, run anew"]
+    known = {record["digest"] for record in before}
+    count = sum(tried.digest not in known for tried in mark.tried)
+    others = f"{count} of {len(mark.tried)} cases are others, run anew: another secret or version"
+    return [others] if count else []
+
+
 def moved(before: Sequence[Mapping[str, object]], mark: Mark) -> list[str]:
     """Return why a mark has moved: each property that holds now and did not, or the reverse."""
     old = {(r["part"], r["case"]): r["judged"] for r in before}
-    found = []
+    found: list[str] = []
     for tried in mark.tried:
         was = old.get((tried.part, tried.case))
         if not isinstance(was, dict):

@@ -27,7 +27,8 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
     own = out / "start.py"
     out.mkdir(parents=True, exist_ok=True)
     if own.exists():
-        raise InputError(f"{out} without a start.py", "one is there", "name another folder")
+        remedy = "nothing was written: name a new folder with --output, or move that file away"
+        raise InputError(f"a folder without {own.name}", f"{own}, which may be your work", remedy)
     source = (task.folder / "start.py").read_text("utf-8")
     instance = {"student": student, "assignment": task.name, **task.instance(student)}
     files = {

@@ -1,8 +1,8 @@
 """The far side of the wall: runs a hand-in's functions in a process of its own.
 
 Started as `python -I -B inside.py` in an empty folder. Reads lines of JSON from what was standard
-input, the task and then call by call, and answers each on what was standard output. It holds no answer and no judge,
-so whatever a hand-in does to this process changes nothing but its own answers.
+input, the task and then call by call, and answers each on what was standard output. It holds no
+answer and no judge, so whatever a hand-in does to this process changes nothing but its own answers.
 """
 
 import ast
@@ -35,9 +35,10 @@ def main() -> None:
             data = data[os.write(answers, data) :]
 
     sys.path.insert(0, task["package"])
-    wire = _wire(tell, questions, task) if task["lenient"] else None
+    wire = _wire(tell, questions, task, {}) if task["lenient"] else None
     sys.meta_path.insert(0, _Denied(task["denied"]))
     names: dict[str, Any] = {"__name__": "handin", "__builtins__": builtins}
+    _more_time(task["start_s"])
     tell({"at": -1, **_run(task, names)})
     for line in questions:
         call = json.loads(line)
@@ -50,7 +51,7 @@ def main() -> None:
             wire.serve(call)
 
 
-def _wire(tell: Any, questions: Any, task: dict[str, Any], names: Any = {}) -> Any:
+def _wire(tell: Any, questions: Any, task: dict[str, Any], names: dict[str, Any]) -> Any:
     from ascend_lab.course.wire import Wire
 
     return Wire(tell, lambda: json.loads(questions.readline()), names,

@@ -67,7 +67,7 @@ class Mark:
     @property
     def total(self) -> float:
         """The points of all parts, less what lateness costs."""
-        return max(0.0, sum(self.points.values()) - self.late_points)
+        return tenths(max(0.0, sum(self.points.values()) - self.late_points))
 
     @property
     def ratio(self) -> float | None:
@@ -131,18 +131,40 @@ def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:
                 weight * sum(not t.judged.properties.get(name, "missing") for t in cases)
                 for name, weight in task.weights.items()
             )
-            points[part] = task.points[part] * held / whole / len(cases)
+            points[part] = tenths(task.points[part] * held / whole / len(cases))
     timed = [t for t in tried if t.timed]
     if timed and "performance" in task.points:
         shares = sum(t.share() for t in timed)
-        points["performance"] = task.points["performance"] * shares / len(timed)
+        points["performance"] = tenths(task.points["performance"] * shares / len(timed))
     return points
 
 
 def lateness(task: Assignment, minutes: float, total: float) -> float:
     """Return the points that a late hand-in loses: a share for each day begun."""
     days = math.ceil(max(0.0, minutes) / (24 * 60))
-    return min(1.0, task.late_per_day * days) * total
+    return tenths(min(1.0, task.late_per_day * days) * total)
+
+
+def tenths(points: float) -> float:
+    """Return points as they are written everywhere: rounded once, so that sums are those shown."""
+    return round(points, 1)
+
+
+def faults_said(task: Assignment, tried: Sequence[Tried]) -> list[tuple[str, str]]:
+    """Return (cases, what does not hold, "" where all does) in order; what repeats is said once."""
+    found: list[tuple[list[str], str]] = []
+    for one in tried:
+        kinds: dict[str, list[str]] = {}
+        for name, text in one.faults.items():
+            kinds.setdefault(text, []).append(name)
+        said = "; ".join(text if len(names) == len(task.weights) else f"{', '.join(names)}: {text}"
+                         for text, names in kinds.items())  # fmt: skip
+        same = next((cases for cases, text in found if said and text == said), None)
+        if same is None:
+            found.append(([one.case], said))
+        else:
+            same.append(one.case)
+    return [(f"{len(cases)} cases" if len(cases) > 1 else cases[0], said) for cases, said in found]
 
 
 def _digest(source: str, task: Assignment, case: Case) -> str:

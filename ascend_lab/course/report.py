@@ -20,7 +20,7 @@ from typing import Any
 from ascend_lab import __version__
 from ascend_lab.course.assignment import PARTS, Assignment
 from ascend_lab.course.grade import graded_cases
-from ascend_lab.course.marking import Mark, Tried, as_record
+from ascend_lab.course.marking import Mark, Tried, as_record, faults_said
 from ascend_lab.course.similarity import hints, our_sources
 from ascend_lab.output import write_whole
 
@@ -92,14 +92,14 @@ def results(task: Assignment, mark: Mark) -> dict[str, Any]:
         said = [f"{name}: {text}" for name, text in _lines(task, mark, part)]
         seen = "visible" if part == "public" else "after_due_date"
         tests.append({
-            "name": part, "score": round(points, 2), "max_score": task.points[part],
+            "name": part, "score": points, "max_score": task.points[part],
             "output": "\n".join(said) or "all properties hold", "visibility": seen,
         })  # fmt: skip
     ratio = mark.ratio if mark.pseudonym else None
     board = [] if ratio is None else [{"name": "cost / optimum", "value": round(ratio, 4),
                                        "order": "asc"}]  # fmt: skip
     output = "\n".join(mark.notes)
-    return {"score": round(mark.total, 2), "output": output, "tests": tests, "leaderboard": board}
+    return {"score": mark.total, "output": output, "tests": tests, "leaderboard": board}
 
 
 def _lines(task: Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
@@ -136,9 +136,9 @@ def _grades(task: Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
     head = ("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")
     rows = [head]
     for mark in marks:
-        points = [f"{mark.points[p]:.2f}" if p in mark.points else "" for p in parts]
+        points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
         rows.append((
-            mark.student, mark.name, *points, f"{-mark.late_points:.2f}", f"{mark.total:.2f}",
+            mark.student, mark.name, *points, f"{-mark.late_points:.1f}", f"{mark.total:.1f}",
             mark.file, mark.digest, f"{task.name} {task.version}", __version__,
         ))  # fmt: skip
     return rows
@@ -202,7 +202,10 @@ def _index(
     rows = []
     for mark in marks:
         faults = [
-            f"{t.part} {t.case}, {n}: {said}" for t in mark.tried for n, said in t.faults.items()
+            f"{part} {case}: {said}"
+            for part in parts
+            for case, said in faults_said(task, [t for t in mark.tried if t.part == part])
+            if said
         ]
         more = [*mark.notes, *changes.get(mark.student, ()), *faults]
         failing = [t for t in mark.tried if t.faults][:3]
@@ -210,12 +213,12 @@ def _index(
         unfold = f"<details><summary>{len(faults)} faults</summary><ul>{details}</ul>"
         unfold += _charts(task, mark, failing, secret) + "</details>"
         points = [mark.points.get(part) for part in parts]
-        cells = [("" if p is None else f"{p:.1f}", "" if p is None else f"{p:.4f}") for p in points]
+        points += [-mark.late_points or None, mark.total]
+        cells = [("" if p is None else f"{p:.1f}",) * 2 for p in points]
         ratio = "" if mark.ratio is None else f"{mark.ratio:.3f}"
         rows.append([(html.escape(f"{mark.student} {mark.name}"), mark.student), *cells,
-                     (f"{mark.total:.1f}", f"{mark.total:.4f}"), (ratio, ratio),
-                     (unfold, str(len(faults)))])  # fmt: skip
-    heads = ("student", *parts, "total", "cost / optimum", "what does not hold")
+                     (ratio, ratio), (unfold, str(len(faults)))])  # fmt: skip
+    heads = ("student", *parts, "late", "total", "cost / optimum", "what does not hold")
     pairs = "".join(_pair(a, b, x, marks) for a, b, x in alike)
     hint = "<h2>Alike, a hint and no verdict</h2>" + (pairs or "<p>nothing alike</p>")
     return _page(

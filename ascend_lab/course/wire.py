@@ -43,7 +43,7 @@ class StandIn:
             raise AttributeError(name)
         return self._wire.ask(self._number, name)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:  # noqa: D102
         return self._wire.ask(self._number, "", args, named)
 
     def __iter__(self) -> Any:
@@ -118,7 +118,7 @@ class Wire:
         if not name:
             return thing(*args, **named)
         if name in SPECIAL:
-            return {"__iter__": iter, "__next__": next}[name](thing)
+            return iter(thing) if name == "__iter__" else next(thing)
         if name.startswith("_") or not (self.far or _name(type(thing)) in STAYS):
             raise AttributeError(name)
         found = getattr(thing, name)
@@ -182,7 +182,8 @@ class Wire:
             return [self.decode(item) for item in said]
         if not isinstance(said, dict):
             return said
-        kind, v = said["!"], said.get("v")
+        kind: str = said["!"]
+        v: Any = said.get("v")
         if kind in SETS:
             return SETS[kind](self.decode(item) for item in v)
         if kind == "table":
