@@ -9,9 +9,20 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.cli.main import ascend_lab
-from ascend_lab.course import Assignment, Enrolled, Tried, grade, load, mark, start, write_report
+from ascend_lab.course import (
+    Assignment,
+    Enrolled,
+    Tried,
+    grade,
+    load,
+    mark,
+    sandbox,
+    start,
+    write_report,
+)
 from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster
 from ascend_lab.course.gradescope import autograde, pack
 from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
@@ -28,14 +39,6 @@ WRONG = [
     for path in sorted(COURSE.glob("keys/*/wrong.toml"))
     for title in tomllib.loads(path.read_text("utf-8"))
 ]
-GOOD = """
-def sums(values, offset):
-    total, out = offset, []
-    for value in values:
-        total += value
-        out.append(total)
-    return {"sums": out, "steps": 20}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +194,9 @@ def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(
 ) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    (work / "ada.py").write_text('PSEUDONYM = "Countess"\n' + GOOD)
-    (work / "bob.py").write_text(GOOD.replace("total += value", "total += value + 0.0"))
+    slow = GOOD.replace('"steps": 10', '"steps": 20')
+    (work / "ada.py").write_text('PSEUDONYM = "Countess"\n' + slow)
+    (work / "bob.py").write_text(slow.replace("total += value", "total += value + 0.0"))
     roster = tmp_path / "roster.csv"
     roster.write_text("id,name,late_minutes,log\nada,Ada,0,15\nbob,Bob,1500,\ncarol,Carol,,\n")
     both = []
@@ -202,8 +206,8 @@ def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(
         both.append({p.name: p.read_bytes() for p in (tmp_path / name).rglob("*") if p.is_file()})
     assert both[0] == both[1]
     rows = {row["id"]: row for row in csv.DictReader(io.StringIO(both[0]["grades.csv"].decode()))}
-    assert rows["ada"]["total"] == "87.47"  # 30 + 25 + 25 ln 5 / ln 10 + 15
-    assert (rows["bob"]["late"], rows["carol"]["total"]) == ("-7.33", "0.00")
+    assert rows["ada"]["total"] == "87.5"  # 30 + 25 + 25 ln 5 / ln 10 + 15
+    assert (rows["bob"]["late"], rows["carol"]["total"]) == ("-7.3", "0.0")
     assert json.loads(both[0]["leaderboard.json"]) == [{"name": "Countess", "value": "2.0000"}]
     known, before = read_log(tmp_path / "one" / "log.jsonl")
     judge = toy.public.judge
@@ -245,7 +249,7 @@ def test_gradescope_runs_the_zip(tmp_path: Path, toy: Assignment) -> None:
     (tmp_path / "submission_metadata.json").write_text(json.dumps(told))
     autograde(tmp_path, "A0")
     made = json.loads((tmp_path / "results" / "results.json").read_text())
-    assert made["score"] == pytest.approx(72.47)
+    assert made["score"] == 80
     assert {test["name"]: test["visibility"] for test in made["tests"]}["hidden"] != "visible"
     assert "not named" in next(t for t in made["tests"] if t["name"] == "hidden")["output"]
 
@@ -289,7 +293,9 @@ def test_a_student_starts_and_checks(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["start", "A0"], "--student ID"),
         (["start", "A0", "--student", "../x"], "a student's name"),
         (["start", "A0", "x.py", "--student", "x"], "start: no file"),
-        (["check", "A0"], "check: a file or folder"),
+        (["check", "A0"], "check: your file, e.g. course check A0 A0/start.py"),
+        (["check", "A0", "."], "it has no .py and no .ipynb"),
+        (["grade", "A0"], "grade: the folder of hand-ins, e.g. course grade A0 handed_in"),
         (["check", "A0", "none.py", "--student", "x"], "none.py"),
         (["grade", "A0", "."], "--out FOLDER"),
         (["grade", "A0", "nowhere", "--out", "r"], "nowhere"),
@@ -312,8 +318,6 @@ def test_misuse_is_one_line(
 
 
 def test_thirty_hand_ins_are_graded_as_predicted(tmp_path: Path, toy: Assignment) -> None:
-    from test_course_wall import ATTACKS
-
     wrong = {
         "off": GOOD.replace("offset, []", "0, []"),
         "late": GOOD.replace("out.append(total)\n", "pass\n"),
@@ -327,6 +331,128 @@ def test_thirty_hand_ins_are_graded_as_predicted(tmp_path: Path, toy: Assignment
         (tmp_path / f"hostile{i}.py").write_bytes(ATTACKS[attack].encode("utf-8", "surrogatepass"))
     marks = {m.student: m for m in grade(toy, tmp_path, secret=SECRET, jobs=2)}
     assert len(marks) == 30
-    assert {round(marks[f"good{i}"].total, 2) for i in range(10)} == {72.47}
+    assert {marks[f"good{i}"].total for i in range(10)} == {80}
     assert all(marks[f"wrong{i}"].points["performance"] == 0 for i in range(10))
     assert all(marks[f"hostile{i}"].total < 20 for i in range(10))
+
+
+# -- what newcomers stumbled over ------------------------------------------------------------------
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = ascend_lab(["course", *map(str, words), "--course", str(TOY)])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id;name;late_minutes\nada;Ada;0\n", "columns are separated by commas"),
+        ("name,late\nAda,0\n", "a column id; got 'name', 'late'"),
+        ("id,late_minutes\nada,0\nbob,0\nada,5\n", "line 4: each id once; got ada again"),
+        ("id,late_minutes\nada,-60\n", "line 2: late_minutes, a number from 0; got '-60'"),
+        ("id,late_minutes\nada,nan\n", "got 'nan'"),
+        ("id,log\nada,much\n", "line 2: log, a number from 0; got 'much'"),
+        ("id,log\nada,5,6\n", "line 2: 2 columns"),
+        ("", "a column id"),
+    ],
+)
+def test_a_roster_that_makes_no_sense_is_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.csv").write_text(text)
+    (tmp_path / "work").mkdir()
+    code, _, told = command(capsys, "grade", "A0", tmp_path / "work", "--out", tmp_path / "out",
+                            "--roster", tmp_path / "r.csv")  # fmt: skip
+    assert (code, told.count("\n")) == (2, 1)
+    assert said in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_error_is_said_once_with_the_student_s_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "ada.py"
+    work.write_text("import os\n\ndef sums(values, offset):\n    return 1 / 0\n")
+    code, told, _ = command(capsys, "check", "A0", work, "--student", "ada")
+    assert code == 1
+    assert told.count("ZeroDivisionError in line 4 of ada.py") == 1
+    assert re.search(r"^\d+ cases  ", told, re.MULTILINE)
+    command(capsys, "grade", "A0", work, "--out", tmp_path / "out")
+    assert (tmp_path / "out/index.html").read_text().count("ZeroDivisionError") == 2  # a part each
+    work.write_text("def sums(values, offset:\n    return 1\n")
+    _, told, _ = command(capsys, "check", "A0", work, "--student", "ada")
+    assert told.count("SyntaxError in line 1 of ada.py: '(' was never closed") == 1
+    cells = notebook_of("# %%\nimport os\n# %%\n\ndef sums(values, offset):\n    return 1 / 0\n")
+    (tmp_path / "ada.ipynb").write_text(json.dumps(cells))
+    _, told, _ = command(capsys, "check", "A0", tmp_path / "ada.ipynb", "--student", "ada")
+    assert "ZeroDivisionError in line 2 of code cell 2 of ada.ipynb" in told
+
+
+def test_regrading_says_what_was_run_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, out = tmp_path / "ada.py", tmp_path / "out"
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text(f'secret = "{8 * name}"')
+    work.write_text(GOOD)
+    words = ("grade", "A0", work, "--out", out, "--secret")
+    command(capsys, *words, tmp_path / "a.toml")
+    assert "as before" not in command(capsys, *words, tmp_path / "a.toml", "--again")[1]
+    _, told, _ = command(capsys, *words, tmp_path / "b.toml", "--again")
+    assert re.search(
+        r"80\.0 .*as before: \d of \d cases are others, run anew: another secret", told
+    )
+    work.write_text(GOOD + "\n")
+    _, told, _ = command(capsys, *words, tmp_path / "b.toml", "--again")
+    assert re.search("as before: another file: [0-9a-f]{16} -> [0-9a-f]{16}, run anew", told)
+    work.write_text(GOOD.replace("total += value", "total += 1"))
+    _, told, _ = command(capsys, *words, tmp_path / "b.toml", "--again")
+    assert re.search(r"was 80\.0: another file: .*now fails", told)
+
+
+def test_points_are_the_same_wherever_they_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.csv").write_text("id,late_minutes,log\nada,3000,7.77\n")
+    (tmp_path / "ada.py").write_text(GOOD.replace('"steps": 10', '"steps": 13'))
+    out = tmp_path / "out"
+    _, told, _ = command(capsys, "grade", "A0", tmp_path / "ada.py", "--out", out, "--roster",
+                         tmp_path / "r.csv")  # fmt: skip
+    (row,) = csv.DictReader(io.StringIO((out / "grades.csv").read_text()))
+    parts = ("public", "hidden", "performance", "log", "late")
+    assert float(row["total"]) == pytest.approx(sum(float(row[part]) for part in parts))
+    assert float(row["late"]) < 0
+    page = (out / "index.html").read_text()
+    assert "<th data-sort>late" in page
+    assert all(f">{row[part]}<" in page for part in (*parts, "total"))
+    assert re.search(
+        rf"^ada +{row['total']}  \(public {row['public']}.*, late {row['late']}\)", told
+    )
+    assert json.loads((out / "students/ada.json").read_text())["score"] == float(row["total"])
+    assert f"{row['total']} points" in (out / "students/ada.html").read_text()
+
+
+def test_a_start_over_work_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "start.py").write_text(GOOD)
+    code, _, told = command(capsys, "start", "A0", "--student", "ada", "--output", tmp_path)
+    assert (code, told.count("\n")) == (2, 1)
+    assert "nothing was written: name a new folder with --output" in told
+    file = tmp_path / "start.py"
+    code, _, told = command(capsys, "start", "A0", "--student", "ada", "--output", file)
+    assert (code, told.count("\n")) == (2, 1)
+    assert list(tmp_path.iterdir()) == [file]
+    code, _, told = command(capsys, "check", "A0", tmp_path)
+    assert code == 2
+    assert f"name one of {tmp_path / 'start.py'}" in told
+
+
+def test_a_long_wait_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "PATIENCE_S", 0.2)
+    told: list[str] = []
+    source = "import time\ndef f(): time.sleep(1)"
+    (found,) = sandbox.answers_of(source, [sandbox.Call("f", {})], told=told.append)
+    assert found.error == ""
+    assert re.fullmatch(r"call 1 of 1: still waiting after \d s; it may take 10 s of .*", told[-1])

@@ -152,7 +152,8 @@ def _line(
     anew: dict[str, list[str]],
     changes: dict[str, list[str]],
 ) -> str:
-    parts = ", ".join(f"{part} {value:.1f}" for part, value in mark.points.items())
+    points = dict(mark.points) | ({"late": -mark.late_points} if mark.late_points else {})
+    parts = ", ".join(f"{part} {value:.1f}" for part, value in points.items())
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
     was = float(old.get(mark.student, {}).get("total", mark.total))
     if was != mark.total:
@@ -177,7 +178,8 @@ def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
     out = arguments.output or f"{task.name}_gradescope.zip"
     data: Any = pack(task, read_secret(arguments.secret))
     write_whole(out, data)
-    emit(arguments.json, {"file": out, "size_bytes": len(data)}, [f"{out}: {len(data):,} bytes"])
+    found = {"file": str(out), "size_bytes": len(data)}
+    emit(arguments.json, found, [f"{out}: {len(data):,} bytes"])
     return 0
 
 
@@ -189,7 +191,7 @@ VERBS = (
             flag("assignment", metavar="A1|1,5.2", help="an assignment, or exercises of the book"),
             flag("work", nargs="?", metavar="FILE|FOLDER", help="what to check or grade"),
             flag("--student", metavar="ID", help="whose instance (start, check)"),
-            flag("--output", metavar="FOLDER|F.zip", help="where start and pack write"),
+            flag("--output", type=Path, metavar="FOLDER|F.zip", help="where start and pack write"),
             flag("--out", metavar="REPORT", help="folder of the report (grade)"),
             flag("--roster", metavar="R.csv", help="id, name, late_minutes, log (grade)"),
             flag("--secret", metavar="S.toml", help='the term\'s: secret = "..." (grade, pack)'),

@@ -20,15 +20,10 @@ STUDENT = re.compile(r"[\w.@+-]{1,80}")
 def start(task: Assignment, student: str, out: Path) -> list[str]:
     """Write the hand-out of one student into the folder `out`; return the names of its files.
 
-    A start file that is there already is never written over.
+    What is there already is never written over.
     """
     if not STUDENT.fullmatch(student):
         raise InputError("a student's name of letters, digits and . _ @ + -", repr(student[:40]))
-    own = out / "start.py"
-    out.mkdir(parents=True, exist_ok=True)
-    if own.exists():
-        remedy = "nothing was written: name a new folder with --output, or move that file away"
-        raise InputError(f"a folder without {own.name}", f"{own}, which may be your work", remedy)
     source = (task.folder / "start.py").read_text("utf-8")
     instance = {"student": student, "assignment": task.name, **task.instance(student)}
     files = {
@@ -40,6 +35,12 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
     for path in sorted(task.folder.iterdir()):
         if path.is_file() and path.name not in KEPT_BACK:
             files[path.name] = path.read_text("utf-8")
+    there = [out / name for name in sorted(files) if (out / name).exists()]
+    if there or (out.exists() and not out.is_dir()):
+        got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"
+        remedy = "nothing was written: name a new folder with --output"
+        raise InputError(f"a folder without {', '.join(sorted(files))}", got, remedy)
+    out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_whole(out / name, text.encode())
     return sorted(files)

@@ -35,9 +35,9 @@ def main() -> None:
             data = data[os.write(answers, data) :]
 
     sys.path.insert(0, task["package"])
-    wire = _wire(tell, questions, task, {}) if task["lenient"] else None
-    sys.meta_path.insert(0, _Denied(task["denied"]))
     names: dict[str, Any] = {"__name__": "handin", "__builtins__": builtins}
+    wire = _wire(tell, questions, task, names) if task["lenient"] else None
+    sys.meta_path.insert(0, _Denied(task["denied"]))
     _more_time(task["start_s"])
     tell({"at": -1, **_run(task, names)})
     for line in questions:
@@ -47,6 +47,7 @@ def main() -> None:
             tell(_answer(task, names, call))
         elif "begin" in call:
             wire = _wire(tell, questions, task, names)
+            tell({"began": True})
         else:
             wire.serve(call)
 

@@ -105,6 +105,15 @@ class Session:
         self.remark = str(said.get("remark", ""))[:400]
         return str(said.get("error", ""))[:400]
 
+    def rests(self) -> bool:
+        """Whether all that was asked has been answered; the far side forgets what it was handed."""
+        try:
+            self.begin(1.0, "its end")
+            self.send({"begin": True})
+            return self.hear() == {"began": True}
+        except LostError:
+            return False
+
     def begin(self, most_s: float, what: str) -> None:
         """Let the time run: until the next `begin`, by the clock, twice what a processor may."""
         self.what, self.most_s, self.since_s = what, most_s, time.monotonic()
@@ -181,7 +190,7 @@ def answers_of(
         starts += 1
         session = Session(source, file, limits, denied, told)
         try:
-            if wrong := _opened(session):  # nor will it run next time
+            if wrong := opened(session):  # nor will it run next time
                 return [Answer(error=wrong)] * len(calls)
             for number in range(len(found), len(calls)):
                 session.begin(limits.case_s, f"call {number + 1} of {len(calls)}")
@@ -193,7 +202,8 @@ def answers_of(
     return found
 
 
-def _opened(session: Session) -> str:
+def opened(session: Session) -> str:
+    """Run the file; return "" or why it does not run."""
     try:
         return session.open()
     except LostError as error:
