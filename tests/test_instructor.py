@@ -15,6 +15,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from test_course_exercises import CODED, TRAVEL, answer_to, mistakes_in
 
 from ascend_lab.cli.main import ascend_lab
 from ascend_lab.course import check, load
@@ -59,8 +60,13 @@ def test_the_commands_say_what_the_pages_show(
     (tmp_path / "term.toml").write_text(secret)
     (roster,) = (text for text in fenced(PAGE, "text") if text.startswith("id,"))
     (tmp_path / "roster.csv").write_text(roster)
+    (tmp_path / "practice").mkdir()
+    sums, where = answer_to("ex_01_2"), answer_to("ex_05_2")
+    for name, answer in {"ada": where[1], "bob": mistakes_in("ex_05_2")[0][0]}.items():
+        chunks = [*sums, where[0], answer]
+        (tmp_path / "practice" / f"{name}.py").write_text("\n\n".join(chunks), "utf-8")
     runs = shown(PAGE)
-    assert [words[1] for words, _ in runs] == ["start", "grade", "grade", "pack"]
+    assert [words[1] for words, _ in runs] == ["start", "grade", "grade", "pack", "grade"]
     for words, output in runs:
         assert ascend_lab(words) == 0
         got = capsys.readouterr().out
@@ -71,6 +77,10 @@ def test_the_commands_say_what_the_pages_show(
     assert ascend_lab(words) == 1
     got = capsys.readouterr().out
     assert says(got, output), got
+
+
+def test_the_page_counts_the_exercises_that_a_machine_grades() -> None:
+    assert f"{len(TRAVEL)} of {len(CODED)} coded exercises are graded so; 16.4 is left out" in PAGE
 
 
 def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ def _course(arguments: argparse.Namespace) -> int:
     near = Path(arguments.work or ".").resolve().parent if arguments.action == "check" else None
     own = near if near and (near / "assignment.toml").is_file() else None
     task = load(arguments.assignment, arguments.course or own)
-    if arguments.action == "start" and task.exercises:
-        raise InputError("start: an assignment", task.name, "its pages are the start: copy one")
+    if arguments.action in ("start", "pack") and task.exercises:
+        remedy = "exercises start on the book's pages; check and grade take them"
+        raise InputError(f"{arguments.action}: an assignment such as A1", task.name, remedy)
     if arguments.action in ("grade", "pack") and task.hidden is None and not task.exercises:
         remedy = "name the course with --course: a hand-out cannot grade"
         raise InputError(f"hidden.py of {task.name}", f"none in {task.folder}", remedy)

@@ -108,6 +108,8 @@ def _lines(task: Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
         return [(t.case if t.part == "public" else "a hidden case", _scale(t))
                 for t in mark.tried if t.timed]  # fmt: skip
     tried = [t for t in mark.tried if t.part == part]
+    if task.exercises:
+        return [(case, said) for case, said in faults_said(task, tried) if said]
     found = []
     for name in task.weights:
         failing = [t for t in tried if t.judged.properties.get(name, "missing")]

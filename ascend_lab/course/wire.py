@@ -256,7 +256,7 @@ class Wire:
 
 
 _PLAIN_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, Exception, FloatingPointError,
+    ArithmeticError, AssertionError, AttributeError, EOFError, FloatingPointError,
     ImportError, IndexError, KeyError, LookupError, MemoryError, NameError, NotImplementedError,
     OSError, OverflowError, RecursionError, RuntimeError, StopIteration, TypeError, ValueError,
     ZeroDivisionError,
