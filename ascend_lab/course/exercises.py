@@ -28,7 +28,7 @@ from ascend_lab.lab.checks.wall import EndedError
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 NOT_BY_MACHINE = {"ex_16_4": "its memory is measured where it runs"}
 """Exercises whose checks look at more than what a function takes and gives."""
-LIMITS = Limits(memory_bytes=1 << 30, answer_bytes=16 << 20)
+LIMITS = Limits(start_s=60.0, memory_bytes=1 << 30, answer_bytes=16 << 20)
 DENIED = tuple(sorted({f"{checks.__name__}.{home}" for home in checks._CHECKS.values()}))
 """The checks themselves, next to which answers stand."""
 
