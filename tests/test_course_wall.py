@@ -96,6 +96,10 @@ ATTACKS = {
         "import socket\ndef sums(values, offset):\n"
         "    socket.create_connection(('192.0.2.1', 80), 0.5)"
     ),
+    "never listens": (
+        "import os, time\nfor end in range(3, 20):\n    try: os.write(end, b'{\"at\": -1}\\n')\n"
+        "    except OSError: pass\ntime.sleep(1000)\n" + GOOD
+    ),
     "no Python": "def sums(values, offset: return 1",
     "zero bytes": "\0\0\0",
     "a surrogate": "def sums(values, offset): return {'sums': ['\\ud800'], 'steps': 10}",
@@ -146,6 +150,13 @@ def test_a_call_that_ends_the_process_costs_only_itself() -> None:
     found = answers_of(source, [Call("f", {"n": n}) for n in range(4)])
     assert [answer.value for answer in found] == [0, None, 2, 3]
     assert found[1].error == "ended the process"
+
+
+@linux
+def test_a_process_that_never_listens_does_not_hold_the_grader() -> None:
+    long = [Call("sums", {"values": "x" * 500_000, "offset": 0})]
+    (found,) = answers_of(ATTACKS["never listens"], long, Limits(case_s=0.5))
+    assert found.error == "did not end within 0.5 s"
 
 
 def test_the_environment_of_the_grader_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:

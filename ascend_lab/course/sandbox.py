@@ -88,8 +88,9 @@ class Session:
         self.before, self.folder = _children(), tempfile.mkdtemp(prefix="handin-")
         _adopt_orphans()
         self.child = _started(self.folder)
-        assert self.child.stdout is not None
-        os.set_blocking(self.child.stdout.fileno(), False)
+        for pipe in (self.child.stdin, self.child.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
         self.what, self.most_s, self.since_s = "", 0.0, 0.0
         self.task = {
             "package": str(PACKAGE), "source": source, "file": file, "denied": list(denied),
@@ -119,13 +120,20 @@ class Session:
         self.what, self.most_s, self.since_s = what, most_s, time.monotonic()
 
     def send(self, line: Mapping[str, Any]) -> None:
-        """Send a line."""
+        """Send a line; raise `LostError` where nobody reads it in time."""
         assert self.child.stdin is not None
-        try:
-            self.child.stdin.write(json.dumps(line).encode() + b"\n")
-            self.child.stdin.flush()
-        except OSError as error:
-            raise LostError("ended the process") from error
+        end, data = self.child.stdin.fileno(), json.dumps(line).encode() + b"\n"
+        with selectors.DefaultSelector() as ready:
+            ready.register(end, selectors.EVENT_WRITE)
+            while data:
+                if time.monotonic() > self.since_s + 2 * self.most_s:
+                    raise LostError(self._late())
+                try:
+                    data = data[os.write(end, data) :] if ready.select(0.5) else data
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise LostError("ended the process") from error
 
     def hear(self) -> dict[str, Any]:
         """Return the next line; raise `LostError` where none comes, or something else."""

@@ -17,6 +17,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
@@ -245,22 +246,16 @@ class Wire:
             if issubclass(found, AscendLabError):
                 error = found.__new__(found, text)
                 AscendLabError.__init__(error, text)
-            elif home == "builtins" and found in _PLAIN_ERRORS:
-                end = self.decode(said["end"]) if found is StopIteration else text
-                error = found(end)
+            elif found is StopIteration:
+                error = found(self.decode(said["end"]))
+            elif home == "builtins" and found is not Exception:
+                with suppress(TypeError):  # some take more than a text
+                    error = found(text)
             else:
                 continue
             break
         error.place = str(said["place"])[:80]
         return error  # type: ignore[no-any-return]
-
-
-_PLAIN_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, FloatingPointError,
-    ImportError, IndexError, KeyError, LookupError, MemoryError, NameError, NotImplementedError,
-    OSError, OverflowError, RecursionError, RuntimeError, StopIteration, TypeError, ValueError,
-    ZeroDivisionError,
-)  # fmt: skip
 
 
 def _name(kind: type) -> str:
