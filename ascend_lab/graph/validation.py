@@ -87,15 +87,14 @@ def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> Ne
 
 
 def network_table(rows: Iterable[NetworkRow]) -> str:
-    """Return rows as text: rates, error, time missing, time over bound, largest cause of that."""
-    head = f"{'network':<16}{'chip':<13}{'batch':>5}{'model':>9}{'publ.':>9}{'error':>8}"
-    lines = [f"{head}{'missing':>10}{'/bound':>8}  largest above it"]
+    """Return rows as text: rates, error (starred if too large), time missing, time over bound."""
+    head = f"{'network':<15}{'chip':<7}{'batch':>5}{'model/s':>9}{'publ./s':>9}{'error':>7} "
+    lines = [f"{head}{'missing':>9}{'/bound':>8}  largest above"]
     for row in rows:
         over = sum(row.terms.values()) / row.terms["bound"]
         lines.append(
-            f"{row.name:<16}{row.chip:<13}{row.batch:>5}{row.model_per_s:>9.0f}"
-            f"{row.published_per_s:>9.0f}{row.error:>+8.0%}"
-            f"{row.missing_s * 1e6:>+8.0f}us{over:>8.2f}  {row.cause}"
-            f"{', outside the goal' if row.misses else ''}"
+            f"{row.name:<15}{row.chip.removeprefix('Ascend'):<7}{row.batch:>5}"
+            f"{row.model_per_s:>9.0f}{row.published_per_s:>9.0f}{row.error:>+7.0%}"
+            f"{'*' if row.misses else ' '}{row.missing_s * 1e6:>+7.0f}us{over:>8.2f}  {row.cause}"
         )
     return "\n".join(lines)

@@ -98,15 +98,13 @@ def _row(name: str, entry: dict[str, Any], launch: Launch, chip: Chip) -> Valida
 
 
 def validation_table(rows: list[ValidationRow]) -> str:
-    """Return the rows as text: time, error, busy shares as model/published in percent."""
-    head = f"{'row':<20}{'model':>9}{'publ.':>9}{'error':>8}" + "".join(f"{p:>10}" for p in PIPES)
-    lines = [head + "  outside the goal"]
+    """Return the rows as text: times, error, busy shares as model/published; a star is a miss."""
+    head = f"{'row':<17}{'model':>9}{'publ.':>9}{'error':>8} "
+    lines = [(head + "".join(f"{p:>9} " for p in PIPES)).rstrip()]
     for row in rows:
-        shares = "".join(
-            f"{f'{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}':>10}" for p in PIPES
-        )
-        lines.append(
-            f"{row.name:<20}{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
-            f"{row.time_error:>+8.1%}{shares}  {', '.join(row.misses) or '-'}"
-        )
+        shares = [f"{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}" for p in PIPES]
+        marks = ["*" if what in row.misses else " " for what in ("time", *PIPES)]
+        told = "".join(f"{s:>9}{mark}" for s, mark in zip(shares, marks[1:], strict=True))
+        times = f"{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
+        lines.append(f"{row.name:<17}{times}{row.time_error:>+8.1%}{marks[0]}{told}".rstrip())
     return "\n".join(lines)

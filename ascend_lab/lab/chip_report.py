@@ -157,7 +157,7 @@ def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 def overview_html(chips: Iterable[Chip]) -> str:
     """Return one table with a column per chip; peaks are computed from the facts.
 
-    Below each value stands the weakest trust of the facts it rests on.
+    Below each value stands the weakest trust of the facts it rests on; no peak is above derived.
     """
     chips = list(chips)
     found = [_overview(chip) for chip in chips]
@@ -199,7 +199,8 @@ def _keys(chip: Chip, start: str) -> list[str]:
 
 
 def _rated(chip: Chip, text: str, keys: Sequence[str]) -> str:
-    weakest = max((chip.facts[key].trust for key in keys), key=TRUST_LEVELS.index)
+    levels = [chip.facts[key].trust for key in keys]
+    weakest = max([*levels, *["derived"] * (len(keys) > 1)], key=TRUST_LEVELS.index)
     return f"<td>{escape(text)}<br><small>{weakest}</small></td>"
 
 

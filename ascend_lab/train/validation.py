@@ -18,13 +18,6 @@ from ascend_lab.train.timeline import all_reduce_cost, step_timeline
 
 CHIP, SERVER = "Ascend910A", "910a-server"
 NORMS = (".bn",)
-EXPLANATION = """\
-One kernel updates all parameters, another all running averages. Half of a step are the batch norms
-and what is fused with them ("norms"), bound by memory and vector units: the sums read the tensor
-once, the change of every element once more, forward and backward. What the vendor's kernels save
-there (sums out of a convolution's own tile, masks of one bit) is not modelled. Scaling comes out
-higher than published: reading images, waiting hosts and memory bandwidth shared by compute and
-network are not modelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +45,6 @@ class TrainingRow:
     def model_s(self) -> float:
         """Seconds of the model's step."""
         return self.devices * self.batch_per_device / self.model_images_per_s
-
-    @property
-    def published_s(self) -> float:
-        """Seconds of the published step."""
-        return self.devices * self.batch_per_device / self.published_images_per_s
 
 
 def published_rows() -> list[dict[str, Any]]:
@@ -97,14 +85,13 @@ def norms_s(profile: StepProfile) -> float:
 
 
 def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
-    """Return the rows as text, and what explains the error."""
+    """Return the rows as text: images per second and their error, milliseconds, scaling."""
     rows = training_validation_rows() if rows is None else rows
-    head = f"{'row':<36}{'model':>10}{'publ.':>10}{'error':>8}{'step':>11}{'publ.':>10}"
-    lines = [f"{head}{'norms':>10}{'scaling':>9}{'publ.':>7}"]
+    head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
+    lines = [f"{head}{'step':>10}{'norms':>10}{'scaling':>8}{'publ.':>6}"]
     for row in rows:
         wanted = "-" if row.published_efficiency is None else f"{row.published_efficiency:.2f}"
-        rates = f"{row.model_images_per_s:>6.0f}/s  {row.published_images_per_s:>6.0f}/s"
-        steps = f"{row.model_s * 1e3:>8.2f} ms{row.published_s * 1e3:>7.2f} ms"
-        rest = f"{row.norms_s * 1e3:>7.2f} ms{row.model_efficiency:>9.2f}{wanted:>7}"
-        lines.append(f"{row.name:<36}{rates}  {row.error:>+6.0%}{steps}{rest}")
-    return "\n".join([*lines, EXPLANATION])
+        rates = f"{row.model_images_per_s:>8.0f}{row.published_images_per_s:>8.0f}"
+        times = f"{row.error:>+6.0%}{row.model_s * 1e3:>8.2f}ms{row.norms_s * 1e3:>8.2f}ms"
+        lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.2f}{wanted:>6}")
+    return "\n".join(lines)

@@ -14,7 +14,7 @@ from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
-from ascend_lab.sim import simulate, simulate_kernel
+from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 
 Grid = NDArray[np.int64]
 TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", st.SKY, st.BLUE])
@@ -162,13 +162,15 @@ def fig_stored(
 ) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side.
 
-    Every bar is a program; the image keeps its size (pad = side // 2).
+    Every bar is a program; the image keeps its size (pad = side // 2). The second phase finds in L2
+    what the first has left there.
     """
     fig, (left, right) = st.new_figure(1, 2, 2.9)
     said = []
     for x, side in enumerate(kernels):
         own = replace(shape, r=side, s=side, pad=side // 2)
-        stored, formed = simulate_kernel(explicit_conv(own, chip), chip), _timed(own, chip)
+        memory, formed = DeviceMemory.of(chip), _timed(own, chip)
+        stored = simulate_kernel(explicit_conv(own, chip), chip, memory)
         moved = [phase.memory_bytes / 1e6 for phase in stored.phases]
         times = [phase.cycles / chip.clock_hz * 1e6 for phase in stored.phases]
         once = (formed.memory_bytes / 1e6, formed.cycles / chip.clock_hz * 1e6)

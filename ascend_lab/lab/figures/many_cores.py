@@ -37,15 +37,17 @@ def balance(units: int, cores: int) -> float:
     return units / (cores * -(-units // cores))
 
 
-def row_sums(rows: int, columns: int) -> te.Tensor:
-    """Return y, the sums of the rows of x (rows, columns), fp16, added in fp32."""
+def row_sums(rows: int, columns: int, *, wide: bool = False) -> te.Tensor:
+    """Return y, the sums of the rows of x (rows, columns), fp16, added in fp32, fp32 if `wide`."""
     x = te.placeholder((rows, columns), name="x")
-    return te.renamed(te.reduce_sum(x, axis=1), "y")
+    return te.renamed(te.reduce_sum(te.cast_to(x, "fp32") if wide else x, axis=1), "y")
 
 
-def fold_time(chip: Chip, shape: Shape, way: str, cores: int) -> KernelTimeline:
+def fold_time(
+    chip: Chip, shape: Shape, way: str, cores: int, *, wide: bool = False
+) -> KernelTimeline:
     """Return the timeline of row sums of a matrix by one of `WAYS` on `cores` cores."""
-    made = getattr(cross_core_folds, way)(row_sums(*shape), chip, cores)
+    made = getattr(cross_core_folds, way)(row_sums(*shape, wide=wide), chip, cores)
     return simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
 
 
@@ -59,7 +61,8 @@ def fig_many_cores(
 
     efficiency = cycles on one core / (cores * cycles); every point is a simulated program. Ways
     that cut the folded axis are drawn where the number of cores divides it and leaves each core
-    whole 32-byte blocks. The grey teeth are `balance` of blocks of results.
+    whole 32-byte blocks. Sums of no more rows than cores are fp32. The grey teeth are `balance` of
+    blocks of results.
     """
     chip = chip or load_chip("Ascend910A")
     most = cross_core_folds.vector_cores(chip)
@@ -75,9 +78,9 @@ def fig_many_cores(
 
 def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) -> str:
     rows, columns = shape
-    units = -(-rows // c0_of("fp16")) if rows > most else rows
-    counts = range(1, most + 1)
-    alone = fold_time(chip, shape, "kept", 1).cycles
+    few, counts = rows <= most, range(1, most + 1)
+    units = rows if few else -(-rows // c0_of("fp16"))
+    alone = fold_time(chip, shape, "kept", 1, wide=few).cycles
     teeth = [balance(units, n) for n in counts]
     ax.fill_between(counts, teeth, color=st.LIGHT, step=None, zorder=0)
     ax.plot(counts, teeth, color=st.GREY, lw=0.9, ls="-", label="even shares")
@@ -85,7 +88,7 @@ def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) ->
     for way in ways:
         colour, line, marker = WAYS[way]
         used = counts if way == "kept" else cuttable(columns, most)
-        values = [alone / (n * fold_time(chip, shape, way, n).cycles) for n in used]
+        values = [alone / (n * fold_time(chip, shape, way, n, wide=few).cycles) for n in used]
         label = LABELS.get(way, way)
         size = 3.2 if way == "kept" else 5.5
         ax.plot(used, values, color=colour, ls=line, marker=marker or "o", ms=size, label=label)

@@ -290,7 +290,7 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
         ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
     st.name_rows(left, [row.name for row in shown])
-    _legend(right)
+    _legend(fig, right)
     return st.finish(fig, alt=_alt(shown))
 
 
@@ -302,18 +302,20 @@ def _mark(ax: Any, x: float, y: int, colour: str, marker: str, inside: bool) -> 
     ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, linestyle="none")
 
 
-def _legend(ax: Any) -> None:
+def _legend(fig: Any, ax: Any) -> None:
     handles = [
         ax.plot([], [], marker=m, color=c, linestyle="none", label=pipe)[0]
         for pipe, (c, m) in zip(PIPES, _MARKS, strict=True)
     ]
-    ax.legend(handles=handles, loc="lower left", ncols=2)
+    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles))
 
 
 def _alt(rows: Sequence[ValidationRow]) -> str:
     inside = sum(not row.misses for row in rows)
-    worst = max(rows, key=lambda row: abs(row.time_error))
+    times = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in rows)
+    wide = (f"{p} of {row.name} {e:+.0%}" for row in rows for p, e in row.share_errors.items()
+            if abs(e) > SHARE_LIMIT)  # fmt: skip
     return (
-        f"Errors of the model on {len(rows)} published rows. {inside} of them lie inside both "
-        f"bands; the largest error of a time is {worst.time_error:+.0%} at {worst.name}."
+        f"Errors of the model on {len(rows)} published rows, {inside} of them inside both bands. "
+        f"Times: {times}. Shares outside: {', '.join(wide) or 'none'}."
     )
