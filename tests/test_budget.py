@@ -24,7 +24,7 @@ LINES = {
     "cli": 4335,
     "cluster": 2910,
     "compress": 3240,
-    "course": 1790,
+    "course": 2470,
     "data": 20,
     "dsl": 5980,
     "errors": 85,
@@ -44,7 +44,7 @@ LINES = {
     "train": 1725,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 465
+FILES = 467
 IMPORT_LINES = 6360
 ROAD = 130
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
