@@ -1,4 +1,4 @@
-"""A2: products and chips, the cost of a tiling, its certified optimum, the judge.
+"""A2: products, convolutions and chips, the cost of a tiling, its certified optimum, the judge.
 
 The optimum is proven: closed bounds of every legal tiling, and the simulator on those whose bound
 is least, until no bound is below the best cycles (or after `TRIALS` kernels, the least bound).
@@ -16,7 +16,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.course.assignment import Case, Judged
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.kernels.conv_shape import pack_gemm, unpack_gemm
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.sim import execute, simulate
@@ -78,23 +79,49 @@ def facts(chip):
     return found
 
 
-def case(drawn, m, k, n, timed=True):
-    """Return one product on a chip."""
+def case(drawn, m, k, n, timed=True, conv=None):
+    """Return one product on a chip; `conv` makes it the product of a convolution's windows."""
     text = CHIP.format(**drawn)
-    arguments = {"problem": {"m": m, "k": k, "n": n, "dtype": "fp16"}, "chip": facts(chip_of(text))}
-    return Case(f"{m} x {k} x {n}", Call("schedule", arguments), {"chip": text}, timed)
+    problem = {"m": m, "k": k, "n": n, "dtype": "fp16"} | ({"conv": conv} if conv else {})
+    call = Call("schedule", {"problem": problem, "chip": facts(chip_of(text))})
+    name = "{channels} x {height} x {width}, {window} x {window} to ".format(**conv) if conv else ""
+    return Case(f"{name}{n}" if conv else f"{m} x {k} x {n}", call, {"chip": text}, timed)
+
+
+def conv_case(drawn, channels, side, n, window=3, stride=1, timed=True):
+    """Return a convolution of an image `side` high and wide, padded so that stride 1 keeps it."""
+    conv = {"channels": channels, "height": side, "width": side, "window": window,
+            "stride": stride, "pad": window // 2}  # fmt: skip
+    pixels = (-(-side // stride)) ** 2
+    return case(drawn, pixels, -(-channels // 16) * 16 * window**2, n, timed, conv)
 
 
 def cases(drawn, rng):
-    """Return the public products."""
+    """Return the public products and convolutions."""
     side = 128 * int(rng.integers(3, 7))
-    return [case(drawn, 64, 64, 64, timed=False), case(drawn, side, side, side),
-            case(drawn, 1000, 333, 250), case(drawn, 64, 2048, 256)]  # fmt: skip
+    return [case(drawn, 64, 64, 64, timed=False), conv_case(drawn, 20, 7, 24, timed=False),
+            case(drawn, side, side, side), case(drawn, 1000, 333, 250), case(drawn, 64, 2048, 256),
+            conv_case(drawn, 64, 28, 96)]  # fmt: skip
+
+
+def shape_of(problem):
+    """Return the package's shape of a problem."""
+    c = problem.get("conv")
+    if not c:
+        return GemmShape(**problem)
+    sizes = (1, c["channels"], c["height"], c["width"], problem["n"], c["window"], c["window"])
+    return ConvShape(*sizes, c["stride"], c["pad"], problem["dtype"])
+
+
+def launch_of(shape, chip, schedule):
+    """Return the kernel of a schedule; raises what is wrong with it."""
+    build = conv_launch if isinstance(shape, ConvShape) else gemm_launch
+    return build(shape, chip, schedule)
 
 
 def cost(problem, chip, answer):
     """Return the cycles of a tiling, launch left out; raises what is wrong with it."""
-    return simulate(gemm_launch(GemmShape(**problem), chip, tiling(answer)), chip).cycles
+    return simulate(launch_of(shape_of(problem), chip, tiling(answer)), chip).cycles
 
 
 def tiling(answer):
@@ -122,9 +149,9 @@ def plain(chip):
 
 
 @cache
-def least_cycles(text, m, k, n):
+def least_cycles(text, shape):
     """Return a bound that no tiling is below, launch left out: proven, or the least bound left."""
-    chip, shape = chip_of(text), GemmShape(m, k, n, "fp16")
+    chip = chip_of(text)
     proof = prove(cube_space(shape, chip), CubeMeasure(shape, chip), most=TRIALS)
     return proof.lower_bound - round(chip.launch_overhead_s * chip.clock_hz)
 
@@ -132,31 +159,43 @@ def least_cycles(text, m, k, n):
 def judge(case, answer):
     """Judge a schedule: legal, right, quick."""
     problem, chip = case.call.arguments["problem"], chip_of(case.known["chip"])
-    shape = GemmShape(**problem)
+    shape = shape_of(problem)
     found = dict.fromkeys(NAMES, "")
     try:
-        launch = gemm_launch(shape, chip, tiling(answer))
+        launch = launch_of(shape, chip, tiling(answer))
     except AscendLabError as error:
         return Judged(dict.fromkeys(NAMES, str(error)))
-    if shape.m * shape.k * shape.n <= 64**3:
+    if not case.timed:
         found["values"] = wrong_values(shape, chip, launch)
     cycles = simulate(launch, chip).cycles
     base = cost(problem, chip, plain(chip))
     if cycles > base or (case.timed and cycles == base):
         found["quicker"] = f"{cycles} cycles, the plain schedule takes {base}"
-    least = least_cycles(case.known["chip"], shape.m, shape.k, shape.n)
+    least = least_cycles(case.known["chip"], shape)
     return Judged(found, cycles, base, 1.02 * least, least)
 
 
 def wrong_values(shape, chip, launch):
-    """Return "" if the kernel multiplies, else the first wrong element."""
+    """Return "" if the kernel multiplies or convolves, else the first wrong element."""
     rng = np.random.default_rng(1)
-    a, b = (rng.standard_normal(size).astype(np.float16)
-            for size in ((shape.m, shape.k), (shape.k, shape.n)))  # fmt: skip
-    got = unpack_gemm(shape, execute(launch, pack_gemm(shape, a, b), chip))
-    right = a.astype(np.float32) @ b.astype(np.float32)
+    conv = isinstance(shape, ConvShape)
+    sizes = ((shape.m, shape.k), (shape.k, shape.n)) if not conv else (
+        (1, shape.c, shape.h, shape.w), (shape.k, shape.c, shape.r, shape.s))  # fmt: skip
+    a, b = (rng.standard_normal(size).astype(np.float16) for size in sizes)
+    made = execute(launch, (pack_conv if conv else pack_gemm)(shape, a, b), chip)
+    got = (unpack_conv if conv else unpack_gemm)(shape, made)
+    wide = a.astype(np.float32), b.astype(np.float32)
+    right = convolved(*wide, shape.stride, shape.pad) if conv else wide[0] @ wide[1]
     off = np.argwhere(np.abs(got - right) > 1e-2 * (1 + np.abs(right)))
-    return f"C{tuple(off[0])} is wrong" if len(off) else ""
+    return f"C{tuple(map(int, off[0]))} is wrong" if len(off) else ""
+
+
+def convolved(x, weight, stride, pad):
+    """Return the convolution of one image (1, C, H, W) with weights (K, C, R, R)."""
+    window = weight.shape[-1]
+    x = np.pad(x[0], ((0, 0), (pad, pad), (pad, pad)))
+    seen = np.lib.stride_tricks.sliding_window_view(x, (window, window), (1, 2))
+    return np.einsum("cyxrs,kcrs->kyx", seen[:, ::stride, ::stride], weight)[None]
 
 
 def chart(case, answer):
@@ -166,8 +205,8 @@ def chart(case, answer):
     from ascend_lab.lab import fig_gantt
 
     chip = chip_of(case.known["chip"])
-    shape = GemmShape(**case.call.arguments["problem"])
-    figure = fig_gantt(simulate(gemm_launch(shape, chip, tiling(answer)), chip))
+    shape = shape_of(case.call.arguments["problem"])
+    figure = fig_gantt(simulate(launch_of(shape, chip, tiling(answer)), chip))
     text = io.StringIO()
     figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg") :]

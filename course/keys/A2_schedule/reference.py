@@ -8,6 +8,10 @@ def up(value, unit):
 
 
 def schedule(problem, chip):
+    return (convolution if "conv" in problem else product)(problem, chip)
+
+
+def product(problem, chip):
     m, k, n = (up(problem[axis], 16) for axis in "mkn")
     buffers, paths = chip["buffers"], chip["paths"]
     rate = {name: path["bytes_per_cycle"] for name, path in paths.items()}
@@ -57,3 +61,39 @@ def schedule(problem, chip):
     names = ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols", "keep")
     found = dict(zip(names, best[1]))
     return {**found, "order": "nm" if found["keep"] == "b" else "mn"}
+
+
+def convolution(problem, chip):
+    """The same for windows: the image comes in rows, a stage holds whole blocks of channels."""
+    conv, rate = problem["conv"], {n: p["bytes_per_cycle"] for n, p in chip["paths"].items()}
+    side, taps = problem["m"] ** 0.5, conv["window"] ** 2
+    m, n, k = up(problem["m"], 16), up(problem["n"], 16), problem["k"]
+    blocks, best = k // (16 * taps), None
+    start = {name: path["startup_cycles"] for name, path in chip["paths"].items()}
+    grids = [(r, c) for r in range(1, chip["cores"] + 1) for c in range(1, chip["cores"] // r + 1)]
+    for (rows, cols), bm, bn in itertools.product(grids, range(16, 513, 16), range(16, 257, 16)):
+        own_m, own_n = up(-(-m // rows), bm), up(-(-n // cols), 16)
+        if bm > m or bn > own_n or 4 * bm * bn > chip["buffers"]["L0C"]:
+            continue
+        high = min((bm / side + 1) * conv["stride"] + conv["window"], conv["height"])
+        tiles_m, tiles_n = own_m // bm, -(-own_n // bn)
+        for held, bk in itertools.product({1, 2, 4, blocks}, (16, 32, 48, 64, 80, 96, 144, 288)):
+            window, weights = high * conv["width"] * 32 * held, taps * bn * 32 * held
+            small = 4 * max(bm, bn) * bk <= chip["buffers"]["L0A"]
+            if not small or held > blocks or 2 * (window + weights) > chip["buffers"]["L1"]:
+                continue
+            turns, tiles = -(-blocks // held), tiles_m * tiles_n
+            steps = turns * -(-held * 16 * taps // bk) * tiles
+            a, b = turns * tiles_m * (tiles_n if turns > 1 else 1), turns * tiles
+            b = 1 if turns == tiles_n == 1 else b
+            cube = tiles_m * bm * own_n * k / chip["macs_per_cycle"] + 12 * steps
+            feed = 2 * tiles_m * bm * k * tiles_n / rate["L1->L0A"]
+            feed += 2 * own_n * k * tiles_m / rate["L1->L0B"] + 2 * steps * start["L1->L0A"]
+            near = (a * window + b * weights) / rate["GM->L1"] + (a + b) * start["GM->L1"]
+            out = 2 * own_m * own_n / rate["UB->GM"] + tiles * start["UB->GM"]
+            last = 2 * bm * bn * (1 / rate["L0C->UB"] + 1 / rate["UB->GM"])
+            time = max(cube, feed, near, out) + 0.1 * (cube + feed + near + out) + last
+            time += (window + weights) / rate["GM->L1"]
+            if best is None or time < best[0]:
+                best = time, (bm, bk, bn, max(1, -(-held * 16 * taps // bk)), rows, cols)
+    return dict(zip(("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols"), best[1]))
