@@ -4,17 +4,21 @@ from course_A1_public import CHIP, case
 
 
 def cases(drawn, rng):
-    """Return widths that are no multiple of 64, one row, a far memory and a quiet one."""
-    far = CHIP.format(name="ToyFar", ub_bytes=24 * 1024, rate=16e9, latency=900)
-    quiet = CHIP.format(name="ToyQuiet", ub_bytes=64 * 1024, rate=40e9, latency=40)
-    ragged = 16 * int(rng.integers(5, 31))
-    ragged += 16 if ragged % 64 == 0 else 0
-    rows = int(rng.integers(20, 60)) * 2 + 1
+    """Return one row, ragged widths, rows beyond UB, a far memory, a quiet one, a single core."""
+    far = CHIP.format(name="ToyFar", cores=2, ub_bytes=24 * 1024, rate=40e9, latency=900)
+    quiet = CHIP.format(name="ToyQuiet", cores=4, ub_bytes=48 * 1024, rate=120e9, latency=40)
+    alone = CHIP.format(name="ToyAlone", cores=1, ub_bytes=20 * 1024, rate=32e9, latency=200)
+    ragged = 64 * int(rng.integers(3, 6)) + 16
+    odd = lambda rows: rows + 2 * int(rng.integers(0, rows // 16)) + 1
     return [
         case(drawn, 1, 64 * int(rng.integers(1, 5))),
-        case(drawn, int(rng.integers(2, 9)), 16),
+        case(drawn, int(rng.integers(2, 9)), 16, "fp32"),
         case(drawn, 3, ragged),
-        case(drawn, rows, ragged, timed=True),
-        case(drawn, rows, 256, timed=True, chip=far),
-        case(drawn, rows, 448, timed=True, chip=quiet),
+        case(drawn, 2, 16 * int(rng.integers(500, 600))),
+        case(drawn, odd(400), ragged, timed=True),
+        case(drawn, odd(900), 48, timed=True),
+        case(drawn, 32, 16 * int(rng.integers(390, 410)), timed=True),
+        case(drawn, odd(300), 256, timed=True, chip=far),
+        case(drawn, odd(240), 448, "fp32", timed=True, chip=quiet),
+        case(drawn, odd(160), 16 * int(rng.integers(30, 34)), timed=True, chip=alone),
     ]

@@ -1,9 +1,11 @@
-"""A1: cases that students see, the plain kernel that sets the scale, and the judge.
+"""A1: cases that students see, the plain kernel, the bound, and the judge.
 
 The bound beside a cost is `vector_bound` of the formula in fp32: no schedule of that formula beats
 it. Its copies are certified for every kernel; its vector work is not, a kernel that computes in
 another way may need less. The full mark stands at 1.02 times the bound.
 """
+
+import math
 
 import numpy as np
 
@@ -12,18 +14,18 @@ from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.chip import load_chip
 from ascend_lab.course.assignment import Case, Judged
 from ascend_lab.course.sandbox import Call
-from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import KernelBuilder, parse_program, sanitize
+from ascend_lab.errors import AscendLabError, ProgramError
+from ascend_lab.isa import KernelBuilder, Launch, Part, check_program, parse_program, sanitize
 from ascend_lab.sim import execute, simulate
 
-TOLERANCE = 4e-3
+TOLERANCE = {"fp16": 4e-3, "fp32": 1e-4}
 ORDERS = 5
 CHIP = """\
 name = "{name}"
-summary = "Toy with one core, and memory of its own."
+summary = "Toy with cores, UB and memory of its own."
 base = "Toy"
 [core]
-count = {{ value = 1, source = "TEAM", trust = "assumed" }}
+count = {{ value = {cores}, source = "TEAM", trust = "assumed" }}
 vector_per_core = {{ value = 1, source = "TEAM", trust = "assumed" }}
 [buffer]
 UB.size_bytes = {{ value = {ub_bytes}, source = "TEAM", trust = "assumed" }}
@@ -35,11 +37,13 @@ latency_cycles = {{ value = {latency}, source = "TEAM", trust = "assumed" }}
 
 def instance(rng, twist):
     """Return a student's own chip, and which norm the term asks for."""
+    cores = int(rng.choice([2, 3, 4]))
     return {
-        "chip": CHIP.format(
+        "chip.toml": CHIP.format(
             name="ToyA1",
+            cores=cores,
             ub_bytes=int(rng.choice([24, 28, 32])) * 1024,
-            rate=float(rng.choice([24e9, 32e9, 40e9])),
+            rate=cores * float(rng.choice([16e9, 20e9, 24e9])),
             latency=int(rng.integers(100, 400)),
         ),
         "norm": twist.get("norm", "rms"),
@@ -47,20 +51,21 @@ def instance(rng, twist):
     }
 
 
-def case(drawn, rows, width, timed=False, chip=None):
+def case(drawn, rows, width, dtype="fp16", timed=False, chip=None):
     """Return the case of one shape."""
-    text = chip or drawn["chip"]
-    arguments = {"chip_file": "chip.toml", "rows": rows, "width": width,
+    text = chip or drawn["chip.toml"]
+    arguments = {"chip_file": "chip.toml", "rows": rows, "width": width, "dtype": dtype,
                  "norm": drawn["norm"], "eps": drawn["eps"]}  # fmt: skip
     call = Call("kernel", arguments, {"chip.toml": text})
-    return Case(f"{rows} x {width}", call, {"chip": text}, timed)
+    return Case(f"{rows} x {width} {dtype}", call, {"chip": text}, timed)
 
 
 def cases(drawn, rng):
-    """Return the public cases: small ones for the values, two for the cycles."""
+    """Return the public cases: small ones for the values, three for the cycles."""
     del rng
-    return [case(drawn, 4, 64), case(drawn, 5, 128), case(drawn, 64, 256, timed=True),
-            case(drawn, 96, 512, timed=True)]  # fmt: skip
+    return [case(drawn, 4, 64), case(drawn, 5, 128, "fp32"), case(drawn, 2, 6400, "fp32"),
+            case(drawn, 512, 256, timed=True), case(drawn, 240, 512, "fp32", timed=True),
+            case(drawn, 400, 336, timed=True)]  # fmt: skip
 
 
 def chip_of(text):
@@ -74,49 +79,78 @@ def chip_of(text):
         return load_chip(path)
 
 
-def plain(chip, rows, width, norm, eps):
-    """Return the program of the hand-out: a row at a time, everything waits for everything."""
+def shares(rows, cores):
+    """Return (first row, rows) of each core."""
+    ends = [rows * i // cores for i in range(cores + 1)]
+    return [(a, b - a) for a, b in zip(ends, ends[1:]) if b > a]
+
+
+def plain(chip, rows, width, dtype, norm, eps):
+    """Return the programs of the hand-out, one a core; a width in whole repeats of 64 lanes."""
     width = -(-width // 64) * 64
+    return [one_core(chip, rows, width, dtype, norm, eps, *share)
+            for share in shares(rows, chip.core_count)]  # fmt: skip
+
+
+def one_core(chip, rows, width, dtype, norm, eps, first, count):
+    """Return a program that does a row at a time, in pieces; everything waits for everything."""
     k = KernelBuilder("plain", chip)
-    x, y = (k.tensor(name, "fp16", rows * width) for name in "xy")
-    narrow = k.buffer("narrow", "UB", "fp16", width)
-    wide, square = (k.buffer(name, "UB", "fp32", width) for name in ("wide", "square"))
-    part, spread = (k.buffer(name, "UB", "fp32", size) for name, size in (("part", 64), ("one", 8)))
-    with k.loop("row", rows) as row:
-        k.copy(narrow.region(0, width), x.region(row * width, width))
+    x, y = (k.tensor(name, dtype, rows * width) for name in "xy")
+    size = min(width, 512)
+    pieces = [(start, min(size, width - start)) for start in range(0, width, size)]
+    given = k.buffer("given", "UB", dtype, size)
+    wide, square = (k.buffer(name, "UB", "fp32", size) for name in ("wide", "square"))
+    part, spread = (k.buffer(name, "UB", "fp32", few) for name, few in (("part", 64), ("one", 8)))
+
+    def load(row, start, few):
+        k.copy(given.region(0, few), x.region((row + first) * width + start, few))
         k.barrier()
-        k.each("vconv", width, (wide, 0), (narrow, 0))
-        if norm == "rms":
-            k.each("vmul", width, (square, 0), (wide, 0), (wide, 0))
+        if dtype == "fp16":
+            k.each("vconv", few, (wide, 0), (given, 0))
         else:
-            k.each("vabs", width, (square, 0), (wide, 0))
+            k.each("vmuls", few, (wide, 0), (given, 0), scalar=1.0)
+
+    with k.loop("row", count) as row:
         k.vector("vdup", part.region(0, (1, 64)), scalar=0.0)
-        for start in range(0, width, 64):
-            k.each("vadd", 64, (part, 0), (part, 0), (square, start))
+        for start, few in pieces:
+            load(row, start, few)
+            if norm == "rms":
+                k.each("vmul", few, (square, 0), (wide, 0), (wide, 0))
+            else:
+                k.each("vabs", few, (square, 0), (wide, 0))
+            for lane in range(0, few, 64):
+                k.each("vadd", 64, (part, 0), (part, 0), (square, lane))
         k.vector("vcadd", part.region(0, 1), part.region(0, (1, 64)))
         one = part.region(0, (1, 1))
         k.vector("vmuls", one, one, scalar=1 / width)
         k.vector("vadds", one, one, scalar=eps)
         k.vector("vrsqrt" if norm == "rms" else "vrec", one, one)
         k.vector("vbrcb", spread.region(0, (1, 8)), part.region(0, 1))
-        for start in range(0, width, 64):
-            chunk = wide.region(start, (1, 8, 8))
-            k.vector("vmul", chunk, chunk, spread.region(0, (1, 8, 8), (8, 0, 1)))
-        k.each("vconv", width, (narrow, 0), (wide, 0))
-        k.barrier()
-        k.copy(y.region(row * width, width), narrow.region(0, width))
-        k.barrier()
+        for start, few in pieces:
+            if len(pieces) > 1:
+                load(row, start, few)
+            for lane in range(0, few, 64):
+                chunk = wide.region(lane, (1, 8, 8))
+                k.vector("vmul", chunk, chunk, spread.region(0, (1, 8, 8), (8, 0, 1)))
+            if dtype == "fp16":
+                k.each("vconv", few, (given, 0), (wide, 0))
+            else:
+                k.each("vmuls", few, (given, 0), (wide, 0), scalar=1.0)
+            k.barrier()
+            k.copy(y.region((row + first) * width + start, few), given.region(0, few))
+            k.barrier()
     return k.finish()
 
 
-def formula(rows, width, norm, eps):
+def formula(rows, width, dtype, norm, eps):
     """Return the norm as an expression in fp32, for the bound."""
-    x = te.placeholder((rows, width), "fp16", "x")
-    wide = te.cast_to(x, "fp32")
+    x = te.placeholder((rows, width), dtype, "x")
+    wide = te.cast_to(x, "fp32") if dtype == "fp16" else x
     one = te.vmul(wide, wide) if norm == "rms" else te.vabs(wide)
     mean = te.vadds(te.vmuls(te.reduce_sum(one, -1, keepdims=True), 1 / width), eps)
     scale = te.broadcast(te.vrsqrt(mean) if norm == "rms" else te.vrec(mean), x.shape)
-    return te.renamed(te.cast_to(te.vmul(wide, scale), "fp16"), "y")
+    made = te.vmul(wide, scale)
+    return te.renamed(te.cast_to(made, "fp16") if dtype == "fp16" else made, "y")
 
 
 def wanted(x, norm, eps):
@@ -133,54 +167,64 @@ def launch_cycles(chip):
 
 
 def judge(case, answer):
-    """Judge the text of a program: does it fit, is it right, silent, and quick?"""
+    """Judge the texts of programs: do they fit, are they right, silent, and quick?"""
     found = dict.fromkeys(("fits", "values", "sanitizer", "orders", "quicker"), "")
-    chip = chip_of(case.known["chip"])
-    given = case.call.arguments
-    rows, width, norm, eps = (given[name] for name in ("rows", "width", "norm", "eps"))
-    base = simulate(plain(chip, rows, width, norm, eps), chip).cycles
-    bound = vector_bound(formula(rows, width, norm, eps), chip) - launch_cycles(chip)
+    chip, given = chip_of(case.known["chip"]), case.call.arguments
+    problem = [given[name] for name in ("rows", "width", "dtype", "norm", "eps")]
+    rows, width, dtype, norm, eps = problem
+    slow = simulate(launch_of(plain(chip, *problem)), chip).cycles
+    bound = vector_bound(formula(*problem), chip) - launch_cycles(chip)
     try:
-        program = read(answer, chip, rows * width)
+        launch = read(answer, chip, rows * width, dtype)
     except AscendLabError as error:
         return Judged(dict.fromkeys(found, str(error)))
-    x = np.random.default_rng(rows * width).standard_normal((rows, width)).astype(np.float16)
-    x[0] *= 60  # squares beyond fp16
-    x[-1] *= 1e-3  # and a row in which eps counts
+    x = values_of(rows, width, dtype)
     try:
-        found["sanitizer"] = "; ".join(map(str, sanitize(program, chip, filled=["x"])[:2]))
-        results = [execute(program, {"x": x.ravel()}, chip, seed=seed)["y"]
+        found["sanitizer"] = "; ".join(map(str, sanitize(launch, chip, filled=["x"])[:2]))
+        results = [execute(launch, {"x": x.ravel()}, chip, seed=seed)["y"].reshape(x.shape)
                    for seed in (None, *range(ORDERS))]  # fmt: skip
     except AscendLabError as error:
         return Judged(found | dict.fromkeys(("values", "orders", "quicker"), str(error)))
-    right = wanted(x, norm, eps)
-    found["values"] = difference(results[0].reshape(x.shape), right)
-    found["orders"] = next(filter(None, (difference(r.reshape(x.shape), right)
-                                         for r in results[1:])), "")  # fmt: skip
-    cycles = simulate(program, chip).cycles
-    if cycles >= base:
-        found["quicker"] = f"{cycles} cycles, the plain kernel takes {base}"
-    return Judged(found, cycles, base, 1.02 * bound, bound)
+    said = [difference(got, wanted(x, norm, eps), TOLERANCE[dtype]) for got in results]
+    found["values"], found["orders"] = said[0], next(filter(None, said[1:]), "")
+    cycles = simulate(launch, chip).cycles
+    if cycles >= slow:
+        found["quicker"] = f"{cycles} cycles, the plain kernel takes {slow}"
+    return Judged(found, cycles, math.sqrt(slow * bound), 1.02 * bound, bound)
 
 
-def read(answer, chip, elements):
-    """Return the program of an answer; raise an `AscendLabError` that says why it is none."""
-    from ascend_lab.errors import ProgramError
-    from ascend_lab.isa import check_program
-
-    if not isinstance(answer, str):
-        raise ProgramError("the text of a program", type(answer).__name__, "return str(k.finish())")
-    program = check_program(chip, parse_program(answer))
-    outside = {b.name: (b.dtype, b.elements) for b in program.buffers if b.space == "GM"}
-    if outside != dict.fromkeys("xy", ("fp16", elements)):
-        needed = f"tensors x and y of {elements} fp16 and no other in GM"
-        raise ProgramError(needed, str(outside), "use k.tensor for these two only")
-    return program
+def launch_of(programs):
+    """Return the launch in which every core runs a program of its own."""
+    return Launch("norm", tuple(map(Part, programs)))
 
 
-def difference(got, right):
+def values_of(rows, width, dtype):
+    """Return what to normalise: squares beyond fp16 in the first row, and eps counts in the last."""
+    x = np.random.default_rng(rows * width).standard_normal((rows, width))
+    x[0] *= 60
+    x[-1] *= 1e-3
+    return x.astype({"fp16": np.float16, "fp32": np.float32}[dtype])
+
+
+def read(answer, chip, elements, dtype):
+    """Return the launch of an answer; raise an `AscendLabError` that says why it is none."""
+    if not (isinstance(answer, list) and all(isinstance(text, str) for text in answer)):
+        needed = "a list of texts of programs, one a core"
+        raise ProgramError(needed, type(answer).__name__, "return [str(k.finish()), ...]")
+    if not 1 <= len(answer) <= chip.core_count:
+        raise ProgramError(f"1 to {chip.core_count} programs", f"{len(answer)}", "one for each core")
+    programs = [check_program(chip, parse_program(text)) for text in answer]
+    for program in programs:
+        outside = {b.name: (b.dtype, b.elements) for b in program.buffers if b.space == "GM"}
+        if outside != dict.fromkeys("xy", (dtype, elements)):
+            needed = f"tensors x and y of {elements} {dtype} and no other in GM"
+            raise ProgramError(needed, str(outside), "use k.tensor for these two only")
+    return launch_of(programs)
+
+
+def difference(got, right, tolerance):
     """Return "" where all values are within tolerance, else the first that is not."""
-    off = ~(np.abs(got.astype(np.float64) - right) <= TOLERANCE * (1 + np.abs(right)))
+    off = ~(np.abs(got.astype(np.float64) - right) <= tolerance * (1 + np.abs(right)))
     if not off.any():
         return ""
     row, column = np.argwhere(off)[0]
@@ -194,7 +238,7 @@ def chart(case, answer):
     from ascend_lab.lab import fig_gantt
 
     chip = chip_of(case.known["chip"])
-    figure = fig_gantt(simulate(parse_program(answer), chip))
+    figure = fig_gantt(simulate(launch_of(map(parse_program, answer)), chip))
     text = io.StringIO()
     figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -12,7 +12,7 @@ PSEUDONYM = ""  # a name for the leaderboard, if you want to stand on it
 
 
 # %%
-def kernel(chip_file, rows, width, norm, eps):
+def kernel(chip_file, rows, width, dtype, norm, eps):
     """Return the text of a program that normalises every row of x (rows, width) into y.
 
     chip_file: path of your chip; norm: "rms" or "absmean"; eps: added to the mean.

@@ -1,72 +1,227 @@
-"""Rows padded to whole repeats, several to a tile, two slots worked on in place.
+"""Rows padded to whole repeats, several to a tile, slots worked on in place; sizes by a model of V.
 
 The sums are taken in fp32, a repeat at a time and then over the repeats of a row; the scale is
-applied in fp16, where a repeat holds twice as many lanes. The padding is cleared once: it stays 0.
+applied in the dtype of x, where a repeat of fp16 holds twice as many lanes. The padding is cleared
+once: it stays 0. A row that UB cannot hold is read twice, piece by piece.
 """
+
+import itertools
 
 from ascend_lab.chip import load_chip
 from ascend_lab.isa import KernelBuilder, Tile
 
-LANES, NARROW = 64, 128
+LANES = 64
 
 
-def kernel(chip_file, rows, width, norm, eps):
+def kernel(chip_file, rows, width, dtype, norm, eps):
     chip = load_chip(chip_file)
+    cores = min(chip.core_count, rows)
+    ends = [rows * i // cores for i in range(cores + 1)]
+    program = tiles if plan(chip, width, dtype, rows) else pieces
+    problem = (chip, rows, width, dtype, norm, eps)
+    return [str(program(*problem, first, end - first)) for first, end in zip(ends, ends[1:])]
+
+
+def begun(chip, rows, width, dtype):
     k = KernelBuilder("norm", chip)
-    x = k.tensor("x", "fp16", rows * width)
-    y = k.tensor("y", "fp16", rows * width)
-    pitch = -(-width // NARROW) * NARROW
-    chunks = pitch // LANES
-    depth = 4 if chip.device_memory.latency_cycles > 500 else 2
-    a_row = (2 * depth + 4) * pitch + 32 * chunks + 4 + 4 + 32
-    most = max(1, min((chip.buffers["UB"] - 512) // a_row, 255 // chunks, -(-rows // 3)))
-    ub = k.queue("ub", "UB", "fp16", most * pitch, src="MTE2", via="V", dst="MTE3", depth=depth)
-    wide = k.buffer("wide", "UB", "fp32", most * pitch)
+    return k, k.tensor("x", dtype, rows * width), k.tensor("y", dtype, rows * width)
+
+
+def positive(k, norm, dtype, count, wide, given, start=0):
+    """Squares or sizes of what is given, in fp32."""
+    if dtype == "fp16":
+        k.each("vconv", count, (wide, 0), (given, start))
+        given, start = wide, 0
+    if norm == "rms":
+        k.each("vmul", count, (wide, 0), (given, start), (given, start))
+    else:
+        k.each("vabs", count, (wide, 0), (given, start))
+
+
+def scales(k, norm, width, eps, sums, count):
+    row = (sums, 0)
+    k.each("vmuls", count, row, row, scalar=1 / width)
+    k.each("vadds", count, row, row, scalar=eps)
+    k.each("vrsqrt" if norm == "rms" else "vrec", count, row, row)
+
+
+def plan(chip, width, dtype, count):
+    """Return (rows a tile, rows widened at a time, slots): the least by heads and slopes of V."""
+    size, wider = (2, 34) if dtype == "fp16" else (4, 0)
+    chunks = -(-width // LANES)
+    pitch, path = chunks * LANES, chip.path("GM", "UB")
+    rate = min(path.rate_bytes_per_cycle,
+               chip.device_memory.rate_bytes_per_s / chip.clock_hz / chip.core_count)  # fmt: skip
+    best = None
+    for number in range(1, count + 1):
+        most = -(-count // number)
+        for held, depth in itertools.product({1, 2, 4, 8, 16, most}, range(2, 6)):
+            room = (size * depth * pitch + 32 * chunks + 44) * most + 4 * held * pitch + 256
+            runs = held * chunks
+            if held > most or runs > 255 or most > 248 or room > chip.buffers["UB"]:
+                continue
+            groups = -(-most // held)
+            work = groups * (38 + 3 * runs) + (groups * (14 + 2 * runs) if dtype == "fp16" else 0)
+            work += min(sums_cost(chunks, most)) + 60 + wider
+            work += -(-pitch * size // 256) * (10 + 2 * most)
+            load = 10 + most * width * size / rate
+            store = 10 + most * width * size / path.rate_bytes_per_cycle
+            wait = chip.device_memory.latency_cycles
+            each = max(work, load, store, (load + work + store + wait) / depth)
+            time = each * count / most + wait + load + store + work - each
+            if best is None or time < best[0]:
+                best = time, (most, held, depth)
+        if best and number > best[1][0] + count // 2:
+            break
+    return best[1] if best else None
+
+
+def sums_cost(chunks, few):
+    """Cycles of adding up 8 sums a chunk: a row at a time, or chunk by chunk of 8 rows."""
+    eights = -(-few // 8)
+    rows = 14 + 7 * few + (-(-chunks // 8) - 1) * (10 + 2 * few)
+    return rows, (chunks - 1) * (10 + 2 * eights) + 14 + eights
+
+
+def tiles(chip, rows, width, dtype, norm, eps, first, count):
+    """Take rows in tiles that load, work and store at once; widen and square a few at a time."""
+    k, x, y = begun(chip, rows, width, dtype)
+    block = 16 if dtype == "fp16" else 8
+    chunks = -(-width // LANES)
+    pitch = chunks * LANES
+    most, held, depth = plan(chip, width, dtype, count)
+    ub = k.queue("ub", "UB", dtype, most * pitch, src="MTE2", via="V", dst="MTE3", depth=depth)
+    wide = k.buffer("wide", "UB", "fp32", held * pitch)
     parts = k.buffer("parts", "UB", "fp32", most * chunks * 8)
     sums = k.buffer("sums", "UB", "fp32", -(-most // 8) * 8)
-    scale = k.buffer("scale", "UB", "fp16", -(-most // 16) * 16)
-    spread = k.buffer("spread", "UB", "fp16", most * 16)
+    scale = k.buffer("scale", "UB", "fp16", -(-most // 16) * 16) if dtype == "fp16" else sums
+    spread = k.buffer("spread", "UB", dtype, most * block)
     if pitch != width:
         for slot in range(depth):
             k.each("vdup", most * pitch, (Tile(ub.buffer, slot), 0), scalar=0.0)
         k.barrier()
 
-    def tile(first, count):
+    def sum_up(few):
+        by_rows, by_chunks = sums_cost(chunks, few)
+        if by_rows < by_chunks:
+            for start in range(8, chunks, 8):
+                more = min(8, chunks - start) * 8
+                first8, others = (parts.region(at * 8, (few, more), (chunks * 8, 1))
+                                  for at in (0, start))  # fmt: skip
+                k.vector("vadd", first8, first8, others)
+            whole = parts.region(0, (few, min(8, chunks) * 8), (chunks * 8, 1))
+            k.vector("vcadd", sums.region(0, few), whole)
+            return
+        for row, (repeats, lanes) in k.runs(few * 8, LANES):
+            rows_of = lambda chunk: parts.region(row * chunks + chunk * 8,
+                (repeats, lanes // 8, 8), (lanes * chunks, 8 * chunks, 1))  # fmt: skip
+            for chunk in range(1, chunks):
+                k.vector("vadd", rows_of(0), rows_of(0), rows_of(chunk))
+            k.vector("vcgadd", sums.region(row // 8, repeats * lanes // 8), rows_of(0))
+
+    def tile(at, few):
         slot = ub.alloc()
-        rows_of = lambda memory: memory.region(0, (count, width), (pitch, 1))
-        k.copy(rows_of(slot), x.region(first * width, (count, width), (width, 1)))
+        rows_of = lambda memory: memory.region(0, (few, width), (pitch, 1))
+        k.copy(rows_of(slot), x.region(at * width, (few, width), (width, 1)))
         ub.hand()
-        k.each("vconv", count * pitch, (wide, 0), (slot, 0))
-        if norm == "rms":
-            k.each("vmul", count * pitch, (wide, 0), (wide, 0), (wide, 0))
-        else:
-            k.each("vabs", count * pitch, (wide, 0), (wide, 0))
-        total = count * chunks
-        k.vector("vcgadd", parts.region(0, total * 8), wide.region(0, (total, LANES)))
-        for start in range(8, chunks, 8):  # more than 8 repeats a row: add them up first
-            few = min(8, chunks - start) * 8
-            first8 = parts.region(0, (count, few), (chunks * 8, 1))
-            k.vector("vadd", first8, first8, parts.region(start * 8, (count, few), (chunks * 8, 1)))
-        k.vector("vcadd", sums.region(0, count),
-                 parts.region(0, (count, min(8, chunks) * 8), (chunks * 8, 1)))  # fmt: skip
-        row = sums.region(0, (1, count))
-        k.vector("vmuls", row, row, scalar=1 / width)
-        k.vector("vadds", row, row, scalar=eps)
-        k.vector("vrsqrt" if norm == "rms" else "vrec", row, row)
-        k.vector("vconv", scale.region(0, (1, count)), row)
-        k.vector("vbrcb", spread.region(0, (count, 16)), scale.region(0, count))
-        for start in range(0, pitch, NARROW):
-            part = slot.region(start, (count, 8, 16), (pitch, 16, 1))
-            k.vector("vmul", part, part, spread.region(0, (count, 8, 16), (16, 0, 1)))
+        for row in range(0, few, held):
+            part = min(held, few - row)
+            positive(k, norm, dtype, part * pitch, wide, slot, row * pitch)
+            k.vector("vcgadd", parts.region(row * chunks * 8, part * chunks * 8),
+                     wide.region(0, (part * chunks, LANES)))  # fmt: skip
+        sum_up(few)
+        scales(k, norm, width, eps, sums, few)
+        if dtype == "fp16":
+            k.each("vconv", few, (scale, 0), (sums, 0))
+        k.vector("vbrcb", spread.region(0, (few, block)), scale.region(0, few))
+        for start in range(0, pitch, 8 * block):
+            lanes = min(8, (pitch - start) // block)
+            part = slot.region(start, (few, lanes, block), (pitch, block, 1))
+            k.vector("vmul", part, part, spread.region(0, (few, lanes, block), (block, 0, 1)))
         ub.enqueue()
         done = ub.dequeue()
-        k.copy(y.region(first * width, (count, width), (width, 1)), rows_of(done))
+        k.copy(y.region(at * width, (few, width), (width, 1)), rows_of(done))
         ub.free()
 
-    whole, rest = divmod(rows, most)
+    whole, rest = divmod(count, most)
     if whole:
         with k.loop("i", whole) as i:
-            tile(i * most, most)
+            tile(first + i * most, most)
     if rest:
-        tile(whole * most, rest)
-    return str(k.finish())
+        tile(first + whole * most, rest)
+    return k.finish()
+
+
+def pieces(chip, rows, width, dtype, norm, eps, first, count):
+    """Cut a row; where all of it fits UB it stays there, else it is read once more."""
+    k, x, y = begun(chip, rows, width, dtype)
+    block, room = (16 if dtype == "fp16" else 8), chip.buffers["UB"] - width // 16 - 2048
+    size = 32 // block
+    for number in range(3, 7):
+        most = -(-width // number // 512) * 512
+        stays = (number + 1) * most * size + 4 * most <= room
+        if stays:
+            break
+    most = most if stays else (room // (4 * size + 4)) // 512 * 512
+    depth = min(7, (room - 4 * most) // (most * size)) if stays else 2
+    load = stays or k.queue("load", "UB", dtype, most, src="MTE2", dst="V", depth=2)
+    ub = k.queue("ub", "UB", dtype, most, src="MTE2", via="V", dst="MTE3", depth=depth)
+    runs = [(start, min(most, width - start)) for start in range(0, width, most)]
+    wide = k.buffer("wide", "UB", "fp32", most)
+    sums = k.buffer("sums", "UB", "fp32", -(-width // 64 // 8) * 8 + 8)
+    scale = k.buffer("scale", "UB", "fp16", 16) if dtype == "fp16" else sums
+    spread = k.buffer("spread", "UB", dtype, block)
+
+    def filled(queue, at, few):
+        slot = queue.alloc()
+        k.copy(slot.region(0, few), x.region(at, few))
+        if queue is ub:
+            queue.hand()
+            return slot
+        queue.enqueue()
+        return queue.dequeue()
+
+    def add_up(found, few, slot):
+        positive(k, norm, dtype, few, wide, slot)
+        for begin, (repeats, lanes) in k.runs(few, LANES):
+            made = repeats * lanes // 8
+            k.vector("vcgadd", wide.region(begin // 8, made), wide.region(begin, (repeats, lanes)))
+        for begin, (repeats, lanes) in k.runs(few // 8, LANES):
+            op, made = ("vcadd", repeats) if lanes % 8 else ("vcgadd", repeats * lanes // 8)
+            k.vector(op, sums.region(found, made), wide.region(begin, (repeats, lanes)))
+            found += made
+        return found
+
+    def add_all(found):
+        while found > 1:
+            left = 0
+            for begin, shape in k.runs(found, LANES):
+                k.vector("vcadd", sums.region(left, shape[0]), sums.region(begin, shape))
+                left += shape[0]
+            found = left
+
+    def scaled(slot, few):
+        for begin, (repeats, lanes) in k.runs(few, 8 * block):
+            part = slot.region(begin, (repeats, lanes // block, block), (lanes, block, 1))
+            same = spread.region(0, (repeats, lanes // block, block), (0, 0, 1))
+            k.vector("vmul", part, part, same)
+
+    with k.loop("row", count) as row:
+        at, slots, found = (first + row) * width, [], 0
+        for start, few in runs:
+            slots.append(filled(ub if stays else load, at + start, few))
+            found = add_up(found, few, slots[-1])
+            if not stays:
+                load.free()
+        add_all(found)
+        scales(k, norm, width, eps, sums, 1)
+        if dtype == "fp16":
+            k.vector("vconv", scale.region(0, (1, 1)), sums.region(0, (1, 1)))
+        k.vector("vbrcb", spread.region(0, (1, block)), scale.region(0, 1))
+        for (start, few), held in zip(runs, slots):
+            scaled(held if stays else filled(ub, at + start, few), few)
+            ub.enqueue()
+            done = ub.dequeue()
+            k.copy(y.region(at + start, few), done.region(0, few))
+            ub.free()
+    return k.finish()
