@@ -31,6 +31,7 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
         "start.ipynb": json.dumps(notebook_of(source), indent=1) + "\n",
         "instance.json": json.dumps(instance, indent=1, sort_keys=True) + "\n",
         "log.md": _log_form(task),
+        **{name: text for name, text in instance.items() if name.endswith(".toml")},
     }
     for path in sorted(task.folder.iterdir()):
         if path.is_file() and path.name not in KEPT_BACK:

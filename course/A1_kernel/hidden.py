@@ -5,9 +5,9 @@ from course_A1_public import CHIP, case
 
 def cases(drawn, rng):
     """Return one row, ragged widths, rows beyond UB, a far memory, a quiet one, a single core."""
-    far = CHIP.format(name="ToyFar", cores=2, ub_bytes=24 * 1024, rate=40e9, latency=900)
+    far = CHIP.format(name="ToyFar", cores=2, ub_bytes=40 * 1024, rate=40e9, latency=900)
     quiet = CHIP.format(name="ToyQuiet", cores=4, ub_bytes=48 * 1024, rate=120e9, latency=40)
-    alone = CHIP.format(name="ToyAlone", cores=1, ub_bytes=20 * 1024, rate=32e9, latency=200)
+    alone = CHIP.format(name="ToyAlone", cores=1, ub_bytes=32 * 1024, rate=32e9, latency=200)
     ragged = 64 * int(rng.integers(3, 6)) + 16
     odd = lambda rows: rows + 2 * int(rng.integers(0, rows // 16)) + 1
     return [
@@ -16,7 +16,7 @@ def cases(drawn, rng):
         case(drawn, 3, ragged),
         case(drawn, 2, 16 * int(rng.integers(500, 600))),
         case(drawn, odd(400), ragged, timed=True),
-        case(drawn, odd(900), 48, timed=True),
+        case(drawn, odd(1600), 48, timed=True),
         case(drawn, 32, 16 * int(rng.integers(390, 410)), timed=True),
         case(drawn, odd(300), 256, timed=True, chip=far),
         case(drawn, odd(240), 448, "fp32", timed=True, chip=quiet),

@@ -56,13 +56,13 @@ def plan(chip, width, dtype, count):
     for number in range(1, count + 1):
         most = -(-count // number)
         for held, depth in itertools.product({1, 2, 4, 8, 16, most}, range(2, 6)):
-            room = (size * depth * pitch + 32 * chunks + 44) * most + 4 * held * pitch + 256
+            room = (size * depth * pitch + 32 * chunks + 76) * most + 4 * held * pitch + 256
             runs = held * chunks
             if held > most or runs > 255 or most > 248 or room > chip.buffers["UB"]:
                 continue
             groups = -(-most // held)
             work = groups * (38 + 3 * runs) + (groups * (14 + 2 * runs) if dtype == "fp16" else 0)
-            work += min(sums_cost(chunks, most)) + 60 + wider
+            work += sums_cost(chunks, most) + 60 + wider
             work += -(-pitch * size // 256) * (10 + 2 * most)
             load = 10 + most * width * size / rate
             store = 10 + most * width * size / path.rate_bytes_per_cycle
@@ -77,10 +77,9 @@ def plan(chip, width, dtype, count):
 
 
 def sums_cost(chunks, few):
-    """Cycles of adding up 8 sums a chunk: a row at a time, or chunk by chunk of 8 rows."""
-    eights = -(-few // 8)
-    rows = 14 + 7 * few + (-(-chunks // 8) - 1) * (10 + 2 * few)
-    return rows, (chunks - 1) * (10 + 2 * eights) + 14 + eights
+    """Cycles of adding up 8 sums a chunk: those beyond 8 chunks, then 64 lanes a row, then 8."""
+    first = (-(-chunks // 8) - 1) * (10 + 2 * few) + (14 + few if chunks > 1 else 0)
+    return first + 14 + -(-few // 8)
 
 
 def tiles(chip, rows, width, dtype, norm, eps, first, count):
@@ -93,31 +92,29 @@ def tiles(chip, rows, width, dtype, norm, eps, first, count):
     ub = k.queue("ub", "UB", dtype, most * pitch, src="MTE2", via="V", dst="MTE3", depth=depth)
     wide = k.buffer("wide", "UB", "fp32", held * pitch)
     parts = k.buffer("parts", "UB", "fp32", most * chunks * 8)
+    folded = k.buffer("folded", "UB", "fp32", most * 8) if chunks > 1 else parts
     sums = k.buffer("sums", "UB", "fp32", -(-most // 8) * 8)
     scale = k.buffer("scale", "UB", "fp16", -(-most // 16) * 16) if dtype == "fp16" else sums
     spread = k.buffer("spread", "UB", dtype, most * block)
+    if 1 < chunks < 8:
+        k.each("vdup", most * 8, (folded, 0), scalar=0.0)
     if pitch != width:
         for slot in range(depth):
             k.each("vdup", most * pitch, (Tile(ub.buffer, slot), 0), scalar=0.0)
         k.barrier()
 
     def sum_up(few):
-        by_rows, by_chunks = sums_cost(chunks, few)
-        if by_rows < by_chunks:
-            for start in range(8, chunks, 8):
-                more = min(8, chunks - start) * 8
-                first8, others = (parts.region(at * 8, (few, more), (chunks * 8, 1))
-                                  for at in (0, start))  # fmt: skip
-                k.vector("vadd", first8, first8, others)
-            whole = parts.region(0, (few, min(8, chunks) * 8), (chunks * 8, 1))
-            k.vector("vcadd", sums.region(0, few), whole)
-            return
-        for row, (repeats, lanes) in k.runs(few * 8, LANES):
-            rows_of = lambda chunk: parts.region(row * chunks + chunk * 8,
-                (repeats, lanes // 8, 8), (lanes * chunks, 8 * chunks, 1))  # fmt: skip
-            for chunk in range(1, chunks):
-                k.vector("vadd", rows_of(0), rows_of(0), rows_of(chunk))
-            k.vector("vcgadd", sums.region(row // 8, repeats * lanes // 8), rows_of(0))
+        for start in range(8, chunks, 8):
+            more = min(8, chunks - start) * 8
+            first8, others = (parts.region(at * 8, (few, more), (chunks * 8, 1))
+                              for at in (0, start))  # fmt: skip
+            k.vector("vadd", first8, first8, others)
+        if chunks > 1:
+            eights = parts.region(0, (few, min(8, chunks) * 8), (chunks * 8, 1))
+            k.vector("vcgadd", folded.region(0, (few, min(8, chunks)), (8, 1)), eights)
+        for begin, (repeats, lanes) in k.runs(few * 8, LANES):
+            to = sums.region(begin // 8, repeats * lanes // 8)
+            k.vector("vcgadd", to, folded.region(begin, (repeats, lanes)))
 
     def tile(at, few):
         slot = ub.alloc()
@@ -144,31 +141,37 @@ def tiles(chip, rows, width, dtype, norm, eps, first, count):
         ub.free()
 
     whole, rest = divmod(count, most)
+    if rest:  # the short one first: all wait for its load
+        tile(first, rest)
     if whole:
         with k.loop("i", whole) as i:
-            tile(first + i * most, most)
-    if rest:
-        tile(first + whole * most, rest)
+            tile(first + rest + i * most, most)
     return k.finish()
 
 
 def pieces(chip, rows, width, dtype, norm, eps, first, count):
     """Cut a row; where all of it fits UB it stays there, else it is read once more."""
     k, x, y = begun(chip, rows, width, dtype)
-    block, room = (16 if dtype == "fp16" else 8), chip.buffers["UB"] - width // 16 - 2048
-    size = 32 // block
-    for number in range(3, 7):
-        most = -(-width // number // 512) * 512
-        stays = (number + 1) * most * size + 4 * most <= room
-        if stays:
-            break
-    most = most if stays else (room // (4 * size + 4)) // 512 * 512
-    depth = min(7, (room - 4 * most) // (most * size)) if stays else 2
+    block, room = (16 if dtype == "fp16" else 8), chip.buffers["UB"] - width // 16 - 1024
+    size, found = 32 // block, {}
+    for number, cuts in itertools.product(range(2, 7), (1, 2)):
+        most = -(-width // number // 128) * 128
+        some = -(-most // cuts // 128) * 128
+        depth = min(7, (room - 4 * some) // (most * size))
+        if depth > number:  # the more of the next row fits the better, and few instructions
+            found[min(1, (depth - number) * most / width) - 0.06 * number * cuts] = (
+                most,
+                some,
+                depth,
+            )
+    stays = bool(found)
+    most = room // (4 * size + 4) // 128 * 128
+    most, some, depth = found[max(found)] if stays else (most, most, 2)
     load = stays or k.queue("load", "UB", dtype, most, src="MTE2", dst="V", depth=2)
     ub = k.queue("ub", "UB", dtype, most, src="MTE2", via="V", dst="MTE3", depth=depth)
     runs = [(start, min(most, width - start)) for start in range(0, width, most)]
-    wide = k.buffer("wide", "UB", "fp32", most)
-    sums = k.buffer("sums", "UB", "fp32", -(-width // 64 // 8) * 8 + 8)
+    wide = k.buffer("wide", "UB", "fp32", some)
+    sums = k.buffer("sums", "UB", "fp32", width // 64 + 16 * len(runs) + 16)
     scale = k.buffer("scale", "UB", "fp16", 16) if dtype == "fp16" else sums
     spread = k.buffer("spread", "UB", dtype, block)
 
@@ -182,14 +185,16 @@ def pieces(chip, rows, width, dtype, norm, eps, first, count):
         return queue.dequeue()
 
     def add_up(found, few, slot):
-        positive(k, norm, dtype, few, wide, slot)
-        for begin, (repeats, lanes) in k.runs(few, LANES):
-            made = repeats * lanes // 8
-            k.vector("vcgadd", wide.region(begin // 8, made), wide.region(begin, (repeats, lanes)))
-        for begin, (repeats, lanes) in k.runs(few // 8, LANES):
-            op, made = ("vcadd", repeats) if lanes % 8 else ("vcgadd", repeats * lanes // 8)
-            k.vector(op, sums.region(found, made), wide.region(begin, (repeats, lanes)))
-            found += made
+        for at in range(0, few, some):
+            part = min(some, few - at)
+            positive(k, norm, dtype, part, wide, slot, at)
+            for begin, (repeats, lanes) in k.runs(part, LANES):
+                eights = wide.region(begin // 8, repeats * lanes // 8)
+                k.vector("vcgadd", eights, wide.region(begin, (repeats, lanes)))
+            for begin, (repeats, lanes) in k.runs(part // 8, LANES):
+                op, made = ("vcadd", repeats) if lanes % 8 else ("vcgadd", repeats * lanes // 8)
+                k.vector(op, sums.region(found, made), wide.region(begin, (repeats, lanes)))
+                found += -(-made // 8) * 8
         return found
 
     def add_all(found):
@@ -206,14 +211,15 @@ def pieces(chip, rows, width, dtype, norm, eps, first, count):
             same = spread.region(0, (repeats, lanes // block, block), (0, 0, 1))
             k.vector("vmul", part, part, same)
 
+    k.each("vdup", sums.elements, (sums, 0), scalar=0.0)
     with k.loop("row", count) as row:
-        at, slots, found = (first + row) * width, [], 0
+        at, slots, summed = (first + row) * width, [], 0
         for start, few in runs:
             slots.append(filled(ub if stays else load, at + start, few))
-            found = add_up(found, few, slots[-1])
+            summed = add_up(summed, few, slots[-1])
             if not stays:
                 load.free()
-        add_all(found)
+        add_all(summed)
         scales(k, norm, width, eps, sums, 1)
         if dtype == "fp16":
             k.vector("vconv", scale.region(0, (1, 1)), sums.region(0, (1, 1)))
