@@ -199,7 +199,7 @@ def launch_of(programs):
 
 
 def values_of(rows, width, dtype):
-    """Return what to normalise: squares beyond fp16 in the first row, and eps counts in the last."""
+    """Return x: the squares of its first row are beyond fp16, in its last row eps counts."""
     x = np.random.default_rng(rows * width).standard_normal((rows, width))
     x[0] *= 60
     x[-1] *= 1e-3
