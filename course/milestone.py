@@ -39,7 +39,7 @@ class Block:
         self.norm = self.stage("A1", lambda t, d: t.case(d, CHANNELS, SIDE**2), self.plain_kernel)
         self.tiling = self.stage(
             "A2",
-            lambda t, d: t.conv_case(d, CHANNELS, SIDE, CHANNELS, timed=False),
+            lambda t, d: t.conv_case(d, CHANNELS, SIDE, SIDE, CHANNELS, timed=False),
             lambda t, c: t.plain(t.chip_of(c.known["chip"])),
         )
         self.groups = self.stage("A3", self.graph_case, lambda t, c: [[name] for name, *_ in NODES])

@@ -40,12 +40,13 @@ rate_bytes_per_s = {{ value = {rate}, source = "TEAM", trust = "assumed" }}
 
 
 def instance(rng, twist):
-    """Return a student's chip: cores, buffers, memory."""
+    """Return a student's chip: cores, and memory that grows with them; L1."""
+    cores = int(rng.choice(twist.get("cores", [2, 3, 4])))
     return {
-        "cores": int(rng.choice(twist.get("cores", [2, 3, 4]))),
-        "l1_bytes": int(rng.choice([512, 768, 1024])) * 1024,
-        "l0c_bytes": int(rng.choice([128, 256])) * 1024,
-        "rate": float(rng.choice([40e9, 60e9, 80e9])),
+        "cores": cores,
+        "l1_bytes": int(rng.choice([768, 896, 1024])) * 1024,
+        "l0c_bytes": 256 * 1024,
+        "rate": cores * float(rng.choice([19e9, 20e9, 21e9])),
     }
 
 
@@ -88,20 +89,21 @@ def case(drawn, m, k, n, timed=True, conv=None):
     return Case(f"{name}{n}" if conv else f"{m} x {k} x {n}", call, {"chip": text}, timed)
 
 
-def conv_case(drawn, channels, side, n, window=3, stride=1, timed=True):
-    """Return a convolution of an image `side` high and wide, padded so that stride 1 keeps it."""
-    conv = {"channels": channels, "height": side, "width": side, "window": window,
+def conv_case(drawn, channels, height, width, n, window=3, stride=1, timed=True):
+    """Return a convolution of an image, padded so that stride 1 keeps its size."""
+    conv = {"channels": channels, "height": height, "width": width, "window": window,
             "stride": stride, "pad": window // 2}  # fmt: skip
-    pixels = (-(-side // stride)) ** 2
+    pixels = -(-height // stride) * -(-width // stride)
     return case(drawn, pixels, -(-channels // 16) * 16 * window**2, n, timed, conv)
 
 
 def cases(drawn, rng):
-    """Return the public products and convolutions."""
-    side = 128 * int(rng.integers(3, 7))
-    return [case(drawn, 64, 64, 64, timed=False), conv_case(drawn, 20, 7, 24, timed=False),
-            case(drawn, side, side, side), case(drawn, 1000, 333, 250), case(drawn, 64, 2048, 256),
-            conv_case(drawn, 64, 28, 96)]  # fmt: skip
+    """Return the public products and convolutions; the more cores, the more rows."""
+    cores = drawn["cores"]
+    return [case(drawn, 64, 64, 64, timed=False), conv_case(drawn, 20, 7, 9, 24, timed=False),
+            case(drawn, 256 * cores, 512, 16 * int(rng.integers(31, 34))),
+            case(drawn, 333 * cores, 333, 250), case(drawn, 48 * cores, 2048, 128),
+            conv_case(drawn, 64, 8 * cores, 28, 96)]  # fmt: skip
 
 
 def shape_of(problem):

@@ -8,7 +8,7 @@ def cases(drawn, rng):
     return [
         case(drawn, rng, 2, 8, timed=False),
         case(drawn, rng, 20, 32, timed=False, align=512),
-        case(drawn, rng, 120, 64, equal=True),
-        case(drawn, rng, 200, 256, align=512),
-        case(drawn, rng, 300, 256),
+        case(drawn, rng, 120, 256, equal=True),
+        case(drawn, rng, 200, 512, align=512),
+        *(case(drawn, rng, n, 1024) for n in (240, 300)),
     ]

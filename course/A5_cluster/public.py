@@ -28,13 +28,14 @@ def instance(rng, twist):
 
 def bucket_case(drawn, rng, n, timed=True, zeros=False):
     """Return gradients of a network: bytes, and the second each is ready, last layer first."""
-    sizes = np.exp(rng.normal(13, 1.6, n)).astype(int) * 4
+    sizes = np.exp(rng.normal(13, 1.2, n))
     if zeros:
         sizes[rng.integers(0, n, n // 4)] = 0
     rate, most = drawn["rate_bytes_per_s"], drawn["most"]
+    sizes = (sizes * (1600 * drawn["latency_s"] * rate / sizes.sum())).astype(int)
     # half the bytes could be sent while the rest is computed
     ready = np.cumsum(rng.exponential(1, n))
-    ready *= sizes.sum() / rate / ready[-1] * rng.uniform(0.7, 1.3)
+    ready *= sizes.sum() / rate / ready[-1] * rng.uniform(0.95, 1.05)
     gradients = [[int(s), float(t)] for s, t in zip(sizes, ready)]
     arguments = {"gradients": gradients, "latency_s": drawn["latency_s"] * 20,
                  "rate_bytes_per_s": rate, "most": most}  # fmt: skip
@@ -99,9 +100,10 @@ def network(kind, count, alpha, beta, slow):
     return links + [[b, a, *costs] for a, b, *costs in links]
 
 
-def rounds_case(drawn, kind, count, size_bytes, timed=True):
-    """Return an all-reduce over `count` devices."""
+def rounds_case(drawn, kind, count, latencies, timed=True):
+    """Return an all-reduce over `count` devices of what a link sends in so many latencies."""
     beta = 1 / drawn["rate_bytes_per_s"]
+    size_bytes = round(latencies * drawn["latency_s"] / beta / 64) * 64
     links = network(kind, count, drawn["latency_s"], beta, drawn["slow_link"])
     arguments = {"devices": count, "links": links, "size_bytes": size_bytes}
     return Case(f"{kind} of {count}, {size_bytes:,} B", Call("rounds", arguments), {}, timed)
@@ -254,8 +256,8 @@ def cases(drawn, rng):
     """Return the public cases."""
     return [
         bucket_case(drawn, rng, 3, timed=False), bucket_case(drawn, rng, 60),
-        rounds_case(drawn, "star", 2, 1000, timed=False), rounds_case(drawn, "star", 8, 64_000_000),
-        rounds_case(drawn, "ring", 6, 32_000_000), plan_case(drawn, rng),
+        rounds_case(drawn, "star", 2, 0.01, timed=False), rounds_case(drawn, "star", 8, 400),
+        rounds_case(drawn, "ring", 6, 200), plan_case(drawn, rng),
     ]  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def product(problem, chip):
 def convolution(problem, chip):
     """The same for windows: the image comes in rows, a stage holds whole blocks of channels."""
     conv, rate = problem["conv"], {n: p["bytes_per_cycle"] for n, p in chip["paths"].items()}
-    side, taps = problem["m"] ** 0.5, conv["window"] ** 2
+    across, taps = -(-conv["width"] // conv["stride"]), conv["window"] ** 2
     m, n, k = up(problem["m"], 16), up(problem["n"], 16), problem["k"]
     blocks, best = k // (16 * taps), None
     start = {name: path["startup_cycles"] for name, path in chip["paths"].items()}
@@ -75,7 +75,7 @@ def convolution(problem, chip):
         own_m, own_n = up(-(-m // rows), bm), up(-(-n // cols), 16)
         if bm > m or bn > own_n or 4 * bm * bn > chip["buffers"]["L0C"]:
             continue
-        high = min((bm / side + 1) * conv["stride"] + conv["window"], conv["height"])
+        high = min((bm / across + 1) * conv["stride"] + conv["window"], conv["height"])
         tiles_m, tiles_n = own_m // bm, -(-own_n // bn)
         for held, bk in itertools.product({1, 2, 4, blocks}, (16, 32, 48, 64, 80, 96, 144, 288)):
             window, weights = high * conv["width"] * 32 * held, taps * bn * 32 * held
