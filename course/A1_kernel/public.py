@@ -192,7 +192,7 @@ def judge(case, answer):
     cycles = simulate(launch, chip).cycles
     if cycles >= slow:
         found["quicker"] = f"{cycles} cycles, the plain kernel takes {slow}"
-    return Judged(found, cycles, math.sqrt(slow * bound), 1.02 * bound, bound)
+    return Judged(found, cycles, round(math.sqrt(slow * bound)), 1.02 * bound, bound)
 
 
 def launch_of(programs):
