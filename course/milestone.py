@@ -16,7 +16,7 @@ import numpy as np
 
 from ascend_lab.course import Call, Case, answers_of, load
 from ascend_lab.errors import AscendLabError
-from ascend_lab.kernels.packing import pack_conv, unpack_conv
+from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.sim import execute
 
 CHANNELS, SIDE = 64, 8
