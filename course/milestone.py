@@ -62,7 +62,9 @@ class Block:
         if not self.error:
             self.judged[name] = judged = task.judge(case, value)
             wrong = [f"{what}: {why}" for what, why in judged.properties.items() if why]
-            self.error = next((line for line in wrong if not line.startswith(("quicker", "height"))), "")
+            self.error = next(
+                (line for line in wrong if not line.startswith(("quicker", "height"))), ""
+            )
         self.error = self.error and f"{name} {self.error}"
         return task.public, case, value
 
