@@ -324,7 +324,8 @@ def _judge_25_4(got: Any, case: ex.Case) -> str | None:
         missed += sum(o[0] * curve[TRIALS] for o, curve in rows) / best - 1
         left += sum(o[0] * curve[n] for (o, curve), n in zip(rows, tried, strict=True)) / best - 1
     closed = 1 - left / missed
-    return None if closed >= 0.9 else f"which closes {closed:.0%} of the distance, expected 90%"
+    said = f"which closes {math.floor(1000 * closed) / 10}% of the distance, expected 90%"
+    return None if closed >= 0.9 else said
 
 
 @ex.judged(_judge_25_4, cases=3, wrap=_spent)

@@ -30,13 +30,14 @@ def fig_plan_cube(
     pipeline: int = 2,
     micro_batches: int = 4,
     schedule: str = "1f1b",
+    batch: int = 256,
     layers: int = 48,
     width: int = 2560,
     length: int = 512,
 ) -> st.LabFigure:
     """Draw the devices of a plan, what one sends along each axis, and its pipeline in time.
 
-    Micro-batches of one sequence; backward takes twice as long as forward, transfers nothing.
+    Backward takes twice as long as forward, transfers nothing; more micro-batches are smaller ones.
     Raises `InputError` for more than can be read.
     """
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
@@ -45,7 +46,6 @@ def fig_plan_cube(
     if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
         what = f"from 1 to {MOST_MICRO_BATCHES} micro-batches"
         raise InputError(what, str(micro_batches), "draw fewer")
-    batch = data * micro_batches
     sent = sent_bytes(data, tensor, pipeline, layers, width, length, batch)
     traffic = dict(zip(("data", "tensor", "pipeline"), sent, strict=True))
     lists = orders(schedule, pipeline, micro_batches)
@@ -56,9 +56,9 @@ def fig_plan_cube(
     devices = data * tensor * pipeline
     said = ", ".join(f"{_amount(b)} along {axis}" for axis, b in traffic.items())
     text = (
-        f"{devices} devices, {data} data x {tensor} tensor x {pipeline} pipeline. In a step the"
-        f" busiest sends {said}. {pipeline} stages take {micro_batches} micro-batches in"
-        f" {timed.end_s:g} units of time, {timed.bubble:.0%} of which is bubble."
+        f"{devices} devices, {data} data x {tensor} tensor x {pipeline} pipeline. In a step of"
+        f" {batch} sequences the busiest sends {said}. {pipeline} stages take {micro_batches}"
+        f" micro-batches in {timed.end_s:g} units of time, {timed.bubble:.0%} of which is bubble."
     )
     return st.finish(fig, alt=text)
 
