@@ -28,7 +28,7 @@ from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx
 from ascend_lab.graph.passes import run_passes
-from ascend_lab.ops.shapes import pair
+from ascend_lab.ops.formats import pair
 from ascend_lab.output import write_whole
 
 HEADER = (

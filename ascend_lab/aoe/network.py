@@ -24,7 +24,7 @@ from ascend_lab.aoe.bank import (
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
-from ascend_lab.aoe.vector.prior import DECISIONS, learn
+from ascend_lab.aoe.vector.space import TAUGHT, learn
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Compiled, NetworkTimeline, bound_of, simulate_graph
@@ -273,7 +273,7 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
     """Return what the bank keeps of a result; without a schedule the default is the best known."""
     choice = result.choice.as_dict() if result.choice else {}
     if choice and result.decisions:
-        choice |= {DECISIONS: result.decisions}
+        choice |= {TAUGHT: result.decisions}
     return BankEntry(
         key_of(result.operator), choice, result.before_cycles, result.after_cycles,
         result.bound_cycles, result.proven, result.search, settings.seed, result.trials,

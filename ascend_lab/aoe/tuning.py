@@ -11,8 +11,7 @@ from ascend_lab.aoe.drive import Search, Settings, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.space import Point, Space
-from ascend_lab.aoe.vector.prior import Policy, decisions_of
-from ascend_lab.aoe.vector.space import PATIENCE, VectorJob
+from ascend_lab.aoe.vector.space import PATIENCE, Policy, VectorJob, decisions_of
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.ops.shapes import pad_pairs, pair
+from ascend_lab.ops.formats import pad_pairs, pair
 
 Mask = NDArray[np.bool_] | None
 Masks = tuple[Mask, ...]

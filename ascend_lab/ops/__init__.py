@@ -13,7 +13,7 @@ from ascend_lab.ops import (
     moving, normalise as normalise, pool_gradient as pool_gradient, pooling as pooling,
     quantised as quantised, reduction as reduction, training as training,
 )
-from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
+from ascend_lab.ops.expressions import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
 from ascend_lab.ops.gradients import Site, gradient
 from ascend_lab.ops.operator import (

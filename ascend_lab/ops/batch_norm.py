@@ -16,10 +16,9 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.ops.expressions import along, narrow, wide
-from ascend_lab.ops.formats import TypeRule, Values, rounded
+from ascend_lab.ops.formats import EPSILON, Shape, TypeRule, Values, check_rank, elements, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define
-from ascend_lab.ops.shapes import EPSILON, Shape, check_rank, elements
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, axis_rules, every_input
 
 PARAMETERS = ("scale", "bias", "mean", "variance")

@@ -33,10 +33,9 @@ from ascend_lab.layout import address_map, unpack
 from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.expressions import narrow, out_size, wide
-from ascend_lab.ops.formats import TypeRule, Values, numpy_type
+from ascend_lab.ops.formats import Shape, TypeRule, Values, check_rank, numpy_type, pair
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Template, define
-from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
 GRADIENT_INPUTS = ("fp16", "bf16")

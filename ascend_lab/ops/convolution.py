@@ -26,11 +26,21 @@ from ascend_lab.ops.expressions import (
     window_rule,
     windows,
 )
-from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
+from ascend_lab.ops.formats import (
+    CUBE_INPUTS,
+    Pairs,
+    Shape,
+    TypeRule,
+    Values,
+    check_rank,
+    is_whole,
+    pad_pairs,
+    pair,
+    rounded,
+)
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, Template, define
-from ascend_lab.ops.shapes import Pairs, Shape, check_rank, is_whole, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
 CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)

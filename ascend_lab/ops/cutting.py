@@ -11,11 +11,10 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.rearrange import concat_launch, pad_launch, slice_launch, split_launch
 from ascend_lab.limits import shown
-from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.formats import NOT_NAN, Shape, TypeRule, axis_of, exact, is_whole
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
-from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, is_whole
 from ascend_lab.ops.slicing import (
     AxisRule,
     Range,

@@ -20,11 +20,10 @@ from ascend_lab.ops.convolution import (
     with_bias,
 )
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, reach
-from ascend_lab.ops.formats import Values
+from ascend_lab.ops.formats import Pairs, Shape, Values, check_rank, pair
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, define
-from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
 
 

@@ -11,7 +11,9 @@ from ascend_lab.kernels.rearrange import reshape_launch
 from ascend_lab.ops.expressions import NARROW, in_fp32, stretch
 from ascend_lab.ops.formats import (
     FLOATS,
+    NOT_NAN,
     NUMBERS,
+    Range,
     Tolerances,
     TypeRule,
     Values,
@@ -31,7 +33,6 @@ from ascend_lab.ops.operator import (
     define,
     register,
 )
-from ascend_lab.ops.shapes import NOT_NAN, Range
 
 EXAMPLES = tuple(
     Example((shape,))

@@ -15,9 +15,8 @@ import numpy as np
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.ops.expressions import NARROW
-from ascend_lab.ops.formats import Values, format_of, numpy_type, widen
+from ascend_lab.ops.formats import Shape, Values, format_of, numpy_type, widen
 from ascend_lab.ops.operator import OPERATORS, Grads, Operator, get, resolve
-from ascend_lab.ops.shapes import Shape
 
 
 class Writer:

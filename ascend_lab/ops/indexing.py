@@ -14,11 +14,22 @@ from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.rearrange import gather_launch, one_hot_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, is_float, rounded
+from ascend_lab.ops.formats import (
+    FLOATS,
+    NOT_NAN,
+    Shape,
+    TypeRule,
+    Values,
+    axis_of,
+    elements,
+    exact,
+    is_float,
+    is_whole,
+    rounded,
+)
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
-from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, every_input
 
 INDICES = (("indices", "int32"),)

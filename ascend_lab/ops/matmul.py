@@ -24,10 +24,17 @@ from ascend_lab.kernels.gemm import parts_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels.timed_schedules import promising
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
+from ascend_lab.ops.formats import (
+    CUBE_INPUTS,
+    Shape,
+    TypeRule,
+    Values,
+    broadcast_shape,
+    check_rank,
+    rounded,
+)
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Example, Grads, define
-from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 from ascend_lab.sim import DeviceMemory, simulate_kernel
 

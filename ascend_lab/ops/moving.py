@@ -12,10 +12,9 @@ from ascend_lab.isa import Launch
 from ascend_lab.kernels.rearrange import reshape_launch
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout.moves import copy_launch, row_major
-from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.formats import Shape, TypeRule, axis_of, broadcast_shape, elements, exact
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
-from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import (
     AxisRule,
     Range,

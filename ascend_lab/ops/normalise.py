@@ -7,10 +7,9 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.expressions import in_fp32
-from ascend_lab.ops.formats import Values, rounded
+from ascend_lab.ops.formats import EPSILON, Shape, Values, axis_of, elements, is_whole, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
-from ascend_lab.ops.shapes import EPSILON, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import SliceRules, axis_rules, elementwise_rules, every_input
 
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)

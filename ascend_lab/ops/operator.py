@@ -14,23 +14,21 @@ from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
 from ascend_lab.ops.formats import (
     Attrs,
+    Range,
+    Shape,
     Tolerances,
     TypeRule,
     Values,
+    broadcast_shape,
+    check_attribute,
     check_chip,
+    check_shape,
     check_types,
+    elements,
     format_of,
     round_to,
     rounded,
     widen,
-)
-from ascend_lab.ops.shapes import (
-    Range,
-    Shape,
-    broadcast_shape,
-    check_attribute,
-    check_shape,
-    elements,
 )
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
 

@@ -33,10 +33,9 @@ from ascend_lab.ops.expressions import (
     wide,
     windows,
 )
-from ascend_lab.ops.formats import FLOATS, TypeRule, Values, rounded
+from ascend_lab.ops.formats import FLOATS, Pairs, Shape, TypeRule, Values, check_rank, pair, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
 from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
-from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 LANES = 16

@@ -11,13 +11,13 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels.byte_image import BytePool, byte_pool_launch
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.depthwise import max_pool_launch
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.kernels.images import BytePool, byte_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops.expressions import (
@@ -32,10 +32,21 @@ from ascend_lab.ops.expressions import (
     wide,
     window_rule,
 )
-from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, numpy_type, rounded
+from ascend_lab.ops.formats import (
+    FLOATS,
+    Pairs,
+    Shape,
+    TypeRule,
+    Values,
+    check_rank,
+    exact,
+    numpy_type,
+    pad_pairs,
+    pair,
+    rounded,
+)
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
 from ascend_lab.ops.reduction import shared
-from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
 C0 = 16

@@ -19,9 +19,8 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.errors import TypeMismatchError
 from ascend_lab.ops.expressions import narrow, stretch
-from ascend_lab.ops.formats import FLOATS, Tolerance, TypeRule, Values, rounded
+from ascend_lab.ops.formats import FLOATS, Range, Tolerance, TypeRule, Values, rounded
 from ascend_lab.ops.operator import Domain, Example, define
-from ascend_lab.ops.shapes import Range
 
 WHOLE = ("int8", "uint8")
 QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")

@@ -10,10 +10,19 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.expressions import NARROW, in_fp32
-from ascend_lab.ops.formats import FLOATS, NUMBERS, TypeRule, Values, exact, rounded
+from ascend_lab.ops.formats import (
+    FLOATS,
+    NUMBERS,
+    Shape,
+    TypeRule,
+    Values,
+    axes_of,
+    elements,
+    exact,
+    rounded,
+)
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain, Example, Grads, define
-from ascend_lab.ops.shapes import Shape, axes_of, elements
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
 Combine = Literal["sum", "max", "min", "prod"]

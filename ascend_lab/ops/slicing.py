@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import ShapeError
-from ascend_lab.ops.shapes import Shape
+from ascend_lab.ops.formats import Shape
 
 Kind = Literal["free", "halo", "reduce", "indices", "whole"]
 Pattern = Literal[

@@ -8,10 +8,9 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.ops.expressions import in_fp32
-from ascend_lab.ops.formats import TypeRule, Values, rounded
+from ascend_lab.ops.formats import BELOW_ONE, EPSILON, Shape, TypeRule, Values, check_rank, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain, Example, Grads, define, get
-from ascend_lab.ops.shapes import BELOW_ONE, EPSILON, Shape, check_rank
 from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 

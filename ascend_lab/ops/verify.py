@@ -14,11 +14,10 @@ import numpy as np
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.isa import sanitize
-from ascend_lab.ops.build import prepare, run
-from ascend_lab.ops.formats import Values, format_of, is_float, numpy_type, round_to, widen
+from ascend_lab.ops.expressions import prepare, run
+from ascend_lab.ops.formats import Shape, Values, format_of, is_float, numpy_type, round_to, widen
 from ascend_lab.ops.gradients import gradient
 from ascend_lab.ops.operator import OPERATORS, Domain, Example, Operator, resolve
-from ascend_lab.ops.shapes import Shape
 from ascend_lab.ops.slicing import Cut, Range, Reduction, combine, cut, take
 from ascend_lab.sim import simulate_kernel
 

@@ -24,7 +24,7 @@ from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import Pair, reach
-from ascend_lab.ops.shapes import Shape, axes_of, pair
+from ascend_lab.ops.formats import Shape, axes_of, pair
 from ascend_lab.train.step import TrainingGraph
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))

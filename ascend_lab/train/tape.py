@@ -6,8 +6,8 @@ from typing import Any
 
 from ascend_lab.graph import Constant, Fill, Graph, GraphBuilder, Node, TensorType, Value, infer
 from ascend_lab.graph.ir import operator_of
+from ascend_lab.ops.formats import Shape
 from ascend_lab.ops.gradients import Site, Writer, written
-from ascend_lab.ops.shapes import Shape
 
 PHASES = ("forward", "recompute", "backward", "update")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ascend_lab.cluster import Topology
-from ascend_lab.cluster.buckets import (
+from ascend_lab.cluster.choice import (
     BUCKET_BYTES,
     FIRST_BYTES,
     Cost,

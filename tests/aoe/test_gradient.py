@@ -30,7 +30,7 @@ from ascend_lab.aoe.gradient.splits import (
     split_at,
     table_of,
 )
-from ascend_lab.cluster.buckets import checked
+from ascend_lab.cluster.choice import checked
 from ascend_lab.errors import InputError
 
 limits = st.one_of(st.none(), st.integers(1, 5))

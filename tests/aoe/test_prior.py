@@ -11,7 +11,7 @@ from ascend_lab.aoe import Knowledge, Settings, tune_operator
 from ascend_lab.aoe.bank import MODEL_VERSION, Store, write_builtin
 from ascend_lab.aoe.network import entry_of, from_bank, tune_network
 from ascend_lab.aoe.tuning import job_of
-from ascend_lab.aoe.vector.prior import DECISIONS, Decision, decisions_of, examples, learn
+from ascend_lab.aoe.vector.space import TAUGHT, Decision, decisions_of, examples, learn
 from ascend_lab.cli import tune_flags as cli_aoe_flags
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import choice_of
@@ -24,7 +24,7 @@ TILES = (8, 16, 32, 64)
 def told(*chain, problem="p", folds=0, size=10.0, **changes):
     """Return an entry that says how its schedule was decided."""
     data = {"folds": folds, "size": size, "chain": [list(row) for row in chain]}
-    return bank_cases.entry(problem, schedule={"steps": [], DECISIONS: data}, **changes)
+    return bank_cases.entry(problem, schedule={"steps": [], TAUGHT: data}, **changes)
 
 
 def width(options=TILES, usual=0):
@@ -81,17 +81,17 @@ def test_an_empty_bank_says_nothing():
         {},
         7,
         {"steps": []},
-        {"tiling": {}, DECISIONS: None},
-        {DECISIONS: {"chain": [["width", 0, 0, [1, 2]]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [["width", 2, 0, [1, 2]]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [["width", -1, 0, [1, 2]]]}},
-        {DECISIONS: {"folds": 0, "size": "x", "chain": [["width", 0, 0, [1, 2]]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [["width", 0.5, 0, [1, 2]]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [["width", 0, 0, []]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [["width", 0, 0, [[1], {}]]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [["width"]]}},
-        {DECISIONS: {"folds": 0, "size": 1, "chain": [[["width"], 0, 0, [1, 2]]]}},
-        {DECISIONS: {"folds": 10**400, "size": 1, "chain": [["width", 0, 0, [1, 10**400]]]}},
+        {"tiling": {}, TAUGHT: None},
+        {TAUGHT: {"chain": [["width", 0, 0, [1, 2]]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [["width", 2, 0, [1, 2]]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [["width", -1, 0, [1, 2]]]}},
+        {TAUGHT: {"folds": 0, "size": "x", "chain": [["width", 0, 0, [1, 2]]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [["width", 0.5, 0, [1, 2]]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [["width", 0, 0, []]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [["width", 0, 0, [[1], {}]]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [["width"]]}},
+        {TAUGHT: {"folds": 0, "size": 1, "chain": [[["width"], 0, 0, [1, 2]]]}},
+        {TAUGHT: {"folds": 10**400, "size": 1, "chain": [["width", 0, 0, [1, 10**400]]]}},
     ],
 )
 def test_entries_that_do_not_say_are_skipped(schedule):
@@ -112,7 +112,7 @@ def test_what_is_kept_says_how_it_was_decided(tuned):
     entry = entry_of(found, BUDGET)
     space = job_of(operator).space
     point = next(t.point for t in found.trace.trials if t.cost == found.after_cycles)
-    said = entry.schedule[DECISIONS]
+    said = entry.schedule[TAUGHT]
     assert said == decisions_of(space, point) and len(said["chain"]) >= 2
     several = [at for at in range(len(point)) if len(space.options(point[:at])) > 1]
     for at, (name, taken, usual, options) in zip(several, said["chain"], strict=True):
@@ -125,7 +125,7 @@ def test_what_is_kept_says_how_it_was_decided(tuned):
 def test_cubes_say_nothing():
     found = tune_operator(cases.first(cases.product(33, 70, 90)), BUDGET)
     assert found.choice.tiling is not None
-    assert DECISIONS not in entry_of(found, BUDGET).schedule
+    assert TAUGHT not in entry_of(found, BUDGET).schedule
 
 
 def test_both_banks_teach_and_old_models_do_not(tmp_path):

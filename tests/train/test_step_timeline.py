@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import star
-from ascend_lab.cluster.buckets import Interpolated
+from ascend_lab.cluster.choice import Interpolated
 from ascend_lab.errors import InputError
 from ascend_lab.train.profile import GradientRow, StepProfile
 from ascend_lab.train.timeline import all_reduce_cost, bucketed, scaling_curve, step_timeline

@@ -45,7 +45,7 @@ from ascend_lab.aoe.gradient.splits import (
     startup_s,
     table_of,
 )
-from ascend_lab.cluster.buckets import BUCKET_BYTES, FIRST_BYTES, Cost, checked, closed
+from ascend_lab.cluster.choice import BUCKET_BYTES, FIRST_BYTES, Cost, checked, closed
 from ascend_lab.errors import InputError
 
 MIB = 2**20

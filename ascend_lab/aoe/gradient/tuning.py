@@ -27,7 +27,7 @@ from ascend_lab.aoe.gradient.planning import (
 from ascend_lab.aoe.gradient.splits import Gradient, Piecewise, gradients_of, sampled
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import Topology, collective_time, load_topology
-from ascend_lab.cluster.buckets import Cost
+from ascend_lab.cluster.choice import Cost
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.lower import piece_of

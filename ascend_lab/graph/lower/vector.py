@@ -28,14 +28,12 @@ from ascend_lab.graph.ir import CUBE_LAYOUTS, SMALL_PIXELS, Node, TensorType, Va
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels.byte_image import ByteImage, byte_image_launch
-from ascend_lab.kernels.small_image import SmallImage, small_image_launch
+from ascend_lab.kernels.images import ByteImage, SmallImage, byte_image_launch, small_image_launch
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.maps import Piece as Digits
 from ascend_lab.layout.moves import maps_launch
-from ascend_lab.ops.build import own_tensor
 from ascend_lab.ops.conv_gradient import in_blocks
-from ascend_lab.ops.expressions import in_fp32
+from ascend_lab.ops.expressions import in_fp32, own_tensor
 from ascend_lab.ops.operator import Call, Template
 
 IMAGE_FOLDS = {"global_avg_pool": "reduce_mean", "global_max_pool": "reduce_max"}

@@ -28,8 +28,7 @@ from ascend_lab.graph.onnx.export_writer import (
     Writer,
     rule,
 )
-from ascend_lab.ops.formats import is_float, numpy_type
-from ascend_lab.ops.shapes import axes_of, axis_of, pad_pairs, pair
+from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 from ascend_lab.output import write_whole
 
 OPSET = 22

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.passes import clean, formats, images, quantised, recognise, simplify
+from ascend_lab.graph.passes import formats, images, quantised, recognise, simplify
 from ascend_lab.graph.passes.formats import convert, measured_scales, quantise
 from ascend_lab.graph.passes.rewrite import Pass, match, rewrites, sweep
 
@@ -25,9 +25,9 @@ PASSES: dict[str, Pass] = {
     one.name: one
     for one in (
         quantised.REQUANT,
-        clean.DEAD_CODE,
-        clean.FOLDING,
-        clean.COMMON,
+        simplify.DEAD_CODE,
+        simplify.FOLDING,
+        simplify.COMMON,
         simplify.identity,
         simplify.scalar_operand,
         simplify.algebra,

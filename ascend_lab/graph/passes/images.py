@@ -14,8 +14,8 @@ import numpy as np
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Fill, Node, TensorType, Values
 from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings, sweep
+from ascend_lab.ops.formats import axes_of, pad_pairs, pair
 from ascend_lab.ops.pooling import geometry
-from ascend_lab.ops.shapes import axes_of, pad_pairs, pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
-from ascend_lab.graph.passes import clean
+from ascend_lab.graph.passes import simplify
 from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 from ascend_lab.kernels.conv_stage import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
@@ -349,7 +349,7 @@ def fold(graph: Graph) -> tuple[Graph, int]:
         return graph, 0
     total = 0
     for apply in (
-        clean.COMMON.apply,
+        simplify.COMMON.apply,
         in_int8,
         sweep(before_pool, "quantise"),
         shared,

@@ -22,7 +22,7 @@ from ascend_lab.aoe.gradient.splits import (
     split_at,
     table_of,
 )  # fmt: skip
-from ascend_lab.cluster.buckets import checked
+from ascend_lab.cluster.choice import checked
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.checks import core as ex
 

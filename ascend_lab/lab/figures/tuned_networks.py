@@ -12,7 +12,7 @@ from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.chip import load_chip
-from ascend_lab.cluster.buckets import checked
+from ascend_lab.cluster.choice import checked
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.zoo.blocks import Net

@@ -14,7 +14,7 @@ from ascend_lab.kernels.transpose import block_launch, permutation, transpose_la
 from ascend_lab.kernels.vector import elementwise_launch
 from ascend_lab.layout.moves import item_bytes
 from ascend_lab.ops.attention import DTYPE, flash_kernel
-from ascend_lab.ops.build import compile as compile_operator
+from ascend_lab.ops.expressions import compile as compile_operator
 from ascend_lab.sim import simulate_kernel
 
 BLOCK, HALF, AREA = 16, 8, 256

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_lab.cluster.buckets import Segments
+from ascend_lab.cluster.choice import Segments
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
 from ascend_lab.parallel.plans.plan import Plan
