@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ascend_lab.kernels.validation import validation_rows, validation_table
-from ascend_lab.ops.product_validation import product_rows, product_table
+from ascend_lab.lab.validation import product_rows, product_table, validation_rows, validation_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.bound import bound_figures, tuned_figures

@@ -16,6 +16,7 @@ from ascend_lab.cluster.timing import time_collective
 from ascend_lab.data import data_path
 from ascend_lab.errors import ClusterError
 from ascend_lab.graph import zoo
+from ascend_lab.lab.validation import training_validation_table
 from ascend_lab.parallel.redistribution import compare
 from ascend_lab.parallel.strategy import (
     data_parallel,
@@ -30,7 +31,6 @@ from ascend_lab.parallel.strategy import (
 )
 from ascend_lab.parallel.strategy.local import search
 from ascend_lab.parallel.strategy.reduced import reduce_problem
-from ascend_lab.train.validation import training_validation_table
 from bench.table import Figure, below
 
 DEVICES, SIZES = 1024, tuple(2**k for k in range(10, 26))

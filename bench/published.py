@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ascend_lab.graph.validation import GOALS, network_rows
-from ascend_lab.kernels.validation import published_flash
+from ascend_lab.lab.validation import GOALS, network_rows, published_flash
 from bench.table import Figure
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ascend_lab.chip import load_chip
-from ascend_lab.graph.validation import (
+from ascend_lab.lab.validation import (
     GOALS,
     NetworkRow,
     network_rows,

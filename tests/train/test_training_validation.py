@@ -2,13 +2,13 @@
 
 import pytest
 
-from ascend_lab.train.profile import GradientRow, OperatorRow, StepProfile
-from ascend_lab.train.validation import (
+from ascend_lab.lab.validation import (
     norms_s,
     published_rows,
     training_validation_rows,
     training_validation_table,
 )
+from ascend_lab.train.profile import GradientRow, OperatorRow, StepProfile
 
 
 def fake(batch: int) -> StepProfile:

@@ -1,0 +1,346 @@
+"""The model held against published measurements, row by row, hits and misses alike.
+
+Kernels with the published tiling; products by default schedules, on chips that are bins of one
+(cores and clock are theirs, all else is the preset's; a row with a tile gets the best grid for it);
+whole networks compiled operator by operator, as by our default compiler, whose first layers read
+pixels of 4 channels only where the source says so, and what a row has above its bound stands in its
+ledger; training by SGD with momentum, fp16 with fp32 masters, eight devices that share gradients in
+buckets of 25 MiB over the preset 910A server. No constant of the model is fitted to a row.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.cluster import load_topology
+from ascend_lab.graph import zoo
+from ascend_lab.graph.bound import bound_of
+from ascend_lab.graph.compile import Road, finish_stages, front_stages
+from ascend_lab.graph.ledger import ledger
+from ascend_lab.isa import Launch, as_kernel
+from ascend_lab.kernels import GemmSchedule, GemmShape, best_grid
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.flash_shape import FlashShape, default_scale
+from ascend_lab.kernels.flash_split import flash_pipeline_launch
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
+from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
+from ascend_lab.train.profile import StepProfile, profile_training
+from ascend_lab.train.timeline import all_reduce_cost, step_timeline
+
+
+def _published(room: str) -> dict[str, Any]:
+    text = (resources.files(f"ascend_lab.{room}") / "published.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+# -- kernels --------------------------------------------------------------------------------------
+TIME_LIMIT = 0.15
+SHARE_LIMIT = 0.10
+PIPES = ("cube", "mte1", "mte2", "store")
+GEMM_SCHEDULE = GemmSchedule(128, 64, 256, 4, 4, 6)
+CONV_SCHEDULE = GemmSchedule(128, 48, 256, 3, 4, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRow:
+    """One published row and the model's answer: times in seconds, busy shares 0..1."""
+
+    name: str
+    published_s: float
+    model_s: float
+    published_busy: dict[str, float]
+    model_busy: dict[str, float]
+
+    @property
+    def time_error(self) -> float:
+        """model / published - 1."""
+        return self.model_s / self.published_s - 1.0
+
+    @property
+    def share_errors(self) -> dict[str, float]:
+        """model - published, per pipe."""
+        return {p: self.model_busy[p] - share for p, share in self.published_busy.items()}
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """What is outside the goal: 15 % of time, 10 points of a pipe's busy share."""
+        wide = [p for p, e in self.share_errors.items() if abs(e) > SHARE_LIMIT]
+        return (*(("time",) if abs(self.time_error) > TIME_LIMIT else ()), *wide)
+
+
+def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
+    """Simulate every published row on Ascend910B2 (or `chip`) with the published tiling."""
+    chip = chip or load_chip("Ascend910B2")
+    data, rows = _published("kernels"), []
+    for entry in data["gemm"]:
+        size = entry["size"]
+        launch = gemm_launch(GemmShape(size, size, size), chip, GEMM_SCHEDULE)
+        rows.append(_row(f"gemm {size}", entry, launch, chip))
+    for entry in data["conv"]:
+        n, c1, h, w, c0 = entry["x"]
+        shape = ConvShape(n, c1 * c0, h, w, entry["channels_out"], 3, 3, 1, 1)
+        launch = conv_launch(shape, chip, CONV_SCHEDULE)
+        rows.append(_row(f"conv {n}x{c1 * c0}x{h}x{w}", entry, launch, chip))
+    return rows
+
+
+def published_flash(chip: Chip | None = None) -> list[ValidationRow]:
+    """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
+    chip = chip or load_chip("Ascend910B2")
+    rows = []
+    for entry in _published("kernels")["flash"]:
+        n = entry["length"]
+        kernel = as_kernel(
+            flash_pipeline_launch(FlashShape(1, n, n, 128, 128, default_scale(128)), chip)
+        )
+        memory = DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
+        line = replace(simulate_kernel(kernel, chip, memory), start="queued")
+        rows.append(ValidationRow(f"flash {n}", entry["time_us"] * 1e-6, line.time_s, {}, {}))
+    return rows
+
+
+def _row(name: str, entry: dict[str, Any], launch: Launch, chip: Chip) -> ValidationRow:
+    timeline = simulate(launch, chip)
+    pipes = dict(zip(PIPES, ("M", "MTE1", "MTE2", "FIX"), strict=True))
+    return ValidationRow(
+        name,
+        entry["time_ms"] * 1e-3,
+        timeline.time_s,
+        {p: entry[p] / 100.0 for p in PIPES},
+        {p: timeline.busy.get(pipe, 0.0) for p, pipe in pipes.items()},
+    )
+
+
+def validation_table(rows: list[ValidationRow]) -> str:
+    """Return the rows as text: times, error, busy shares as model/published; a star is a miss."""
+    head = f"{'row':<17}{'model':>9}{'publ.':>9}{'error':>8} "
+    lines = [(head + "".join(f"{p:>9} " for p in PIPES)).rstrip()]
+    for row in rows:
+        shares = [f"{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}" for p in PIPES]
+        marks = ["*" if what in row.misses else " " for what in ("time", *PIPES)]
+        told = "".join(f"{s:>9}{mark}" for s, mark in zip(shares, marks[1:], strict=True))
+        times = f"{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
+        lines.append(f"{row.name:<17}{times}{row.time_error:>+8.1%}{marks[0]}{told}".rstrip())
+    return "\n".join(lines)
+
+
+# -- products -------------------------------------------------------------------------------------
+GOAL = 0.15
+STAGES = 4
+"""Base tiles a stage of L1 has where the source gives a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRow:
+    """A published time and the model's, both with the launch; (m, n, k), and parts of K."""
+
+    name: str
+    device: str
+    size: tuple[int, int, int]
+    parts: int
+    published_s: float
+    model_s: float
+
+    @property
+    def error(self) -> float:
+        """model / published - 1."""
+        return self.model_s / self.published_s - 1.0
+
+
+def product_rows() -> Iterator[ProductRow]:
+    """Yield the published rows with the model's times, in the file's order."""
+    data, preset = _published("ops"), load_chip("Ascend910B2")
+    for row in data["product"]:
+        own, (m, n, k) = data["device"][row["device"]], row["size"]
+        chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
+        shape = GemmShape(m, k, n, row.get("dtype", "fp16"))
+        if "tile" in row:
+            base_m, base_k, base_n = row["tile"]
+            given = GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
+            schedule = best_grid(shape, chip, given)
+        else:
+            schedule = default_product(shape, chip)
+        cycles = warm_cycles(product_kernel(shape, chip, schedule), chip, ())
+        times = row["time_us"] * 1e-6, cycles / chip.clock_hz
+        yield ProductRow(row["name"], row["device"], (m, n, k), schedule.split_k, *times)
+
+
+def product_table(rows: Iterable[ProductRow]) -> str:
+    """Return the rows as text: times, error, what was published; a star where it misses."""
+    lines = [f"{'m x n x k':<17}{'chip':<12}{'model':>9}{'publ.':>9}{'error':>7}  what"]
+    for row in rows:
+        size, mark = "x".join(map(str, row.size)), " *" if abs(row.error) > GOAL else ""
+        lines.append(
+            f"{size:<17}{row.device.removeprefix('Ascend'):<12}{row.model_s * 1e6:>7.1f}us"
+            f"{row.published_s * 1e6:>7.1f}us{row.error:>+7.0%}  {row.name}{mark}"
+        )
+    return "\n".join(lines)
+
+
+# -- networks -------------------------------------------------------------------------------------
+GOALS = {"dense": 0.3, "light": 0.5}
+"""How far off the rate may be, by kind of network."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRow:
+    """A published rate per second and chip, and the model's; `terms` is its ledger in seconds."""
+
+    name: str
+    chip: str
+    batch: int
+    kind: str
+    published_per_s: float
+    model_per_s: float
+    terms: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        """model / published - 1."""
+        return self.model_per_s / self.published_per_s - 1.0
+
+    @property
+    def missing_s(self) -> float:
+        """Seconds of a batch that the published time has more than the model's."""
+        return self.batch / self.published_per_s - self.batch / self.model_per_s
+
+    @property
+    def misses(self) -> bool:
+        """Whether the error is beyond the goal for networks of its kind."""
+        return abs(self.error) > GOALS[self.kind]
+
+    @property
+    def cause(self) -> str:
+        """The largest term above the bound, and its share of the time."""
+        above = {name: s for name, s in self.terms.items() if name != "bound"}
+        name = max(above, key=lambda term: above[term])
+        return f"{name} {above[name] / sum(self.terms.values()):.0%}"
+
+
+def published_networks() -> list[dict[str, Any]]:
+    """Return the published networks as they are written down: `per_s` by batch."""
+    rows: list[dict[str, Any]] = _published("graph")["network"]
+    return rows
+
+
+def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
+    """Yield each published network at batch 1 and at its best batch; of all names, or some."""
+    wanted = set(names)
+    for entry in published_networks():
+        rates = {int(batch): float(rate) for batch, rate in entry["per_s"].items()}
+        best = max(rates, key=lambda batch: rates[batch])
+        for batch in sorted({1, best} & set(rates)):
+            if not wanted or entry["name"] in wanted:
+                yield network_row(entry, batch, rates[batch])
+
+
+def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> NetworkRow:
+    """Return what the model says of a published rate."""
+    chip = load_chip(entry["chip"])
+    graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
+    road = Road(small=entry.get("small_channel", False))
+    stages = finish_stages(front_stages(graph, chip, road), chip, road)
+    times = stages.timeline()
+    terms = ledger(times, bound_of(stages.rewritten, chip))
+    rate = batch / times.time_s
+    return NetworkRow(entry["name"], chip.name, batch, entry["kind"], published_per_s, rate, terms)
+
+
+def network_table(rows: Iterable[NetworkRow]) -> str:
+    """Return rows as text: rates, error (starred if too large), time missing, time over bound."""
+    head = f"{'network':<15}{'chip':<7}{'batch':>5}{'model/s':>9}{'publ./s':>9}{'error':>7} "
+    lines = [f"{head}{'missing':>9}{'/bound':>8}  largest above"]
+    for row in rows:
+        over = sum(row.terms.values()) / row.terms["bound"]
+        lines.append(
+            f"{row.name:<15}{row.chip.removeprefix('Ascend'):<7}{row.batch:>5}"
+            f"{row.model_per_s:>9.0f}{row.published_per_s:>9.0f}{row.error:>+7.0%}"
+            f"{'*' if row.misses else ' '}{row.missing_s * 1e6:>+7.0f}us{over:>8.2f}  {row.cause}"
+        )
+    return "\n".join(lines)
+
+
+# -- training -------------------------------------------------------------------------------------
+CHIP, SERVER = "Ascend910A", "910a-server"
+NORMS = (".bn",)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One published row and the model's answer.
+
+    `norms_s` are the kernels with batch norms in them.
+    """
+
+    name: str
+    devices: int
+    batch_per_device: int
+    published_images_per_s: float
+    model_images_per_s: float
+    published_efficiency: float | None
+    model_efficiency: float
+    norms_s: float
+
+    @property
+    def error(self) -> float:
+        """model / published - 1, of images per second."""
+        return self.model_images_per_s / self.published_images_per_s - 1.0
+
+    @property
+    def model_s(self) -> float:
+        """Seconds of the model's step."""
+        return self.devices * self.batch_per_device / self.model_images_per_s
+
+
+def published_rows() -> list[dict[str, Any]]:
+    """Return the published rows as they are written down."""
+    rows: list[dict[str, Any]] = _published("train")["row"]
+    return rows
+
+
+def training_validation_rows(
+    profiles: Mapping[int, StepProfile] | None = None, chip: Chip | None = None
+) -> list[TrainingRow]:
+    """Return all rows with the model's numbers; `profiles` by batch save the simulation."""
+    chip = chip or load_chip(CHIP)
+    known = dict(profiles or {})
+    cost = all_reduce_cost(load_topology(SERVER))
+    found = []
+    for row in published_rows():
+        batch, devices = row["batch_per_device"], row["devices"]
+        if batch not in known:
+            known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")
+        profile = known[batch]
+        step_s = step_timeline(profile, cost).step_s if devices > 1 else profile.step_s
+        found.append(
+            TrainingRow(
+                row["name"], devices, batch, row["images_per_s"], devices * batch / step_s,
+                row.get("efficiency"), profile.step_s / step_s,
+                norms_s(profile),
+            )
+        )  # fmt: skip
+    return found
+
+
+def norms_s(profile: StepProfile) -> float:
+    """Return the seconds of kernels with nodes of batch norms in them, running averages too."""
+    rows = profile.operators
+    return sum(r.time_s for r in rows if any(m in name for m in NORMS for name in r.nodes))
+
+
+def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
+    """Return the rows as text: images per second and their error, milliseconds, scaling."""
+    rows = training_validation_rows() if rows is None else rows
+    head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
+    lines = [f"{head}{'step':>10}{'norms':>10}{'scaling':>8}{'publ.':>6}"]
+    for row in rows:
+        wanted = "-" if row.published_efficiency is None else f"{row.published_efficiency:.2f}"
+        rates = f"{row.model_images_per_s:>8.0f}{row.published_images_per_s:>8.0f}"
+        times = f"{row.error:>+6.0%}{row.model_s * 1e3:>8.2f}ms{row.norms_s * 1e3:>8.2f}ms"
+        lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.2f}{wanted:>6}")
+    return "\n".join(lines)
