@@ -26,14 +26,7 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.network import NetworkResult, tune_network
     from ascend_lab.aoe.operators import Tunable, operators_of
     from ascend_lab.aoe.report import Report
-    from ascend_lab.aoe.search import (
-        SEARCHES,
-        Annealing,
-        Genetic,
-        Mcts,
-        random_order,
-        search_named,
-    )
+    from ascend_lab.aoe.search import SEARCHES, Annealing, Genetic, Mcts, random_order, search_named
     from ascend_lab.aoe.tuning import Result, tune_operator
     from ascend_lab.aoe.vector import VectorJob, VectorMeasure
 

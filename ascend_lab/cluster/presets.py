@@ -191,11 +191,7 @@ _ALL = (
     Preset("star", 1024, lambda n: star(n, *TEACHING), "N devices around one switch", ROUND),
     Preset("mesh", 256, lambda n: full_mesh(n, *TEACHING), "N devices, each linked to each", ROUND),
     Preset(
-        "ring",
-        1024,
-        lambda n: ring(n, *TEACHING),
-        "N devices in a circle, linked both ways",
-        ROUND,
+        "ring", 1024, lambda n: ring(n, *TEACHING), "N devices in a circle, linked both ways", ROUND
     ),
 )
 TOPOLOGIES: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})

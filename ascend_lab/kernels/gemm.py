@@ -45,13 +45,7 @@ from ascend_lab.kernels.gemm_schedule import (
     GemmShape,
     check_schedule,
 )
-from ascend_lab.kernels.mix_product import (
-    After,
-    Kept,
-    VectorWriter,
-    tiles_in_order,
-    to_ring,
-)
+from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
 from ascend_lab.kernels.tiles import (
     Area,
     Fractals,

@@ -87,12 +87,7 @@ class _Writer:
     """The program of cores with equal shares; `blocks` channel blocks of x fill a slot of L1."""
 
     def __init__(
-        self,
-        shape: ConvShape,
-        plan: WeightPlan,
-        chip: Chip,
-        own: tuple[Share, Share],
-        splits: int,
+        self, shape: ConvShape, plan: WeightPlan, chip: Chip, own: tuple[Share, Share], splits: int
     ) -> None:
         """Allocate tensors and queues."""
         (c_all, m_all), (oh, ow), dtype = shape.blocks, shape.out_hw, shape.dtype

@@ -69,11 +69,7 @@ COMPARE: Mapping[str, Callable[..., Values]] = {
     "eq": np.equal,
     "ne": np.not_equal,
 }
-ROUND: Mapping[str, Callable[..., Values]] = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-}
+ROUND: Mapping[str, Callable[..., Values]] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
 _REDUCE: Mapping[str, Any] = {
     "vcadd": np.add,
     "vcgadd": np.add,

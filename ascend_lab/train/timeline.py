@@ -75,10 +75,7 @@ def step_timeline(
     rows = profile.gradients
     cuts = bucketed(rows) if segments is None else checked(segments, len(rows))
     start, back = profile.forward_s, profile.forward_s + profile.backward_s
-    spans = [
-        Span("compute", "forward", 0.0, start),
-        Span("compute", "backward", start, back),
-    ]
+    spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
     lane = total = 0.0
     for number, (first, last) in enumerate(cuts):
         seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))

@@ -14,15 +14,7 @@ from ascend_lab.errors import GraphError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
-from ascend_lab.graph.onnx.tensors import (
-    FORMATS,
-    NUMPY,
-    Known,
-    Limits,
-    Shape,
-    Tensor,
-    Values,
-)
+from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Limits, Shape, Tensor, Values
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024

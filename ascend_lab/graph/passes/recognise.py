@@ -81,10 +81,7 @@ _SCALED = tuple(
 GELU = tuple(form for inner in _SCALED for form in _halves(("tanh", inner)))
 _ROOTS = (_times("x", math.sqrt(0.5)), ("div", "x", math.sqrt(2.0)))
 GELU_ERF = tuple(form for inner in _ROOTS for form in _halves(("erf", inner)))
-_CLIPPED = (
-    ("relu6", _plus("x", 3.0)),
-    ("clip", _plus("x", 3.0), {"low": 0.0, "high": 6.0}),
-)
+_CLIPPED = (("relu6", _plus("x", 3.0)), ("clip", _plus("x", 3.0), {"low": 0.0, "high": 6.0}))
 _SIXTH = (lambda form: _times(form, 1 / 6), lambda form: ("div", form, 6.0))
 ACTIVATIONS = {
     "silu": (("mul", "x", ("sigmoid", "x")),),

@@ -99,10 +99,7 @@ FOLDING = Pass(
     "ConstantFoldingPass", "prepare", fold_constants, "computes what depends on constants only"
 )
 COMMON = Pass(
-    "CommonSubexpressionEliminationPass",
-    "prepare",
-    merge_common,
-    "computes equal expressions once",
+    "CommonSubexpressionEliminationPass", "prepare", merge_common, "computes equal expressions once"
 )
 
 
@@ -177,9 +174,7 @@ def _without_expand(draft: Draft, node: Node) -> bool:
 
 # -- operands that are one number -----------------------------------------------------------------
 @rewrites(
-    "ScalarOperandPass",
-    *("add", "sub", "mul", "div", "pow", "max", "min", "clip"),
-    stage="prepare",
+    "ScalarOperandPass", *("add", "sub", "mul", "div", "pow", "max", "min", "clip"), stage="prepare"
 )
 def scalar_operand(draft: Draft, node: Node) -> bool:
     """Turn operands that are one number into attributes: adds, muls, square, relu, clip."""

@@ -243,10 +243,7 @@ def state_bytes(
 
 
 def stage_memory(
-    chunks: Sequence[Sequence[Unit]],
-    held: Mapping[int, int],
-    plan: Plan,
-    optimizer: str = "adam",
+    chunks: Sequence[Sequence[Unit]], held: Mapping[int, int], plan: Plan, optimizer: str = "adam"
 ) -> DeviceMemory:
     """Return the memory of a device with these chunks (virtual stages) of units.
 

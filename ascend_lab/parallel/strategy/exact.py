@@ -71,10 +71,7 @@ class Solution:
 
 
 def solve(
-    problem: Problem,
-    time_limit_s: float | None = None,
-    method: Method = "auto",
-    seed: int = 0,
+    problem: Problem, time_limit_s: float | None = None, method: Method = "auto", seed: int = 0
 ) -> Solution:
     """Return the best strategies found, proven optimal where the solver finishes in time.
 

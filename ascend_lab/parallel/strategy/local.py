@@ -154,10 +154,7 @@ def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
 
 
 def _sweep(
-    land: Landscape,
-    priced: dict[int, Costs],
-    messages: dict[tuple[int, int], Costs],
-    forward: bool,
+    land: Landscape, priced: dict[int, Costs], messages: dict[tuple[int, int], Costs], forward: bool
 ) -> Positions:
     """Renew the messages in one direction and return the choice made on the way."""
     at: Positions = {}

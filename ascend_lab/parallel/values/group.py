@@ -230,11 +230,7 @@ class Tape:
         self.elements = 0  # of all outputs kept on the first rank
 
     def record(
-        self,
-        inputs: Sequence[Var],
-        out: Ranked,
-        slope: Callable[[Ranked], Any],
-        new: bool = True,
+        self, inputs: Sequence[Var], out: Ranked, slope: Callable[[Ranked], Any], new: bool = True
     ) -> Var:
         """Return a variable; `slope(grads)` gives one gradient (or None) for each input.
 

@@ -187,10 +187,7 @@ def _combine(tape: Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
     def slope(grads: Ranked) -> list[Ranked]:
         pairs = zip(grads, spread, sent, rows.values, strict=True)
         both = [
-            (
-                np.einsum("bsec,bsh->ebch", w, g),
-                np.einsum("bsec,bsh,ebch->bse", m, g, r),
-            )
+            (np.einsum("bsec,bsh->ebch", w, g), np.einsum("bsec,bsh,ebch->bse", m, g, r))
             for g, w, m, r in pairs
         ]
         return [list(one) for one in zip(*both, strict=True)]

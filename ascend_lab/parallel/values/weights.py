@@ -160,11 +160,7 @@ class Replicas:
     """Every data rank keeps all weights, gradients and state of its stage (ZeRO stage 0)."""
 
     def __init__(
-        self,
-        pieces: Sequence[Piece],
-        groups: Mapping[str, Group],
-        cuts: Cuts,
-        optimizer: Optimizer,
+        self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
     ) -> None:
         self.cuts, self.groups, self.optimizer = cuts, groups, optimizer
         self.weights = cuts.local(pieces, groups)
@@ -264,11 +260,7 @@ class Sharded(Replicas):
     """Weights that ranks share are cut among them (plan.zero_stage says what of them)."""
 
     def __init__(
-        self,
-        pieces: Sequence[Piece],
-        groups: Mapping[str, Group],
-        cuts: Cuts,
-        optimizer: Optimizer,
+        self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
     ) -> None:
         super().__init__(pieces, groups, cuts, optimizer)
         self.states, self.zero = {}, cuts.plan.zero_stage
