@@ -30,7 +30,7 @@ from ascend_lab.parallel.strategy import (
     solve,
 )
 from ascend_lab.parallel.strategy.local import search
-from ascend_lab.parallel.strategy.reduced import reduce_problem
+from ascend_lab.parallel.strategy.problem import reduce_problem
 from bench.table import Figure, below
 
 DEVICES, SIZES = 1024, tuple(2**k for k in range(10, 26))

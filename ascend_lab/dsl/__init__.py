@@ -11,7 +11,7 @@ from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.moves import (
     concat, gather, pad, reshape, scatter, slice, transpose,  # noqa: A004
 )
-from ascend_lab.dsl.nests import show
+from ascend_lab.dsl.schedule import show
 from ascend_lab.dsl.operations import (
     broadcast, broadcast_shapes, cast_to, ceil, conv2d, floor, matmul, pooling2d, reduce_max,
     reduce_min, reduce_prod, reduce_sum, round, select, vabs, vadd, vadds, vand,  # noqa: A004

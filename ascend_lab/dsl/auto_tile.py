@@ -7,10 +7,9 @@ from dataclasses import replace
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
 from ascend_lab.dsl.boxes import ub_bytes
-from ascend_lab.dsl.nests import complete, moves_only
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
 from ascend_lab.dsl.primitives_tiles import compute_at, double_buffer, inline
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.schedule import Schedule, complete, moves_only
 from ascend_lab.dsl.stages import Leaf, Stage, State
 from ascend_lab.dsl.tensor import Axis
 from ascend_lab.errors import ScheduleError

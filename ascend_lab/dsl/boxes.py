@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.dsl.emit_vector import block_steps
-from ascend_lab.dsl.nests import loop_count, members
+from ascend_lab.dsl.schedule import loop_count, members
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.errors import ScheduleError

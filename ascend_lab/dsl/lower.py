@@ -13,8 +13,7 @@ from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
 from ascend_lab.dsl.emit_vector import Op, Unit, apply
 from ascend_lab.dsl.fractals import stored
-from ascend_lab.dsl.nests import complete, loop_count, members, moves_only, roots
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.schedule import Schedule, complete, loop_count, members, moves_only, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.dsl.tiles import Group, Tiles
 from ascend_lab.errors import AlignmentError, ScheduleError

@@ -16,8 +16,7 @@ from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.emit_formula import start_of
 from ascend_lab.dsl.fractals import matrices, matrix_map
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.nests import complete, loop_count, roots
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.schedule import Schedule, complete, loop_count, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
 from ascend_lab.errors import InputError, ScheduleError

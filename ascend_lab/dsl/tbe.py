@@ -15,8 +15,7 @@ from typing import Any
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import auto, formulas, moves, operations
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.nests import show
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.schedule import Schedule, show
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import InputError, ScheduleError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel

@@ -12,7 +12,7 @@ from typing import Any
 from ascend_lab.dsl.boxes import Box, Range, first_boxes, index_range, row_steps, tile_sizes
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.fractals import role_of
-from ascend_lab.dsl.nests import loop_count
+from ascend_lab.dsl.schedule import loop_count
 from ascend_lab.dsl.stages import Stage, State, identity
 from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError

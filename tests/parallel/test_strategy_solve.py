@@ -21,7 +21,7 @@ from ascend_lab.parallel.strategy import (
     solve,
 )
 from ascend_lab.parallel.strategy.local import descend, landscape, search
-from ascend_lab.parallel.strategy.reduced import Reduced, reduce_problem
+from ascend_lab.parallel.strategy.problem import Reduced, reduce_problem
 
 EMPTY = Problem("empty", (), (), 0)
 

@@ -13,8 +13,7 @@ from ascend_lab.aoe.vector.nest import NestSpace
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import core_count, keeps_lanes
-from ascend_lab.dsl.nests import moves_only
-from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay
+from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import AscendLabError, ScheduleError, UnsupportedError
 

@@ -9,8 +9,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.auto_fuse import Phase
 from ascend_lab.dsl.auto_tile import attach_tiles, fold_loops
 from ascend_lab.dsl.boxes import ub_bytes
-from ascend_lab.dsl.nests import complete
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.schedule import Schedule, complete
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.kernels.gemm_schedule import up
 

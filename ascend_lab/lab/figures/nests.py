@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Schedule, Tensor
-from ascend_lab.dsl.nests import complete, loop_count, roots
+from ascend_lab.dsl.schedule import complete, loop_count, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.lab.figures.style import GREY, INK, PIPE_STYLE

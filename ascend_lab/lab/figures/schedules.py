@@ -11,8 +11,8 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.dsl import Schedule, lower
 from ascend_lab.dsl.boxes import Range, first_boxes, row_steps, tile_sizes
-from ascend_lab.dsl.nests import complete, loop_count, roots
 from ascend_lab.dsl.run import steps
+from ascend_lab.dsl.schedule import complete, loop_count, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine

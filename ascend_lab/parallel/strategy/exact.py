@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import ClusterError, UnsupportedError
 from ascend_lab.parallel.strategy.local import search
-from ascend_lab.parallel.strategy.problem import Problem, evaluate
-from ascend_lab.parallel.strategy.reduced import Costs, Reduced, reduce_problem
+from ascend_lab.parallel.strategy.problem import Costs, Problem, Reduced, evaluate, reduce_problem
 
 Method = Literal["auto", "exact", "heuristic"]
 HEURISTIC_SHARE = 0.25

@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.parallel.strategy.graph_problem import IMAGE_OPS, Counts, Cuttable, GraphProblem
-from ascend_lab.parallel.strategy.problem import Problem
-from ascend_lab.parallel.strategy.reduced import Costs, Reduced
+from ascend_lab.parallel.strategy.problem import Costs, Problem, Reduced
 
 RAISE, LOWER = 1.1, 0.97
 """Factors of a row's price after a sweep that exceeds it, or does not."""
