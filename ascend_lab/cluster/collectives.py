@@ -127,30 +127,25 @@ def make(
     Raises `ClusterError` for what does not exist.
     """
     op = op_name(op)
-    name, one, two, cut, split = parse_name(op, algorithm)
+    said = parse_name(op, algorithm)
     if isinstance(ranks, Topology):
         groups = ranks.groups if groups is None else groups
         ranks = ranks.size
-    chunks = chunks if cut is None else cut
+    chunks = chunks if said.chunks is None else said.chunks
     if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
         got = f"{ranks} ranks, {chunks} chunks, root {root}"
         raise ClusterError("ranks and chunks of at least 1, a root among the ranks", got, "count")
-    label = name
-    if name in LEVELS:
-        servers = _servers(ranks, groups, split)
-        inside, between = _level_names(op, name, servers, one or inside, two or between)
-        blocks, stages = _levelled(op, name, servers, root, inside, between)
-        parts = [str(split)] if split else []
-        parts += [f"{inside},{between}"] if inside else []
-        label += f"({':'.join(parts)})" if parts else ""
+    if said.algorithm in LEVELS:
+        said = said._replace(inside=said.inside or inside, between=said.between or between)
+        label, blocks, stages = _levelled(op, said, _servers(ranks, groups, said.split), root)
     else:
-        blocks, stages = _flat(op, name, ranks, root)
+        label, (blocks, stages) = said.algorithm, _flat(op, said.algorithm, ranks, root)
     rounds = tuple(step for stage in stages for step in stage)
     if chunks > 1:
         if chunks * len(rounds) > MOST_STEPS:
             what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
             raise ClusterError(what, str(chunks), "take fewer")
-        lag = 1 if name == "chain" else max(map(len, stages), default=0)
+        lag = 1 if said.algorithm == "chain" else max(map(len, stages), default=0)
         rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
     return Schedule(op, label, ranks, blocks * chunks, rounds, root)
 
@@ -211,10 +206,18 @@ def _level_names(
     return inside, between
 
 
-def _levelled(
+def _levelled(op: str, said: Name, servers: Ints, root: int) -> tuple[str, int, Stages]:
+    """Return the name in full, blocks and stages; `servers`: (servers, ranks a server)."""
+    levels = _level_names(op, said.algorithm, servers, said.inside, said.between)
+    parts = ([str(said.split)] if said.split else []) + ([",".join(levels)] if levels[0] else [])
+    label = said.algorithm + (f"({':'.join(parts)})" if parts else "")
+    return label, *_in_two(op, said.algorithm, servers, root, *levels)
+
+
+def _in_two(
     op: str, name: str, groups: Ints, root: int, inside: str, between: str
 ) -> tuple[int, Stages]:
-    """Return blocks and stages; `groups`: (servers, ranks a server)."""
+    """Return blocks and stages in two levels."""
     servers, each = groups.shape
     p = groups.size
     if op == "all_to_all":

@@ -154,50 +154,18 @@ def _mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
 _distinct = Domain(distinct=True)
 _reduction("reduce_sum", "sum over axes", np.sum, te.reduce_sum, _reduce_sum, "sum")
 _reduction(
-    "reduce_mean",
-    "mean over axes",
-    np.mean,
-    _mean,
-    _reduce_mean,
-    None,
-    types=TypeRule(FLOATS),
-    identity=False,
-)
+    "reduce_mean", "mean over axes", np.mean, _mean, _reduce_mean, None,
+    types=TypeRule(FLOATS), identity=False,
+)  # fmt: skip
+_extreme: dict[str, Any] = {
+    "backward": _reduce_extreme, "lift": ("bf16",), "identity": False, "domains": {"x": _distinct},
+    "wide": True, "tolerances": exact(),
+}  # fmt: skip
+_max, _min = "largest element over axes", "smallest element over axes"
+_reduction("reduce_max", _max, np.max, te.reduce_max, combine="max", **_extreme)
+_reduction("reduce_min", _min, np.min, te.reduce_min, combine="min", **_extreme)
 _reduction(
-    "reduce_max",
-    "largest element over axes",
-    np.max,
-    te.reduce_max,
-    _reduce_extreme,
-    "max",
-    lift=("bf16",),
-    identity=False,
-    domains={"x": _distinct},
-    wide=True,
-    tolerances=exact(),
-)
-_reduction(
-    "reduce_min",
-    "smallest element over axes",
-    np.min,
-    te.reduce_min,
-    _reduce_extreme,
-    "min",
-    lift=("bf16",),
-    identity=False,
-    domains={"x": _distinct},
-    wide=True,
-    tolerances=exact(),
-)
-_reduction(
-    "reduce_prod",
-    "product over axes",
-    np.prod,
-    te.reduce_prod,
-    None,
-    "prod",
-    types=TypeRule(FLOATS),
-    domains={"x": Domain(0.8, 1.2)},
-    # n - 1 roundings of half an ulp each
-    tolerances=rounded(fp32_ulps=600),
-)
+    "reduce_prod", "product over axes", np.prod, te.reduce_prod, None, "prod",
+    types=TypeRule(FLOATS), domains={"x": Domain(0.8, 1.2)},
+    tolerances=rounded(fp32_ulps=600),  # n - 1 roundings of half an ulp each
+)  # fmt: skip
