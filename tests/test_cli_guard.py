@@ -14,7 +14,6 @@ from ascend_lab import output
 from ascend_lab.cli import aoe, tune, verbs
 from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli.terminal import printable
-from ascend_lab.graph.memory.buffers import Buffer, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENTS = files()
@@ -224,7 +223,7 @@ def test_a_full_disk_leaves_the_old_output(folder: Path, monkeypatch, writer: st
     assert code == 2 and "No space left" in err
     assert (folder / "old.json").read_bytes() == CONTENTS["old.json"]
     with pytest.raises(output.InputError):
-        write_csv(folder / "buffers.csv", [Buffer("a", 0, 1, 2)])
+        output.write_whole(folder / "buffers.csv", "id,lower,upper,size\n")
     assert (folder / "buffers.csv").read_bytes() == CONTENTS["buffers.csv"]
 
 

@@ -12,7 +12,7 @@ from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 from ascend_lab.graph.memory import Buffer, Plan, verify
 from ascend_lab.graph.memory import buffers as table
-from ascend_lab.graph.memory.buffers import read_csv, write_csv
+from ascend_lab.graph.memory.buffers import read_csv
 
 SAMPLE = data_path("minimalloc/example.input.12.csv")
 KEYS = {"height_bytes", "lower_bound_bytes", "capacity_bytes", "fits", "gap", "method", "offsets"}
@@ -129,10 +129,10 @@ def test_noise_is_read_or_refused(tmp_path_factory, data):
         assert all(b.upper > b.lower and b.size_bytes >= 0 for b in read_csv(file))
 
 
-def test_csv_round_trip_keeps_odd_names_and_any_column_order(tmp_path):
+def test_csv_keeps_odd_names_and_any_column_order(tmp_path):
     file = tmp_path / "b.csv"
     buffers = [Buffer('x, "y"', -3, 4, 0), Buffer("z", 0, 1, 7)]
-    write_csv(file, buffers)
+    file.write_text('id,lower,upper,size\n"x, ""y""",-3,4,0\nz,0,1,7\n')
     assert read_csv(file) == buffers
     file.write_text("size,id,upper,lower\r\n7,z,1,0\r\n")
     assert read_csv(file) == buffers[1:]

@@ -117,10 +117,10 @@ class Result:
         return CERTAINTIES[known.index(True)]
 
 
-def untuned(operator: Tunable, note: str, source: str = "none") -> Result:
+def untuned(operator: Tunable, note: str) -> Result:
     """Return the result of an operator that keeps its default."""
     cycles = operator.default_cycles
-    return Result(operator, None, cycles, cycles, source=source, note=note)
+    return Result(operator, None, cycles, cycles, source="none", note=note)
 
 
 def tune_operator(

@@ -66,11 +66,11 @@ class Rule:
         return found
 
 
-def elementwise_chain(graph: Graph, node: Node, most: int = LONGEST) -> list[Node]:
+def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
     """Return the elementwise nodes behind a node, each the only reader of the one before."""
     found: list[Node] = []
     current = only_reader(graph, node)
-    while current is not None and current.has("lanes") and len(found) < most:
+    while current is not None and current.has("lanes") and len(found) < LONGEST:
         found.append(current)
         current = only_reader(graph, current)
     return found

@@ -8,11 +8,11 @@ from ascend_lab.train.profile import GradientRow, StepProfile, profile_layers, p
 from ascend_lab.train.step import (
     DynamicLossScale, StepResult, TrainingGraph, at_step, first_values, found_inf, run_step,
 )
-from ascend_lab.train.timeline import StepTimeline, scaling_curve, step_timeline
+from ascend_lab.train.timeline import StepTimeline, step_timeline
 
 __all__ = [
     "DynamicLossScale", "GradientRow", "StepProfile", "StepResult", "StepTimeline",
     "TrainingGraph", "at_step", "compile_training", "cuts", "every", "first_values",
-    "found_inf", "profile_layers", "profile_training", "run_step", "scaling_curve",
+    "found_inf", "profile_layers", "profile_training", "run_step",
     "step_timeline", "training_graph",
 ]

@@ -9,8 +9,6 @@ from ascend_lab.graph.ir import operator_of
 from ascend_lab.ops.formats import Shape
 from ascend_lab.ops.gradients import Site, Writer, written
 
-PHASES = ("forward", "recompute", "backward", "update")
-
 
 class Tape(GraphBuilder, Writer):
     """A builder whose nodes carry a phase; `prefix` is what unnamed nodes are called after.

@@ -98,18 +98,6 @@ def bucketed(
     return closed([0, *accumulate(row.size_bytes for row in rows)], limit_bytes, first_bytes)
 
 
-# -- many devices ---------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class ScalingPoint:
-    """A step on some devices, each with the same batch; efficiency = step of one / step."""
-
-    devices: int
-    step_s: float
-    efficiency: float
-    exposed_s: float
-    hidden_share: float
-
-
 def all_reduce_cost(topology: Topology) -> Cost:
     """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
     from ascend_lab.cluster import collective_time
@@ -117,21 +105,3 @@ def all_reduce_cost(topology: Topology) -> Cost:
     if topology.size == 1:
         return lambda size_bytes: 0.0
     return Interpolated(lambda n: collective_time("all_reduce", topology, n).time_s)
-
-
-def scaling_curve(
-    profile: StepProfile,
-    topology: str,
-    counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-    segments: Sequence[tuple[int, int]] | None = None,
-) -> tuple[ScalingPoint, ...]:
-    """Return the step on "NAME:n" for every n, the batch of each device as it was profiled."""
-    from ascend_lab.cluster.presets import load_topology
-
-    found = []
-    for count in counts:
-        cost = all_reduce_cost(load_topology(f"{topology}:{count}"))
-        step = step_timeline(profile, cost, segments)
-        share = profile.step_s / step.step_s
-        found.append(ScalingPoint(count, step.step_s, share, step.exposed_s, step.hidden_share))
-    return tuple(found)

@@ -10,7 +10,7 @@ from ascend_lab.cluster import star
 from ascend_lab.cluster.choice import Interpolated
 from ascend_lab.errors import InputError
 from ascend_lab.train.profile import GradientRow, StepProfile
-from ascend_lab.train.timeline import all_reduce_cost, bucketed, scaling_curve, step_timeline
+from ascend_lab.train.timeline import all_reduce_cost, bucketed, step_timeline
 
 ROWS = tuple(GradientRow(f"g{i}", 0.001 * (i + 1), 10**6 * (i + 1)) for i in range(4))
 STEP = StepProfile("step", "chip", 0.002, 0.004, 0.001, ROWS)
@@ -71,17 +71,6 @@ def test_buckets_close_when_they_are_full() -> None:
 def test_nothing_to_exchange_is_the_step_alone() -> None:
     found = step_timeline(STEP, lambda n: 0.0)
     assert found.step_s == pytest.approx(STEP.step_s) and found.hidden_share == 1.0
-
-
-# -- many devices ---------------------------------------------------------------------------------
-def test_efficiency_falls_and_never_exceeds_one() -> None:
-    points = scaling_curve(STEP, "910a-roce", (1, 2, 8, 16, 64))
-    shares = [point.efficiency for point in points]
-    assert shares[0] == 1.0 and max(shares) <= 1.0
-    assert points[-1].step_s > points[0].step_s == STEP.step_s
-    assert [point.devices for point in points] == [1, 2, 8, 16, 64]
-    for point in points:
-        assert point.exposed_s == pytest.approx(point.step_s - STEP.step_s)
 
 
 def test_the_cost_of_an_all_reduce_keeps_to_its_bound() -> None:

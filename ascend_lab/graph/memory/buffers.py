@@ -6,7 +6,6 @@ CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
 """
 
 import csv
-import io
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.limits import read_file, whole_of
-from ascend_lab.output import write_whole
 
 Offsets = dict[Hashable, int]
 """The first byte of each buffer, by id."""
@@ -208,12 +206,3 @@ def _number(text: str, name: str, where: str) -> int:
     if abs(value) > MOST:
         raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}")
     return value
-
-
-def write_csv(path: str | Path, buffers: Iterable[Buffer]) -> None:
-    """Write buffers so that `read_csv` returns them (ids become strings)."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows((b.id, b.lower, b.upper, b.size_bytes) for b in buffers)
-    write_whole(path, text.getvalue())
