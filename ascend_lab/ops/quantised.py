@@ -33,6 +33,8 @@ _STEP = {
     name: Tolerance(0.0, 1.0, "a quotient near .5 may round to the other side")
     for name in (*WHOLE, *FLOATS)
 }
+_HALVES = Tolerance(2.0, 0.625, "scale, product, offset and sum are halves: scales up to 2")
+"""(|q scale| 2 + |offset scale| + |(q - offset) scale|) / 2048 with bytes and a scale of 2."""
 _OTHERS = (("scales", "fp32"), ("bias", "int32"))
 _CASES = (
     Example(((1,),)), Example(((129,),), {"scale": 0.02}),
@@ -155,7 +157,7 @@ define(
     "x + (q - offset) scale: a quantised summand, its offset any number",
     attrs={"scale": 1.0, "offset": 0.0}, ranges={"scale": SCALES},
     types=TypeRule(FLOATS, (("q", "int8"),)), traits=("lanes",),
-    tolerances=rounded(ulps=2.0, atol=2.0**-7),
+    tolerances={**rounded(ulps=2.0, atol=2.0**-7), "fp16": _HALVES},
     examples=(
         Example(((1,), (1,))), Example(((129,), (129,)), {"scale": 0.02}),
         Example(((2, 17, 3), (2, 17, 3)), {"scale": 0.03, "offset": -7.5}),
