@@ -143,7 +143,7 @@ def test_values_agree_with_onnx_runtime(name: str) -> None:
     (theirs,), ours = session.run(None, given), evaluate(graph, given)[graph.outputs[0]]
     assert np.isfinite(ours).all()
     assert 1e-3 < ours.std() < 1e3
-    np.testing.assert_allclose(theirs, ours, rtol=0, atol=4e-5 * np.abs(ours).max())
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=2e-4 * np.abs(ours).max())
 
 
 @pytest.mark.parametrize(
