@@ -8,12 +8,11 @@ take longer is cut by an alarm, where the system has one.
 
 import logging
 import math
-import multiprocessing
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -274,6 +273,9 @@ def workers_of(text: str = "serial") -> Workers:
     if text == "serial":
         return Workers()
     if kind == "processes" and 0 < (count := whole_of(rest) or 0) <= PROCESSES:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
+
         # spawned, not forked: threads of the parent cannot leave a lock behind. Ctrl-C is for the
         # parent, which ends its workers
         spawn, quiet = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)

@@ -5,10 +5,8 @@ import hashlib
 import io
 import json
 import math
-import multiprocessing
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +91,9 @@ def grade(
     ]  # fmt: skip
     if jobs <= 1 or len(rows) == 1:
         return [_mark_row(row, task) for row in rows]
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
+
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         return list(pool.map(_mark_row, rows))

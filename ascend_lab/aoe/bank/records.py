@@ -5,7 +5,6 @@ An entry is a row of the custom bank, a line of a JSON Lines file, or a line of 
 
 import gzip
 import json
-import sqlite3
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,21 +39,21 @@ class BankError(InputError):
 
 
 _HELD = "another process holds it: wait for that one or end it"
-_CODES: dict[int, tuple[Reason, str]] = {
-    sqlite3.SQLITE_READONLY: (
+_KINDS: dict[str, tuple[Reason, str]] = {
+    "READONLY": (
         "unwritable",
         "make the file and its folder writable, or point TUNE_BANK_PATH elsewhere",
     ),
-    sqlite3.SQLITE_PERM: ("unwritable", "make the file and its folder readable and writable"),
-    sqlite3.SQLITE_CANTOPEN: (
+    "PERM": ("unwritable", "make the file and its folder readable and writable"),
+    "CANTOPEN": (
         "unwritable",
         "it must be a file in a folder that may be read and written, not a folder itself",
     ),
-    sqlite3.SQLITE_FULL: ("full", "free some space, then run again"),
-    sqlite3.SQLITE_IOERR: ("full", "check that the disk is there, works and has space"),
-    sqlite3.SQLITE_BUSY: ("busy", _HELD),
-    sqlite3.SQLITE_LOCKED: ("busy", _HELD),
-    sqlite3.SQLITE_NOTADB: ("not-a-bank", "name another file; this one is left as it is"),
+    "FULL": ("full", "free some space, then run again"),
+    "IOERR": ("full", "check that the disk is there, works and has space"),
+    "BUSY": ("busy", _HELD),
+    "LOCKED": ("busy", _HELD),
+    "NOTADB": ("not-a-bank", "name another file; this one is left as it is"),
 }
 _DAMAGED: tuple[Reason, str] = (
     "damaged",
@@ -68,17 +67,21 @@ def explained(file: Path, doing: str) -> Iterator[None]:
     what = f"{doing} {file}"
     try:
         yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        if code is None:  # not from the library: a closed connection, a wrong thread
-            raise
-        reason, remedy = _CODES.get(code & 0xFF, _DAMAGED)  # the low byte is the kind
-        raise BankError(reason, what, " ".join(str(error).split()), remedy) from error
     except FileNotFoundError:
         raise BankError("missing", what, "no such file", "check the name") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
         got = getattr(error, "strerror", None) or str(error)
         raise BankError("unwritable", what, got, "check the name and the permissions") from None
+    except ImportError:  # in some browsers' Python
+        remedy = "run 'import sqlite3' in a cell of its own first, which may fetch it"
+        raise BankError("unwritable", what, "no sqlite3 in this Python", remedy) from None
+    except Exception as error:  # sqlite3.Error, without importing it
+        name = getattr(error, "sqlite_errorname", None)
+        if name is None:  # not from the library: a closed connection, a wrong thread
+            raise
+        kind = name.removeprefix("SQLITE_").partition("_")[0]
+        reason, remedy = _KINDS.get(kind, _DAMAGED)
+        raise BankError(reason, what, " ".join(str(error).split()), remedy) from error
 
 
 # -- keys and entries ------------------------------------------------------------------------------

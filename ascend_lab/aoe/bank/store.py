@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ascend_lab.aoe.bank.connect import connect
 from ascend_lab.aoe.bank.records import (
     BankEntry,
     BankError,
@@ -46,6 +45,8 @@ class Store:
     def __init__(self, file: str | Path, write: bool = True) -> None:
         """Open `file` to write, made if it is missing; else only what it held is read."""
         self.file = Path(file)
+        with explained(self.file, "opening knowledge bank"):
+            from ascend_lab.aoe.bank.connect import connect  # needs sqlite3
         self._con, hidden = connect(self.file, write)
         try:
             self.skipped = hidden + len(self._unreadable())

@@ -4,35 +4,41 @@ A rule emits nodes and returns the names they write. Operators that compute wide
 (sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the nodes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from ascend_lab.graph.ir import TensorType
 from ascend_lab.ops.formats import numpy_type
 
+if TYPE_CHECKING:
+    import onnx
+
 ONNX_TYPES = {
-    "fp16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-    "fp32": TensorProto.FLOAT,
-    "int8": TensorProto.INT8,
-    "uint8": TensorProto.UINT8,
-    "int32": TensorProto.INT32,
-    "int64": TensorProto.INT64,
-    "bool": TensorProto.BOOL,
+    "fp16": 10,
+    "bf16": 16,
+    "fp32": 1,
+    "int8": 3,
+    "uint8": 2,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
 }
-"""ONNX's number of each format; int64 and bool only between nodes of one rule."""
+"""`TensorProto.DataType` of each format; int64 and bool only between nodes of one rule."""
 
 
 class Writer:
     """The nodes and initialisers so far; one operator's nodes stand between begin and finish."""
 
     def __init__(self, taken: Collection[str]) -> None:
+        from onnx import helper  # here: who imports models needs the rules, not onnx
+
+        self._onnx = helper
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
         self._names = set(taken)
@@ -46,7 +52,7 @@ class Writer:
     def emit(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> tuple[str, ...]:
         """Append an ONNX node; return the names of its outputs."""
         names = tuple(self._free(f"{self._title}/{op}") for _ in range(outputs))
-        self.nodes.append(helper.make_node(op, list(inputs), list(names), names[0], **attrs))
+        self.nodes.append(self._onnx.make_node(op, list(inputs), list(names), names[0], **attrs))
         return names
 
     def finish(self, found: Sequence[str], wanted: Sequence[str]) -> None:
@@ -55,7 +61,7 @@ class Writer:
         own = {name for node in new for name in node.output}
         for name, target in zip(found, wanted, strict=True):
             if name not in own:
-                self.nodes.append(helper.make_node("Identity", [name], [target], target))
+                self.nodes.append(self._onnx.make_node("Identity", [name], [target], target))
                 continue
             for node in new:
                 node.input[:] = [target if n == name else n for n in node.input]
@@ -67,14 +73,14 @@ class Writer:
         """Add an initialiser: the array's bytes, little-endian."""
         data = np.ascontiguousarray(array).tobytes()
         kind = ONNX_TYPES[dtype]
-        self.tensors.append(helper.make_tensor(name, kind, array.shape, data, raw=True))
+        self.tensors.append(self._onnx.make_tensor(name, kind, array.shape, data, raw=True))
 
     def fill(self, name: str, kind: TensorType, value: float) -> None:
         """Add a ConstantOfShape node that makes a tensor with one number everywhere."""
         one = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
-        number = helper.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), one, raw=True)
+        number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), one, raw=True)
         shape = self.ints(kind.shape)
-        self.nodes.append(helper.make_node("ConstantOfShape", [shape], [name], name, value=number))
+        self.nodes.append(self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number))
 
     def number(self, value: float, dtype: str) -> str:
         """Return the name of a scalar initialiser; equal ones are shared."""

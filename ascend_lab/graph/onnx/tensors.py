@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
+from ascend_lab.sim.values import numpy_type
 
 if TYPE_CHECKING:
     from onnx import TensorProto
@@ -33,9 +34,10 @@ ELEMENTS: dict[int, tuple[str, Any]] = {
     4: ("uint16", np.uint16), 5: ("int16", np.int16), 6: ("int32", np.int32),
     7: ("int64", np.int64), 9: ("bool", np.bool_), 10: ("float16", np.float16),
     11: ("double", np.float64), 12: ("uint32", np.uint32), 13: ("uint64", np.uint64),
-    16: ("bfloat16", ml_dtypes.bfloat16),
 }  # fmt: skip
 """Element type and NumPy type by their number in `TensorProto.DataType`."""
+with suppress(ImportError):  # a browser may lack ml_dtypes: such files are refused there
+    ELEMENTS[16] = ("bfloat16", numpy_type("bf16"))
 NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in ELEMENTS.values()}
 FORMATS = {
     "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int32", "int32": "int32",

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs
 from ascend_lab.graph.onnx import import_onnx
@@ -196,6 +194,8 @@ def check_ex_13_4(rng: ex.Rng) -> ex.Case:
 
 def _model(kinds: Sequence[str], batch: int) -> Any:
     """Return an ONNX model: a convolution, then what `kinds` name, then scores of 5 classes."""
+    from onnx import TensorProto, helper, numpy_helper
+
     rng, held, nodes = np.random.default_rng(len(kinds)), dict[str, Values](), list[Any]()
     held |= {"to": np.array([0, -1]), "zero": np.array(0), "rest": np.array([-1])}
 
@@ -232,6 +232,8 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
 def _judge_13_5(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Graph):
         return "expected a Graph (end with net.build())"
+    from onnx.reference import ReferenceEvaluator
+
     model = _model(case["kinds"], case["batch"])
     x = np.random.default_rng(1).standard_normal((case["batch"], 3, 6, 6)).astype(np.float32)
     (given,) = ReferenceEvaluator(model).run(None, {"x": x})

@@ -330,7 +330,8 @@ def _here(run: Run) -> Verdict:
                     error = ctypes.py_object(_StoppedError)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
-    threading.Thread(target=watch, daemon=True).start()
+    with suppress(RuntimeError):  # a browser has no threads: nothing ends what runs on there
+        threading.Thread(target=watch, daemon=True).start()
     try:
         try:
             with _exits_refused():

@@ -56,6 +56,8 @@ PAGE_PX, MIN_LABEL_PX = 700, 9
 """Width of a figure on the page, and the smallest letters that a reader gets there."""
 MANY = 1500
 """Marks of one kind, above which they become a picture inside the figure."""
+HATCHES = hasattr(Patch, "set_hatchcolor")
+"""Whether a hatch has a colour of its own: before matplotlib 3.11 it takes the edge's."""
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 # What no reader of an SVG sees: comments, room between tags, names that nothing refers to; and in
 # a path's points the digits beyond a hundredth.
@@ -129,13 +131,13 @@ class PipeStyle:
 
     def patch_args(self) -> dict[str, Any]:
         """Return keyword arguments for `Axes.barh`, `Axes.bar` or a patch."""
+        hatch = {"hatchcolor": (*to_rgb(self.text_colour), 0.45)} if HATCHES else {}
         return {
             "facecolor": self.colour,
             "hatch": self.hatch,
-            "hatchcolor": (*to_rgb(self.text_colour), 0.45),
             "edgecolor": INK,
             "linewidth": 0.6,
-        }
+        } | hatch
 
     def text_args(self) -> dict[str, Any]:
         """Return keyword arguments for text on a bar: a plain box keeps the hatch out of it."""
