@@ -1,11 +1,11 @@
 """Files of arrays, .npy and .npz: read with limits and without unpickling, and written whole."""
 
 import io
-import lzma
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,15 @@ def load_array(path: str) -> Any:
     return array
 
 
-_DAMAGED = (
+_DAMAGED: tuple[type[Exception], ...] = (
     OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
-    zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
+    zipfile.BadZipFile, tokenize.TokenError, zlib.error,
 )  # fmt: skip
 """What NumPy and zipfile raise for what is no archive of arrays."""
+with suppress(ImportError):  # a Python without it unpacks none of its archives
+    import lzma
+
+    _DAMAGED += (lzma.LZMAError,)
 
 
 def _damage(error: BaseException) -> str:

@@ -239,8 +239,8 @@ class Uses:
     @staticmethod
     def of(paths: Sequence[Sequence[int]]) -> "Uses":
         """Return the uses of flows that take these resources."""
-        lengths = np.array([len(path) for path in paths], np.int64)
-        flat = np.array([r for path in paths for r in path], np.int64)
+        lengths = np.array([len(path) for path in paths], np.intp)
+        flat = np.array([r for path in paths for r in path], np.intp)
         return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
 
     def only(self, kept: NDArray[np.bool_]) -> "Uses":

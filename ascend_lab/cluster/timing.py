@@ -133,7 +133,7 @@ def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
     """Return the pattern of a round whose rank r is device `places[r]`."""
     paths, starts = routed(step, topology, places)
     uses, counts = Uses.of(paths), step.counts.astype(np.float64)
-    received = np.bincount(step.targets[step.reduces], counts[step.reduces])
+    received = np.bincount(step.targets[step.reduces].astype(np.intp), counts[step.reduces])
     slopes = finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
     # bent: messages that share links, if only through others, with ones that start elsewhen
     label = uses.components()

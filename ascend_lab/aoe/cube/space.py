@@ -70,7 +70,7 @@ def core_counts(most: int, ratio: float) -> list[int]:
 
 def coded(column: Array) -> tuple[Array, Array]:
     """Return the distinct values in order, and the place of each entry among them."""
-    there = np.bincount(column) > 0
+    there = np.bincount(column.astype(np.intp)) > 0
     return np.flatnonzero(there), (np.cumsum(there) - 1)[column]
 
 
@@ -98,7 +98,7 @@ def crossed(table: Columns, more: Columns) -> Columns:
 
 def grown(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Columns:
     """Return each row once for every value of list number `which[row]`, as column `name`."""
-    lengths = np.array([len(values) for values in lists], np.int64)
+    lengths = np.array([len(values) for values in lists], np.intp)
     starts = np.cumsum(lengths) - lengths
     times = lengths[which]
     index = np.repeat(np.arange(len(which)), times)

@@ -160,7 +160,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
 def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
     """List the tiles of every (own, tile) pair: full ones, then the tail."""
     (owns, tiles), _, which = same_rows([own, tile])
-    counts = up(owns, tiles)
+    counts = up(owns, tiles).astype(np.intp)
     starts = np.cumsum(counts) - counts
     sizes = np.repeat(tiles, counts)
     sizes[starts + counts - 1] = owns - (counts - 1) * tiles
@@ -235,7 +235,7 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
             images[strip, m] = image_tiles(shape, m, strip=bool(strip))
         fractals, pixels, windows, touched = images[strip, m]
         every = [np.tile(column, shape.n) for column in (fractals, pixels, windows)]
-        sizes = np.array(chunks(len(every[0]), 1, rows), np.int64)
+        sizes = np.array(chunks(len(every[0]), 1, rows), np.intp)
         ends: Array = np.cumsum(sizes)
         loads: Array = np.add.reduceat(every[2], ends - sizes)
         best = int(np.argmax(loads))

@@ -182,7 +182,8 @@ def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
 
 def _range_max(values: Ints, low: Ints, up: Ints) -> Ints:
     """Return max(values[a:b]) for each pair of bounds b < len(values)."""
-    found: Ints = np.maximum.reduceat(values, np.stack((low, up), axis=1).ravel())[::2]
+    bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
+    found: Ints = np.maximum.reduceat(values, bounds)[::2]
     return found
 
 

@@ -80,7 +80,9 @@ class Writer:
         one = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
         number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), one, raw=True)
         shape = self.ints(kind.shape)
-        self.nodes.append(self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number))
+        self.nodes.append(
+            self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
+        )
 
     def number(self, value: float, dtype: str) -> str:
         """Return the name of a scalar initialiser; equal ones are shared."""

@@ -83,7 +83,7 @@ def bank_ways(addresses: Array, active: Array, banks: int = 32, bank_bytes: int 
     fresh &= words >= 0
     groups = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
     slots = (groups * banks + words % banks)[fresh]
-    per_bank = np.bincount(slots, minlength=words.shape[0] * banks)
+    per_bank = np.bincount(slots.astype(np.intp), minlength=words.shape[0] * banks)
     return np.asarray(per_bank.reshape(words.shape[0], banks).max(axis=1, initial=0))
 
 
