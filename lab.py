@@ -51,6 +51,7 @@ BUILDER = ROOT / "book" / "build.py"
 COPIER = ROOT / "book" / "copies.py"
 PRINTER = ROOT / "book" / "pdf.py"
 SLIDES = ROOT / "book" / "slides.py"
+SITE = ROOT / "book" / "browser.py"
 COPIES = ROOT / "my_notebooks"
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist")
 
@@ -285,13 +286,18 @@ def do_test(arguments: list[str]) -> int:
     return 0
 
 
+def place(arguments: list[str], default: Path, rule: str) -> Path:
+    """Return the file or folder that the user named, or the default; `rule` is the error's text."""
+    if len(arguments) > 1 or any(not a or a.startswith("-") for a in arguments):
+        raise LabError(f"{rule} (default: {os.path.relpath(default, ROOT)})")
+    return Path(arguments[0]).absolute() if arguments else default
+
+
 def do_pdf(arguments: list[str]) -> int:
     """Print the built book as one PDF by a browser (pdf [FILE], default _build/book.pdf)."""
-    if len(arguments) > 1 or any(not a or a.startswith("-") for a in arguments):
-        raise LabError("pdf takes one file (default: _build/book.pdf)")
+    target = place(arguments, BUILD / "book.pdf", "pdf takes one file")
     if not (HTML / "index.html").exists():
         raise LabError("there is no book yet; run: python3 lab.py book")
-    target = Path(arguments[0]).absolute() if arguments else BUILD / "book.pdf"
     if python(PRINTER, HTML, target) != 0:
         raise LabError("no PDF was written; the reason is above")
     return 0
@@ -299,11 +305,29 @@ def do_pdf(arguments: list[str]) -> int:
 
 def do_slides(arguments: list[str]) -> int:
     """Write the syllabus' figures as offline HTML decks (slides [FOLDER]), one a part."""
-    if len(arguments) > 1 or any(not a or a.startswith("-") for a in arguments):
-        raise LabError("slides takes one folder (default: _build/slides)")
-    folder = Path(arguments[0]).absolute() if arguments else BUILD / "slides"
+    folder = place(arguments, BUILD / "slides", "slides takes one folder")
     if python(SLIDES, folder) != 0:
         raise LabError("no slides were written; the reason is above")
+    return 0
+
+
+def do_browser(arguments: list[str]) -> int:
+    """Build a site that runs the chapters in the visitor's browser (browser [FOLDER])."""
+    folder = place(arguments, BUILD / "browser", "browser takes one folder")
+    if importlib.util.find_spec("jupyterlite_pyodide_kernel") is None:
+        import tomllib
+
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        print("lab: installing JupyterLite into .venv (for this verb only)", flush=True)
+        pip_install(*project["optional-dependencies"]["browser"], "-c", "requirements.txt")
+    if python(SITE, folder) != 0:
+        raise LabError("no site was written; the reason is above")
+    print(
+        "lab: the site is in", folder, "(any web server will do; opened as a file it stays empty)"
+    )
+    print(
+        "lab: a visitor's first visit needs a network: Pyodide, NumPy and matplotlib come from it"
+    )
     return 0
 
 
@@ -316,9 +340,7 @@ def do_refresh(arguments: list[str]) -> int:
 
 def do_copies(arguments: list[str]) -> int:
     """Write copies of the chapters to work in (copies [FOLDER]); those you changed stay."""
-    if len(arguments) > 1 or not all(arguments) or any(a.startswith("-") for a in arguments):
-        raise LabError("copies takes one folder (default: my_notebooks)")
-    folder = Path(arguments[0]).absolute() if arguments else COPIES
+    folder = place(arguments, COPIES, "copies takes one folder")
     if python(COPIER, folder) != 0:
         raise LabError("not all copies were written; the reason is above")
     return 0
@@ -387,6 +409,7 @@ VERBS = {
     "serve": do_serve,
     "pdf": do_pdf,
     "slides": do_slides,
+    "browser": do_browser,
     "bench": do_bench,
     "bank": do_bank,
     "real-cluster": do_real_cluster,

@@ -105,7 +105,7 @@ def test_the_metadata_ask_for_ranges_not_pins(wheel: Path) -> None:
         "tqdm",
     }
     assert not any("==" in line for line in needed)
-    extras = {"fast", "exact", "scale", "serve", "torch", "book", "dev"}
+    extras = {"fast", "exact", "scale", "serve", "torch", "browser", "book", "dev"}
     assert set(metadata.get_all("Provides-Extra", [])) == extras
 
 

@@ -12,6 +12,7 @@ The palette is the one of Okabe and Ito (https://jfly.uni-koeln.de/color/), whic
 common form of colour blindness can tell apart; hatches carry the same information without colour.
 """
 
+import inspect
 import io
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -56,7 +57,7 @@ PAGE_PX, MIN_LABEL_PX = 700, 9
 """Width of a figure on the page, and the smallest letters that a reader gets there."""
 MANY = 1500
 """Marks of one kind, above which they become a picture inside the figure."""
-HATCHES = hasattr(Patch, "set_hatchcolor")
+HATCHES = "hatchcolor" in inspect.signature(Patch).parameters
 """Whether a hatch has a colour of its own: before matplotlib 3.11 it takes the edge's."""
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 # What no reader of an SVG sees: comments, room between tags, names that nothing refers to; and in
