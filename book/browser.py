@@ -30,8 +30,7 @@ def write_wheel(folder: Path) -> Path:
             shutil.copytree(ROOT / name, source / name, ignore=skip)
         else:
             shutil.copy(ROOT / name, source / name)
-    words = ("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
-    run(*words)
+    run(source, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -41,15 +40,14 @@ def write_copies(folder: Path) -> None:
     folder.mkdir()
     for name, notebook in all_copies().items():
         if any(cell.cell_type == "code" for cell in notebook.cells):
-            install = nbformat.v4.new_code_cell(INSTALL, id="install-in-browser")
-            notebook.cells.insert(1, install)
+            notebook.cells.insert(1, nbformat.v4.new_code_cell(INSTALL, id="install"))
         nbformat.write(notebook, folder / name)
 
 
-def run(*words: object) -> None:
-    """Run Python; show what it said only if it failed."""
+def run(folder: Path, *words: object) -> None:
+    """Run Python in a folder; show what it said only if it failed."""
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         sys.exit((done.stdout + done.stderr)[-3000:])
 
@@ -64,10 +62,10 @@ def main(target: Path) -> None:
         write_copies(files)
         shutil.rmtree(target, ignore_errors=True)
         words = ("--contents", files, "--piplite-wheels", wheel, "--output-dir", target)
-        run("-m", "jupyter", "lite", "build", "--lite-dir", folder, "--no-sourcemaps", *words)
+        run(folder, "-m", "jupyter", "lite", "build", "--no-sourcemaps", *words)
     size_bytes = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     print(f"lab: a site of {size_bytes / 1e6:.0f} MB written")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]).absolute())

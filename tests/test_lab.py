@@ -262,6 +262,51 @@ def test_slides_takes_one_folder_and_says_when_none_are_written(
     assert done == [(lab.SLIDES, lab.BUILD / "slides")]
 
 
+def test_the_browser_site_installs_jupyterlite_once_and_says_what_it_needs(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(lab.LabError, match="one folder"):
+        lab.do_browser(["a", "b"])
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lab, "python", lambda *words: done.append(words) or 0)
+    monkeypatch.setattr(lab, "pip_install", lambda *words: done.append(words))
+    for spec in (None, object()):
+        monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name, spec=spec: spec)
+        assert lab.do_browser([]) == 0
+    installed, *built = done
+    assert {str(word).split("=")[0] for word in installed[:-2]} == {
+        "jupyterlite-core",
+        "jupyterlite-pyodide-kernel",
+    }
+    assert installed[-2:] == ("-c", "requirements.txt")
+    assert built == [(lab.SITE, lab.BUILD / "browser")] * 2
+    said = capsys.readouterr().out
+    assert said.count("installing JupyterLite into .venv") == 1
+    assert said.count("needs a network") == 2
+
+
+def test_the_browser_site_has_copies_that_install_the_package_and_spares_other_folders(
+    copies: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "copies", copies)
+    site = load_script(ROOT / "book" / "browser.py")
+    v4 = site.nbformat.v4
+    code = v4.new_notebook(cells=[v4.new_markdown_cell("# One"), v4.new_code_cell("1")])
+    text = v4.new_notebook(cells=[v4.new_markdown_cell("# Sources")])
+    monkeypatch.setattr(site, "all_copies", lambda: {"a.ipynb": code, "b.ipynb": text})
+    site.write_copies(tmp_path / "files")
+    found = [
+        json.loads((tmp_path / "files" / name).read_text("utf-8"))
+        for name in ("a.ipynb", "b.ipynb")
+    ]
+    kinds = [[cell["cell_type"] for cell in notebook["cells"]] for notebook in found]
+    assert kinds == [["markdown", "code", "code"], ["markdown"]]
+    assert "".join(found[0]["cells"][1]["source"]).startswith("%pip install -q ascend-lab")
+    with pytest.raises(SystemExit, match="a folder of its own"):
+        site.main(tmp_path)
+    assert (tmp_path / "files" / "a.ipynb").exists()
+
+
 def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
