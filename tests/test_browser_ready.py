@@ -98,7 +98,8 @@ ring_s = collective_time("all_reduce", load_topology("910a-roce:4"), size_bytes=
 ways = bank_ways(np.arange(32)[None, :], np.ones((1, 32), bool))
 fig, ax = new_figure()
 pipe_legend(ax, ["V"])
-print(json.dumps([[time_s, kernel.cycles, ring_s, int(ways[0]), len(fig.to_svg())], trials, bank.warnings]))
+sizes = [time_s, kernel.cycles, ring_s, int(ways[0]), len(fig.to_svg())]
+print(json.dumps([sizes, trials, bank.warnings]))
 """
 
 CHECKS = """
