@@ -76,7 +76,7 @@ def _missing(chip: Chip, side: int) -> str | None:
         if needed > cube * (1 + 1e-9):
             return (
                 f"with tiles of {side} the wires into {level} need {needed:.1f} cycles "
-                f"while the cube needs {cube:.1f}"
+                f"while the cube needs {cube:.1f}, both for {DEPTH} steps of k"
             )
     return None
 
