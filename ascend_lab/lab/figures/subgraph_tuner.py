@@ -184,7 +184,7 @@ def fig_slice_times(
     ax.bar(x, [times[n] for n in counts], color=st.SKY, label="simulated", **look)
     ax.bar(x, low, color=st.GREEN, label="if everything hit L2", **look)
     extra = [(n - 1) * launches for n in counts]
-    ax.bar(x, extra, color=st.GREY, hatch="//", label="extra launches", **look)
+    ax.bar(x, extra, color=st.GREY, hatch="//", label="extra starts", **look)
     ax.axhline(times[1], color=st.VERMILLION, ls="--", lw=1, label="whole")
     for i, n in enumerate(counts):
         ax.text(i, times[n], f"{times[n]:,.0f}", ha="center", va="bottom", fontsize=8)
