@@ -439,7 +439,7 @@ def test_a_start_over_work_says_what_to_do(
     (tmp_path / "start.py").write_text(GOOD)
     code, _, told = command(capsys, "start", "A0", "--student", "ada", "--output", tmp_path)
     assert (code, told.count("\n")) == (2, 1)
-    assert "nothing was written: name a new folder with --output" in told
+    assert "nothing was written: name a new folder for the output" in told
     file = tmp_path / "start.py"
     code, _, told = command(capsys, "start", "A0", "--student", "ada", "--output", file)
     assert (code, told.count("\n")) == (2, 1)

@@ -416,6 +416,13 @@ def test_frames_are_whole_and_uint8(frames: Any) -> None:
         aipp(frames, Aipp("RGB888_U8", 2, 1))
 
 
+def test_an_image_that_contradicts_the_settings_is_no_row_of_small_frames() -> None:
+    settings = Aipp("RGB888_U8", 2, 1)
+    with pytest.raises(InputError, match="height x width 1 x 2, as the settings say; got 4 x 4"):
+        aipp_each(np.zeros((4, 4, 3), np.uint8), [settings] * 8)
+    assert len(aipp_each(np.zeros(48, np.uint8), [settings] * 8)) == 8
+
+
 # -- the verb -------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

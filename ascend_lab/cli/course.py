@@ -90,7 +90,7 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     tried = check(task, source, student, path.name, lambda text: print(text, file=sys.stderr))
     points = mark_of(task, tried)
     reached = {
-        one.case: f", cost {one.judged.cost:g} (plain {one.judged.base:g}, full points at "
+        one.case: f", cost {one.judged.cost:g} (0 points at {one.judged.base:g}, full at "
         f"{one.judged.target:g}): {one.share():.0%}"
         for one in tried
         if one.timed and not one.faults

@@ -115,7 +115,7 @@ def read_secret(path: str | Path | None) -> str:
     if path is None:
         return ""
     try:
-        table = tomllib.loads(read_file(path, "a term's secret", TABLE_BYTES).decode())
+        table = tomllib.loads(read_file(path, "a file with a secret", TABLE_BYTES).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: TOML", str(error), 'write secret = "..."') from error
     secret = table.get("secret")

@@ -39,7 +39,7 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
     there = [out / name for name in sorted(files) if (out / name).exists()]
     if there or (out.exists() and not out.is_dir()):
         got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"
-        remedy = "nothing was written: name a new folder with --output"
+        remedy = "nothing was written: name a new folder for the output"
         raise InputError(f"a folder without {', '.join(sorted(files))}", got, remedy)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

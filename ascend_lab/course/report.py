@@ -128,7 +128,7 @@ def _scale(tried: Tried) -> str:
     if tried.faults or judged.cost is None:
         return "counts as the plain solution: a property does not hold"
     return (
-        f"{judged.cost:g}; plain {judged.base:g}, full points at {judged.target:g}, certified "
+        f"{judged.cost:g}; 0 points at {judged.base:g}, full at {judged.target:g}, certified "
         f"optimum or bound {judged.optimum:g}: {tried.share():.0%}"
     )
 
@@ -140,7 +140,7 @@ def _grades(task: Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
     for mark in marks:
         points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
         rows.append((
-            mark.student, mark.name, *points, f"{-mark.late_points:.1f}", f"{mark.total:.1f}",
+            mark.student, mark.name, *points, f"{0 - mark.late_points:.1f}", f"{mark.total:.1f}",
             mark.file, mark.digest, f"{task.name} {task.version}", __version__,
         ))  # fmt: skip
     return rows

@@ -89,7 +89,7 @@ class GemmShape:
     def __post_init__(self) -> None:
         """Check sizes and formats; the default output format is the accumulator's."""
         if min(self.m, self.k, self.n) < 1:
-            wanted, got = "m, k and n of at least 1", f"{self.m}, {self.k}, {self.n}"
+            wanted, got = "m, n and k of at least 1", f"{self.m}, {self.n}, {self.k}"
             raise InputError(wanted, got, "give three positive sizes")
         if max(self.m, self.k, self.n) > 1 << 24 or self.ops > 1 << 56:
             wanted = "m, k and n of at most 16777216, and 2 m k n of at most 2^56"

@@ -175,6 +175,10 @@ def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Im
     total = sum(s.frame_bytes for s in each)
     if not each or flat.size != total:
         raise InputError(f"{len(each)} frames of {total:,} bytes in all", f"{flat.size:,}")
+    shape, source = np.shape(frames), (each[0].height, each[0].width)
+    if len(shape) == 3 and shape[2] in (3, 4) and shape[:2] != source:
+        needed = f"images of height x width {source[0]} x {source[1]}, as the settings say"
+        raise InputError(needed, f"{shape[0]} x {shape[1]}", "mend src_image_size_h and _w")
     if len({s.size for s in each}) > 1:
         sizes = ", ".join(sorted({f"{s.size[0]} x {s.size[1]}" for s in each}))
         raise InputError("one size of result for all images of a batch", sizes, "resize or pad")

@@ -203,7 +203,7 @@ def launch_of(programs):
 def values_of(rows, width, dtype):
     """Return x: the squares of its first row are beyond fp16, in its last row eps counts."""
     x = np.random.default_rng(rows * width).standard_normal((rows, width))
-    x[0] *= 60
+    x[0] *= 120
     x[-1] *= 1e-3
     return x.astype({"fp16": np.float16, "fp32": np.float32}[dtype])
 

@@ -61,7 +61,8 @@ def _bytes(path: Path, limits: Limits) -> bytes:
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:
-        raise InputError("a model file that can be read", f"{path}: {error}", "check it") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError("a model file", f"{path}: {reason}", "check the path") from None
 
 
 def _parsed(data: bytes, where: str) -> ModelProto:
