@@ -19,7 +19,7 @@ from ascend_lab.lab.checks.core import (
 
 __all__ = ["CheckResult", "Prediction", "check_against", "check_property", "compare", "predict"]
 
-_CHECKS = {
+HOMES = {
     name: module.stem
     for module in sorted(Path(__file__).parent.glob("chapter*.py"))
     for name in re.findall(
@@ -30,14 +30,14 @@ _CHECKS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CHECKS:
-        return getattr(import_module(f"{__name__}.{_CHECKS[name]}"), name)
+    if name in HOMES:
+        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
     raise AttributeError(f"{__name__} has no {name!r}; see {__name__}.check_names()")
 
 
 def check_names() -> list[str]:
     """Return the names of all exercise checks, in order of chapter and number."""
-    return sorted(_CHECKS, key=lambda name: (name.split("_")[2], int(name.split("_")[3])))
+    return sorted(HOMES, key=lambda name: (name.split("_")[2], int(name.split("_")[3])))
 
 
 def __dir__() -> list[str]:
