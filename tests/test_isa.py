@@ -248,6 +248,11 @@ REFUSED = {
         AlignmentError,
         "multiples of 32 bytes",
     ),
+    "repeats between blocks": (
+        lambda: vector(TOY, "vcadd", tile("UB", 4), at("UB", 168).region(0, (4, 42))),
+        AlignmentError,
+        "multiples of 32 bytes apart; got 84 bytes; pad the rows to whole blocks",
+    ),
     "padding on a coupled chip": (
         lambda: data_copy(TOY, tile("UB", 24), tile("GM", 24), pad=True),
         PathError,

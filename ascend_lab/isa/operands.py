@@ -322,6 +322,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
         if region is not dst or not reducing:
             check_aligned(region, BLOCK_BYTES, op)
+            _check_stride(region, op)
         per_repeat = region.size_bytes // region.sizes[0]
         if per_repeat > chip.vector_bytes_per_repeat:
             needed = f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat"
@@ -333,6 +334,18 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
             raise ProgramError(f"{op}: {wanted} elements", got, "a stride of 0 broadcasts")
         if op != "vconv":
             _check_format(op, dst, region)
+
+
+def _check_stride(region: Region, op: str) -> None:
+    """Raise `AlignmentError` unless rows lie whole blocks apart: the strides count blocks."""
+    item, run = region.buffer.itemsize, 1
+    dims = list(zip(region.sizes, region.strides, strict=True))
+    while len(dims) > 1 and (dims[-1][0] == 1 or dims[-1][1] == run):
+        run *= dims.pop()[0]
+    for size, stride in dims:
+        if size > 1 and stride * item % BLOCK_BYTES:
+            needed = f"{op}: rows of {region.buffer.name} multiples of {BLOCK_BYTES} bytes apart"
+            raise AlignmentError(needed, f"{stride * item} bytes", "pad the rows to whole blocks")
 
 
 def _reduced(op: str, src: Region) -> int:

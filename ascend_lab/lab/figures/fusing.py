@@ -301,7 +301,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
             f"{label}: {values[best]:.2f} at best, with {lengths[best]} additions, "
             f"{values[-1]:.2f} with {lengths[-1]}"
         )
-    ax.axhline(1.0, color=st.INK, linewidth=0.8)
+    ax.hlines(1.0, lengths[0], lengths[-1], color=st.INK, linewidth=0.8)
     st.doubling(ax, lengths)
     ax.margins(x=0.03)
     ax.set_xlim(right=lengths[-1] * 1.5)
