@@ -61,7 +61,8 @@ def test_arrays_and_lists_name_the_first_place_that_differs() -> None:
     wrong[1, 2] = 99
     assert (equal_to(right)(wrong) or "").endswith("first differing at [1, 2]: 99 for 6")
     assert (equal_to([1, 2, 3])([1, 5, 3]) or "").endswith("first differing at [1]: 5 for 2")
-    assert (equal_to([1, 2, 3])([1, 2]) or "").endswith("2 of 3 elements")
+    assert (equal_to([1, 2, 3])([1, 2]) or "").endswith("length 2 for 3")
+    assert equal_to([])([4]) == "expected []; length 1 for 0"
     assert equal_to(right)(right) is None
 
 

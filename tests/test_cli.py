@@ -206,6 +206,7 @@ CUBE = ("gemm", 64, 64, 64)
     ("arguments", "start"),
     [
         (("gemm", 1), "ascend-lab: gemm: the following arguments are required: N, K, --chip"),
+        (("gemm", 1, "--tiel", 8), "ascend-lab: gemm: unrecognized arguments: --tiel; see"),
         (("train",), "ascend-lab: argument VERB: invalid choice: 'train'"),
         ((), "ascend-lab: the following arguments are required: VERB"),
     ],
@@ -218,7 +219,14 @@ def test_a_message_names_the_verb_once(capsys, arguments, start):
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("Ascend910b", "Ascend910B2"), ("ascend910a", "Ascend910A"), ("toy", "Toy"), ("H100", None)],
+    [
+        ("Ascend910b", "Ascend910B2"),
+        ("ascend910a", "Ascend910A"),
+        ("910B2", "Ascend910B2"),
+        ("toy", "Toy"),
+        ("H100", None),
+        ("Ascend999", None),
+    ],
 )
 def test_a_chip_with_almost_that_name_is_proposed(capsys, name, meant):
     code, out, err = run(capsys, "chips", name)

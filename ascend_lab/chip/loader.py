@@ -378,12 +378,12 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
 
 
 def _suggestion(name: str) -> str:
-    """Name the presets, the most similar one first; case does not matter."""
+    """Name the presets, the most similar one first; case and what all have in common count not."""
     from difflib import get_close_matches
 
-    lower = {preset.lower(): preset for preset in PRESETS}
-    close = get_close_matches(name.lower(), lower, 1)
-    asked = f"did you mean {lower[close[0]]}? " if close else ""
+    own = {preset.lower().removeprefix("ascend"): preset for preset in PRESETS}
+    close = get_close_matches(name.lower().removeprefix("ascend"), own, 1)
+    asked = f"did you mean {own[close[0]]}? " if close else ""
     return f"{asked}presets: {', '.join(PRESETS)}"
 
 

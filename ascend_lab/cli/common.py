@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,10 +55,21 @@ class Parser(argparse.ArgumentParser):
         """Print help and version as all else is: argparse says nothing about a full disk."""
         say(message.rstrip("\n").split("\n"))
 
+    def _unknown(self, words: Sequence[str]) -> list[str]:
+        """Return the words that begin like a flag and are none, nor the beginning of one."""
+        flags = [option for action in self._actions for option in action.option_strings]
+        named = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)]
+        given = [name for name in named if name.startswith("--")]
+        if not self.allow_abbrev:
+            return [name for name in given if name not in flags]
+        return [name for name in given if not any(flag.startswith(name) for flag in flags)]
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse without defaults first: what is found was given."""
+        """Parse without defaults first: what is found was given; unknown flags are named first."""
+        if self._subparsers is None and (strange := self._unknown(args or ())):
+            self.error(f"unrecognized arguments: {' '.join(strange)}")
         flags = [
             a for a in self._actions if a.option_strings and a.default is not argparse.SUPPRESS
         ]

@@ -110,6 +110,7 @@ class _Run:
     workers: Workers
     bars: Bars
     started: float
+    head: list[str]
     told: set[str] = field(default_factory=set)
 
     def deadline(self) -> Deadline:
@@ -127,6 +128,7 @@ class _Run:
         self.bars("read", 0, 1, "")
         graph, wanted = network.load(), None
         read_s = time.monotonic() - read_s
+        _print_once(self.head)
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
             wanted, warning = wanted_of(file, graph, self.chip, self.dtype)
@@ -171,11 +173,21 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
         open_knowledge(resume=arguments.reload) as ledger,
     ):
         asked = "" if arguments.soc_version else " (--soc_version chooses another)"
+        head = [f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model"]
         if arguments.Fnonhomo_split:
-            print("--Fnonhomo_split changes nothing: slices of uneven sizes are always tried")
-        print(f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model")
-        run = _Run(arguments, job, chip, dtype, settings, folder, ledger, workers, bars, started)
+            head.insert(
+                0, "--Fnonhomo_split changes nothing: slices of uneven sizes are always tried"
+            )
+        run = _Run(
+            arguments, job, chip, dtype, settings, folder, ledger, workers, bars, started, head
+        )
         return _each(sources, partial(_source, run))
+
+
+def _print_once(head: list[str]) -> None:
+    """Print what stands above all results; it waits for the first network that can be read."""
+    while head:
+        print(head.pop(0))
 
 
 def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
@@ -310,8 +322,10 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     def tune_source(source: Source) -> bool:
         sections = []
         for network in source.networks:
+            graph = replace(network.load(), name=network.name)
+            _print_once(head)
             found = tune_gradients(
-                replace(network.load(), name=network.name),
+                graph,
                 chip,
                 topology,
                 max_segments=HCCL_SEGMENTS if most is None else most,
@@ -324,8 +338,8 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
         print(f"  report {write_report(folder, 'gdat', sections)}")
         return False
 
+    head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]
     with open_knowledge(resume=False) as ledger:
-        print(f"chip {chip.name}, {chip.core_count} cores; times are of the model")
         code = _each(sources, tune_source)
         for warning in ledger.warnings:
             _complain(warning)

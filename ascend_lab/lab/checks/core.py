@@ -126,7 +126,7 @@ def _first_difference(got: Any, expected: Any, rel_tol: float) -> str:
         differing = (i for i, (g, e) in pairs if not _same(g, e, rel_tol))
         first = next(differing, min(len(got), len(expected)))
         if len(got) != len(expected):
-            return f"; {len(got)} of {len(expected)} elements"
+            return f"; length {len(got)} for {len(expected)}"
         at, values = str(first), f"{show(got[first])} for {show(expected[first])}"
         if len(expected) < 2:
             return ""
