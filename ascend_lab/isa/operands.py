@@ -22,29 +22,24 @@ from ascend_lab.isa.program import (
 def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
     """Raise a `ProgramError` child unless index, pitch and bound of a copy make sense."""
     op = instruction.op
-    index, names = index_of(instruction), [name for name, _ in instruction.attrs]
+    index, names = index_of(instruction), dict(instruction.attrs)
     given = [name for name in ("pitch", "bound") if name in names]
     if index is None:
         if given:
-            raise ProgramError(
-                f"{op}: pitch and bound only beside an index", ", ".join(given), "add index="
-            )
+            needed, got = f"{op}: pitch and bound only beside an index", ", ".join(given)
+            raise ProgramError(needed, got, "add index=")
         return
     if {src.space, dst.space} != {"GM", "UB"}:
-        raise PathError(
-            f"{op}: an index between GM and UB", f"{src.space}->{dst.space}", "go through UB"
-        )
+        path = f"{src.space}->{dst.space}"
+        raise PathError(f"{op}: an index between GM and UB", path, "go through UB")
     if index.space != "UB" or index.buffer.dtype != "int32" or index.elements != 1:
-        raise ProgramError(
-            f"{op}: an index of one int32 element in UB",
-            f"{index.elements} {index.buffer.dtype} in {index.space}",
-            "copy the indices to UB and take one element",
-        )
+        got = f"{index.elements} {index.buffer.dtype} in {index.space}"
+        remedy = "copy the indices to UB and take one element"
+        raise ProgramError(f"{op}: an index of one int32 element in UB", got, remedy)
     if len(given) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
         got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
-        raise ProgramError(
-            f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows", got, "mend it"
-        )
+        needed = f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows"
+        raise ProgramError(needed, got, "mend it")
 
 
 FRACTAL_BYTES = 512
@@ -77,8 +72,7 @@ def _check_format(op: str, dst: Region, src: Region, remedy: str = "cast with vc
 
 def _check_shapes(op: str, dst: Region, src: Region) -> None:
     if dst.sizes != src.sizes:
-        shapes = f"{src.sizes} -> {dst.sizes}"
-        raise ProgramError(f"{op}: equal shapes", shapes, "reshape one region")
+        raise ProgramError(f"{op}: equal shapes", f"{src.sizes} -> {dst.sizes}", "reshape one")
 
 
 # -- moves: data_copy, fixpipe, load2d, load3d, vdeq ----------------------------------------------
@@ -100,8 +94,7 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
         check_aligned(region, BLOCK_BYTES, "data_copy")
         if region.run_bytes % BLOCK_BYTES and not padded:
             needed = f"data_copy: runs of whole {BLOCK_BYTES}-byte blocks in {region.buffer.name}"
-            got = f"{region.run_bytes} bytes"
-            raise AlignmentError(needed, got, "round the inner length up to a block")
+            raise AlignmentError(needed, f"{region.run_bytes} bytes", "round the inner length up")
 
 
 def _check_atomic(instruction: Instruction, dst: Region, src: Region) -> None:
@@ -136,8 +129,7 @@ def _check_load2d(chip: Chip, instruction: Instruction, dst: Region, src: Region
 def _check_load(dst: Region, src: Region, op: str) -> None:
     origins = ("L1", "GM") if op == "load2d" else ("L1",)
     if src.space not in origins or dst.space not in ("L0A", "L0B"):
-        got = f"{src.space}->{dst.space}"
-        wanted = " or ".join(origins)
+        got, wanted = f"{src.space}->{dst.space}", " or ".join(origins)
         raise PathError(f"{op}: a path from {wanted} to L0A or L0B", got, "use data_copy elsewhere")
     check_aligned(dst, FRACTAL_BYTES, op)
     if src.space != "GM":
@@ -157,9 +149,8 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
     for name, length in lengths.items():
         value, least = values[name], 0 if name == "pad" else 1
         if not isinstance(value, tuple) or len(value) != length or min(value) < least:
-            raise ProgramError(
-                f"load3d: {name} as {length} numbers of at least {least}", repr(value), "mend it"
-            )
+            needed = f"load3d: {name} as {length} numbers of at least {least}"
+            raise ProgramError(needed, repr(value), "mend it")
     _check_window(src, values)
     k_start = instruction.attr("k_start")
     steps = (k_start.const, *(c for _, c in k_start.terms)) if isinstance(k_start, Affine) else ()
@@ -173,9 +164,8 @@ def _check_window(src: Region, values: Mapping[str, object]) -> None:
     sizes = (src.sizes[1] + pad[0] + pad[1], src.sizes[2] + pad[2] + pad[3])
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     if reach[0] > sizes[0] or reach[1] > sizes[1]:
-        raise ProgramError(
-            f"load3d: a kernel within the padded image {sizes}", str(reach), "add rows or padding"
-        )
+        needed = f"load3d: a kernel within the padded image {sizes}"
+        raise ProgramError(needed, str(reach), "add rows or padding")
 
 
 def _check_vdeq(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
@@ -338,14 +328,11 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
 
 def _check_stride(region: Region, op: str) -> None:
     """Raise `AlignmentError` unless rows lie whole blocks apart: the strides count blocks."""
-    item, run = region.buffer.itemsize, 1
-    dims = list(zip(region.sizes, region.strides, strict=True))
-    while len(dims) > 1 and (dims[-1][0] == 1 or dims[-1][1] == run):
-        run *= dims.pop()[0]
-    for size, stride in dims:
-        if size > 1 and stride * item % BLOCK_BYTES:
+    for at, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
+        step = stride * region.buffer.itemsize
+        if size > 1 and step % BLOCK_BYTES and (at == 0 or step >= region.run_bytes):
             needed = f"{op}: rows of {region.buffer.name} multiples of {BLOCK_BYTES} bytes apart"
-            raise AlignmentError(needed, f"{stride * item} bytes", "pad the rows to whole blocks")
+            raise AlignmentError(needed, f"{step} bytes", "pad the rows to whole blocks")
 
 
 def _reduced(op: str, src: Region) -> int:
