@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
@@ -227,8 +228,29 @@ def tile_bytes(
     s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int], depth: int = 2
 ) -> int:
     """Return the bytes of UB that tiles of these widths take."""
+    name, root = phase.root, s.state.stage(phase.root)
+    whole = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
+    parts = frozenset(n for n, width in folds.items() if width < whole[n])
+    cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
+    nest = _completed(s, phase, cut, parts, depth)
+    steps = {f"{name}.{n}": width for n, width in widths.items()} | dict(folds)
+    local = nest.stage(name).sources[0]  # where a fold is computed, whose root is then a copy
+    steps |= {f"{local}.{a.name}": folds[f"{name}.{a.name}"] for a in root.reduce}
+    return ub_bytes(nest, name, s.chip, steps)
+
+
+@lru_cache(maxsize=16)
+def _completed(s: Schedule, phase: Phase, cut: bool, parts: frozenset[str], depth: int) -> State:
+    """Return the nest of tiles with loops over single elements of all axes, or none of them, cut.
+
+    Which tiles there are hangs on no more than this and the `parts` of folds, not on widths.
+    """
+    root, stages = s.state.stage(phase.root), map(s.state.stage, phase.names)
+    widths = {a.name: 1 if cut else a.extent for a in root.axes}
+    folds = {f"{x.name}.{a.name}": a.extent for x in stages for a in x.reduce}
+    folds |= dict.fromkeys(parts, 1)
     trial = arrange(s, phase, list(widths), widths, folds, depth, plain=True)
-    return ub_bytes(complete(trial.state, phase.root), phase.root, s.chip)
+    return complete(trial.state, phase.root)
 
 
 def arrange(

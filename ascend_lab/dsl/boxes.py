@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.dsl.emit_vector import block_steps
@@ -25,6 +26,7 @@ Box = dict[str, Range]
 """A range per axis name of a stage."""
 
 ZERO = Affine()
+NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
 SHIFT_BYTES = 1024
 """Scratch for the end of a ragged row: 32 elements, a block each."""
@@ -103,15 +105,28 @@ def needed(
 
 def first_boxes(state: State, root: str) -> dict[str, Box]:
     """Return the box each stage of a phase works on in the first step of every loop around it."""
+    return _boxes(state, root, NO_STEPS)[1]
+
+
+def _boxes(
+    state: State, root: str, steps: Mapping[str, int]
+) -> tuple[dict[str, Box], dict[str, Box]]:
+    """Return what the readers of each stage need of it at a time, and its `first_boxes`.
+
+    Loops over single elements take as many as `steps` says for "stage.axis".
+    """
+    kept: dict[str, Box] = {}
     active: dict[str, Box] = {}
     for name in reversed(members(state, root)):
         stage = state.stage(name)
-        box = whole(stage) if name == root else needed(state, stage, active)
+        kept[name] = whole(stage) if name == root else needed(state, stage, active)
+        box = dict(kept[name])
         for leaf in stage.loops[: loop_count(state, stage)]:
-            part = box[leaf.root]
-            box[leaf.root] = Range(part.start, min(part.count, leaf.width))
+            part, width = box[leaf.root], leaf.width
+            width = steps.get(f"{name}.{leaf.root}", 1) if width == 1 else width
+            box[leaf.root] = Range(part.start, min(part.count, width))
         active[name] = box
-    return active
+    return kept, active
 
 
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
@@ -121,19 +136,20 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
     return tuple(box[a.name].count for a in stage.axes)
 
 
-def ub_bytes(state: State, root: str, chip: Chip) -> int:
+def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_STEPS) -> int:
     """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch.
 
     What only the vector unit touches takes part in the scratch while somebody will read it.
+    Loops over single elements take as many as `steps` says for "stage.axis".
     """
-    active = first_boxes(state, root)
-    order = members(state, root)
+    kept, active = _boxes(state, root, steps)
+    order = [state.stage(name) for name in reversed(kept)]
     total, most, alive = 0, SHIFT_BYTES if chip.combined else 0, dict[str, int]()
-    for place, name in enumerate(order):
-        stage = state.stage(name)
+    for place, stage in enumerate(order):
         if stage.scope != "UB":
             continue
-        _, elements = row_steps(stage, tile_sizes(state, stage, active))
+        name = stage.name
+        _, elements = row_steps(stage, tuple(kept[name][a.name].count for a in stage.axes))
         readers = state.readers(name)
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
         each = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
@@ -143,7 +159,7 @@ def ub_bytes(state: State, root: str, chip: Chip) -> int:
             alive[name] = each
         if not stage.is_copy:
             most = max(most, sum(alive.values()) + _scratch_bytes(stage, active[name], chip))
-        left = {s for later in order[place + 1 :] for s in state.stage(later).sources}
+        left = {s for later in order[place + 1 :] for s in later.sources}
         alive = {n: size for n, size in alive.items() if n in left}
     return total + most
 

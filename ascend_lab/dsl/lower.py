@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 
 from ascend_lab.chip import Chip
@@ -28,7 +29,7 @@ def lower(schedule: Schedule) -> Kernel:
     """
     state, chip = schedule.state, schedule.chip
     phases: list[Launch] = []
-    tensors = stored(state)
+    tensors = tuple(stored(state).items())
     for stage in roots(state):
         phases += _launches(state, stage, chip, tensors)
     return Kernel(schedule.outputs[0].label, tuple(phases))
@@ -38,11 +39,11 @@ def lower_stage(schedule: Schedule, name: str) -> tuple[Launch, ...]:
     """Return the launches of one stage; none if it is computed inside another nest."""
     state = schedule.state
     stage = next((s for s in roots(state) if s.name == name), None)
-    return _launches(state, stage, schedule.chip, stored(state)) if stage else ()
+    return _launches(state, stage, schedule.chip, tuple(stored(state).items())) if stage else ()
 
 
 def _launches(
-    state: State, stage: Stage | Fixed, chip: Chip, tensors: dict[str, int]
+    state: State, stage: Stage | Fixed, chip: Chip, tensors: tuple[tuple[str, int], ...]
 ) -> tuple[Launch, ...]:
     if isinstance(stage, Fixed):
         return handwritten(state, stage, chip)
@@ -58,8 +59,12 @@ def _launches(
         ) from error
 
 
-def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Launch:
-    """Return the launch of one nest: cores with full shares, then those with a rest."""
+@lru_cache(maxsize=16)
+def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], ...]) -> Launch:
+    """Return the launch of one nest: cores with full shares, then those with a rest.
+
+    A schedule found by writing its nests is written again when it is lowered: remembered.
+    """
     stage = state.stage(root)
     bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
     shares = [_shares(stage, leaf) for leaf in bound]
@@ -71,7 +76,7 @@ def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Laun
         raise ScheduleError(needed, str(used), "split with a larger factor before bind")
     parts = []
     for chosen in product(*shares):
-        nest, box = Nest(state, root, chip, tensors), whole(stage)
+        nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
         for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
             box[leaf.root] = Range(start, elements)

@@ -116,7 +116,7 @@ class Schedule:
     def then(self, primitive: str, *arguments: Any) -> "Schedule":
         """Return the schedule with one more step; raise `ScheduleError` if it is illegal."""
         step = Step(primitive, arguments)
-        return replace(self, steps=(*self.steps, step), state=step.apply(self.state))
+        return Schedule(self.outputs, self.chip, (*self.steps, step), step.apply(self.state))
 
     def to_json(self) -> str:
         """Return the steps as JSON text."""
@@ -297,19 +297,18 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
     loops = stage.loops[: loop_count(state, stage)]
     attach = (stage.name, loops[-1].name) if loops else stage.attach or (stage.name, "")
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
-    for given in stage.reads:
+    for given in dict.fromkeys(stage.reads):
         if not _in_gm(state, given.source):
             continue
         read = _unmixed(given, given.view or state.find(given.source).shape, extents)
-        stage = replace(stage, expr=swap(stage.expr, given, read))
         tile = next((t for t in state.stages if _serves(state, stage, t, read, attach)), None)
         if tile is None:
             name = state.new_name(f"{read.source}_ub")
             made = copy_of(name, state.find(read.source), read.view)
             tile = replace(made, attach=attach, depth=stage.depth)
             state = state.insert(tile, before=stage.name)
-        through = replace(read, source=tile.name, view=())
-        stage = replace(stage, expr=swap(stage.expr, read, through))
+        through = Read(tile.name, read.format, read.index)
+        stage = replace(stage, expr=swap(stage.expr, given, through))
         state = state.put(stage)
     return state
 

@@ -184,17 +184,17 @@ class State:
 
     def put(self, stage: Stage | Fixed) -> "State":
         """Return the state with a stage replaced by one of the same name."""
-        stages = tuple(stage if s.name == stage.name else s for s in self.stages)
-        return replace(self, stages=stages)
+        stages = [stage if s.name == stage.name else s for s in self.stages]
+        return State(self.inputs, tuple(stages))
 
     def insert(self, stage: Stage | Fixed, before: str) -> "State":
         """Return the state with a stage added before another one."""
         at = next(n for n, s in enumerate(self.stages) if s.name == before)
-        return replace(self, stages=(*self.stages[:at], stage, *self.stages[at:]))
+        return State(self.inputs, (*self.stages[:at], stage, *self.stages[at:]))
 
     def drop(self, name: str) -> "State":
         """Return the state without a stage."""
-        return replace(self, stages=tuple(s for s in self.stages if s.name != name))
+        return State(self.inputs, tuple(s for s in self.stages if s.name != name))
 
     def new_name(self, wanted: str) -> str:
         """Return `wanted`, with a number if it is taken."""

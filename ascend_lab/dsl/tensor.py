@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES
@@ -115,13 +116,21 @@ class Read(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Call(Expr):
-    """One vector operation; `number` is its scalar operand, `mode` a rounding or comparison."""
+    """One vector operation; `number` is its scalar operand, `mode` a rounding or comparison.
+
+    `elements`, derived: the tensor elements it reads, left to right.
+    """
 
     op: str
     args: tuple[Expr, ...]
     format: str
     number: float | None = None
     mode: str = ""
+    elements: tuple[Load | Read, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Derive what every stage asks for again and again."""
+        object.__setattr__(self, "elements", tuple([e for a in self.args for e in leaves(a)]))
 
     @property
     def dtype(self) -> str:
@@ -173,23 +182,20 @@ def _check_float(op: str, value: Expr) -> None:
         )
 
 
-def leaves(expr: Expr) -> Iterator[Load | Read]:
-    """Yield the tensor elements an expression reads, left to right."""
-    if isinstance(expr, Load | Read):
-        yield expr
-    elif isinstance(expr, Call):
-        for arg in expr.args:
-            yield from leaves(arg)
+def leaves(expr: Expr) -> tuple[Load | Read, ...]:
+    """Return the tensor elements an expression reads, left to right."""
+    if isinstance(expr, Call):
+        return expr.elements
+    return (expr,) if isinstance(expr, Load | Read) else ()
 
 
 def rewrite(expr: Expr, leaf: Callable[[Any], Expr]) -> Expr:
     """Return the expression with every tensor element, a Load or a Read, replaced by leaf(it)."""
-    if isinstance(expr, Load | Read):
-        return leaf(expr)
     if isinstance(expr, Call):
-        args = tuple(rewrite(arg, leaf) for arg in expr.args)
-        return expr if args == expr.args else replace(expr, args=args)
-    return expr
+        args = tuple([rewrite(arg, leaf) for arg in expr.args])
+        same = all(map(is_, args, expr.args))
+        return expr if same else Call(expr.op, args, expr.format, expr.number, expr.mode)
+    return leaf(expr) if isinstance(expr, Load | Read) else expr
 
 
 def swap(expr: Expr, old: Read, new: Read) -> Expr:

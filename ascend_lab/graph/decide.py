@@ -96,10 +96,12 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     alone may run on either: for both, what other kernels wrote is taken to be in L2.
     """
     piece = piece_of(graph, group)
-    together = _cycles(piece, chip) if len(piece.graph.outputs) == 1 else NEVER
-    if together == NEVER:
+    if len(piece.graph.outputs) > 1:
         return False
-    mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
+    try:
+        mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
+    except AscendLabError:
+        return False
     warm = mixed or any(node.has("convolution") for node in group)
     together = _cycles(piece, chip, warm=warm)
     views = view_nodes(graph)
@@ -108,7 +110,7 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
         parts = [group[:1], group[1:]]
     apart = [_cycles(piece_of(graph, part), chip, warm=warm) for part in parts]
     whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
-    return (whole or NEVER not in apart) and together <= sum(apart)
+    return (whole or NEVER not in apart) and NEVER != together <= sum(apart)
 
 
 def only_reader(graph: Graph, node: Node) -> Node | None:

@@ -11,8 +11,9 @@ shift, whatever the stride. Entries beyond the image are zeros. Neighbouring lin
 one's zeros at the end can be the next one's at the start.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -202,7 +203,11 @@ def tile_blocks(shape: ConvShape) -> Pair:
 
 def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
     """Return the plan with the least estimated time; raise `CapacityError` if none fits."""
-    found = min(_plans(shape, chip), key=lambda p: _cycles(shape, chip, p), default=None)
+    least, found = math.inf, None
+    for tile in _tiles(shape, chip):
+        cycles, plan = _best_grid(shape, chip, tile, least)
+        if cycles < least:
+            least, found = cycles, plan
     if found is None:
         needed = max(1024 * shape.taps, 2 * _slot_bytes(shape, Stage(1, 1), 1, 1))
         raise CapacityError(
@@ -215,7 +220,7 @@ def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
 
 def has_plan(shape: ConvShape, chip: Chip) -> bool:
     """Tell whether any plan fits the chip."""
-    return next(_plans(shape, chip), None) is not None
+    return next(_tiles(shape, chip), None) is not None
 
 
 def _pixel_bytes(shape: ConvShape) -> int:
@@ -229,7 +234,8 @@ def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:
     return (x + m * grad_plane(shape, stage).pixels) * _pixel_bytes(shape)
 
 
-def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
+def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
+    """Yield the tiles and stages that fit, on one core."""
     c_all, m_all = tile_blocks(shape)
     oh = shape.out_hw[0]
     stages = [Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0]
@@ -245,16 +251,19 @@ def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
         for stage in stages:
             if 2 * _slot_bytes(shape, stage, m, c1) <= chip.buffers["L1"]:
                 depth = min(half // m, 16, fractals_of(shape, stage))
-                for grid in _grids(shape, chip, stage, (up(m_all, m), up(c_all, c1))):
-                    yield WeightPlan(m, c1, depth, stage, grid)
+                yield WeightPlan(m, c1, depth, stage, (1, 1, 1, 1))
 
 
-def _grids(
-    shape: ConvShape, chip: Chip, stage: Stage, tiles: tuple[int, int]
-) -> Iterator[tuple[int, int, int, int]]:
-    cores = chip.core_count
+def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
+    """Return what a grid divides: tiles along both kinds of channels, groups of images, bands."""
+    (c_all, m_all), stage = tile_blocks(shape), tile.stage
+    tiles = up(m_all, tile.m), up(c_all, tile.c1)
+    return *tiles, shape.n // stage.images, shape.out_hw[0] // stage.rows
+
+
+def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, int, int, int]]:
     sizes = [d for d in range(1, cores + 1) if cores % d == 0]
-    groups, bands = shape.n // stage.images, shape.out_hw[0] // stage.rows
+    *tiles, groups, bands = sides
     for rows, columns in product(sizes, sizes):
         if rows <= tiles[0] and columns <= tiles[1] and rows * columns <= cores:
             left = cores // (rows * columns)
@@ -264,33 +273,46 @@ def _grids(
                 yield rows, columns, images, min(bands, left // images)
 
 
-def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
-    """Estimate the busiest core: the longest of cube, MTE1 and MTE2 in each stage, and stores."""
-    stage, (c_all, m_all) = plan.stage, tile_blocks(shape)
-    n, size = plan.c1 * shape.taps, fractals_of(shape, stage)
-    steps = up(size, plan.depth)
-    across = up(n, columns_per_step(chip, plan))
-    cube = steps * across * (chip.cube_head_cycles + 4) + plan.m * n * size
-    mte1 = steps * (n + plan.m) * chip.path("L1", "L0B").startup_cycles
-    mte1 += size * (2 * n + plan.m) + steps * across * 4
-    rows, columns, images, bands = plan.grid
-    groups, parts = shape.n // stage.images, shape.out_hw[0] // stage.rows
-    tiles = up(up(m_all, plan.m), rows) * up(up(c_all, plan.c1), columns)
-    turns = up(groups, images) * up(parts, bands)
-    cores = rows * columns * images * bands
-    loaded = _stage_pixels(shape, plan) * _pixel_bytes(shape)
+def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
+    """Return the cycles of the cube or MTE1 in a stage, whichever is longer."""
+    n, size = tile.c1 * shape.taps, fractals_of(shape, tile.stage)
+    steps = up(size, tile.depth)
+    across = up(n, columns_per_step(chip, tile))
+    cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
+    mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
+    return max(cube, mte1 + size * (2 * n + tile.m) + steps * across * 4)
+
+
+def _best_grid(
+    shape: ConvShape, chip: Chip, tile: WeightPlan, enough: float
+) -> tuple[float, WeightPlan]:
+    """Return the least time of a tile on any grid, and the plan; none is sought above `enough`.
+
+    A time is an estimate of the busiest core: the longest of cube, MTE1 and MTE2 in each stage,
+    and stores. No grid divides the work of cube and MTE1 better than evenly.
+    """
+    busy, sides, (c_all, m_all) = _busy(shape, chip, tile), _sides(shape, tile), tile_blocks(shape)
+    if up(math.prod(sides), chip.core_count) * busy >= enough:
+        return enough, tile
+    stores = tile.m * tile.c1 * shape.taps * 1024 / 64
+    loaded = _stage_pixels(shape, tile) * _pixel_bytes(shape)
     oh, ow = shape.out_hw
     pixels = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow)
-    fresh = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded))
-    l2 = min(
-        chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)
-    )
-    memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
-    mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
-    total = tiles * (turns * max(cube, mte1, mte2) + plan.m * n * 1024 / 64) + mte2
-    if plan.splits > 1:
-        total += PHASE_CYCLES + plan.splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
-    return total
+    path = chip.path("GM", "L1").rate_bytes_per_cycle
+    for grid in _grids(chip.core_count, sides):
+        tiles, turns = (up(sides[i], grid[i]) * up(sides[i + 1], grid[i + 1]) for i in (0, 2))
+        cores = math.prod(grid)
+        fresh = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded))
+        l2 = min(path, chip.shared_rate_bytes_per_cycle("L2", cores))
+        memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
+        mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
+        total = tiles * (turns * max(busy, mte2) + stores) + mte2
+        splits = grid[2] * grid[3]
+        if splits > 1:
+            total += PHASE_CYCLES + splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
+        if total < enough:
+            enough, tile = total, replace(tile, grid=grid)
+    return enough, tile
 
 
 def columns_per_step(chip: Chip, plan: WeightPlan) -> int:

@@ -140,7 +140,7 @@ def weights_in_place(step: TrainingGraph) -> Graph:
     for name in sorted(known & read):
         constants[name] = Constant(graph.types[name], Fill(0.0))
     inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
-    outputs = tuple(name for name in graph.outputs if name not in averages(step))
+    outputs = tuple(_own_outputs(step))
     new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
     return verify(pruned(new))
 
@@ -150,6 +150,12 @@ def averages(step: TrainingGraph) -> Mapping[str, int]:
     nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
     names = {name for node in nodes for name in node.outputs}
     return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
+
+
+def _own_outputs(step: TrainingGraph) -> list[str]:
+    """Return the outputs of a step that are no running averages."""
+    apart = averages(step)
+    return [name for name in step.graph.outputs if name not in apart]
 
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
@@ -208,7 +214,7 @@ def _gradients(
         clock += row.time_s if row.phase == "backward" else 0.0
         ends.update(dict.fromkeys(row.nodes, clock))
     # rewrites give outputs other names, in the same order
-    own = [name for name in step.graph.outputs if name not in averages(step)]
+    own = _own_outputs(step)
     names = dict(zip(own, compiled.graph.outputs, strict=True))
     found = []
     for parameter, gradient in step.gradients.items():
