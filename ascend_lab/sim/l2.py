@@ -175,13 +175,14 @@ class L2:
                 merged = tuple(part for held in near for part in _without(held, low, stop))
             else:
                 merged = (_merged(near, low, stop, is_write),)
-            self.held_bytes += sum(b - a for a, b, _, _ in merged)
+            for a, b, _, _ in merged:
+                self.held_bytes += b - a
             if left := (*rest, *merged):
                 pieces[key] = left
             while self.held_bytes > self.size_bytes:
-                _, gone = pieces.popitem(last=False)
-                self.held_bytes -= sum(b - a for a, b, _, _ in gone)
-                written += sum(d - c for _, _, c, d in gone)
+                for a, b, c, d in pieces.popitem(last=False)[1]:
+                    self.held_bytes -= b - a
+                    written += d - c
         return written
 
 
