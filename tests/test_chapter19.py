@@ -25,7 +25,7 @@ from ascend_lab.dsl import (
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks import check_ex_19_2, check_ex_19_3
 from ascend_lab.lab.checks.chapter19_20 import small_space
-from ascend_lab.lab.tuners import NestCosts, layout_bound, nest_cycles, optimum
+from ascend_lab.lab.tuners import NestCosts, _work, layout_bound, nest_cycles, optimum
 
 TOY = load_chip("Toy")
 PLAIN = {"batch": 1, "completions": 1}
@@ -159,7 +159,7 @@ def test_what_is_left_early_could_not_have_won():
     launch = TOY.launch_overhead_s * TOY.clock_hz
     for nest in every:
         for p in nest.points():
-            assert layout_bound(nest, p) <= known[nest, nest.layout(p)]
+            assert layout_bound(nest, _work(nest), p) <= known[nest, nest.layout(p)]
     for head in space.grouping.heads():
         spent = launch + sum(full[nest] for nest in space.structure(head).nests)
         assert spent >= least or point[0] == head[0]  # barriers are left out of the sum

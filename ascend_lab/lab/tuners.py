@@ -16,7 +16,7 @@ import numpy as np
 from ascend_lab.aoe.drive import Steps
 from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace
-from ascend_lab.aoe.vector.bound import work_bound
+from ascend_lab.aoe.vector.bound import NestWork, nest_work
 from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.dsl.lower import lower, lower_stage
@@ -93,8 +93,6 @@ class SimpleGenetic:
 # ones.
 
 
-MANY = 10**6
-"""Layouts beyond this are not counted."""
 Known = dict[tuple[NestSpace, Layout], int]
 """Cycles of nests laid out, as far as they were simulated."""
 
@@ -134,9 +132,9 @@ def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]
     """Return the best point of a space and its cycles, launch included, L2 cold.
 
     Takes at most one simulation per layout of every nest, not per point: seconds for most
-    operators. A layout is left whose core with most elements computes as long as the best one
-    takes, and a way as soon as the best layouts of some of its nests, and the bare work of the
-    others, take as long as the best point.
+    operators. A layout is left whose core with most elements works as long as the best one takes,
+    and a way as soon as the best layouts of some of its nests, and the bare work of the others,
+    take as long as the best point.
     `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
     """
     known, least = {} if known is None else known, dict[NestSpace, tuple[int, Point]]()
@@ -144,39 +142,44 @@ def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]
     best: tuple[Point, float] = ((), math.inf)
     for head in sorted(space.grouping.heads(), key=lambda one: len(space.structure(one).nests)):
         nests = space.structure(head).nests
-        for nest in sorted(nests, key=lambda one: one.count(MANY)):
-            if nest not in least:
-                least[nest] = _best_layout(nest, known)
-            spent = sum(least[one][0] if one in least else _work(one) for one in nests)
-            if launch + spent >= best[1]:
+        spent = {nest: least[nest][0] if nest in least else _work(nest).cycles() for nest in nests}
+        left = [nest for nest in nests if nest not in least]
+        while launch + sum(spent[nest] for nest in nests) < best[1]:
+            if not left:
+                point = space.joined(head, [least[nest][1] for nest in nests])
+                cycles = simulate_kernel(lower(space.build(point)), space.chip).total_cycles
+                best = min(best, (point, cycles), key=lambda pair: pair[1])
                 break
-        else:
-            point = space.joined(head, [least[nest][1] for nest in nests])
-            cycles = simulate_kernel(lower(space.build(point)), space.chip).total_cycles
-            best = min(best, (point, cycles), key=lambda pair: pair[1])
+            # those of few elements have few layouts
+            nest = min(left, key=lambda one: (math.prod(one.extents.values()), -spent[one]))
+            left.remove(nest)
+            least[nest] = _best_layout(nest, known)
+            spent[nest] = least[nest][0]
     return best[0], int(best[1])
 
 
-def _work(nest: NestSpace) -> float:
-    """Return cycles that no layout of a nest beats."""
+def _work(nest: NestSpace) -> NestWork:
+    """Return what no layout of a nest does without."""
     phase = nest.nest.phase
-    return work_bound(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
+    return nest_work(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
 
 
-def layout_bound(nest: NestSpace, point: Point) -> float:
-    """Return cycles that a layout does not beat: the arithmetic of its core with most elements."""
-    schedule, root = nest.schedule, nest.nest.phase.root
-    extents = {axis.name: axis.extent for axis in schedule.state.stage(root).axes}
-    cuts = nest.layout(point).cuts
-    share = math.prod(min(1, own / extents[axis]) for axis, own, _ in cuts if axis in extents)
-    return _work(nest) * share * schedule.chip.core_count * schedule.chip.vector_cores_per_core
+def layout_bound(nest: NestSpace, work: NestWork, point: Point) -> float:
+    """Return cycles that a layout does not beat: the work of its core with most elements.
+
+    All stages of a nest follow the axes that are cut: each computes something for every tile.
+    """
+    root = nest.schedule.state.stage(nest.nest.phase.root)
+    cuts, extents = nest.layout(point).cuts, {axis.name: axis.extent for axis in root.axes}
+    share = math.prod(own / extents[axis] for axis, own, _ in cuts)
+    return work.cycles(share, math.prod(-(-own // width) for _, own, width in cuts))
 
 
 def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
     """Return the least cycles of a nest, and the decisions behind them."""
     best: tuple[float, Point] = (math.inf, LEAST)
-    points = list(nest.points()) or [LEAST]
-    bounds = [layout_bound(nest, point) for point in points]
+    points, work = list(nest.points()) or [LEAST], _work(nest)
+    bounds = [layout_bound(nest, work, point) for point in points]
     for at in sorted(range(len(points)), key=bounds.__getitem__):
         if bounds[at] >= best[0]:
             break

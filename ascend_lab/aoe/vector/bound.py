@@ -166,10 +166,13 @@ class _Operation:
     cost: VectorCost
     repeats: float
 
-    def cycles(self, chip: Chip) -> float:
-        """Return the cycles on the busiest core: a head at least every 255 repeats."""
-        each = self.repeats / (chip.core_count * chip.vector_cores_per_core)
-        heads = max(1.0, each / chip.max_repeat)
+    def cycles(self, chip: Chip, share: float = 0.0, tiles: int = 1) -> float:
+        """Return the cycles on a core with a share of all, the least unless it is said.
+
+        It pays for a head once a tile, and every 255 repeats.
+        """
+        each = self.repeats * max(share, 1 / (chip.core_count * chip.vector_cores_per_core))
+        heads = max(tiles, each / chip.max_repeat)
         return self.cost.head_cycles * heads + self.cost.slope_cycles * each
 
     @property
@@ -178,10 +181,25 @@ class _Operation:
         return self.cost.head_cycles + self.cost.slope_cycles + self.cost.tail_cycles
 
 
-def work_bound(state: State, chip: Chip, stages: Collection[str]) -> float:
-    """Return cycles in which no layout computes these stages, were nothing to be moved."""
-    ops = _operations(state, chip, _needed(state))
-    return sum(op.cycles(chip) for name, op in ops if name in stages)
+@dataclass(frozen=True, slots=True)
+class NestWork:
+    """What every layout of a nest does: its operations; a load before them and a store after."""
+
+    chip: Chip
+    operations: tuple[_Operation, ...]
+    around: float
+
+    def cycles(self, share: float = 0.0, tiles: int = 1) -> float:
+        """Return cycles that no core beats with this share of all, in so many tiles."""
+        return self.around + sum(op.cycles(self.chip, share, tiles) for op in self.operations)
+
+
+def nest_work(state: State, chip: Chip, names: Collection[str]) -> NestWork:
+    """Return the work of a nest of these stages; all else comes to them through memory."""
+    ops = tuple(op for name, op in _operations(state, chip, _needed(state)) if name in names)
+    loads = all(state.stage(name).reads for name in names)
+    first, last = _least_copy(chip, "GM", "UB") if loads else 0.0, _least_copy(chip, "UB", "GM")
+    return NestWork(chip, ops, first + last if ops else 0.0)
 
 
 def _operations(
@@ -219,7 +237,7 @@ def _calls(
 ) -> Iterator[_Operation]:
     if not isinstance(expr, Call):
         return
-    for arg in expr.args:
+    for arg in dict.fromkeys(expr.args):  # equal ones are computed once
         yield from _calls(stage, arg, used, chip)
     if expr.op == "vcopy":
         return

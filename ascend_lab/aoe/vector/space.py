@@ -133,12 +133,16 @@ class VectorSpace:
     @property
     def size(self) -> int | None:
         """Number of points; None above `COUNTED`."""
+        return self.counted(COUNTED)
+
+    def counted(self, most: int) -> int | None:
+        """Return the number of points; None if they are more than `most`."""
         total = 0
         for head in self.grouping.heads():
             points = 1
             for nest in self.structure(head).nests:
-                points *= nest.count(COUNTED // points)
-                if total + points > COUNTED:
+                points *= nest.count(most // points)
+                if total + points > most:
                     return None
             total += points
         return total
@@ -179,10 +183,7 @@ class VectorMeasure:
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises `AscendLabError` where it cannot be built."""
-        kernel = lower(self.space().build(point))
-        if self.warm is None:
-            return simulate_kernel(kernel, self.chip).total_cycles
-        return warm_cycles(kernel, self.chip, self.warm)
+        return _cycles(self, point)
 
     def space(self) -> VectorSpace:
         """Return the space, made once in a process."""
@@ -205,6 +206,15 @@ def _unpacked(data: bytes) -> VectorMeasure:
 @lru_cache(maxsize=64)
 def _space(measure: VectorMeasure) -> VectorSpace:
     return vector_space(measure.outputs, measure.chip)
+
+
+@lru_cache(maxsize=1024)
+def _cycles(measure: VectorMeasure, point: Point) -> float:
+    """Return the cycles of a point, remembered: one search after another asks for the same."""
+    kernel = lower(measure.space().build(point))
+    if measure.warm is None:
+        return simulate_kernel(kernel, measure.chip).total_cycles
+    return warm_cycles(kernel, measure.chip, measure.warm)
 
 
 class VectorJob:
@@ -238,7 +248,8 @@ class VectorJob:
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the bound, and whether all of the space was timed."""
-        return self.operator.bounded(self.least_cycles, trials, self.space.size)
+        most = min(COUNTED, 1 << len(trials).bit_length())  # more of them were not all timed
+        return self.operator.bounded(self.least_cycles, trials, self.space.counted(most))
 
 
 TAUGHT = "decisions"
