@@ -17,7 +17,7 @@ in the size. Only the others go through the events of `fluid` for each size.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,28 +87,44 @@ def placed(ranks: int, topology: Topology, placement: Sequence[int] | None = Non
 
 
 # -- prepared for many sizes ----------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """Messages between devices: `counts` blocks each, their links, and when their bytes start.
 
-    `slopes_s` are seconds a block byte of every message; `bent` are the messages whose time is no
-    straight line, `bent_uses` their links. `added` is the most blocks one rank adds.
+    `rates` are the links' bytes a second; `added` is the most blocks one rank adds.
     """
 
     counts: Floats
     uses: Uses
     starts_s: Floats
-    slopes_s: Floats
-    bent: Ints
-    bent_uses: Uses
+    rates: Floats
     added: float
 
-    def ends_s(self, block_bytes: float, topology: Topology) -> Floats:
+    @cached_property
+    def slopes_s(self) -> Floats:
+        """Seconds a block byte of every message, were all to start at once."""
+        return finish_times(np.zeros(len(self.starts_s)), self.counts, self.uses, self.rates)
+
+    @cached_property
+    def bent(self) -> tuple[Ints, Uses]:
+        """The messages whose time is no straight line, and their links.
+
+        They share links, if only through others, with ones that start elsewhen.
+        """
+        label = self.uses.components()
+        first, last = np.full(self.uses.count, np.inf), np.full(self.uses.count, -np.inf)
+        np.minimum.at(first, label, self.starts_s)
+        np.maximum.at(last, label, self.starts_s)
+        bent = (last > first)[label]
+        return np.flatnonzero(bent), self.uses.only(bent)
+
+    def ends_s(self, block_bytes: float) -> Floats:
         """Return when each message has arrived."""
         ends: Floats = self.starts_s + self.slopes_s * block_bytes
-        if len(self.bent):
-            starts, sizes = self.starts_s[self.bent], self.counts[self.bent] * block_bytes
-            ends[self.bent] = finish_times(starts, sizes, self.bent_uses, topology.rate_bytes_per_s)
+        bent, uses = self.bent
+        if len(bent):
+            starts, sizes = self.starts_s[bent], self.counts[bent] * block_bytes
+            ends[bent] = finish_times(starts, sizes, uses, self.rates)
         return ends
 
     def floor(self, topology: Topology) -> tuple[float, float, float]:
@@ -126,7 +142,7 @@ class Pattern:
     def time_s(self, block_bytes: float, topology: Topology) -> float:
         """Return how long the round takes: the slowest message, then the busiest rank's adding."""
         adding_s = self.added * block_bytes * topology.gamma_s_per_byte
-        return float(self.ends_s(block_bytes, topology).max(initial=0.0)) + adding_s
+        return float(self.ends_s(block_bytes).max(initial=0.0)) + adding_s
 
 
 def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
@@ -134,15 +150,8 @@ def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
     paths, starts = routed(step, topology, places)
     uses, counts = Uses.of(paths), step.counts.astype(np.float64)
     received = np.bincount(step.targets[step.reduces].astype(np.intp), counts[step.reduces])
-    slopes = finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
-    # bent: messages that share links, if only through others, with ones that start elsewhen
-    label = uses.components()
-    first, last = np.full(uses.count, np.inf), np.full(uses.count, -np.inf)
-    np.minimum.at(first, label, starts)
-    np.maximum.at(last, label, starts)
-    bent = (last > first)[label]
     added = float(received.max(initial=0.0))
-    return Pattern(counts, uses, starts, slopes, np.flatnonzero(bent), uses.only(bent), added)
+    return Pattern(counts, uses, starts, topology.rate_bytes_per_s, added)
 
 
 def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path], Floats]:

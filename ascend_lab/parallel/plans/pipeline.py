@@ -7,6 +7,7 @@ or its gradient travels `transfer_s`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ascend_lab.errors import ClusterError
 
@@ -14,8 +15,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 FORWARD, BACKWARD = "forward", "backward"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One micro-batch through one stage, one way; virtual stage s is on device s mod P."""
 
     stage: int
@@ -23,8 +23,7 @@ class Task:
     phase: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimedTask:
+class TimedTask(NamedTuple):
     """A task and when its device works on it."""
 
     task: Task
@@ -120,8 +119,11 @@ def run_pipeline(
                 places[device] += 1
         if len(done) == before:
             raise ClusterError("tasks in an order that can run", "a deadlock", "mend the lists")
-    busy = [sum(t.end_s - t.start_s for t in done if t.device == d) for d in range(len(lists))]
-    return PipelineTime(tuple(done), max(clock), tuple(busy), tuple(map(peak_held, lists)))
+    worked: list[list[float]] = [[] for _ in lists]
+    for timed in done:
+        worked[timed.device].append(timed.end_s - timed.start_s)
+    held = tuple(map(peak_held, lists))
+    return PipelineTime(tuple(done), max(clock), tuple(map(sum, worked)), held)
 
 
 def _ready(
@@ -149,7 +151,7 @@ def peak_held(tasks: Sequence[Task]) -> dict[int, int]:
     most: dict[int, int] = {}
     for task in tasks:
         held[task.stage] = held.get(task.stage, 0) + (1 if task.phase == FORWARD else -1)
-        if sum(held.values()) > sum(most.values()):
+        if task.phase == FORWARD and sum(held.values()) > sum(most.values()):
             most = dict(held)
     return most
 
