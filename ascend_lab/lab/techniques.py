@@ -10,7 +10,7 @@ on it is the default compiler, which `tune` starts from.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import combinations
 from math import comb, exp, log
 
@@ -43,26 +43,37 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "f
 
     Raises `InputError` for an unknown technique, and as `compile_stages`.
     """
-    on = frozenset(on)
-    if unknown := sorted(on - set(TECHNIQUES)):
-        raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
-    believed = chip if "large tiles" in on else small_chip(chip)
-    follow = "layouts" in on
-    road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
-                layouts=partial(assign_layouts, follow=follow), fusion="fusion" in on)  # fmt: skip
-    compiled = finish_stages(front_stages(graph, believed, road), believed, road).compiled
-    if "double buffers" not in on:
-        compiled = single_buffered(compiled)
-    return replace(compiled, chip=chip)
+    return _compiler(graph, chip, dtype)(frozenset(on))
+
+
+def _compiler(graph: Graph, chip: Chip, dtype: str) -> Callable[[frozenset[str]], Compiled]:
+    """Return what compiles a graph with the techniques it is given; slots are decided last."""
+
+    @cache
+    def doubled(on: frozenset[str]) -> Compiled:
+        believed = chip if "large tiles" in on else small_chip(chip)
+        follow = "layouts" in on
+        road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
+                    layouts=partial(assign_layouts, follow=follow),
+                    fusion="fusion" in on)  # fmt: skip
+        return finish_stages(front_stages(graph, believed, road), believed, road).compiled
+
+    def compiled(on: frozenset[str]) -> Compiled:
+        if unknown := sorted(on - set(TECHNIQUES)):
+            raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
+        found = doubled(on - {"double buffers"})
+        return replace(found if "double buffers" in on else single_buffered(found), chip=chip)
+
+    return compiled
 
 
 def ladder(
     graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
 ) -> list[tuple[str, Compiled, float]]:
     """Return (technique, network, seconds) from the naive compiler on, one technique more a row."""
-    rows = []
+    build, rows = _compiler(graph, chip, "fp16"), []
     for count in range(len(names) + 1):
-        compiled = compile_with(graph, chip, names[:count])
+        compiled = build(frozenset(names[:count]))
         name = names[count - 1] if count else "naive"
         rows.append((name, compiled, simulate_graph(compiled).time_s))
     return rows
@@ -73,7 +84,8 @@ def all_times(
 ) -> dict[frozenset[str], float]:
     """Return the seconds of a graph under every subset of the techniques: 2^n networks."""
     sets = [frozenset(s) for size in range(len(names) + 1) for s in combinations(names, size)]
-    return {on: simulate_graph(compile_with(graph, chip, on)).time_s for on in sets}
+    build = _compiler(graph, chip, "fp16")
+    return {on: simulate_graph(build(on)).time_s for on in sets}
 
 
 @lru_cache(64)
