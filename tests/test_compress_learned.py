@@ -149,7 +149,7 @@ def test_layers_taught_alone_come_closer_to_their_teacher(networks, digits):
 
 
 def test_without_its_package_the_task_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UnsupportedError, match=r"scikit-learn.*pip install"):
         load_digits()
 

@@ -26,7 +26,7 @@ def test_straight_lines_and_events_agree(
     sizes = step.counts * block_bytes
     paths, starts = routed(step, topology, places)
     ends = finish_times(starts, sizes, Uses.of(paths), topology.rate_bytes_per_s)
-    np.testing.assert_allclose(pattern.ends_s(block_bytes, topology), ends, rtol=1e-7)
+    np.testing.assert_allclose(pattern.ends_s(block_bytes), ends, rtol=1e-7)
     added = np.bincount(targets[step.reduces], sizes[step.reduces], minlength=1).max()
     whole_s = ends.max() + added * topology.gamma_s_per_byte
     assert np.isclose(pattern.time_s(block_bytes, topology), whole_s, rtol=1e-7)
