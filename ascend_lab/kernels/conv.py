@@ -194,7 +194,7 @@ class _Writer:
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         (c1, n1), last = shape.blocks, self.bundle.last_c1 * self.bundle.last_n1
         fractals = (self.bundle.count - 1) * self.bundle.c1 * self.bundle.n1 + last
-        self.x = k.tensor("x", dtype, shape.n * c1 * shape.h * shape.w * shape.c0)
+        self.x = k.tensor("x", dtype, shape.n * c1 * (shape.stored[0] or shape.h) * shape.w * shape.c0)
         self.weight = k.tensor(job.place.weight, dtype, fractals * taps * self.area)
         self.y = k.tensor("y", out_dtype, shape.n * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
@@ -364,15 +364,16 @@ class _Writer:
     def _stage_rows(self, bundle: _Bundle, at: _Pixels, channels: Span) -> None:
         """Bring a window of some channel blocks to L1."""
         shape, c0, (rows, columns) = self.shape, self.shape.c0, (at.window.rows, at.window.columns)
-        row, plane = shape.w * c0, shape.h * shape.w * c0
+        (stored, step), row = shape.stored, shape.w * c0
+        plane = (stored or shape.h) * row
         block = at.image * shape.blocks[0] + bundle.index * self.bundle.c1 + channels[0]
         first = at.turn * at.run.rows + at.down * shape.strides[0] + rows.first
-        start = block * plane + first * row + columns.first * c0
-        if columns.count == shape.w:
+        start = block * plane + first * (step * row) + columns.first * c0
+        if columns.count == shape.w and step == 1:
             window = self.x.region(start, (channels[1], rows.count * row), (plane, 1))
         else:
             sizes = (channels[1], rows.count, columns.count * c0)
-            window = self.x.region(start, sizes, (plane, row, 1))
+            window = self.x.region(start, sizes, (plane, step * row, 1))
         self.k.copy(self.rows.alloc().region(0, window.sizes), window)
         self.rows.enqueue()
 

@@ -5,7 +5,7 @@ accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTA
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import lcm
 from typing import Any
@@ -33,8 +33,9 @@ class ConvShape:
     form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels
     i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
     pad cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
-    pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. Raises
-    `InputError` with the numbers for what is no convolution.
+    pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With
+    `stored` (rows, step) memory holds more rows than h: every step-th is one (see `thinned`).
+    Raises `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -53,6 +54,7 @@ class ConvShape:
     crop: bool = False
     pad_value: int = 0
     lanes: int = 0
+    stored: Pair = (0, 1)
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
@@ -159,6 +161,14 @@ class ConvShape:
         depth = bundle.c1 * c0_of(self.dtype) * self.taps
         wide = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
         return GemmShape(self.n * oh * ow, depth, wide, self.dtype, self.out_dtype)
+
+
+def thinned(shape: ConvShape) -> ConvShape:
+    """Return a convolution of the rows it looks at, where a stride leaves some of them out."""
+    step, (rows, _) = shape.strides[0], shape.out_hw
+    if step == 1 or shape.r > 1 or any(shape.pads[:2]) or shape.groups > 1 or shape.lanes:
+        return shape
+    return replace(shape, h=rows, stride=(1, shape.strides[1]), stored=(shape.h, step))
 
 
 def pair(value: int | Pair) -> Pair:

@@ -32,7 +32,7 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
-from ascend_lab.kernels.conv_shape import bundles_of, pack_weights
+from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
@@ -63,7 +63,7 @@ def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
     value = node.attr("pad_value", 0)
     lanes = SMALL_C0 if piece.type(node.inputs[0]).layout == SMALL_PIXELS else 0
     shape = ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
-    return replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape
+    return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
 
 
 def in_pairs(shape: ConvShape) -> ConvShape:
