@@ -27,7 +27,7 @@ from ascend_lab.graph.lower import (
     lower,
     packed,
 )
-from ascend_lab.graph.lower.conv import by_vector, conv_shape_of
+from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import residency
@@ -110,6 +110,8 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     nodes = piece.graph.nodes
     op = nodes[0].op
     if op in CONVOLUTIONS:
+        if beside_of(piece)[1]:
+            return "", "two convolutions in one have a kernel without parameters"
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
         if by_vector(shape):
             return "", "a depthwise convolution has a hand-written kernel without parameters"

@@ -108,9 +108,13 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     parts: Sequence[Sequence[Node]] = [(n,) for n in group if n.name not in views]
     if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         parts = [group[:1], group[1:]]
-    apart = [_cycles(piece_of(graph, part), chip, warm=warm) for part in parts]
+    ways, convs = [parts], [n for n in group if n.op == "conv2d"]
+    if len(convs) > 1:  # one alone and the other with what follows, or both alone
+        ways += [[(one,), [n for n in group if n is not one]] for one in convs]
+        ways.append([*((one,) for one in convs), [n for n in group if n not in convs]])
+    apart = [[_cycles(piece_of(graph, p), chip, warm=warm) for p in way] for way in ways]
     whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
-    return (whole or NEVER not in apart) and NEVER != together <= sum(apart)
+    return (whole or NEVER not in apart[0]) and NEVER != together <= min(map(sum, apart))
 
 
 def only_reader(graph: Graph, node: Node) -> Node | None:

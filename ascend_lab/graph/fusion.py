@@ -113,6 +113,13 @@ def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [node, conv, *elementwise_chain(graph, conv)]
 
 
+def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose two convolutions that are added, their sum, and elementwise nodes: one sum of both."""
+    made = [graph.producers.get(name) for name in node.inputs] if node.op == "add" else []
+    convs = [n for n in made if n and n.op == "conv2d" and only_reader(graph, n) is node]
+    return [*convs, node, *elementwise_chain(graph, node)] if len(convs) == 2 else None
+
+
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
     after = only_reader(graph, node) if node.op == "quantise" else None
@@ -123,6 +130,7 @@ RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
+    Rule("JointConvolutionFusionPass", joint_convolutions),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),

@@ -22,16 +22,18 @@ from functools import partial
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import (
     Affine,
+    Buffer,
     KernelBuilder,
     Launch,
     Part,
     Program,
     Queue,
+    Region,
     Tile,
     binding_of,
     c0_of,
 )
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
@@ -45,13 +47,14 @@ from ascend_lab.kernels.conv_windows import (
     row_shares,
     runs_of,
     tiles_per_image,
+    window_of,
 )
 from ascend_lab.kernels.default_schedules import (
     c1_stage,
     check_conv,
     conv_schedule,
     takes_strips,
-    window_sides,
+    unit_elements,
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (
@@ -186,16 +189,21 @@ class _Writer:
         (oh, ow), taps, dtype = shape.out_hw, shape.taps, shape.dtype
         tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
         tile_n = min(schedule.base_n // FRACTAL, n_own)
-        stage = c1_stage(shape, schedule)
-        self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * taps)
-        rows, columns = window_sides(shape, job.tile, strip=job.strip)
-        image, weights = stage * rows * columns * shape.c0, stage * taps * tile_n * self.area
+        stage, units = c1_stage(shape, schedule), units_of(shape)
+        self.units, self.stage = units, stage
+        self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * units.depth)
+        self.image, more = (stage * n for n in unit_elements(shape, job.tile, strip=job.strip))
+        image, weights = self.image + more, stage * units.depth * tile_n * self.area
         k = self.k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         (c1, n1), last = shape.blocks, self.bundle.last_c1 * self.bundle.last_n1
         fractals = (self.bundle.count - 1) * self.bundle.c1 * self.bundle.n1 + last
-        self.x = k.tensor("x", dtype, shape.n * c1 * (shape.stored[0] or shape.h) * shape.w * shape.c0)
+        self.x = k.tensor("x", dtype, shape.n * c1 * shape.plane)
         self.weight = k.tensor(job.place.weight, dtype, fractals * taps * self.area)
+        if other := shape.beside:
+            blocks = other.blocks[0]
+            self.other_x = k.tensor("beside", dtype, shape.n * blocks * other.plane)
+            self.other_weight = k.tensor("beside_weight", dtype, blocks * n1 * self.area)
         self.y = k.tensor("y", out_dtype, shape.n * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
@@ -203,9 +211,9 @@ class _Writer:
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * tile_k * self.area for side in (tile_m, tile_n))
         bias = job.epilogue.bias if job.epilogue else ""
-        every = (self.bundle.c1 * taps + bool(bias)) * tile_n * self.area
+        every = (units.every + bool(bias)) * tile_n * self.area
         fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
-        self.near = job.turns > 1 and stage >= self.bundle.c1 and fits
+        self.near = job.turns > 1 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
@@ -216,7 +224,6 @@ class _Writer:
         sizes = Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
         self.finish = new_finish(k, job.epilogue, sums, sizes)
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
-        self.c1_stage = min(stage, self.bundle.c1)
 
     # -- loops ------------------------------------------------------------------------------------
     def program(
@@ -247,14 +254,15 @@ class _Writer:
         self, at: _Bundle, tiles: tuple[int, int], base: tuple[Affine, Affine], n: Span
     ) -> None:
         """All output tiles of one bundle on one core; `base`: images and rows before it."""
-        once, before = self.c1_stage >= at.c1, at.index * self.bundle.n1
+        count, before = at.c1 // self.units.c1, at.index * self.bundle.n1
+        once = self.stage >= count
         tile_n = min(self.job.schedule.base_n // FRACTAL, n[1])
 
         def across() -> Iterator[Span]:
             for start, size in segments(self.k, "n", n[1], tile_n):
                 yield n[0] + start, size
 
-        every = Affine(), at.c1
+        every = Affine(), count
 
         def load_weights(some: Span) -> Callable[[], None]:
             return partial(self._stage_weights, at, some, every)
@@ -309,25 +317,44 @@ class _Writer:
         with held_channels(self.finish, n, before, held.channels) as channels:
             c = self.acc.alloc()
             bias = bias_of(self.finish, channels, n)
-            for stage in segments(self.k, "stage", bundle.c1, self.c1_stage):
+            for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):
                 if held.rows is None:
                     self._stage_rows(bundle, at, stage)
                 if held.weights is None:
                     self._stage_weights(bundle, n, stage)
                 x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
-                feeds, sizes = Feeds(self.left, self.right, self.tile_k), (n[1], *stage)
-                add_stage(self.k, self.shape, feeds, c, at.window, (x, w, held.near), sizes, bias)
+                self._add(c, at, n, stage, (x, w, held.near), bias)
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
             if self.bias:
                 blocks, near = (self._place(bundle, n, col), n[1]), None
                 if held.near:
-                    start = bundle.c1 * self.shape.taps * n[1] * self.area
+                    start = self._depth(bundle) * n[1] * self.area
                     near = held.near.region(start, (1, n[1], FRACTAL, self.c0))
                 self.bias.add(c, (self.left, self.right), at.window.fractals, blocks, near)
             self.acc.enqueue()
             self._store(at, n, before, channels)
+
+    def _add(
+        self, c: Tile, at: _Pixels, n: Span, stage: Span,
+        sources: tuple[Tile, Tile, Tile | None], bias: Region | None,
+    ) -> None:  # fmt: skip
+        """Add the products of a stage, and of the image beside."""
+        k, shape, other, units = self.k, self.shape, self.shape.beside, self.units
+        feeds = Feeds(self.left, self.right, self.tile_k)
+        blocks = stage[0] * units.c1, stage[1] * units.c1
+        add_stage(k, shape, feeds, c, at.window, sources, (n[1], *blocks), bias)
+        if other:
+            window, strip = at.window, self.job.strip
+            window = window_of(other, at.pixel, window.pixels, strip=strip)
+            sizes = n[1], Affine(1), stage[1] * units.beside
+            starts = self.image, blocks[1] * shape.taps * n[1] * self.area
+            add_stage(k, other, feeds, c, window, sources, sizes, None, starts)
+
+    def _depth(self, bundle: _Bundle) -> int:
+        """Return the fractals of depth of a bundle."""
+        return bundle.c1 // self.units.c1 * self.units.depth
 
     def _place(self, bundle: _Bundle, n: Span, col: Affine) -> Affine:
         """Return the place of blocks `n` among those whose bias is in L1."""
@@ -343,7 +370,7 @@ class _Writer:
             assert weights is not None
             blocks = self._place(at, n, col), n[1]
             bias = self.bias.blocks(blocks) if self.bias else None
-            keep_near(self.k, self.right, weights, at.c1 * self.shape.taps * n[1], bias)
+            keep_near(self.k, self.right, weights, self._depth(at) * n[1], bias)
 
         with (
             self._kept(self.weights, stage) as weights,
@@ -361,30 +388,34 @@ class _Writer:
         yield queue.dequeue()
         queue.free()
 
-    def _stage_rows(self, bundle: _Bundle, at: _Pixels, channels: Span) -> None:
-        """Bring a window of some channel blocks to L1."""
-        shape, c0, (rows, columns) = self.shape, self.shape.c0, (at.window.rows, at.window.columns)
-        (stored, step), row = shape.stored, shape.w * c0
-        plane = (stored or shape.h) * row
-        block = at.image * shape.blocks[0] + bundle.index * self.bundle.c1 + channels[0]
-        first = at.turn * at.run.rows + at.down * shape.strides[0] + rows.first
-        start = block * plane + first * (step * row) + columns.first * c0
-        if columns.count == shape.w and step == 1:
-            window = self.x.region(start, (channels[1], rows.count * row), (plane, 1))
-        else:
-            sizes = (channels[1], rows.count, columns.count * c0)
-            window = self.x.region(start, sizes, (plane, step * row, 1))
-        self.k.copy(self.rows.alloc().region(0, window.sizes), window)
+    def _stage_rows(self, bundle: _Bundle, at: _Pixels, stage: Span) -> None:
+        """Bring windows of some units to L1."""
+        shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
+        first = at.image * shape.blocks[0] + bundle.index * self.bundle.c1
+        down = at.turn * at.run.rows + at.down * shape.strides[0]
+        blocks = first + stage[0] * units.c1, stage[1] * units.c1
+        source = _rows_of(shape, self.x, at.window, blocks, down)
+        self.k.copy(to.region(0, source.sizes), source)
+        if other:
+            blocks = at.image * other.blocks[0] + stage[0] * units.beside, stage[1] * units.beside
+            window = window_of(other, at.pixel, at.window.pixels, strip=self.job.strip)
+            down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
+            source = _rows_of(other, self.other_x, window, blocks, down)
+            self.k.copy(to.region(self.image, source.sizes), source)
         self.rows.enqueue()
 
-    def _stage_weights(self, at: _Bundle, n: Span, channels: Span) -> None:
-        """Bring the weights of some channel blocks and output blocks to L1."""
-        taps, (c_at, c_size) = self.shape.taps, channels
-        before = at.index * (self.bundle.c1 * taps * self.bundle.n1 * self.area)
-        start = before + (c_at * (taps * at.n1) + n[0]) * self.area
-        sizes = (c_size * taps, n[1] * self.area)
-        weights = self.weight.region(start, sizes, (at.n1 * self.area, 1))
-        self.k.copy(self.weights.alloc().region(0, weights.sizes), weights)
+    def _stage_weights(self, at: _Bundle, n: Span, stage: Span) -> None:
+        """Bring the weights of some units and output blocks to L1."""
+        taps, units, to = self.shape.taps, self.units, self.weights.alloc()
+        start, width, strides = Affine(), n[1] * self.area, (at.n1 * self.area, 1)
+        first = at.index * (self.bundle.c1 * taps * self.bundle.n1 * self.area)
+        parts = [(self.weight, units.c1 * taps)]
+        parts += [(self.other_weight, units.beside)] if self.shape.beside else []
+        for tensor, depth in parts:
+            first += (stage[0] * (depth * at.n1) + n[0]) * self.area
+            weights = tensor.region(first, (stage[1] * depth, width), strides)
+            self.k.copy(to.region(start, weights.sizes), weights)
+            first, start = Affine(), start + stage[1] * depth * width
         self.weights.enqueue()
 
     def _store(self, at: _Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
@@ -404,3 +435,13 @@ class _Writer:
             store_area(self.k, acc, out, self.y, area)
         else:
             drain(self.finish, acc, self.y, area, n[0], channels)
+
+
+def _rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Affine) -> Region:
+    """Return the rows of a window, `down` rows further, of channel blocks (first, count)."""
+    rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
+    start = blocks[0] * shape.plane + (down + rows.first) * (step * wide) + columns.first * shape.c0
+    if columns.count == shape.w and step == 1:
+        return x.region(start, (blocks[1], rows.count * wide), (shape.plane, 1))
+    sizes = (blocks[1], rows.count, columns.count * shape.c0)
+    return x.region(start, sizes, (shape.plane, step * wide, 1))

@@ -7,7 +7,7 @@ accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTA
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import lcm
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ class ConvShape:
     i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
     pad cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
     pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With
-    `stored` (rows, step) memory holds more rows than h: every step-th is one (see `thinned`).
-    Raises `InputError` with the numbers for what is no convolution.
+    `stored` (rows, step) memory holds more rows than h: every step-th is one (see `thinned`). What
+    `beside`, one tap and no padding, makes of another image is added to the sums. Raises `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -55,6 +55,7 @@ class ConvShape:
     pad_value: int = 0
     lanes: int = 0
     stored: Pair = (0, 1)
+    beside: "ConvShape | None" = None
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
@@ -77,6 +78,7 @@ class ConvShape:
         kept = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
         if min(kept) < 1:
             raise InputError("an image with a row and a column left", str(kept), "crop less")
+        self._check_beside()
         if min(self.out_hw) < 1:
             raise InputError(
                 f"a kernel no larger than the padded image {self.h + top + bottom}x"
@@ -93,6 +95,16 @@ class ConvShape:
             needed = "sizes, stride and dilation from 1 to 1048576, padding of at least 0"
             got = f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}"
             raise InputError(needed, got, "check the order N C H W K R S")
+
+    def _check_beside(self) -> None:
+        other = self.beside
+        if other is None:
+            return
+        kinds = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, other)]
+        lone = (other.r, other.s, other.strides[0], other.pad, other.beside) == (1, 1, 1, 0, None)
+        if kinds[0] != kinds[1] or self.groups > 1 or self.lanes or not lone:
+            needed = f"{self.n} images {self.out_hw} of {self.k} channels, of one tap each"
+            raise InputError(needed, str(other), "add them by a kernel of their own")
 
     @property
     def strides(self) -> Pair:
@@ -138,6 +150,11 @@ class ConvShape:
         return self.c0 * DTYPE_BYTES[self.dtype]
 
     @property
+    def plane(self) -> int:
+        """Elements of a channel block of an image in memory."""
+        return (self.stored[0] or self.h) * self.w * self.c0
+
+    @property
     def taps(self) -> int:
         """Fractals of depth in one channel block: r s taps, several to a fractal with few lanes."""
         return up(self.r * self.s * self.c0, c0_of(self.dtype))
@@ -146,7 +163,8 @@ class ConvShape:
     def ops(self) -> int:
         """Useful operations, 2 n oh ow k (c / groups) r s."""
         oh, ow = self.out_hw
-        return 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.r * self.s
+        own = 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.r * self.s
+        return own + (self.beside.ops if self.beside else 0)
 
     @property
     def blocks(self) -> Pair:
@@ -158,7 +176,7 @@ class ConvShape:
         """The matrix product of one bundle of groups: m = pixels, k = taps * channels, n."""
         oh, ow = self.out_hw
         bundle = bundles_of(self)
-        depth = bundle.c1 * c0_of(self.dtype) * self.taps
+        depth = units_of(self).every * c0_of(self.dtype)
         wide = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
         return GemmShape(self.n * oh * ow, depth, wide, self.dtype, self.out_dtype)
 
@@ -224,6 +242,32 @@ def bundles_of(shape: ConvShape) -> Bundles:
     last = g - (count - 1) * each
     sizes = [(groups, up(groups * c, c0), up(groups * k, FRACTAL)) for groups in (each, last)]
     return Bundles(count, *sizes[0], *sizes[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The least that a stage of a bundle's depth holds: blocks of channels, and of those beside.
+
+    `count` units are a bundle, each `depth` fractals deep.
+    """
+
+    count: int
+    c1: int
+    beside: int
+    depth: int
+
+    @property
+    def every(self) -> int:
+        """Fractals of depth in all."""
+        return self.count * self.depth
+
+
+@lru_cache(maxsize=256)
+def units_of(shape: ConvShape) -> Units:
+    """Return the units of a convolution: its channel blocks, unless another is beside it."""
+    c1, more = bundles_of(shape).c1, shape.beside.blocks[0] if shape.beside else 0
+    count = gcd(c1, more)
+    return Units(count, c1 // count, more // count, (c1 * shape.taps + more) // count)
 
 
 # -- packing ---------------------------------------------------------------------------------------

@@ -57,16 +57,17 @@ def add_stage(
     sources: tuple[Tile, Tile, Tile | None],
     sizes: tuple[int, Affine, int],
     bias: Region | None,
+    starts: tuple[int, int] = (0, 0),
 ) -> None:
     """Add the products of a stage, `sizes` (output blocks, first channel block, blocks).
 
     load3d forms tiles of the im2col rows of the window. `sources` are rows and weights in L1, and
-    weights in L0B if they stay there.
+    weights in L0B if they stay there; rows and weights begin at `starts`.
     """
     (x, w, near), (n, c_at, c_size), left, right = sources, sizes, feeds.left, feeds.right
     c0 = c0_of(shape.dtype)
     m, rows, columns, area = window.fractals, window.rows, window.columns, FRACTAL * c0
-    view = x.region(0, (c_size, rows.count, columns.count, shape.c0))
+    view = x.region(starts[0], (c_size, rows.count, columns.count, shape.c0))
     windows: dict[str, Any] = {
         "kernel": (shape.r, shape.s),
         "stride": shape.strides,
@@ -79,7 +80,7 @@ def add_stage(
         to = left.alloc().region(0, (m, depth, FRACTAL, c0))
         k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
         left.enqueue()
-        start, fractals = k_at * n * area, (depth * n, area)
+        start, fractals = k_at * (n * area) + starts[1], (depth * n, area)
         if near is None:
             k.load2d(right.alloc().region(0, fractals), w.region(start, fractals))
             right.enqueue()

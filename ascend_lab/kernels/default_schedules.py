@@ -19,7 +19,7 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import (
@@ -202,9 +202,18 @@ def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:
 
 # -- what a convolution stages in L1 --------------------------------------------------------------
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
-    """Channel blocks staged at once: step_k * base_k rounded to whole kernel windows."""
-    depth = schedule.base_k // c0_of(shape.dtype) * schedule.step_k
-    return min(max(1, depth // shape.taps), bundles_of(shape).c1)
+    """Units, mostly channel blocks, staged at once: step_k * base_k rounded to whole ones."""
+    depth, units = schedule.base_k // c0_of(shape.dtype) * schedule.step_k, units_of(shape)
+    return min(max(1, depth // units.depth), units.count)
+
+
+def unit_elements(shape: ConvShape, tile: int, *, strip: bool) -> Pair:
+    """Return the most elements of the images that a unit of a tile needs, and of those beside."""
+    units, sides = units_of(shape), []
+    for one, blocks in ((shape, units.c1), (shape.beside, units.beside)):
+        rows, columns = window_sides(one, tile, strip=strip) if one else (0, 0)
+        sides.append(blocks * rows * columns * shape.c0)
+    return sides[0], sides[1]
 
 
 def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]:
@@ -231,11 +240,11 @@ def _side(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
 
 def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
     """L1 bytes of the slots: windows of the image and weights."""
-    c1, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
-    rows, columns = window_sides(shape, schedule.base_m // FRACTAL, strip=strip)
-    weights = c1 * shape.taps * up(schedule.base_n, FRACTAL) * FRACTAL * c0
-    slots = schedule.a_l1_slots * c1 * rows * columns * shape.c0 + schedule.b_l1_slots * weights
-    return slots * DTYPE_BYTES[shape.dtype]
+    stage, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
+    image = sum(unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
+    weights = units_of(shape).depth * up(schedule.base_n, FRACTAL) * FRACTAL * c0
+    slots = schedule.a_l1_slots * image + schedule.b_l1_slots * weights
+    return stage * slots * DTYPE_BYTES[shape.dtype]
 
 
 def area_bytes(shape: ConvShape) -> int:
@@ -279,7 +288,7 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
 # -- the default of a convolution -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tilings, the channel blocks each stages in L1, and whether its tiles are strips of rows."""
+    """Tilings, the units each stages in L1, and whether its tiles are strips of rows."""
 
     tilings: Tilings
     stages: Array
@@ -311,22 +320,23 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
-    (oh, ow), bundle, taps = shape.out_hw, bundles_of(shape), shape.taps
-    pixel, area = shape.pixel_bytes, area_bytes(shape)
+    (oh, ow), bundle, units = shape.out_hw, bundles_of(shape), units_of(shape)
+    area, taps = area_bytes(shape), units.depth
     m, n, stage, rows, cols = _choices(chip.core_count, STAGES)
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
     m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, _up(bundle.n1, inside))
-    stage = np.minimum(stage, bundle.c1)
+    stage = np.minimum(stage, units.count)
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    uneven = bool(shape.lanes)  # taps are several to a fractal: the last step may be short
+    # with taps several to a fractal, or something beside, the last step may be short
+    uneven = bool(shape.lanes or shape.beside)
     depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
     place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
     step = _up(stage * taps, k)
-    staged = np.minimum(np.maximum(k * step // taps, 1), bundle.c1)
+    staged = np.minimum(np.maximum(k * step // taps, 1), units.count)
     flat, strip = (
-        2 * staged * (_window(shape, m, strip=s) * pixel + taps * n * area) for s in (False, True)
+        2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
     strips = ((ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])) & (not shape.lanes)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
@@ -355,24 +365,32 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
     return _side(shape, 0, spanned) * _side(shape, 1, ow)
 
 
+def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
+    """Bytes of image of a unit of a tile of m fractals: `unit_elements` on arrays."""
+    units, pixel = units_of(shape), shape.pixel_bytes
+    own = units.c1 * pixel * _window(shape, m, strip=strip)
+    other = shape.beside
+    return own + units.beside * pixel * _window(other, m, strip=strip) if other else own
+
+
 def conv_estimate(
     shape: ConvShape, chip: Chip, found: Candidates, demand: Demand | None = None
 ) -> Floats:
     """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
-    bundle, t = bundles_of(shape), found.tilings
+    bundle, units, t = bundles_of(shape), units_of(shape), found.tilings
     shares = np.minimum(t.cols, bundle.count)
     across = _up(_up(bundle.n1, t.n), t.cols // shares)
     down = _up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
     tiles = down * _up(bundle.count, shares) * across
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, bundle.c1 * shape.taps, (1, 1))
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape.gemm, chip, t, demand)
     steady = _steady(chip, t, cube, mte1, mte2, drain)
     # Rows that stay for several tiles are asked for two tiles before the next ones need them.
     late = np.maximum(rows - 2 * steady, 0.0) / across
-    steady = np.where((found.stages >= bundle.c1) & (across > 1), steady + late, steady)
-    first = (rows + weights + mte1) * np.minimum(1.0, found.stages / bundle.c1)
+    steady = np.where((found.stages >= units.count) & (across > 1), steady + late, steady)
+    first = (rows + weights + mte1) * np.minimum(1.0, found.stages / units.count)
     cycles: Floats = tiles * steady + first + drain
     return cycles
 
@@ -385,23 +403,24 @@ def _conv_loads(
     `turns` count a core's tiles along output channels and pixels: what stays in L1 for some of them
     is shared by them.
     """
-    bundle, t, stages, (across, down) = bundles_of(shape), found.tilings, found.stages, turns
-    pixel = shape.pixel_bytes
-    sides = [_window(shape, t.m, strip=strip) for strip in (True, False)]
-    image = bundle.c1 * np.where(found.strips, *sides) * pixel
-    once = stages >= bundle.c1
+    bundle, units = bundles_of(shape), units_of(shape)
+    t, stages, (across, down) = found.tilings, found.stages, turns
+    sides = [_unit_bytes(shape, t.m, strip=strip) for strip in (True, False)]
+    image = units.count * np.where(found.strips, *sides)
+    once = stages >= units.count
     tiles_x = np.where(once, across, 1)
     tiles_w = np.where(once & (across == 1), down, 1)
     turns_m = shape.n * _tiles(shape, t.m, found.strips)
-    whole_image = shape.n * bundle.c1 * shape.h * shape.w * pixel
+    both = [(shape, bundle.c1), *([(shape.beside, shape.beside.blocks[0])] if shape.beside else [])]
+    whole_image = shape.n * shape.pixel_bytes * sum(c1 * s.h * s.w for s, c1 in both)
     cores = t.rows * t.cols
     fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * _up(bundle.n1, t.n) * image))
     fresh_w = np.minimum(1.0, tiles_w / turns_m)
-    startup, turns_k = chip.path("GM", "L1").startup_cycles, _up(bundle.c1, stages)
+    startup, turns_k = chip.path("GM", "L1").startup_cycles, _up(units.count, stages)
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
     rows = turns_k * startup + image * load_cycles_per_byte(chip, fresh_x, cores)
-    size = bundle.c1 * shape.taps * t.n * area_bytes(shape)
+    size = units.every * t.n * area_bytes(shape)
     weights = size * load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
     mte2: Floats = rows / tiles_x + weights / tiles_w
     # Two L1 slots that wait for memory turn around in load + latency + use.

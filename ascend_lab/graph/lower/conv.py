@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,7 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
-from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned
+from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
@@ -45,7 +46,7 @@ from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.deconvolution import deconv_shape
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.ops.formats import numpy_type
+from ascend_lab.ops.formats import numpy_type, pair
 from ascend_lab.ops.operator import Call
 from ascend_lab.sim import simulate_kernel
 
@@ -91,6 +92,8 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     channels of a block, and on the vector unit: the faster one is taken. A given tiling is for the
     cube.
     """
+    if beside_of(piece)[1]:
+        return _lower_conv(piece, chip, vector=False, tiling=tiling)
     node = piece.graph.nodes[0]
     single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     fixed = node.inputs[1] in piece.constants
@@ -118,8 +121,9 @@ def _near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:
 def _lower_conv(
     piece: Piece, chip: Chip, *, vector: bool, tiling: GemmSchedule | None = None
 ) -> Lowered:
-    node = piece.graph.nodes[0]
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
+    piece, other = beside_of(piece)
+    node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
     form: Form = _depthwise_weights if vector else partial(_weights, shape)
     if vector:
@@ -130,7 +134,33 @@ def _lower_conv(
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
     own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
     forms = {weight: form, **operands} if fixed else operands
+    if other and shape.beside:
+        own |= {"beside": other.inputs[0], "beside_weight": other.inputs[1]}
+        forms[other.inputs[1]] = partial(_weights, shape.beside)
     return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
+
+
+def beside_of(piece: Piece) -> tuple[Piece, Node | None]:
+    """Return a piece without the convolution that is added to its first, and that one.
+
+    It has one tap and no bias: of two such the one with the larger stride.
+    """
+    nodes = piece.graph.nodes
+    convs = [node for node in nodes if node.op == "conv2d"]
+    sums = next(
+        (n for n in nodes if n.op == "add" and set(n.inputs) == {c.output for c in convs}), None
+    )
+    if len(convs) < 2 or sums is None:
+        return piece, None
+
+    def size(node: Node) -> tuple[int, int, int]:
+        taps = piece.type(node.inputs[1]).shape[2:]
+        return len(node.inputs) < 3, -math.prod(taps), pair("stride", node.attr("stride", 1))[0]
+
+    one, other = sorted(convs, key=size)
+    kept = [replace(one, outputs=sums.outputs)]
+    kept += [n for n in nodes if n not in (one, other, sums)]
+    return replace(piece, graph=replace(piece.graph, nodes=tuple(kept))), other
 
 
 def _refuse_computed(piece: Piece, weight: str) -> None:
@@ -168,12 +198,14 @@ def conv_job(
     that: half the vector work, two roundings instead of one. Or the cube adds it, if it may: none
     of both.
     """
+    piece, other = beside_of(piece)
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
+    beside = conv_shape_of(piece, other, first.dtype) if other else None
     if rest and rest[0].op in DEQUANTISING and not bias:
         return _whole_job(piece, chip)
     if not rest and not bias:
-        return conv_shape_of(piece, node, piece.output.dtype), None, {}
+        return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
@@ -190,7 +222,7 @@ def conv_job(
         return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
 
     epilogue = after(bias)
-    shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
     if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
         epilogue = replace(after(()), bias=bias[0], bias_bytes=bias_bytes(shape))
     forms = operand_forms(epilogue.operands, piece, main)
@@ -218,11 +250,11 @@ def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
 
     The two take turns on a tile of sums: who has more to do sets the pace.
     """
-    demand, bundle = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), bundles_of(shape)
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     if demand is None or not chip.combined or shape.dtype != shape.out_dtype:
         return False
     little = bias_bytes(shape) <= chip.buffers["L1"] // 4
-    return little and demand.cycles * FRACTAL**2 > bundle.c1 * shape.taps + 1
+    return little and demand.cycles * FRACTAL**2 > units_of(shape).every + 1
 
 
 def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:

@@ -4,6 +4,7 @@ y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new 
 computed in fp64 and rounded once, and only when somebody asks for their values.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +76,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     """Fold a scale and shift into the convolution before it, if nobody else reads that."""
     found = affine_of(draft, node)
     if found is None:
-        return False
+        return node.op == "add" and _into_one(draft, node)
     conv = draft.only(found[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
     if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
         return False
@@ -97,6 +98,25 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     if not deep and (shifts or biased):
         reads.append(_summand(draft, conv, bias, found[1], (), "bias"))
     return draft.become(conv, conv.op, reads, conv.attrs, node)
+
+
+def _into_one(draft: Draft, node: Node) -> bool:
+    """Let one of two convolutions that are added, the one with more taps, take both biases."""
+    both = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
+    if len(both) < 2:
+        return False
+
+    def size(conv: Node) -> tuple[int, int]:
+        wide = pair("stride", settings(conv)["stride"])
+        return -math.prod(draft.type(conv.inputs[1]).shape[2:]), wide[0]
+
+    one, other = sorted(both, key=size)
+    known = [c for conv in both if (c := draft.constant(conv.inputs[-1])) and len(conv.inputs) > 2]
+    if len(other.inputs) < 3 or len(known) < sum(len(conv.inputs) > 2 for conv in both):
+        return False
+    total = derived(known[0].type, lambda *a: sum(b.astype(np.float64) for b in a), *known)
+    draft.become(one, "conv2d", (*one.inputs[:2], draft.add(total, f"{one.name}_bias")), one.attrs)
+    return draft.become(other, "conv2d", other.inputs[:2], other.attrs)
 
 
 def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
