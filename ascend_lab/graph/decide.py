@@ -108,13 +108,27 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     parts: Sequence[Sequence[Node]] = [(n,) for n in group if n.name not in views]
     if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         parts = [group[:1], group[1:]]
-    ways, convs = [parts], [n for n in group if n.op == "conv2d"]
-    if len(convs) > 1:  # one alone and the other with what follows, or both alone
-        ways += [[(one,), [n for n in group if n is not one]] for one in convs]
-        ways.append([*((one,) for one in convs), [n for n in group if n not in convs]])
+    ways, sums = [parts], next((n for n in group if n.op == "add"), None)
+    heads = [head_of(graph, name) for name in sums.inputs] if sums else []
+    if len(heads) > 1 and all(head and head[0] in group for head in heads):
+        after = only_reader(graph, group[-1])
+        if after and after.has("lanes"):  # what is left would be a kernel of its own
+            return False
+        # one alone and the other with what follows, or both alone
+        ways += [[one, [n for n in group if n not in one]] for one in heads]
+        ways.append([*heads, [n for n in group if n not in (*heads[0], *heads[1])]])
     apart = [[_cycles(piece_of(graph, p), chip, warm=warm) for p in way] for way in ways]
     whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
     return (whole or NEVER not in apart[0]) and NEVER != together <= min(map(sum, apart))
+
+
+def head_of(graph: Graph, name: str) -> tuple[Node, ...]:
+    """Return the convolution, and what scales its sums of bytes, of which only one node reads."""
+    found = [node] if (node := graph.producers.get(name)) and only_reader(graph, node) else []
+    if found and found[0].op == "dequantise":
+        conv = graph.producers.get(found[0].inputs[0])
+        found = [conv, *found] if conv and only_reader(graph, conv) else []
+    return tuple(found) if found and found[0].op == "conv2d" else ()
 
 
 def only_reader(graph: Graph, node: Node) -> Node | None:

@@ -29,7 +29,7 @@ from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.decide import Switches, only_reader, pays
+from ascend_lab.graph.decide import Switches, head_of, only_reader, pays
 from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.lower import scale_of
 from ascend_lab.graph.lower.vector import MOVES
@@ -114,10 +114,11 @@ def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 
 def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose two convolutions that are added, their sum, and elementwise nodes: one sum of both."""
-    made = [graph.producers.get(name) for name in node.inputs] if node.op == "add" else []
-    convs = [n for n in made if n and n.op == "conv2d" and only_reader(graph, n) is node]
-    return [*convs, node, *elementwise_chain(graph, node)] if len(convs) == 2 else None
+    """Propose two convolutions that are added, their sum, and elementwise nodes."""
+    heads = [head_of(graph, name) for name in node.inputs] if node.op == "add" else []
+    if len(heads) < 2 or not all(heads) or heads[0] == heads[1]:
+        return None
+    return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
 
 
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:

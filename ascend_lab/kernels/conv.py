@@ -218,7 +218,9 @@ class _Writer:
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         sums = ACCUMULATOR[dtype]
-        self.acc = sum_queue(k, "y_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
+        two = tile_n * shape.sums
+        self.acc = sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
+        self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
@@ -348,8 +350,9 @@ class _Writer:
         if other:
             window, strip = at.window, self.job.strip
             window = window_of(other, at.pixel, window.pixels, strip=strip)
-            sizes = n[1], Affine(1), stage[1] * units.beside
-            starts = self.image, blocks[1] * shape.taps * n[1] * self.area
+            first = stage[0] * units.beside if self.second else Affine(1)
+            sizes = n[1], first, stage[1] * units.beside
+            starts = self.image, blocks[1] * shape.taps * n[1] * self.area, self.second
             add_stage(k, other, feeds, c, window, sources, sizes, None, starts)
 
     def _depth(self, bundle: _Bundle) -> int:

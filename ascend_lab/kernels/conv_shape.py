@@ -107,6 +107,11 @@ class ConvShape:
             raise InputError(needed, str(other), "add them by a kernel of their own")
 
     @property
+    def sums(self) -> int:
+        """Tiles of sums: two of int32, whose scales differ, where something is beside."""
+        return 1 + (self.beside is not None and self.dtype == "int8")
+
+    @property
     def strides(self) -> Pair:
         """Rows and columns from one window to the next."""
         return pair(self.stride)

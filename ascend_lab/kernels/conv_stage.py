@@ -57,12 +57,12 @@ def add_stage(
     sources: tuple[Tile, Tile, Tile | None],
     sizes: tuple[int, Affine, int],
     bias: Region | None,
-    starts: tuple[int, int] = (0, 0),
+    starts: tuple[int, int, int] = (0, 0, 0),
 ) -> None:
     """Add the products of a stage, `sizes` (output blocks, first channel block, blocks).
 
     load3d forms tiles of the im2col rows of the window. `sources` are rows and weights in L1, and
-    weights in L0B if they stay there; rows and weights begin at `starts`.
+    weights in L0B if they stay there; rows, weights and sums begin at `starts`.
     """
     (x, w, near), (n, c_at, c_size), left, right = sources, sizes, feeds.left, feeds.right
     c0 = c0_of(shape.dtype)
@@ -86,7 +86,7 @@ def add_stage(
             right.enqueue()
         a = left.dequeue().region(0, (m, depth, FRACTAL, c0))
         tile, start = (near, start) if near else (right.dequeue(), Affine())
-        sums, done = c.region(0, (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
+        sums, done = c.region(starts[2], (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
         b = tile.region(start, (depth, n, FRACTAL, c0))
         k.mmad(sums, a, b, accumulate=done, bias=bias)
         left.free()

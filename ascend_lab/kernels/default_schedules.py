@@ -274,7 +274,9 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
             f"{schedule.keep!r} and {schedule.bypass!r}",
             "what fits one stage stays in L1 by itself: raise step_k",
         )
-    check_schedule(shape.gemm, replace(schedule, step_k=min(schedule.step_k, 1)), chip)
+    sums = max(shape.sums, schedule.c_l0_slots)
+    whole = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=sums)
+    check_schedule(shape.gemm, whole, chip)
     needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
@@ -341,7 +343,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     strips = ((ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])) & (not shape.lanes)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, _up(bundle.n1, n))
-    fits = (room >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
+    fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
     fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
     every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
     return every.take(np.flatnonzero(fits))
@@ -386,7 +388,7 @@ def conv_estimate(
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape.gemm, chip, t, demand)
-    steady = _steady(chip, t, cube, mte1, mte2, drain)
+    steady = _steady(chip, replace(t, n=t.n * shape.sums), cube, mte1, mte2, drain)
     # Rows that stay for several tiles are asked for two tiles before the next ones need them.
     late = np.maximum(rows - 2 * steady, 0.0) / across
     steady = np.where((found.stages >= units.count) & (across > 1), steady + late, steady)

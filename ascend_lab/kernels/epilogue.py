@@ -46,7 +46,8 @@ class Operand:
     """A tensor the steps read.
 
     Kind "channel": a number per output channel, (n1, 16) in memory, the same for every pixel or
-    row. Kind "tile": a number per output element, laid out as the output.
+    row. Kind "tile": a number per output element, laid out as the output. Kind "sums": not in
+    memory, but sums of their own that the cube leaves beside the others.
     """
 
     name: str
@@ -81,6 +82,8 @@ class Epilogue:
     With `deq` the steps see dequantised sums. Where bytes are loaded or stored, tiles on the core
     have blocks of 32 channels; floats are put there, and back, block by block of 16.
 
+    `second` says how sums beside the others leave L0C, for the operand of kind "sums".
+
     `bias` names what the cube of a convolution adds before the first step (`pack_bias`), which
     takes `bias_bytes` of L1.
 
@@ -93,17 +96,18 @@ class Epilogue:
     deq: Deq | None = None
     bias: str = ""
     bias_bytes: int = 0
+    second: Deq | None = None
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""
-        if self.deq:
-            self._check_deq(self.deq)
+        for deq in self.deqs:
+            self._check_deq(deq)
         names = [SUMS, *(o.name for o in self.operands)]
         kinds = {o.kind for o in self.operands}
         known = (*FORMATS, "int8") if self.deq else FORMATS
         formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(known)
-        if len(set(names)) < len(names) or kinds - {"channel", "tile"}:
-            wanted = "operands of kind channel or tile, each with a name of its own"
+        if len(set(names)) < len(names) or kinds - {"channel", "tile", "sums"}:
+            wanted = "operands of kind channel, tile or sums, each with a name of its own"
             raise InputError(wanted, str(self.operands), f"rename it; {SUMS} is taken")
         if not (self.steps or self.deq) or formats:
             needed = f"a step at least, and numbers in {', '.join(FORMATS)}"
@@ -117,10 +121,16 @@ class Epilogue:
         wanted = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
         if any(kinds.get(name) != wanted[name] for name in deq.names):
             raise InputError("a scale in fp32, a bias in int32, per channel", str(kinds), "add it")
-        others = [o.name for o in self.of_kind("channel") if o.name not in deq.names]
+        known = {name for one in self.deqs for name in one.names}
+        others = [o.name for o in self.of_kind("channel") if o.name not in known]
         if others and self.width == PAIR:
             needed = "numbers per channel for the sums only, beside bytes"
             raise InputError(needed, ", ".join(others), "run the steps as a kernel of their own")
+
+    @property
+    def deqs(self) -> tuple[Deq, ...]:
+        """How sums leave L0C where they are int32: the others, and those beside."""
+        return tuple(deq for deq in (self.deq, self.second) if deq)
 
     @property
     def width(self) -> int:
@@ -130,7 +140,8 @@ class Epilogue:
 
     def unit(self, operand: Operand) -> int:
         """Return the elements of UB that hold a block of an operand per channel."""
-        return FRACTAL if self.deq and operand.name in self.deq.names else pattern(operand.dtype)
+        once = any(operand.name in deq.names for deq in self.deqs)
+        return FRACTAL if once else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
         if step.op not in ONE_BY_ONE or len(step.sources) != (2 if step.op in BINARY else 1):
@@ -154,7 +165,7 @@ class Epilogue:
             raise InputError(wanted, f"{step.op} with {step.number}, {step.dtype!r}", "mend it")
 
     def kind(self, source: str | int) -> str:
-        """Return the kind of a source: "channel" or "tile"."""
+        """Return the kind of a source: "channel", "tile" or "sums"."""
         return next((o.kind for o in self.operands if o.name == source), "tile")
 
     def of_kind(self, kind: str) -> tuple[Operand, ...]:
@@ -270,7 +281,7 @@ def halves(
 
 def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
     """Return the epilogue with steps for what the way out of L0C does where there is one."""
-    if deq.dtype == "int8" or epilogue.width == PAIR:
+    if deq.dtype == "int8" or epilogue.width == PAIR or epilogue.second:
         needed, got = "vector cores that pack blocks of 32 channels", "blocks of 16"
         raise PathError(needed, got, "run the steps as a kernel of their own")
     new = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []

@@ -27,7 +27,7 @@ class Piece:
     """
 
     tiles: Sequence[Memory]
-    named: Mapping[str, Tile]
+    named: Mapping[str, Memory]
     rates: Mapping[str, Tile]
     first: Affine
     count: int
@@ -139,7 +139,8 @@ class Group:
 class Finish:
     """An epilogue in one kernel: `tiles` and `channels` are its operands, `out` the way to GM.
 
-    `units` are the elements of a block of each operand per channel.
+    `units` are the elements of a block of each operand per channel; `second` are the sums beside:
+    how they leave, their name, their place in UB, and where they begin in a tile of L0C.
 
     On chips with a fix pipe `fix` says what that does, and `table` passes the bias to the cube.
     """
@@ -153,6 +154,7 @@ class Finish:
     fix: Fix | None = None
     table: Queue | None = None
     deq: Deq | None = None
+    second: tuple[Deq, str, Buffer, int] | None = None
     width: int = FRACTAL
     units: Mapping[str, int] = field(default_factory=dict)
 
@@ -205,7 +207,13 @@ def new_finish(
     scratch = tuple(
         k.buffer(f"value.{i}", "UB", dtype, elements) for i, dtype in enumerate(plan.tiles[1:], 1)
     )
-    return Finish(k, plan, out, scratch, tiles, channels, deq=epilogue.deq,
+    second = None
+    for operand in epilogue.of_kind("sums"):
+        assert epilogue.second is not None
+        place = k.buffer(operand.name, "UB", operand.dtype, elements)
+        area = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
+        second = epilogue.second, operand.name, place, area
+    return Finish(k, plan, out, scratch, tiles, channels, deq=epilogue.deq, second=second,
                   width=epilogue.width, units=units)  # fmt: skip
 
 
@@ -281,9 +289,14 @@ def drain(
         rates = finish.channels.held(held.tile) if finish.channels and held else {}
         first = n + at * (area.width // FRACTAL) - held.first if held else at
         _arrive(finish, memories[finish.plan.start], c, area, (at, count, run), (rates, first))
+        named: dict[str, Memory] = {}
+        if finish.second:
+            deq, name, named[name], start = finish.second
+            _scaled(finish, deq, named[name], (c, start), area, (at, count), (rates, first))
         if whole:
             acc.free()
-        named = finish.tiles.held(finish.tiles.queue.dequeue()) if finish.tiles else {}
+        if finish.tiles:
+            named |= finish.tiles.held(finish.tiles.queue.dequeue())
         write_steps(k, finish.plan, Piece(memories, named, rates, first, count, run))
         if finish.tiles:
             finish.tiles.queue.free()
@@ -319,11 +332,30 @@ def _arrive(
     if finish.deq is None:
         k.copy(to.region(0, (count, run)), c.region(at * size, (count, run), (size, 1)))
         return
-    (rates, first), deq, halves = channels, finish.deq, area.width // FRACTAL
+    _scaled(finish, finish.deq, to, (c, 0), area, (at, count), channels)
+
+
+def _scaled(
+    finish: Finish,
+    deq: Deq,
+    to: Memory,
+    source: tuple[Tile, int],
+    area: Area,
+    blocks: Span,
+    channels: tuple[Mapping[str, Tile], Affine],
+) -> None:
+    """Bring `blocks` of the sums that begin at `source` in L0C to UB, dequantised."""
+    (c, start), (at, count), (rates, first), halves = (
+        source,
+        blocks,
+        channels,
+        area.width // FRACTAL,
+    )
+    size = area.fractals * FRACTAL * FRACTAL
     sizes = (count, area.pixels, halves, FRACTAL)
-    sums = c.region(at * (size * halves), sizes, (size * halves, FRACTAL, size, 1))
+    sums = c.region(at * (size * halves) + start, sizes, (size * halves, FRACTAL, size, 1))
     numbers = [rates[n].region(first * FRACTAL, count * area.width) for n in deq.names]
-    k.vdeq(to.region(0, sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
+    finish.builder.vdeq(to.region(0, sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
 
 
 def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:

@@ -150,13 +150,13 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, 0.0, 0, stored, 0)
     plan = plan_of(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
-    kept = sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
-    arrival = DTYPE_BYTES[plan.tiles[plan.start]]
-    if epilogue.deq:
-        arrival = max(arrival, 2)
+    beside = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
+    kept = sum(beside) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
+    least = 2 if epilogue.deq else 1
+    arrival = sum(max(n, least) for n in (DTYPE_BYTES[plan.tiles[plan.start]], *beside))
     cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
-    if epilogue.deq and epilogue.deq.bias:
-        cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
+    biases = sum(bool(deq.bias) for deq in epilogue.deqs)
+    cycles += biases * DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
     for step in plan.steps:
         formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
         widest = max(DTYPE_BYTES[dtype] for dtype in formats)
@@ -168,7 +168,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         cycles,
         loaded,
         stored,
-        len(plan.steps) + (len(epilogue.deq.names) if epilogue.deq else 0),
+        len(plan.steps) + sum(len(deq.names) for deq in epilogue.deqs),
         epilogue.width // FRACTAL,
         epilogue.bias_bytes,
     )

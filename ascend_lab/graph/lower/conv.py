@@ -135,32 +135,41 @@ def _lower_conv(
     own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
     forms = {weight: form, **operands} if fixed else operands
     if other and shape.beside:
-        own |= {"beside": other.inputs[0], "beside_weight": other.inputs[1]}
-        forms[other.inputs[1]] = partial(_weights, shape.beside)
+        _refuse_computed(piece, other[0].inputs[1])
+        own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
+        forms[other[0].inputs[1]] = partial(_weights, shape.beside)
     return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
 
 
-def beside_of(piece: Piece) -> tuple[Piece, Node | None]:
-    """Return a piece without the convolution that is added to its first, and that one.
+def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
+    """Return a piece without the convolution whose sums are added to its first's, and that one.
 
-    It has one tap and no bias: of two such the one with the larger stride.
+    It has one tap: of two such the one without a bias, or with the larger stride. Of sums of bytes
+    what scales them belongs to it.
     """
     nodes = piece.graph.nodes
-    convs = [node for node in nodes if node.op == "conv2d"]
-    sums = next(
-        (n for n in nodes if n.op == "add" and set(n.inputs) == {c.output for c in convs}), None
-    )
-    if len(convs) < 2 or sums is None:
-        return piece, None
+    made = {node.output: node for node in nodes}
 
-    def size(node: Node) -> tuple[int, int, int]:
-        taps = piece.type(node.inputs[1]).shape[2:]
-        return len(node.inputs) < 3, -math.prod(taps), pair("stride", node.attr("stride", 1))[0]
+    def head(name: str) -> tuple[Node, ...]:
+        found = [made[name]] if name in made else []
+        if found and found[0].op == "dequantise" and found[0].inputs[0] in made:
+            found.insert(0, made[found[0].inputs[0]])
+        return tuple(found) if found and found[0].op == "conv2d" else ()
 
-    one, other = sorted(convs, key=size)
-    kept = [replace(one, outputs=sums.outputs)]
-    kept += [n for n in nodes if n not in (one, other, sums)]
-    return replace(piece, graph=replace(piece.graph, nodes=tuple(kept))), other
+    def order(nodes: tuple[Node, ...]) -> tuple[int, int, int]:
+        first, last = nodes[0], nodes[-1]
+        taps, step = piece.type(first.inputs[1]).shape[2:], first.attr("stride", 1)
+        return len(last.inputs) < 3, -math.prod(taps), pair("stride", step)[0]
+
+    for sums in nodes:
+        heads = [head(name) for name in sums.inputs] if sums.op == "add" else []
+        if len(heads) == 2 and all(heads) and heads[0] != heads[1]:
+            one, other = sorted(heads, key=order)
+            kept = [*one, *(n for n in nodes if n not in (*one, *other))]
+            if len(one) == 1:
+                kept = [replace(one[0], outputs=sums.outputs), *kept[2:]]
+            return replace(piece, graph=replace(piece.graph, nodes=tuple(kept))), other
+    return piece, ()
 
 
 def _refuse_computed(piece: Piece, weight: str) -> None:
@@ -201,9 +210,9 @@ def conv_job(
     piece, other = beside_of(piece)
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
-    beside = conv_shape_of(piece, other, first.dtype) if other else None
+    beside = conv_shape_of(piece, other[0], first.dtype) if other else None
     if rest and rest[0].op in DEQUANTISING and not bias:
-        return _whole_job(piece, chip)
+        return _whole_job(piece, chip, beside, *other[1:])
     if not rest and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
@@ -231,12 +240,16 @@ def conv_job(
     return shape, epilogue, forms
 
 
-def _whole_job(piece: Piece, chip: Chip) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
+def _whole_job(
+    piece: Piece, chip: Chip, beside: ConvShape | None, other: Node | None = None
+) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
     """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
     node, scaled = piece.graph.nodes[:2]
-    epilogue, main = whole_epilogue(piece, "NC1HWC0")
+    epilogue, main = whole_epilogue(piece, "NC1HWC0", other)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
-    shape = in_pairs(shape) if epilogue.width == PAIR else shape
+    if epilogue.width == PAIR:
+        shape, beside = in_pairs(shape), in_pairs(beside) if beside else None
+    shape = replace(shape, beside=beside)
     forms = operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):
         epilogue = _bias_moved(shape, epilogue, chip)
@@ -266,7 +279,7 @@ def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
     own = tuple(o for o in epilogue.operands if o.name != deq.bias)
-    size, depth, paces = bias_bytes(shape), bundles_of(shape).c1 * shape.taps, list[float]()
+    size, depth, paces = bias_bytes(shape), units_of(shape).every, list[float]()
     plain = replace(deq, bias="")
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
     for one, steps in ((epilogue, depth), (moved, depth + 1)):

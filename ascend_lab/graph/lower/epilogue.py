@@ -60,6 +60,7 @@ def epilogue_of(
     sums: te.Tensor,
     operands: Mapping[te.Tensor, Operand],
     deq: Deq | None = None,
+    second: Deq | None = None,
 ) -> Epilogue:
     """Return the epilogue that computes `output` from the sums, dequantised if so, and operands.
 
@@ -77,43 +78,55 @@ def epilogue_of(
         chain.names[tensor] = chain.source(body.expr)
     read = {s for step in chain.steps for s in step.sources}
     used = tuple(o for o in chain.operands.values() if o.name in read)
-    if deq:
+    for one in filter(None, (deq, second)):
         used += tuple(
             Operand(name, "channel", dtype)
-            for name, dtype in zip(deq.names, ("fp32", "int32"), strict=False)
+            for name, dtype in zip(one.names, ("fp32", "int32"), strict=False)
         )
-    return Epilogue(used, tuple(chain.steps), output.dtype, deq)
+    return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second)
 
 
-def whole_epilogue(piece: Piece, layout: str) -> tuple[Epilogue, TensorType]:
+def whole_epilogue(
+    piece: Piece, layout: str, beside: Node | None = None
+) -> tuple[Epilogue, TensorType]:
     """Return the epilogue of a cube operator on int8 and how its tiles lie.
 
-    The node behind it scales the int32 sums; raises `UnsupportedError` for another.
+    The node behind it scales the int32 sums, and `beside` those of another; raises
+    `UnsupportedError` for another.
     """
     node, *rest = piece.graph.nodes[1:]
-    settings = operator_of(node.op).settings(node.attrs)
-    others, dtype = node.inputs[1:], piece.type(node.output).dtype
-    plain = node.op == "requantise" or not settings["offset"]
-    if node.op not in DEQUANTISING or not others or settings["scale"] != 1 or not plain:
-        raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
+    dtype = piece.type(node.output).dtype
     formats = {piece.type(n).dtype for m in rest for n in m.inputs if n in piece.graph.inputs}
     wide = "int8" in {piece.output.dtype, *formats}
     main = TensorType(piece.type(node.output).shape, "int8" if wide else "fp16", layout)
     floats = {piece.output.dtype, *formats} - {"int8"}
     if wide and floats and main.shape[_axis(main)] % PAIR:
         raise UnsupportedError(f"a multiple of {PAIR} channels", str(main), "run it on its own")
-    if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in others):
-        raise UnsupportedError("constants per channel", str(node), "run it on its own")
+    deqs = [_deq(piece, one, main) if one else None for one in (node, beside)]
     sums = te.placeholder(main.map.piece_shape, dtype, "sums")
     known, operands = operands_of(piece, rest, main)
     layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
     if layouts - {layout}:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
     known[node.output] = sums
+    if beside:
+        name, kind = beside.output, piece.type(beside.output).dtype
+        known[name] = te.placeholder(main.map.piece_shape, kind, name)
+        operands[known[name]] = Operand(name, "sums", kind)
     found = expressions(rest, known, main)[piece.graph.outputs[-1]]
-    settings = {"relu": settings.get("relu", False), "offset": settings["offset"], "dtype": dtype}
-    deq = Deq(others[0], others[1] if len(others) > 1 else "", **settings)
-    return epilogue_of(found, sums, operands, deq), main
+    return epilogue_of(found, sums, operands, *deqs), main
+
+
+def _deq(piece: Piece, node: Node, main: TensorType) -> Deq:
+    """Return how a node scales int32 sums; raise `UnsupportedError` if not so, per channel."""
+    settings, others = operator_of(node.op).settings(node.attrs), node.inputs[1:]
+    plain = node.op == "requantise" or not settings["offset"]
+    if node.op not in DEQUANTISING or not others or settings["scale"] != 1 or not plain:
+        raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
+    if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in others):
+        raise UnsupportedError("constants per channel", str(node), "run it on its own")
+    bias, dtype = others[1] if len(others) > 1 else "", piece.type(node.output).dtype
+    return Deq(others[0], bias, settings.get("relu", False), settings["offset"], dtype)
 
 
 def operands_of(

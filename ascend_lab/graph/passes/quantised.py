@@ -34,6 +34,8 @@ PRODUCTS = ("matmul", "batch_matmul", "gemm")
 MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
 LIMITED = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 WINDOW = ("stride", "pad", "dilation")
+MOST_APART = 16.0
+"""How much larger steps of sums may be than those of the sums that take their bias."""
 SHALLOW = 512
 """Products a result up to which the vector unit may have more to do than the cube."""
 
@@ -280,6 +282,7 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
         for head, own_shift in zip(heads, (shift, 0.0), strict=True):
             assert head is not None
             _head_in_steps(draft, head, own.scale, own_shift)
+        _one_bias(draft, [draft.current(head.name) for head in heads if head])
     else:
         head = draft.only(top.inputs[0], "dequantise") if top is not None else None
         if top is None or head is None or len(head.inputs) == 2:
@@ -307,6 +310,41 @@ def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float
     attrs |= _small(less) if head.attr("small_bias") else {}
     draft.become(head, "dequantise", (*inputs[:2], draft.add(less, f"{head.name}_bias")), attrs)
     return 0.0
+
+
+def _one_bias(draft: Draft, heads: list[Node]) -> None:
+    """Let one of two layers that are added take both biases, half a sum of its own off at most.
+
+    It is the one with more taps, or larger steps, unless these are too small for the other's bias.
+    """
+
+    def steps(head: Node) -> Values:
+        wide: Values = draft.constants[head.inputs[1]].array().astype(np.float64).reshape(-1)
+        return wide
+
+    def order(head: Node) -> tuple[float, float]:
+        layer = draft.maker(head.inputs[0])
+        taps = draft.type(layer.inputs[1]).shape[2:] if layer else ()
+        return -math.prod(taps), -float(steps(head).mean())
+
+    heads.sort(key=order)
+    for one, other in (heads, heads[::-1]):
+        if np.all(steps(other) <= MOST_APART * steps(one)):
+            numbers = [draft.constants[n] for head in (one, other) for n in head.inputs[1:]]
+            total = derived(numbers[1].type, _both, *numbers)
+            kinds = [{"dtype": draft.type(head.output).dtype} for head in (one, other)]
+            small = _small(total) if one.attr("small_bias") else {}
+            bias = draft.add(total, f"{one.name}_bias")
+            draft.become(one, "dequantise", (*one.inputs[:2], bias), kinds[0] | small)
+            draft.become(other, "dequantise", other.inputs[:2], kinds[1])
+            return
+
+
+def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Values:
+    """Return a bias of sums and what is added to the other's, in the first's steps."""
+    steps = other.astype(np.float64) * (other_scale / scale.astype(np.float64))
+    total: Values = bias.astype(np.int64) + np.rint(steps).astype(np.int64)
+    return np.clip(total, -(2**31), 2**31 - 1)
 
 
 def _moved_on(shift: float, bias: Values, scales: Values) -> Values:
