@@ -15,7 +15,7 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -96,30 +96,34 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     alone may run on either: for both, what other kernels wrote is taken to be in L2.
     """
     piece = piece_of(graph, group)
-    if len(piece.graph.outputs) > 1:
-        return False
+    after = only_reader(graph, group[-1])
+    if len(piece.graph.outputs) > 1 or (after and after.has("lanes") and _added(graph, group)):
+        return False  # what follows two convolutions that are added needs a kernel of its own
     try:
         mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
     except AscendLabError:
         return False
     warm = mixed or any(node.has("convolution") for node in group)
     together = _cycles(piece, chip, warm=warm)
+    for way in _ways_apart(graph, group):
+        apart = [_cycles(piece_of(graph, part), chip, warm=warm) for part in way]
+        if NEVER not in apart:
+            return together <= sum(apart)
+    # one by one some cannot leave their blocks
+    return any(n.op in QUANTISED for n in group)
+
+
+def _ways_apart(graph: Graph, group: Sequence[Node]) -> Iterator[Sequence[Sequence[Node]]]:
+    """Yield what would be kernels without a group, the first that the chip has counts."""
     views = view_nodes(graph)
-    parts: Sequence[Sequence[Node]] = [(n,) for n in group if n.name not in views]
     if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
-        parts = [group[:1], group[1:]]
-    ways, sums = [parts], next((n for n in group if n.op == "add"), None)
-    heads = [head_of(graph, name) for name in sums.inputs] if sums else []
-    if len(heads) > 1 and all(head and head[0] in group for head in heads):
-        after = only_reader(graph, group[-1])
-        if after and after.has("lanes"):  # what is left would be a kernel of its own
-            return False
-        # one alone and the other with what follows, or both alone
-        ways += [[one, [n for n in group if n not in one]] for one in heads]
-        ways.append([*heads, [n for n in group if n not in (*heads[0], *heads[1])]])
-    apart = [[_cycles(piece_of(graph, p), chip, warm=warm) for p in way] for way in ways]
-    whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
-    return (whole or NEVER not in apart[0]) and NEVER != together <= min(map(sum, apart))
+    after = only_reader(graph, group[-1])
+    if len(piece.graph.outputs) > 1 or (after and after.has("lanes") and _added(graph, group)):
+        return False  # what follows two convolutions that are added needs a kernel of its own
+    try:
+        mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
+    except AscendLabError:
+        return False
 
 
 def head_of(graph: Graph, name: str) -> tuple[Node, ...]:

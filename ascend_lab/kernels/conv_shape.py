@@ -30,12 +30,13 @@ class ConvShape:
 
     `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number,
     (rows, columns) on both sides, or (top, bottom, left, right). They are stored in the shortest
-    form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels
-    i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
-    pad cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
+    form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels i*k/g
+    .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative pad
+    cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
     pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With
     `stored` (rows, step) memory holds more rows than h: every step-th is one (see `thinned`). What
-    `beside`, one tap and no padding, makes of another image is added to the sums. Raises `InputError` with the numbers for what is no convolution.
+    `beside`, one tap and no padding, makes of another image is added to the sums. Raises
+    `InputError` with the numbers for what is no convolution.
     """
 
     n: int

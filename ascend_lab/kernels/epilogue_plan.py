@@ -155,8 +155,8 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     least = 2 if epilogue.deq else 1
     arrival = sum(max(n, least) for n in (DTYPE_BYTES[plan.tiles[plan.start]], *beside))
     cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
-    biases = sum(bool(deq.bias) for deq in epilogue.deqs)
-    cycles += biases * DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
+    for _ in filter(None, (deq.bias for deq in epilogue.deqs)):
+        cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
     for step in plan.steps:
         formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
         widest = max(DTYPE_BYTES[dtype] for dtype in formats)

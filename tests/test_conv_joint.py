@@ -1,0 +1,102 @@
+"""Two convolutions that are added are one kernel; a stride's other rows are not loaded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cube_checks import CHIPS
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled
+from ascend_lab.graph.decide import Switches
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels import ConvShape, conv_launch, pack_conv, unpack_conv
+from ascend_lab.kernels.conv_shape import thinned
+from ascend_lab.lab.kernels import conv2d_reference
+from ascend_lab.sim import execute
+
+
+def small(rng, *shape):
+    """Whole numbers whose sums fp16 holds."""
+    return rng.integers(-2, 3, shape).astype(np.float16)
+
+
+def both(chip, step, taps, sizes, k, seed):
+    """Check the kernel of two convolutions on small numbers; return its launch."""
+    (n, c, d, h, w), rng = sizes, np.random.default_rng(seed)
+    whole = ConvShape(n, d, (h - 1) * step + 1, w * step, k, 1, 1, step)
+    shape = ConvShape(n, c, h, w, k, taps, taps, 1, taps // 2)
+    images = small(rng, n, c, h, w), small(rng, n, d, whole.h, whole.w)
+    weights = small(rng, k, c, taps, taps), small(rng, k, d, 1, 1)
+    launch = conv_launch(replace(shape, beside=thinned(whole)), chip)
+    other = pack_conv(whole, images[1], weights[1])
+    packed = pack_conv(shape, images[0], weights[0])
+    packed |= {"beside": other["x"], "beside_weight": other["weight"]}
+    got = unpack_conv(shape, execute(launch, packed, chip, seed=seed))
+    wide = [a.astype(np.float64) for a in (*images, *weights)]
+    own = conv2d_reference(wide[0], wide[2], pad=taps // 2)
+    np.testing.assert_array_equal(got, own + conv2d_reference(wide[1], wide[3], stride=step))
+    return launch
+
+
+SIZES = st.tuples(*(st.integers(1, top) for top in (3, 50, 50, 9, 20)))
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(CHIPS), st.integers(1, 3), st.sampled_from((1, 3)), SIZES,
+    st.integers(1, 70), st.integers(0, 99),
+)  # fmt: skip
+@example("Ascend310", 2, 3, (1, 256, 64, 7, 7), 64, 0)
+@example("Ascend910A", 2, 1, (2, 128, 512, 7, 9), 96, 0)
+@example("Toy", 1, 1, (1, 48, 16, 3, 40), 16, 0)
+def test_sums_of_two_images_equal_numpy(chip_name, step, taps, sizes, k, seed):
+    chip = load_chip(chip_name)
+    assert sanitize(both(chip, step, taps, sizes, k, seed), chip) == []
+
+
+def test_what_cannot_be_beside_is_refused():
+    shape, one = ConvShape(1, 16, 8, 8, 16, 1, 1), ConvShape(1, 32, 8, 8, 16, 1, 1)
+    for other in (replace(one, r=3, pad=1), replace(one, k=32), replace(one, h=16, stride=(2, 1))):
+        with pytest.raises(InputError, match="one tap each"):
+            replace(shape, beside=other)
+
+
+def test_a_stride_loads_only_its_rows():
+    whole = ConvShape(2, 32, 15, 14, 32, 1, 1, 2)
+    thin = thinned(whole)
+    assert (thin.h, thin.strides, thin.stored, thin.out_hw) == (8, (1, 2), (15, 2), whole.out_hw)
+    assert thinned(replace(whole, pad=1)) == replace(whole, pad=1)
+
+
+def block(size):
+    """A residual block's end: a convolution of z and a strided one of x, with biases."""
+    n, c, d, h, k = size
+    net = GraphBuilder("block", "fp16")
+    z, x = net.relu(net.input("z", (n, c, h, h))), net.relu(net.input("x", (n, d, 2 * h, 2 * h)))
+    one = net.conv2d(z, net.weight((k, c, 1, 1)), net.weight((k,), scale=1.0))
+    two = net.conv2d(x, net.weight((k, d, 1, 1)), net.weight((k,), scale=1.0), stride=2)
+    net.output(net.relu(net.add(one, two)))
+    return net.build()
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A", "Ascend910B2"])
+def test_a_residual_block_ends_in_one_kernel(chip):
+    graph, off = (
+        block((2, 32, 64, 14, 128)),
+        Switches({("UBFusion", "JointConvolutionFusionPass"): False}),
+    )
+    stages, apart = compile_stages(graph, chip), compile_stages(graph, chip, switches=off)
+    kernels = [task.op for task in stages.compiled.tasks]
+    assert "conv2d+conv2d+add+relu" in kernels and "conv2d" not in kernels
+    assert not any("conv2d+conv2d" in task.op for task in apart.compiled.tasks)
+    assert stages.timeline().time_s < apart.timeline().time_s
+    feeds = random_inputs(graph, 1)
+    got, want = run_compiled(graph, feeds, chip), evaluate(graph, feeds)
+    for name in graph.outputs:
+        np.testing.assert_allclose(
+            got[name], want[name], rtol=4e-3, atol=4e-3 * np.abs(want[name]).max()
+        )
