@@ -18,7 +18,7 @@ from ascend_lab.kernels import (
     conv_schedule,
     pack_conv,
 )
-from ascend_lab.kernels.default_schedules import stage_bytes, takes_strips, window_sides
+from ascend_lab.kernels.default_schedules import stage_bytes, takes_strips
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.sim import simulate
 
@@ -147,7 +147,7 @@ def test_rows_too_long_for_l1_are_cut_and_not_refused():
 @settings(max_examples=40)
 @given(conv_shapes(), st.integers(1, 4), st.booleans())
 def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
-    from ascend_lab.kernels.conv_windows import runs_of, tiles_per_image
+    from ascend_lab.kernels.conv_windows import runs_of, tiles_per_image, window_sides
 
     rows, columns = window_sides(shape, tile, strip=strip)
     count = tiles_per_image(shape, tile, strip=strip)

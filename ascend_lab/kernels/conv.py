@@ -22,13 +22,11 @@ from functools import partial
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import (
     Affine,
-    Buffer,
     KernelBuilder,
     Launch,
     Part,
     Program,
     Queue,
-    Region,
     Tile,
     binding_of,
     c0_of,
@@ -36,17 +34,19 @@ from ascend_lab.isa import (
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
+    BundlePlace,
     BundleShare,
+    Pixels,
     Placement,
     RowShare,
-    Run,
-    Window,
     area_of,
     bundle_shares,
     plain_placement,
     row_shares,
+    rows_of,
     runs_of,
     tiles_per_image,
+    unit_elements,
     window_of,
 )
 from ascend_lab.kernels.default_schedules import (
@@ -54,7 +54,6 @@ from ascend_lab.kernels.default_schedules import (
     check_conv,
     conv_schedule,
     takes_strips,
-    unit_elements,
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (
@@ -141,31 +140,6 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bundle:
-    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
-
-    index: Affine
-    c1: int
-    n1: int
-    place: Affine
-
-
-@dataclass(frozen=True, slots=True)
-class _Pixels:
-    """A tile of pixels: its image, first pixel, window, its run, the turn of the run.
-
-    `down` output rows are added to the window and the pixels.
-    """
-
-    image: Affine
-    pixel: int
-    window: Window
-    run: Run
-    turn: Affine
-    down: Affine
-
-
-@dataclass(frozen=True, slots=True)
 class _Held:
     """What a loop outside holds: weights and rows of all channel blocks, numbers per channel.
 
@@ -186,7 +160,7 @@ class _Writer:
         shape, schedule, chip = job.shape, job.schedule, job.chip
         self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, c0_of(shape.dtype)
         self.bundle, self.area = bundles_of(shape), FRACTAL * self.c0
-        (oh, ow), taps, dtype = shape.out_hw, shape.taps, shape.dtype
+        (oh, ow), dtype = shape.out_hw, shape.dtype
         tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
         tile_n = min(schedule.base_n // FRACTAL, n_own)
         stage, units = c1_stage(shape, schedule), units_of(shape)
@@ -196,14 +170,8 @@ class _Writer:
         image, weights = self.image + more, stage * units.depth * tile_n * self.area
         k = self.k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
-        (c1, n1), last = shape.blocks, self.bundle.last_c1 * self.bundle.last_n1
-        fractals = (self.bundle.count - 1) * self.bundle.c1 * self.bundle.n1 + last
-        self.x = k.tensor("x", dtype, shape.n * c1 * shape.plane)
-        self.weight = k.tensor(job.place.weight, dtype, fractals * taps * self.area)
-        if other := shape.beside:
-            blocks = other.blocks[0]
-            self.other_x = k.tensor("beside", dtype, shape.n * blocks * other.plane)
-            self.other_weight = k.tensor("beside_weight", dtype, blocks * n1 * self.area)
+        n1 = shape.blocks[1]
+        self._declare_operands()
         self.y = k.tensor("y", out_dtype, shape.n * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
@@ -227,6 +195,18 @@ class _Writer:
         self.finish = new_finish(k, job.epilogue, sums, sizes)
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
+    def _declare_operands(self) -> None:
+        """Declare the tensors of images and weights."""
+        k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
+        (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
+        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * shape.taps
+        self.x = k.tensor("x", shape.dtype, shape.n * c1 * shape.plane)
+        self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.area)
+        if other:
+            blocks = other.blocks[0]
+            self.other_x = k.tensor("beside", shape.dtype, shape.n * blocks * other.plane)
+            self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.area)
+
     # -- loops ------------------------------------------------------------------------------------
     def program(
         self, piece: RowShare, share: BundleShare, col_pitch: int, counts: tuple[int, int]
@@ -243,17 +223,17 @@ class _Writer:
             self.bias.load(share, first, col)
         if share.full:
             with repeat(k, "bundle", share.full) as index:
-                at = _Bundle(first + index, bundle.c1, bundle.n1, index)
+                at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
                 self._bundle(at, piece.tiles, base, (col, self.n_own))
         if share.tail:
             last = Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
-            at = _Bundle(*last, Affine(share.full))
+            at = BundlePlace(*last, Affine(share.full))
             own = bundle.last_n1 if share.full else self.n_own
             self._bundle(at, piece.tiles, base, (col, own))
         return k.finish()
 
     def _bundle(
-        self, at: _Bundle, tiles: tuple[int, int], base: tuple[Affine, Affine], n: Span
+        self, at: BundlePlace, tiles: tuple[int, int], base: tuple[Affine, Affine], n: Span
     ) -> None:
         """All output tiles of one bundle on one core; `base`: images and rows before it."""
         count, before = at.c1 // self.units.c1, at.index * self.bundle.n1
@@ -288,14 +268,17 @@ class _Writer:
                     for pixels in self._pixels(tiles, base):
                         self._tile(at, pixels, some, n[0], _Held(*stay, own))
 
-    def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[_Pixels]:
+    def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[Pixels]:
         """Loop over the tiles of pixels."""
-        job = self.job
+        job, other = self.job, self.shape.beside
         for image, first, last in self._images(tiles):
             for run in runs_of(self.shape, job.tile, first, last, strip=job.strip):
                 with repeat(self.k, "run", run.count) as turn:
                     for pixel, window in run.tiles:
-                        yield _Pixels(base[0] + image, pixel, window, run, turn, base[1])
+                        seen = (window,)
+                        if other:
+                            seen += (window_of(other, pixel, window.pixels, strip=job.strip),)
+                        yield Pixels(base[0] + image, pixel, seen, run, turn, base[1])
 
     def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[Affine, int, int]]:
         """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
@@ -313,7 +296,7 @@ class _Writer:
             yield Affine(at // per_image), 0, end - at
 
     # -- one tile ---------------------------------------------------------------------------------
-    def _tile(self, bundle: _Bundle, at: _Pixels, n: Span, col: Affine, held: _Held) -> None:
+    def _tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: Affine, held: _Held) -> None:
         """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
         before = bundle.index * self.bundle.n1
         with held_channels(self.finish, n, before, held.channels) as channels:
@@ -325,7 +308,9 @@ class _Writer:
                 if held.weights is None:
                     self._stage_weights(bundle, n, stage)
                 x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
-                self._add(c, at, n, stage, (x, w, held.near), bias)
+                feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
+                sources, sizes = (x, w, held.near), (n[1], *stage)
+                add_stage(self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts)
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
@@ -338,34 +323,17 @@ class _Writer:
             self.acc.enqueue()
             self._store(at, n, before, channels)
 
-    def _add(
-        self, c: Tile, at: _Pixels, n: Span, stage: Span,
-        sources: tuple[Tile, Tile, Tile | None], bias: Region | None,
-    ) -> None:  # fmt: skip
-        """Add the products of a stage, and of the image beside."""
-        k, shape, other, units = self.k, self.shape, self.shape.beside, self.units
-        feeds = Feeds(self.left, self.right, self.tile_k)
-        blocks = stage[0] * units.c1, stage[1] * units.c1
-        add_stage(k, shape, feeds, c, at.window, sources, (n[1], *blocks), bias)
-        if other:
-            window, strip = at.window, self.job.strip
-            window = window_of(other, at.pixel, window.pixels, strip=strip)
-            first = stage[0] * units.beside if self.second else Affine(1)
-            sizes = n[1], first, stage[1] * units.beside
-            starts = self.image, blocks[1] * shape.taps * n[1] * self.area, self.second
-            add_stage(k, other, feeds, c, window, sources, sizes, None, starts)
-
-    def _depth(self, bundle: _Bundle) -> int:
+    def _depth(self, bundle: BundlePlace) -> int:
         """Return the fractals of depth of a bundle."""
         return bundle.c1 // self.units.c1 * self.units.depth
 
-    def _place(self, bundle: _Bundle, n: Span, col: Affine) -> Affine:
+    def _place(self, bundle: BundlePlace, n: Span, col: Affine) -> Affine:
         """Return the place of blocks `n` among those whose bias is in L1."""
         return bundle.place * self.n_own + n[0] - col
 
     @contextmanager
     def _weights(
-        self, at: _Bundle, n: Span, col: Affine, stage: Callable[[], None] | None
+        self, at: BundlePlace, n: Span, col: Affine, stage: Callable[[], None] | None
     ) -> Iterator[tuple[Tile | None, Tile | None]]:
         """Hold the weights that `stage` loads for all tiles inside, in L1 and, if they fit, L0B."""
 
@@ -391,23 +359,22 @@ class _Writer:
         yield queue.dequeue()
         queue.free()
 
-    def _stage_rows(self, bundle: _Bundle, at: _Pixels, stage: Span) -> None:
+    def _stage_rows(self, bundle: BundlePlace, at: Pixels, stage: Span) -> None:
         """Bring windows of some units to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
         first = at.image * shape.blocks[0] + bundle.index * self.bundle.c1
         down = at.turn * at.run.rows + at.down * shape.strides[0]
         blocks = first + stage[0] * units.c1, stage[1] * units.c1
-        source = _rows_of(shape, self.x, at.window, blocks, down)
+        source = rows_of(shape, self.x, at.window, blocks, down)
         self.k.copy(to.region(0, source.sizes), source)
         if other:
             blocks = at.image * other.blocks[0] + stage[0] * units.beside, stage[1] * units.beside
-            window = window_of(other, at.pixel, at.window.pixels, strip=self.job.strip)
             down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
-            source = _rows_of(other, self.other_x, window, blocks, down)
+            source = rows_of(other, self.other_x, at.windows[1], blocks, down)
             self.k.copy(to.region(self.image, source.sizes), source)
         self.rows.enqueue()
 
-    def _stage_weights(self, at: _Bundle, n: Span, stage: Span) -> None:
+    def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
         """Bring the weights of some units and output blocks to L1."""
         taps, units, to = self.shape.taps, self.units, self.weights.alloc()
         start, width, strides = Affine(), n[1] * self.area, (at.n1 * self.area, 1)
@@ -421,7 +388,7 @@ class _Writer:
             first, start = Affine(), start + stage[1] * depth * width
         self.weights.enqueue()
 
-    def _store(self, at: _Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
+    def _store(self, at: Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
         """Write the tile as one run where the plane is filled in order, else row by row."""
         place, ow, acc, out = self.job.place, self.shape.out_hw[1], self.acc, self.out
         plane = (at.image * self.shape.blocks[1] + before + n[0]) * place.plane
@@ -438,13 +405,3 @@ class _Writer:
             store_area(self.k, acc, out, self.y, area)
         else:
             drain(self.finish, acc, self.y, area, n[0], channels)
-
-
-def _rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Affine) -> Region:
-    """Return the rows of a window, `down` rows further, of channel blocks (first, count)."""
-    rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
-    start = blocks[0] * shape.plane + (down + rows.first) * (step * wide) + columns.first * shape.c0
-    if columns.count == shape.w and step == 1:
-        return x.region(start, (blocks[1], rows.count * wide), (shape.plane, 1))
-    sizes = (blocks[1], rows.count, columns.count * shape.c0)
-    return x.region(start, sizes, (shape.plane, step * wide, 1))

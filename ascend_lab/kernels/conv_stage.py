@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of, load3d
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_windows import BundleShare, Window
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Span, segments
@@ -53,29 +53,50 @@ def add_stage(
     shape: ConvShape,
     feeds: Feeds,
     c: Tile,
+    windows: tuple[Window, ...],
+    sources: tuple[Tile, Tile, Tile | None],
+    sizes: tuple[int, Affine, int],
+    bias: Region | None,
+    starts: tuple[int, int],
+) -> None:
+    """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
+
+    `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
+    its rows, and its sums (0: the same ones) at `starts`.
+    """
+    (n, at, count), units, other = sizes, units_of(shape), shape.beside
+    own = n, at * units.c1, count * units.c1
+    _add_blocks(k, shape, feeds, c, windows[0], sources, own, bias, (0, 0, 0))
+    if other:
+        weights = own[2] * shape.taps * n * FRACTAL * c0_of(shape.dtype)
+        own = n, at * units.beside if starts[1] else Affine(1), count * units.beside
+        places = starts[0], weights, starts[1]
+        _add_blocks(k, other, feeds, c, windows[1], sources, own, None, places)
+
+
+def _add_blocks(
+    k: KernelBuilder,
+    shape: ConvShape,
+    feeds: Feeds,
+    c: Tile,
     window: Window,
     sources: tuple[Tile, Tile, Tile | None],
     sizes: tuple[int, Affine, int],
     bias: Region | None,
-    starts: tuple[int, int, int] = (0, 0, 0),
+    starts: tuple[int, int, int],
 ) -> None:
-    """Add the products of a stage, `sizes` (output blocks, first channel block, blocks).
+    """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
 
-    load3d forms tiles of the im2col rows of the window. `sources` are rows and weights in L1, and
-    weights in L0B if they stay there; rows, weights and sums begin at `starts`.
+    load3d forms tiles of the im2col rows. Rows, weights and sums begin at `starts`.
     """
     (x, w, near), (n, c_at, c_size), left, right = sources, sizes, feeds.left, feeds.right
     c0 = c0_of(shape.dtype)
     m, rows, columns, area = window.fractals, window.rows, window.columns, FRACTAL * c0
     view = x.region(starts[0], (c_size, rows.count, columns.count, shape.c0))
-    windows: dict[str, Any] = {
-        "kernel": (shape.r, shape.s),
-        "stride": shape.strides,
-        "pad": (rows.before, rows.after, columns.before, columns.after),
-        "dilation": shape.dilations,
-        "m_start": window.m_start,
-        "pad_value": shape.pad_value,
-    }
+    pads = rows.before, rows.after, columns.before, columns.after
+    windows: dict[str, Any] = {"kernel": (shape.r, shape.s), "stride": shape.strides, "pad": pads}
+    windows |= {"dilation": shape.dilations, "m_start": window.m_start}
+    windows["pad_value"] = shape.pad_value
     for k_at, depth in segments(k, "k", c_size * shape.taps, feeds.depth):
         to = left.alloc().region(0, (m, depth, FRACTAL, c0))
         k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from math import gcd
+from math import gcd, prod
+from typing import TypeVar
 
-from ascend_lab.isa import Affine
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.tiles import Area, chunks
+import numpy as np
+
+from ascend_lab.isa import Affine, Buffer, Region
+from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
+from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, up
+from ascend_lab.kernels.tiles import Area, Span, chunks
+
+Sizes = TypeVar("Sizes", int, Array)
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -138,6 +143,46 @@ def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window
     return pixel, window_of(shape, pixel, pixels, strip=strip)
 
 
+def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Affine) -> Region:
+    """Return the rows of a window, `down` rows further, of channel blocks (first, count)."""
+    rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
+    start = blocks[0] * shape.plane + (down + rows.first) * (step * wide) + columns.first * shape.c0
+    if columns.count == shape.w and step == 1:
+        return x.region(start, (blocks[1], rows.count * wide), (shape.plane, 1))
+    sizes = (blocks[1], rows.count, columns.count * shape.c0)
+    return x.region(start, sizes, (shape.plane, step * wide, 1))
+
+
+def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]:
+    """Most image rows and columns a tile of `tile` fractals of pixels can need."""
+    oh, ow = shape.out_hw
+    if strip:
+        spanned, across = 1, min(tile * FRACTAL, ow)
+    else:
+        latest = ow - gcd(tile * FRACTAL, ow)  # tiles start at multiples of their size
+        spanned, across = min((latest + tile * FRACTAL - 1) // ow + 1, oh), ow
+    return side_of(shape, 0, spanned), side_of(shape, 1, across)
+
+
+def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
+    """Most image rows (axis 0) or columns that `outputs` neighbouring outputs can need."""
+    size, step = (shape.h, shape.w)[axis], shape.strides[axis]
+    if axis and shape.lanes:
+        return outputs * 0 + size
+    beyond = (shape.out_hw[axis] - 1) * step - shape.pads[2 * axis] >= size
+    least = max(shape.reach[axis], step if beyond else 1)
+    needed: Sizes = np.minimum((outputs - 1) * step + least, size)
+    return needed if isinstance(outputs, np.ndarray) else int(needed)
+
+
+def unit_elements(shape: ConvShape, tile: int, *, strip: bool) -> Pair:
+    """Return the most elements of the images that a unit of a tile needs, and of those beside."""
+    units, other = units_of(shape), shape.beside
+    own = prod(window_sides(shape, tile, strip=strip)) * units.c1
+    more = prod(window_sides(other, tile, strip=strip)) * units.beside if other else 0
+    return own * shape.c0, more * shape.c0
+
+
 # -- shares of cores ------------------------------------------------------------------------------
 Tiles = tuple[int, int]
 """Pixel tiles first .. last-1, counted over all images."""
@@ -230,6 +275,37 @@ def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[in
         n1 = bundle.n1 if full else bundle.last_n1
         shares.setdefault(BundleShare(full, tail, n1, columns, pitch), []).append(index)
     return shares
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlace:
+    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
+
+    index: Affine
+    c1: int
+    n1: int
+    place: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """A tile of pixels: its image, first pixel, window, its run, the turn of the run.
+
+    `down` output rows are added to the window and the pixels. A second window is of the image
+    beside.
+    """
+
+    image: Affine
+    pixel: int
+    windows: tuple[Window, ...]
+    run: Run
+    turn: Affine
+    down: Affine
+
+    @property
+    def window(self) -> Window:
+        """What it reads of its own image."""
+        return self.windows[0]
 
 
 # -- places of the output -------------------------------------------------------------------------

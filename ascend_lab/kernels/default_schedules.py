@@ -11,15 +11,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from math import gcd
-from typing import TypeVar
 
 import numpy as np
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.kernels.conv_windows import side_of, unit_elements, window_sides
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import (
@@ -44,7 +43,6 @@ SHALLOW = 8
 """Fractals of K in a tile of L0 at most; small tiles may be twice as deep."""
 HEAD_CYCLES = 12
 """Before the first repeat of a vector instruction, about."""
-Sizes = TypeVar("Sizes", int, Array)
 
 
 def default_schedule(
@@ -207,37 +205,6 @@ def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
     return min(max(1, depth // units.depth), units.count)
 
 
-def unit_elements(shape: ConvShape, tile: int, *, strip: bool) -> Pair:
-    """Return the most elements of the images that a unit of a tile needs, and of those beside."""
-    units, sides = units_of(shape), []
-    for one, blocks in ((shape, units.c1), (shape.beside, units.beside)):
-        rows, columns = window_sides(one, tile, strip=strip) if one else (0, 0)
-        sides.append(blocks * rows * columns * shape.c0)
-    return sides[0], sides[1]
-
-
-def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]:
-    """Most image rows and columns a tile of `tile` fractals of pixels can need."""
-    oh, ow = shape.out_hw
-    if strip:
-        spanned, across = 1, min(tile * FRACTAL, ow)
-    else:
-        latest = ow - gcd(tile * FRACTAL, ow)  # tiles start at multiples of their size
-        spanned, across = min((latest + tile * FRACTAL - 1) // ow + 1, oh), ow
-    return _side(shape, 0, spanned), _side(shape, 1, across)
-
-
-def _side(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
-    """Most image rows (axis 0) or columns that `outputs` neighbouring outputs can need."""
-    size, step = (shape.h, shape.w)[axis], shape.strides[axis]
-    if axis and shape.lanes:
-        return outputs * 0 + size
-    beyond = (shape.out_hw[axis] - 1) * step - shape.pads[2 * axis] >= size
-    least = max(shape.reach[axis], step if beyond else 1)
-    needed: Sizes = np.minimum((outputs - 1) * step + least, size)
-    return needed if isinstance(outputs, np.ndarray) else int(needed)
-
-
 def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
     """L1 bytes of the slots: windows of the image and weights."""
     stage, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
@@ -361,10 +328,10 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
     """Most image pixels a tile of m fractals can need: `window_sides` on arrays."""
     oh, ow = shape.out_hw
     if strip:
-        return _side(shape, 0, np.ones_like(m)) * _side(shape, 1, np.minimum(m * FRACTAL, ow))
+        return side_of(shape, 0, np.ones_like(m)) * side_of(shape, 1, np.minimum(m * FRACTAL, ow))
     latest = ow - np.gcd(m * FRACTAL, ow)
     spanned = np.minimum((latest + m * FRACTAL - 1) // ow + 1, oh)
-    return _side(shape, 0, spanned) * _side(shape, 1, ow)
+    return side_of(shape, 0, spanned) * side_of(shape, 1, ow)
 
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
@@ -413,8 +380,9 @@ def _conv_loads(
     tiles_x = np.where(once, across, 1)
     tiles_w = np.where(once & (across == 1), down, 1)
     turns_m = shape.n * _tiles(shape, t.m, found.strips)
-    both = [(shape, bundle.c1), *([(shape.beside, shape.beside.blocks[0])] if shape.beside else [])]
-    whole_image = shape.n * shape.pixel_bytes * sum(c1 * s.h * s.w for s, c1 in both)
+    other, pixels = shape.beside, bundle.c1 * shape.h * shape.w
+    pixels += other.blocks[0] * other.h * other.w if other else 0
+    whole_image = shape.n * pixels * shape.pixel_bytes
     cores = t.rows * t.cols
     fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * _up(bundle.n1, t.n) * image))
     fresh_w = np.minimum(1.0, tiles_w / turns_m)

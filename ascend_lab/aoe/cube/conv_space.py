@@ -38,7 +38,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels import default_schedules
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
-from ascend_lab.kernels.conv_windows import tiles_per_image
+from ascend_lab.kernels.conv_windows import tiles_per_image, window_sides
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
@@ -164,7 +164,7 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     window = np.zeros_like(t["m"])
     for m in np.unique(t["m"]):
         for strip in (0, 1):
-            rows, columns = default_schedules.window_sides(shape, int(m), strip=bool(strip))
+            rows, columns = window_sides(shape, int(m), strip=bool(strip))
             window[(t["m"] == m) & (t["window"] == strip)] = rows * columns
     a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
