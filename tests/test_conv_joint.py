@@ -8,6 +8,8 @@ from cube_checks import CHIPS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.aoe.cube.bound import Bounds
+from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled
@@ -70,6 +72,16 @@ def test_a_stride_loads_only_its_rows():
     thin = thinned(whole)
     assert (thin.h, thin.strides, thin.stored, thin.out_hw) == (8, (1, 2), (15, 2), whole.out_hw)
     assert thinned(replace(whole, pad=1)) == replace(whole, pad=1)
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend910A"])
+def test_bounds_of_tilings_hold_for_the_rows_that_are_left(chip_name):
+    shape = thinned(ConvShape(2, 64, 28, 27, 96, 1, 1, 2))
+    measure = CubeMeasure(shape, load_chip(chip_name), None, frozenset(), None)
+    space = measure.space()
+    rows = np.random.default_rng(0).integers(0, space.size, 6)
+    for row, low in zip(rows.tolist(), Bounds(measure, space.genes).walked(rows), strict=True):
+        assert low <= measure(space.point(row))
 
 
 def block(size):

@@ -39,6 +39,7 @@ from ascend_lab.kernels.conv_windows import (
     Pixels,
     Placement,
     RowShare,
+    Window,
     area_of,
     bundle_shares,
     plain_placement,
@@ -275,7 +276,7 @@ class _Writer:
             for run in runs_of(self.shape, job.tile, first, last, strip=job.strip):
                 with repeat(self.k, "run", run.count) as turn:
                     for pixel, window in run.tiles:
-                        seen = (window,)
+                        seen: tuple[Window, ...] = (window,)
                         if other:
                             seen += (window_of(other, pixel, window.pixels, strip=job.strip),)
                         yield Pixels(base[0] + image, pixel, seen, run, turn, base[1])
