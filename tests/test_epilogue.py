@@ -205,7 +205,7 @@ def test_refusals_give_the_reason():
     [
         ((), (), "a step at least"),
         ((Operand("sums", "tile", "fp16"),), (NARROW,), "a name of its own"),
-        ((Operand("b", "row", "fp16"),), (NARROW,), "kind channel or tile"),
+        ((Operand("b", "row", "fp16"),), (NARROW,), "kind channel, tile or sums"),
         ((Operand("b", "tile", "int8"),), (NARROW,), "numbers in fp16"),
         ((), (Step("vcadd", ("sums",)),), "lane-by-lane"),
         ((), (Step("vadd", ("sums",)),), "lane-by-lane"),

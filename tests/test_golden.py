@@ -1,4 +1,4 @@
-"""Times and memory of the zoo on four chips, to the last digit, as version 0.9.0 has them."""
+"""Times and memory of the zoo on four chips, to the last digit, as the last change to kernels left them."""
 
 import json
 from pathlib import Path
