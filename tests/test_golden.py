@@ -1,4 +1,4 @@
-"""Times and memory of the zoo on four chips, to the last digit, as the last change to kernels left them."""
+"""Times and memory of the zoo on four chips, to the last digit, as kernels were last changed."""
 
 import json
 from pathlib import Path
