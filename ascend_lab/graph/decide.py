@@ -117,13 +117,22 @@ def _ways_apart(graph: Graph, group: Sequence[Node]) -> Iterator[Sequence[Sequen
     """Yield what would be kernels without a group, the first that the chip has counts."""
     views = view_nodes(graph)
     if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
-    after = only_reader(graph, group[-1])
-    if len(piece.graph.outputs) > 1 or (after and after.has("lanes") and _added(graph, group)):
-        return False  # what follows two convolutions that are added needs a kernel of its own
-    try:
-        mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
-    except AscendLabError:
-        return False
+        yield [group[:1], group[1:]]
+        return
+    if heads := _added(graph, group):  # the one in front would be one kernel with what follows
+        other = heads[0] if group[0] in heads[1] else heads[1]
+        yield [other, [n for n in group if n not in other]]
+        yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
+    yield [(n,) for n in group if n.name not in views]
+
+
+def _added(graph: Graph, group: Sequence[Node]) -> list[tuple[Node, ...]]:
+    """Return the two convolutions of a group that are added, if it has such."""
+    for sums in (n for n in group if n.op == "add"):
+        heads = [head_of(graph, name) for name in sums.inputs]
+        if all(head and head[0] in group for head in heads) and heads[0] != heads[1]:
+            return heads
+    return []
 
 
 def head_of(graph: Graph, name: str) -> tuple[Node, ...]:
