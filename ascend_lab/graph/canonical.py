@@ -6,6 +6,7 @@ attention              one kernel that keeps the scores on the core, or products
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
+silu between products  -silu(-x) where weights turn the signs (`signs`)
 
 The products are queries, keys and values of an attention, for example:
 
@@ -25,6 +26,7 @@ import numpy as np
 from ascend_lab.chip import Chip
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.signs import turned_silus
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import get
 
@@ -127,7 +129,7 @@ FLASH = "flash_attention"
 def canonical(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in the operators that lowering knows; values are those of the parts."""
     graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
-    return merged_products(graph, chip)
+    return merged_products(turned_silus(graph), chip)
 
 
 # -- attention ------------------------------------------------------------------------------------

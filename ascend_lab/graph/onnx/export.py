@@ -144,7 +144,6 @@ RULES |= {
     "trans_data": lambda site: site.one("Identity", site.inputs[0]),
     "rsqrt": lambda site: site.one("Reciprocal", site.one("Sqrt", *site.inputs)),
     "square": lambda site: site.one("Mul", *site.inputs * 2),
-    "silu": lambda site: site.one("Mul", site.inputs[0], site.one("Sigmoid", *site.inputs)),
     "not_equal": lambda site: site.cast(
         site.one("Not", site.one("Equal", *site.inputs)), site.dtype
     ),
@@ -154,6 +153,13 @@ RULES |= {
 
 def _clip(site: Site, name: str, low: float, high: float, dtype: str) -> str:
     return site.one("Clip", name, *(site.writer.number(n, dtype) for n in (low, high)))
+
+
+@rule("silu")
+def _silu(site: Site) -> Result:
+    x = site.inputs[0]
+    turned = site.one("Neg", x) if site.attrs["turned"] else x
+    return site.one("Mul", x, site.one("Sigmoid", turned))
 
 
 @rule("clip", "relu6")
