@@ -268,8 +268,16 @@ class Candidates:
         return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
 
 
+EQUAL = 1e-3
+"""Share by which estimates may differ and still say the same."""
+
+
 def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
-    """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
+    """Return the candidate with the least estimated time; raise `CapacityError` if none fits.
+
+    Of equal ones cores share bundles of groups rather than pixels: each reads neighbouring rows of
+    its own channels, which it finds in L2.
+    """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
     found = conv_candidates(shape, chip)
@@ -283,7 +291,10 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
             f"{chip.buffers['L1']} bytes on {chip.name}",
             "use a smaller kernel, dilation or stride",
         )
-    best = int(np.argmin(conv_estimate(shape, chip, found, demand)))
+    cycles = conv_estimate(shape, chip, found, demand)
+    equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL))
+    shares = np.minimum(found.tilings.cols[equal], bundles_of(shape).count)
+    best = int(equal[np.lexsort((cycles[equal], -shares))[0]])
     return found.tilings.schedule(best, shape.dtype)
 
 
