@@ -1,5 +1,7 @@
 """bf16, compare and select, block instructions, rounding, atomic adds, rows picked at run time."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -241,22 +243,24 @@ def test_vbrcb_spreads_each_element_over_a_block(dtype):
     assert np.array_equal(got.reshape(32, c0), np.repeat(values[:, None], c0, axis=1))
 
 
-def test_vtranspose_turns_one_block():
-    chip = SPLIT
+@pytest.mark.parametrize("block", [(16, 16), (3, 16, 16)])
+def test_vtranspose_turns_a_block_a_repeat(block):
+    chip, size = SPLIT, math.prod(block)
     for dtype in ("fp16", "bf16"):
         k = KernelBuilder("t", chip)
-        x, y = k.tensor("x", dtype, 256), k.tensor("y", dtype, 256)
-        qx = k.queue("qx", "UB", dtype, 256, src="MTE2", dst="V", depth=1)
-        qy = k.queue("qy", "UB", dtype, 256, src="V", dst="MTE3", depth=1)
+        x, y = k.tensor("x", dtype, size), k.tensor("y", dtype, size)
+        qx = k.queue("qx", "UB", dtype, size, src="MTE2", dst="V", depth=1)
+        qy = k.queue("qy", "UB", dtype, size, src="V", dst="MTE3", depth=1)
         k.copy(qx.alloc().region(), x.region())
         qx.enqueue()
-        block = (16, 16)
         k.vector("vtranspose", qy.alloc().region(0, block), qx.dequeue().region(0, block))
         qx.free(), qy.enqueue()
         k.copy(y.region(), qy.dequeue().region())
         qy.free()
-        values = np.arange(256).astype(numpy_type(dtype)).reshape(block)
-        assert np.array_equal(run_once(chip, k.finish(), {"x": values}).reshape(block), values.T)
+        program, values = k.finish(), np.arange(size).astype(numpy_type(dtype)).reshape(block)
+        assert sanitize(program, chip) == []
+        turned = run_once(chip, program, {"x": values}).reshape(block)
+        assert np.array_equal(turned, values.swapaxes(-1, -2))
 
 
 def test_costs_count_repeats_of_eight_blocks():
@@ -272,6 +276,9 @@ def test_costs_count_repeats_of_eight_blocks():
     code = vector(TOY, "vtranspose", block, y.region(256, (16, 16)))
     cycles = instruction_cost(TOY, code, ALONE).occupancy_cycles
     assert cycles == turn.head_cycles + 2 * turn.slope_cycles
+    code = vector(TOY, "vtranspose", y.region(0, (2, 16, 16)), y.region(512, (2, 16, 16)))
+    cycles = instruction_cost(TOY, code, ALONE).occupancy_cycles
+    assert cycles == turn.head_cycles + 4 * turn.slope_cycles
     code = vector(TOY, "vsel", *[lanes("fp16", 128, 4)] * 4)
     select = TOY.vector_costs["vsel"]
     assert instruction_cost(TOY, code, ALONE).occupancy_cycles == (
@@ -590,6 +597,11 @@ BAD = {
         lambda: vector(TOY, "vtranspose", *[UB16.region(0, (32, 16))] * 2),
         ProgramError,
         "one block",
+    ),
+    "vtranspose of unlike numbers of blocks": (
+        lambda: vector(TOY, "vtranspose", UB16.region(0, (1, 16, 16)), BLOCK),
+        ProgramError,
+        "as many blocks",
     ),
     "vtranspose of a strided tile": (
         lambda: vector(TOY, "vtranspose", BLOCK, UB16.region(0, (16, 16), (24, 1))),

@@ -106,7 +106,7 @@ class _Signs:
                 continue
             result = node.output in self.negative
             if self._weighs(node):
-                moved = (node.inputs[1:2] if result != (node.inputs[0] in self.negative) else ())
+                moved = node.inputs[1:2] if result != (node.inputs[0] in self.negative) else ()
                 moved += node.inputs[2:] if result else ()
             else:
                 sums = result and node.op == "add"

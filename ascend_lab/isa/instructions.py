@@ -277,8 +277,8 @@ def vector(
     element a repeat, vcgadd and vcgmax one a 32-byte block. `compare` (gt ge lt le eq ne) belongs
     to vcmp, which writes 1 or 0; `rounding` (rint floor ceil trunc) to vconv into whole numbers.
     vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
-    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements, whose rows
-    may lie apart.
+    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements, or one a
+    repeat, whose rows may lie apart.
     """
     number = None if scalar is None else float(scalar)
     turn = None if rounding == "rint" else rounding

@@ -215,7 +215,7 @@ def check_whole_blocks(chip: Chip, instruction: Instruction, dst: Region) -> Non
     if op == "vbrcb":
         _check_brcb(chip, dst, src)
     else:
-        _check_transpose(dst, src)
+        _check_transpose(chip, dst, src)
 
 
 def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
@@ -237,19 +237,23 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
         raise CapacityError(needed, f"{n} blocks", "split it with a loop")
 
 
-def _check_transpose(dst: Region, src: Region) -> None:
-    """16 x 16 elements of 2 bytes; rows are blocks of 32 bytes, evenly spaced on either side."""
+def _check_transpose(chip: Chip, dst: Region, src: Region) -> None:
+    """16 x 16 elements of 2 bytes, once or repeated; rows are blocks of 32 bytes, evenly spaced."""
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")
     for region in (dst, src):
-        whole = region.sizes == (16, 16) and region.strides[1] == 1
-        if not whole or region.strides[0] % 16:
+        *repeats, rows, lanes = region.sizes if len(region.sizes) > 1 else (0, 0)
+        whole = (rows, lanes) == (16, 16) and len(repeats) < 2 and region.strides[-1] == 1
+        if not whole or any(stride % 16 for stride in region.strides[:-1]):
             raise ProgramError(
-                "vtranspose: one block (16, 16), its rows whole blocks of 32 bytes",
+                "vtranspose: one block (16, 16) or n of them, their rows whole blocks of 32 bytes",
                 f"{region.sizes}:{region.strides} of {region.buffer.name}",
                 "lay the tile out in blocks of 16 x 16 on the way to UB",
             )
+    if dst.sizes != src.sizes or dst.sizes[0] > max(chip.max_repeat, 16):
+        needed = f"vtranspose: as many blocks on both sides, {chip.max_repeat} at most"
+        raise ProgramError(needed, f"{src.sizes} -> {dst.sizes}", "split it with a loop")
 
 
 # -- computing: mmad on the cube, everything on the vector unit ------------------------------------

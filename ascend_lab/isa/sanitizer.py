@@ -362,7 +362,7 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
     if op == "vbrcb":
         each *= BLOCKS_PER_REPEAT
     elif op == "vtranspose":
-        each = region.elements
+        each = region.sizes[-1] * region.sizes[-2]
     mask = instruction.number("mask", -1)
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1

@@ -382,12 +382,10 @@ def _turn_planes(
 ) -> None:
     """Write the two rounds for blocks of 256 pixels: `tiles` are planes, lines, pixels."""
     source, turned, to = tiles
-    side, apart = (FRACTAL, FRACTAL), (LINE, 1)
-    with repeat(k, "block", blocks) as block:
-        line = block * (SMALL_C0 * AREA)
-        for i in range(channels):
-            rows = source.region(block * AREA + i * blocks * AREA, side)
-            k.vector("vtranspose", turned.region(line + i * FRACTAL, side, apart), rows)
-        for i in range(SMALL_C0):
-            columns = turned.region(line + i * AREA, side)
-            k.vector("vtranspose", to.region(line + i * FRACTAL, side, apart), columns)
+    side, rows, lines = (blocks, FRACTAL, FRACTAL), (AREA, FRACTAL, 1), (SMALL_C0 * AREA, LINE, 1)
+    for i in range(channels):
+        plane = source.region(i * blocks * AREA, side, rows)
+        k.vector("vtranspose", turned.region(i * FRACTAL, side, lines), plane)
+    for i in range(SMALL_C0):
+        columns = turned.region(i * AREA, side, (SMALL_C0 * AREA, *rows[1:]))
+        k.vector("vtranspose", to.region(i * FRACTAL, side, lines), columns)

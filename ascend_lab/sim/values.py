@@ -95,9 +95,8 @@ def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) ->
     """
     op = instruction.op
     if op in WHOLE_BLOCKS:
-        store(
-            dst, srcs[0].T if op == "vtranspose" else np.broadcast_to(srcs[0][:, None], dst.shape)
-        )
+        turned = srcs[0].swapaxes(-1, -2) if op == "vtranspose" else srcs[0][:, None]
+        store(dst, np.broadcast_to(turned, dst.shape))
         return
     if op in REDUCING:
         _reduce(op, dst, srcs[0], _mask(instruction, srcs[0]))
