@@ -15,7 +15,7 @@ Middle = Callable[[GraphBuilder, Value], Value]
 
 def weights(net: GraphBuilder, *shape: int) -> Value:
     values = np.random.default_rng(sum(shape)).standard_normal(shape)
-    return net.constant(np.float16(values / np.sqrt(np.prod(shape[1:]))))
+    return net.constant((values / np.sqrt(np.prod(shape[1:]))).astype(np.float16))
 
 
 def network(middle: Middle, **first: object) -> Graph:
@@ -33,7 +33,8 @@ def excited(net: GraphBuilder, x: Value) -> Value:
     y = net.conv2d(x, weights(net, 32, 1, 3, 3), weights(net, 32), groups=32, pad=1)
     y = net.silu(y, name="deep")
     gate = net.silu(net.conv2d(net.global_avg_pool(y), weights(net, 16, 32, 1, 1)), name="squeezed")
-    return net.mul(y, net.sigmoid(net.conv2d(gate, weights(net, 32, 16, 1, 1))))
+    scaled: Value = net.mul(y, net.sigmoid(net.conv2d(gate, weights(net, 32, 16, 1, 1))))
+    return scaled
 
 
 def turned(graph: Graph) -> set[str]:
@@ -100,7 +101,8 @@ def test_what_two_nodes_read_before_the_activation_is_kept() -> None:
 def test_of_two_that_meet_in_a_product_one_is_turned() -> None:
     def both(net: GraphBuilder, y: Value) -> Value:
         gate = net.conv2d(net.input("g", (2, 8, 9, 9)), weights(net, 32, 8, 1, 1))
-        return net.mul(y, net.silu(gate, name="other"))
+        product: Value = net.mul(y, net.silu(gate, name="other"))
+        return product
 
     assert len(turned(network(both))) == 1
 
