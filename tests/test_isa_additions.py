@@ -601,7 +601,7 @@ BAD = {
     "vtranspose of unlike numbers of blocks": (
         lambda: vector(TOY, "vtranspose", UB16.region(0, (1, 16, 16)), BLOCK),
         ProgramError,
-        "as many blocks",
+        "alike",
     ),
     "vtranspose of a strided tile": (
         lambda: vector(TOY, "vtranspose", BLOCK, UB16.region(0, (16, 16), (24, 1))),

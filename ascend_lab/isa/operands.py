@@ -242,18 +242,15 @@ def _check_transpose(chip: Chip, dst: Region, src: Region) -> None:
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")
+    alike = dst.sizes == src.sizes and dst.sizes[0] <= chip.max_repeat
     for region in (dst, src):
-        *repeats, rows, lanes = region.sizes if len(region.sizes) > 1 else (0, 0)
-        whole = (rows, lanes) == (16, 16) and len(repeats) < 2 and region.strides[-1] == 1
-        if not whole or any(stride % 16 for stride in region.strides[:-1]):
+        whole = region.sizes in ((16, 16), (region.sizes[0], 16, 16)) and region.strides[-1] == 1
+        if not (alike and whole) or any(stride % 16 for stride in region.strides[:-1]):
             raise ProgramError(
-                "vtranspose: one block (16, 16) or n of them, their rows whole blocks of 32 bytes",
+                f"vtranspose: one block (16, 16) to {chip.max_repeat}, rows whole blocks, alike",
                 f"{region.sizes}:{region.strides} of {region.buffer.name}",
                 "lay the tile out in blocks of 16 x 16 on the way to UB",
             )
-    if dst.sizes != src.sizes or dst.sizes[0] > max(chip.max_repeat, 16):
-        needed = f"vtranspose: as many blocks on both sides, {chip.max_repeat} at most"
-        raise ProgramError(needed, f"{src.sizes} -> {dst.sizes}", "split it with a loop")
 
 
 # -- computing: mmad on the cube, everything on the vector unit ------------------------------------
