@@ -308,6 +308,7 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "muls": lambda: numbered("number", (2.0, 0.1, -3.7)),
     "leaky_relu": lambda: numbered("alpha", (0.01, 0.3, 1.5)),
     "elu": lambda: numbered("alpha", (1.0, 0.3)),
+    "silu": lambda: numbered("turned", (False, True)),
     "clip": lambda: numbered("high", (1.0, 0.1)),
     "select": lambda: broadcast(3), "cast": cast,
     "quantise": lambda: whole(1), "dequantise": lambda: whole(1),

@@ -9,6 +9,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.graph import Graph, GraphBuilder, canonical, compile_stages, run_compiled
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.signs import turned_silus
+from ascend_lab.ops import OPERATORS, gradient
 
 Middle = Callable[[GraphBuilder, Value], Value]
 
@@ -118,3 +119,10 @@ def test_weights_that_several_nodes_read_are_turned_once() -> None:
     read = [tuple(n.inputs[1] for n in graph.nodes if n.op == "conv2d")[i::2] for i in (0, 1)]
     assert len(graph.constants) == len(set(read[0])) + len(set(read[1])) == 2
     assert not {first.name, last.name} & set(graph.constants)
+
+
+def test_the_gradient_of_a_turned_silu_is_that_of_its_values() -> None:
+    x, step, operator = np.linspace(-4, 4, 9), 1e-5, OPERATORS["silu"]
+    (slope,) = gradient(operator, [np.ones_like(x)], [x], [x / (1 + np.exp(x))], turned=True)
+    ends = [operator.reference(x + side, turned=True) for side in (step, -step)]
+    np.testing.assert_allclose(slope, np.subtract(*ends) / (2 * step), atol=1e-8)
