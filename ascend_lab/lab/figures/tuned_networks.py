@@ -74,8 +74,8 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     ax.axhline(bound_ms, color=st.INK, ls=(0, (3, 2)), lw=1)
     ax.text(0.5, bound_ms * 1.03, f"bound {bound_ms:.3g}", fontsize=8, va="bottom")
     for at, ms in ((0, steps[0][1]), (end, steps[-1][1])):
-        above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
-        ax.annotate(f"{ms:.3g}", (at, ms), fontsize=8, fontweight="bold", **above)
+        up = ax.annotate(f"{ms:.3g}", (at, ms), (0, 3), textcoords="offset points", ha="center")
+        up.set(fontsize=8, fontweight="bold")
     labels = [*(label for label, _ in steps), "what is left"]
     ax.set_xticks(range(end + 1), labels, rotation=25, ha="right")
     ax.tick_params(axis="x", length=0)
