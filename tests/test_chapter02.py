@@ -11,7 +11,7 @@ from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.lab.checks import chapter01_02 as chapter02
-from ascend_lab.lab.checks.chapter01_02 import check_ex_02_1, check_ex_02_2, check_ex_02_3
+from ascend_lab.lab.checks.chapter01_02 import check_ex_02_1, check_ex_02_2
 from ascend_lab.lab.figures import fig_core_map, fig_core_path
 from ascend_lab.lab.figures.core_map import find_route, move_over
 from ascend_lab.lab.figures.style import LabFigure
@@ -245,12 +245,3 @@ def test_largest_k_leaves_room_for_two_and_not_for_one_block_more() -> None:
             builder.buffer("a", "L0A", dtype, m * k, slots=2)
             builder.buffer("b", "L0B", dtype, k * n, slots=2)
             builder.buffer("c", "L0C", "int32", m * n)
-
-
-def test_single_buffer_answer_fails() -> None:
-    def single(name: str, dtype: str, m: int, n: int) -> int:
-        return 2 * chapter02.largest_k(name, dtype, m, n)
-
-    result = check_ex_02_3(single)
-    assert not result.passed
-    assert "expected 64" in result.message

@@ -198,20 +198,6 @@ def parallel_paths(to_a: float, to_b: float, to_l1: float, l0c: int) -> int | No
     return clearing_tile(1e9, to_b, to_l1, l0c)
 
 
-def unpadded_bytes(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int, int]:
-    a, b = 2 * m * k * -(-n // tile_n), 2 * k * n * -(-m // tile_m)
-    return a, b, a + b
-
-
-def square_waste(limit: int, dtype: str) -> int:
-    return max(s for s in range(1, limit + 1) if (s / (-(-s // 16) * 16)) ** 3 < 0.5)
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_tile_check_takes_the_right_answer(seed: int) -> None:
-    assert checks.check_ex_03_1(clearing_tile, seed=seed)
-
-
 @pytest.mark.parametrize(
     ("check", "wrong", "said"),
     [
@@ -221,9 +207,6 @@ def test_the_tile_check_takes_the_right_answer(seed: int) -> None:
         ("check_ex_03_1", lambda *_: 24, "multiple of 16"),
         ("check_ex_03_1", lambda *_: True, "whole number or None"),
         ("check_ex_03_1", lambda *_: None, "160 x 160 fits"),
-        ("check_ex_03_2", unpadded_bytes, "expected"),
-        ("check_ex_03_3", lambda nest, l2_bytes: 0, "expected"),
-        ("check_ex_03_4", square_waste, "int8"),
     ],
 )
 def test_checks_refuse_plausible_mistakes(check: str, wrong: object, said: str) -> None:

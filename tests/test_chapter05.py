@@ -8,9 +8,9 @@ import pytest
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl.tbe import fusion_manager, util
-from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
+from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import sanitize
-from ascend_lab.lab.checks import check_ex_05_1, check_ex_05_2, check_ex_05_3, check_ex_05_4
+from ascend_lab.lab.checks import check_ex_05_4
 from ascend_lab.lab.figures.nests import (
     Box,
     Work,
@@ -153,67 +153,6 @@ def test_an_operator_in_the_published_form() -> None:
 
 
 # --- exercises: near misses do not pass ---
-
-
-def test_layer_norm_in_fp16_or_by_mean_of_squares_is_refused() -> None:
-    def norm(x: Any, gamma: Any, beta: Any, dtype: str, squares: bool) -> Any:
-        def mean(t: Any) -> Any:
-            return te.vmuls(te.reduce_sum(t, -1, keepdims=True), 1 / x.shape[-1])
-
-        def spread(t: Any) -> Any:
-            return te.broadcast(t, x.shape)
-
-        wide = te.cast_to(x, dtype)
-        away = te.vsub(wide, spread(mean(wide)))
-        if squares:
-            middle = mean(wide)
-            variance = te.vsub(mean(te.vmul(wide, wide)), te.vmul(middle, middle))
-        else:
-            variance = mean(te.vmul(away, away))
-        scale = spread(te.vrsqrt(te.vadds(variance, 1e-5)))
-        result = te.cast_to(te.vmul(away, scale), "fp16")
-        return te.vadd(te.vmul(result, spread(gamma)), spread(beta))
-
-    assert check_ex_05_1(lambda x, g, b: norm(x, g, b, "fp32", False))
-    for wrong in (("fp16", False), ("fp32", True)):
-        told = check_ex_05_1(lambda x, g, b, wrong=wrong: norm(x, g, b, *wrong))
-        assert not told
-        assert "of rows near" in told.message
-    assert not check_ex_05_1(lambda x, g, b: x)
-    assert not check_ex_05_1(lambda x, g, b: te.vmuls(x, float("nan")))
-
-
-def where(condition: Any, a: Any, b: Any, *, error: Any = None, shapes: bool = True) -> Any:
-    operands = condition, a, b
-    if len({t.dtype for t in operands}) > 1:
-        raise TypeMismatchError("one format", ", ".join(t.dtype for t in operands))
-    try:
-        full = np.broadcast_shapes(*(t.shape for t in operands))
-    except ValueError:
-        text = ", ".join(str(t.shape) for t in operands) if shapes else "other shapes"
-        raise (error or ShapeError)("shapes that broadcast", text) from None
-    return te.select(*(te.broadcast(t, full) for t in operands))
-
-
-def test_where_needs_values_and_errors() -> None:
-    assert check_ex_05_2(where)
-    silent = check_ex_05_2(lambda *t: where(*t, shapes=False))
-    assert not silent
-    assert "expected (5, 6) in it too" in silent.message
-    assert not check_ex_05_2(lambda *t: where(*t, error=AscendLabError))
-    assert "raised ValueError" in check_ex_05_2(lambda *t: where(*t, error=ValueError)).message
-    swapped = check_ex_05_2(lambda c, a, b: where(c, b, a))
-    assert not swapped
-    assert swapped.message.count("expected") == 1
-    assert check_ex_05_2(None).subject is None
-
-
-def test_softplus_must_not_overflow_nor_be_a_relu() -> None:
-    told = check_ex_05_3(lambda x: te.vlog(te.vadds(te.vexp(x), 1.0)))
-    assert not told
-    assert "with inf" in told.message
-    assert not check_ex_05_3(te.vrelu)
-    assert "in fp32" in check_ex_05_3(lambda x: te.cast_to(x, "fp32")).message
 
 
 def test_bytes_of_a_graph_are_those_of_programs() -> None:

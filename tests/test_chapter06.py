@@ -22,7 +22,7 @@ from ascend_lab.lab.figures.schedules import add_relu
 from ascend_lab.sim.values import numpy_type
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "06_schedules.ipynb"
-TOY, CHIP = load_chip("Toy"), load_chip("Ascend910B2")
+CHIP = load_chip("Ascend910B2")
 
 
 def normal(shape, dtype="fp16", seed=0, scale=1.0):
@@ -250,19 +250,6 @@ def test_choices_that_do_not_fit_are_errors() -> None:
 
 
 # -- checks -----------------------------------------------------------------------------------
-def parts(n, factor, tail):
-    whole, rest = divmod(n, factor)
-    last = [(n - factor, factor) if tail == "guard" else (n - rest, rest)] if rest else []
-    return [(part * factor, factor) for part in range(whole)] + last
-
-
-def largest(ub_bytes, inputs, slots):
-    return ub_bytes // (2 * slots * (inputs + 1)) // 128 * 128
-
-
-def plain_table(rows, columns, chip_name):
-    start = te.create_schedule(table(rows, columns), load_chip(chip_name))
-    return te.split(start, "y", "j", 2048)
 
 
 def wrong_table(rows, columns, chip_name):
@@ -271,35 +258,13 @@ def wrong_table(rows, columns, chip_name):
     return te.auto_schedule(y, load_chip(chip_name))
 
 
-def one_core_sums(rows, columns):
-    x, k = te.placeholder((rows, columns), "fp32", "x"), te.reduce_axis(columns, "k")
-    y = te.compute((rows,), lambda i: te.sum(x[i, k], k), name="y")
-    return te.split(te.create_schedule(y, CHIP), "y", "k", 8192)
-
-
-@pytest.mark.parametrize("seed", [7, 8])
-def test_right_answers_pass(seed: int) -> None:
-    assert chapter06.check_ex_06_2(parts, seed=seed)
-    assert chapter06.check_ex_06_3(largest, seed=seed)
-    assert chapter06.check_ex_06_4(chapter06._table, seed=seed)
-    assert chapter06.check_ex_06_5(chapter06._sums, seed=seed)
-
-
 @pytest.mark.parametrize(
     ("check", "wrong", "why"),
     [
-        (2, lambda n, factor, tail: parts(n, factor, "cut"), "expected"),
-        (2, lambda n, factor, tail: parts(n, factor, "guard"), "expected"),
-        (2, lambda n, factor, tail: None, "expected"),
-        (3, lambda ub_bytes, inputs, slots: largest(ub_bytes, inputs, slots) - 128, "expected"),
-        (3, lambda ub_bytes, inputs, slots: largest(ub_bytes, inputs, 1), "expected less"),
         (3, lambda ub_bytes, inputs, slots: 1.5, "whole number"),
-        (4, plain_table, "at most"),
         (4, wrong_table, "same values"),
         (4, lambda *case: "fast", "expected a schedule"),
         (4, lambda rows, columns, name: chapter06._table(8, 256, name), "inputs of shape"),
-        (5, one_core_sums, "at most"),
-        (5, lambda rows, columns: te.bind(one_core_sums(rows, columns), "y", "k_o"), "raised"),
     ],
 )
 def test_wrong_answers_are_named(check: int, wrong, why: str) -> None:

@@ -5,28 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.kernels import ConvShape, conv_launch
-from ascend_lab.lab.checks import check_ex_08_2, check_ex_08_3, check_ex_08_4
 from ascend_lab.lab.checks.chapter08_09 import addresses, folded
-from ascend_lab.lab.figures.conv import (
-    copies_of,
-    fig_windows,
-    matrix_sizes,
-)
-from ascend_lab.lab.kernels import (
-    conv2d_reference,
-    explicit_conv,
-    im2col_launch,
-    im2col_reference,
-)
+from ascend_lab.lab.figures.conv import copies_of, fig_windows, matrix_sizes
+from ascend_lab.lab.kernels import explicit_conv, im2col_launch
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 CHIP = load_chip("Ascend910A")
-LAYER = ConvShape(2, 32, 14, 14, 32, 3, 3, pad=1)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -72,30 +60,6 @@ def test_the_window_figure_answers_to_every_slider() -> None:
 # --- exercises ------------------------------------------------------------------------------------
 
 
-def address(m: Any, k: Any, image: Any, kernel: Any, stride: Any, pad: int, dilation: Any) -> Any:
-    _, h, w, c0 = image
-    ow = (w + 2 * pad - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
-    tap, channel = k // c0, k % c0
-    block, tap = tap // (kernel[0] * kernel[1]), tap % (kernel[0] * kernel[1])
-    row = m // ow * stride[0] + tap // kernel[1] * dilation[0] - pad
-    column = m % ow * stride[1] + tap % kernel[1] * dilation[1] - pad
-    inside = (row >= 0) & (row < h) & (column >= 0) & (column < w)
-    return np.where(inside, ((block * h + row) * w + column) * c0 + channel, -1)
-
-
-def test_addresses_two_sided() -> None:
-    """Without pads, without dilation, without a word for what lies outside."""
-    two_sided(
-        check_ex_08_2,
-        address,
-        lambda *_: None,
-        lambda m, *_: m * 0,
-        lambda *given: address(*given[:5], 0, given[6]),
-        lambda *given: address(*given[:6], (1, 1)),
-        lambda *given: abs(address(*given)),
-    )
-
-
 def test_addresses_are_those_of_the_kernels() -> None:
     """The matrix that the im2col kernel writes, from an image of its own addresses."""
     shape = ConvShape(1, 32, 4, 5, 16, 3, 2, (1, 2), 1, dilation=(1, 2))
@@ -107,54 +71,6 @@ def test_addresses_are_those_of_the_kernels() -> None:
     stored = a.reshape(12, -1, 16)[column // 16, m, column % 16]
     np.testing.assert_array_equal(picked, stored.astype(int) - 1)
     assert (picked == -1).any()
-
-
-B = np.array([[1, 0, 0, 0], [0, 1, -1, 1], [-1, 1, 1, 0], [0, 0, 0, -1]])
-G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-A = np.array([[1, 0], [1, 1], [1, -1], [0, -1]])
-
-
-def winograd(image: Any, weights: Any, multiply: Any) -> Any:
-    (k, _c, *_), (_, h, w) = weights.shape, image.shape
-    y = np.zeros((k, h + h % 2, w + w % 2))
-    padded = np.pad(image, ((0, 0), (1, 1 + h % 2), (1, 1 + w % 2)))
-    for i in range(0, h, 2):
-        for j in range(0, w, 2):
-            tile = (B.T @ padded[:, i : i + 4, j : j + 4] @ B).transpose(1, 2, 0)
-            kernels = (G @ weights @ G.T).transpose(2, 3, 1, 0)
-            product = multiply(tile[:, :, None], kernels)[:, :, 0].transpose(2, 0, 1)
-            y[:, i : i + 2, j : j + 2] = A.T @ product @ A
-    return y[:, :h, :w]
-
-
-def test_sixteen_products_a_square_are_asked_for() -> None:
-    def direct(image: Any, weights: Any, multiply: Any) -> Any:
-        _c, h, w = image.shape
-        rows = im2col_reference(image[None], (3, 3), 1, 1)
-        return multiply(rows, weights.reshape(len(weights), -1).T).T.reshape(-1, h, w)
-
-    slow = check_ex_08_3(direct)
-    assert not slow
-    assert "with 36 products" in slow.message
-    two_sided(
-        check_ex_08_3,
-        winograd,
-        lambda image, weights, multiply: conv2d_reference(image[None], weights, pad=1)[0],
-        lambda image, weights, multiply: 2 * winograd(image, weights, multiply),
-        lambda image, weights, multiply: None,
-    )
-
-
-def fold(weight: Any) -> Any:
-    k, c, r, s = weight.shape
-    even = np.pad(weight, ((0, 0), (0, 0), (0, r % 2), (0, s % 2)))
-    parts = even.reshape(k, c, (r + 1) // 2, 2, (s + 1) // 2, 2)
-    return parts.transpose(0, 3, 5, 1, 2, 4).reshape(k, 4 * c, (r + 1) // 2, (s + 1) // 2)
-
-
-def test_folded_weights_pass_and_unfolded_ones_fail() -> None:
-    twice, turned = (lambda w: 2 * fold(w)), (lambda w: fold(w)[:, ::-1])
-    two_sided(check_ex_08_4, fold, lambda w: w, twice, turned, lambda w: None)
 
 
 def test_folding_an_image_moves_parities_into_channels() -> None:

@@ -4,22 +4,13 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from two_sided import two_sided
 
 from ascend_lab.errors import LayoutError
-from ascend_lab.lab.checks.chapter08_09 import (
-    check_ex_09_2,
-    check_ex_09_3,
-    check_ex_09_4,
-    nest,
-)
 from ascend_lab.lab.figures import fig_address_maps, fig_element, fig_padding
 from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
-from ascend_lab.layout import address, address_map, pack
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "09_layouts.ipynb"
 
@@ -42,62 +33,6 @@ def test_titles_and_labels_do_not_overlap(fig: LabFigure) -> None:
         assert 0 <= box.x0 < box.x1 <= fig.bbox.x1, text
         for other, second in boxes[index + 1 :]:
             assert not box.overlaps(second), f"{text!r} covers {other!r}"
-
-
-# -- checks -----------------------------------------------------------------------------------
-def nz_right(x):
-    layout = address_map("FRACTAL_NZ", x.shape, {1: "int8", 2: "fp16", 4: "fp32"}[x.itemsize])
-    return pack(layout, x)
-
-
-def nz_always_16(x):
-    *lead, m, n = x.shape
-    m1, n1 = -(-m // 16), -(-n // 16)
-    wide = np.zeros((*lead, m1 * 16, n1 * 16), x.dtype)
-    wide[..., :m, :n] = x
-    return np.moveaxis(wide.reshape(*lead, m1, 16, n1, 16), -2, -4)
-
-
-def by_target(source, target):
-    """One loop for every piece of the target: right, and often more than needed."""
-    loops = []
-    for piece in target.pieces:
-        own = [p for p in source.pieces if p.axis == piece.axis and p.step <= piece.step]
-        finest = max(own, key=lambda p: p.step)
-        loops.append((piece.count, finest.stride * (piece.step // finest.step), piece.stride))
-    return sorted(loops, key=lambda loop: -loop[2])
-
-
-def weight_right(index, shape, c0):
-    return address(address_map("FRACTAL_Z", shape, "fp16", c0=c0), index)
-
-
-def test_checks_two_sided() -> None:
-    two_sided(
-        check_ex_09_2,
-        nz_right,
-        nz_always_16,
-        lambda x: nz_right(x).astype(np.float64),
-        lambda x: nz_right(x).swapaxes(-1, -2),
-        lambda x: nz_right(x) + x.dtype.type(1),
-        lambda x: None,
-    )
-    two_sided(
-        check_ex_09_3,
-        nest,
-        by_target,
-        lambda source, target: nest(source, target)[::-1],
-        lambda source, target: nest(target, source),
-        lambda source, target: [(source.elements, 1, 1)],
-        lambda source, target: None,
-    )
-    two_sided(
-        check_ex_09_4,
-        weight_right,
-        lambda index, shape, c0: weight_right(index, shape, 16),
-        lambda index, shape, c0: weight_right(index, shape, c0) + 1,
-        lambda index, shape, c0: "far",
-    )
 
 
 # -- the page ---------------------------------------------------------------------------------

@@ -1,10 +1,7 @@
 """The checks and figures of chapter 19, and what its prose claims."""
 
-import math
-
 import numpy as np
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import Mcts, tree_of
@@ -23,7 +20,6 @@ from ascend_lab.dsl import (
     vsub,
 )
 from ascend_lab.errors import CapacityError
-from ascend_lab.lab.checks import check_ex_19_2, check_ex_19_3
 from ascend_lab.lab.checks.chapter19_20 import small_space
 from ascend_lab.lab.tuners import NestCosts, _work, layout_bound, nest_cycles, optimum
 
@@ -36,71 +32,6 @@ def small():
     return small_space((12, 512))
 
 
-# -- exercises -------------------------------------------------------------------------------------
-def backup(tree, point, cost):
-    tree = dict(tree)
-    for depth in range(len(point) + 1):
-        visits, least = tree.get(point[:depth], (0, math.inf))
-        tree[point[:depth]] = (visits + 1, min(least, cost))
-    return tree
-
-
-def mean_backup(tree, point, cost):
-    tree = dict(tree)
-    for depth in range(len(point) + 1):
-        visits, mean = tree.get(point[:depth], (0, 0.0))
-        tree[point[:depth]] = (visits + 1, (visits * mean + cost) / (visits + 1))
-    return tree
-
-
-def without_root(tree, point, cost):
-    return {**backup(tree, point, cost), (): tree.get((), (1, cost))}
-
-
-def latest(tree, point, cost):
-    return {
-        p: (n, cost if point[: len(p)] == p else b)
-        for p, (n, b) in backup(tree, point, cost).items()
-    }
-
-
-def test_wrong_backups_fail():
-    two_sided(
-        check_ex_19_2, backup, mean_backup, without_root, latest, lambda t, p, c: t, seeds=(1, 7)
-    )
-
-
-def keep(name, options):
-    if name == "depth":
-        return [max(options)]
-    if name == "spread":
-        return [value for value in options if value] or options
-    return options
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda name, options: options,
-        lambda name, options: [max(options)] if name == "depth" else options,
-        lambda name, options: [2] if name == "depth" else keep(name, options),
-        lambda name, options: options[:1],
-        lambda name, options: [],
-        lambda name, options: 1 / 0,
-        "no function",
-    ],
-)
-def test_pruning_rules_that_lose_the_optimum_or_keep_too_much_fail(wrong):
-    result = check_ex_19_3(wrong)
-    assert not result
-    assert result.subject is wrong
-
-
-def test_the_pruning_rule_of_the_solution_passes():
-    assert check_ex_19_3(keep)
-
-
-# -- figures ---------------------------------------------------------------------------------------
 # -- claims ----------------------------------------------------------------------------------------
 def test_minimum_backup_and_closed_subtrees(small):
     space, costs = small

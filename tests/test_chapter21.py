@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
 from ascend_lab.aoe.subgraph.segments import Segments, even
@@ -17,8 +16,7 @@ from ascend_lab.graph import GraphBuilder, evaluate, simulate_graph
 from ascend_lab.graph.onnx import export_onnx
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.checks import check_ex_21_1, check_ex_21_2, check_ex_21_3, check_ex_21_4
-from ascend_lab.lab.checks.chapter21_22 import chain_rows, every_chain, eyes, least_slices
+from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes, least_slices
 from ascend_lab.lab.figures import fig_bands, fig_slice_times
 from ascend_lab.lab.figures.subgraph_tuner import two_operators
 from ascend_lab.sim.l2 import L2, Access
@@ -37,26 +35,6 @@ def time_of(net, *regions):
 
 
 # -- exercises -------------------------------------------------------------------------------------
-def slices(rows, halo, row_bytes, weights, capacity):
-    most = (capacity - weights) // row_bytes
-    if most >= rows:
-        return 1
-    return -(-rows // (most - halo)) if most > halo else 0
-
-
-def test_slice_counts_two_sided():
-    two_sided(
-        check_ex_21_1,
-        slices,
-        lambda rows, halo, row_bytes, weights, capacity: 1,
-        lambda rows, halo, row_bytes, weights, capacity: slices(
-            rows, 0, row_bytes, weights, capacity
-        ),
-        lambda rows, halo, row_bytes, weights, capacity: slices(rows, halo, row_bytes, 0, capacity),
-        lambda rows, halo, row_bytes, weights, capacity: slices(
-            rows + halo, halo, row_bytes, weights, capacity
-        ),
-    )
 
 
 def test_the_least_number_of_slices_by_hand():
@@ -65,72 +43,12 @@ def test_the_least_number_of_slices_by_hand():
     assert least_slices(16, 8, 10, 0, 80) == 0
 
 
-def needs(layers, rows):
-    found = [rows]
-    for window, stride in layers[::-1]:
-        found = [(found[0] - 1) * stride + window, *found]
-    return found
-
-
-def test_rows_of_a_chain_two_sided():
-    two_sided(
-        check_ex_21_2,
-        needs,
-        lambda layers, rows: [rows * s + r - 1 for r, s in layers] + [rows],
-        lambda layers, rows: needs(layers[::-1], rows),
-        lambda layers, rows: needs(layers, rows)[::-1],
-        lambda layers, rows: needs(layers, rows)[0],
-    )
-
-
 def test_the_formula_of_the_halo_is_what_slice_rules_say(net):
     part = part_of(net, net.nodes, "eyes")
     found = ranges_of(part, Region("conv1", "pool", "height", even(56, 4)))
     rows = [found.spans[name, 1] for name in ("conv1", "conv2", "conv3", "conv4", "pool")]
     wanted = chain_rows([(3, 1)] * 3 + [(4, 4)], 14)
     assert [high - low for low, high in rows] == wanted == [62, 60, 58, 56, 14]
-
-
-def cuts(count, cost):
-    best = {0: (0.0, [0])}
-    for j in range(1, count + 1):
-        best[j] = min((best[i][0] + cost[i, j], [*best[i][1], j]) for i in range(j))
-    return best[count][1]
-
-
-def greedy(count, cost):
-    points = [0]
-    while points[-1] < count:
-        here = points[-1]
-        points.append(min(range(here + 1, count + 1), key=lambda j: cost[here, j] / (j - here)))
-    return points
-
-
-def test_cheapest_chains_two_sided():
-    assert len(set(every_chain(6))) == 32
-    two_sided(
-        check_ex_21_3,
-        cuts,
-        greedy,
-        lambda count, cost: [0, count],
-        lambda count, cost: list(range(count + 1)),
-        lambda count, cost: cuts(count, cost)[1:],
-        lambda count, cost: 7,
-    )
-
-
-def test_beating_the_tuner_two_sided():
-    assert check_ex_21_4(lambda: [Region("conv1", "clip4", "batch", (4, 3))]).passed
-    for wrong in (
-        [],
-        [Region("conv1", "pool", "batch", (4, 3))],
-        [Region("conv1", "pool", "height", (28, 28))],
-        [Region("conv1", "pool", "channel", (8, 8))],
-        [Region("conv1", "nothing", "batch", (4, 3))],
-        [("conv1", "pool")],
-        None,
-    ):
-        assert not check_ex_21_4(lambda wrong=wrong: wrong).passed
 
 
 # -- what the prose says ---------------------------------------------------------------------------

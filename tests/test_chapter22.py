@@ -1,26 +1,13 @@
 """The checks and figures of chapter 22, and what its prose claims."""
 
-import math
-
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.cluster import collective_time, load_topology, make, ring, star, time_collective
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks import check_ex_22_1, check_ex_22_2, check_ex_22_3, check_ex_22_4
-from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_bytes, two_levels_s
+from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_bytes
 from ascend_lab.lab.figures import fig_holdings
 
-
 # -- exercises -------------------------------------------------------------------------------------
-def test_crossover_two_sided():
-    two_sided(
-        check_ex_22_1,
-        crossover_bytes,
-        lambda p, a, b: 2 * (p - 1) * a / b,
-        lambda p, a, b: math.inf,
-        lambda p, a, b: (2 * (p - 1) - math.log2(p)) * a / (math.log2(p) - 1) / b if p > 2 else 0,
-    )
 
 
 def test_the_crossover_is_where_the_simulated_times_meet():
@@ -46,33 +33,6 @@ def doubling(ranks, *, skips=None, cut=True):
     return [step(s, False) for s in reversed(skips)], [step(s, True) for s in skips]
 
 
-def ring_rounds(ranks):
-    right, turns = [(r, (r + 1) % ranks) for r in range(ranks)], range(1, ranks)
-    adding = [[(a, b, [(a - s) % ranks]) for a, b in right] for s in turns]
-    return adding, [[(a, b, [(a + 1 - s) % ranks]) for a, b in right] for s in turns]
-
-
-def test_rounds_two_sided():
-    two_sided(
-        check_ex_22_2,
-        doubling,
-        ring_rounds,
-        lambda p: doubling(p, cut=False),
-        lambda p: doubling(p)[::-1],
-        lambda p: (doubling(p)[0], []),
-        lambda p: doubling(p) if p & (p - 1) == 0 else ring_rounds(p),
-        lambda p: ([[(r, 0, [0]) for r in range(1, p)]], []),
-        lambda p: ([[(0, 1, [p])]], []),
-        lambda p: None,
-        lambda p: [],
-    )
-
-
-def test_chunks_two_sided():
-    wrongs = (lambda p, n, a, b: p, lambda p, n, a, b: 1, lambda p, n, a, b: 2.5)
-    two_sided(check_ex_22_3, best_chunks, *wrongs)
-
-
 def test_best_chunks_by_trying_all():
     case = (9, 10_000, 1e-6, 1e-10)
     assert best_chunks(*case) == min(range(1, 100), key=lambda k: chain_s(k, *case))
@@ -83,16 +43,6 @@ def test_a_chain_takes_what_the_exercise_says():
     line = ring(6, 1e-5, 1e-10)
     assert time_collective(chain, line, 1e6).time_s == pytest.approx(
         chain_s(5, 6, 1e6, 1e-5, 1e-10)
-    )
-
-
-def test_two_levels_two_sided():
-    two_sided(
-        check_ex_22_4,
-        two_levels_s,
-        lambda m, g, n, i, o: two_levels_s(m, g, n, o, i),
-        lambda m, g, n, i, o: two_levels_s(m, 1, n, i, o) + two_levels_s(1, g, n, i, o),
-        lambda m, g, n, i, o: two_levels_s(m, g, n, i, o) / 2,
     )
 
 

@@ -1,55 +1,23 @@
 """The checks and figures of chapter 23, and what its prose claims."""
 
-import math
-
 import numpy as np
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
-from ascend_lab.lab.checks import (
-    check_ex_23_1,
-    check_ex_23_2,
-    check_ex_23_3,
-    check_ex_23_4,
-    check_ex_23_5,
-)
-from ascend_lab.lab.checks.chapter23 import degrees, least_micro_batches, sent_bytes, zero_bytes
+from ascend_lab.lab.checks.chapter23 import least_micro_batches, sent_bytes
 from ascend_lab.lab.figures import fig_plan_cube
 from ascend_lab.parallel.plans.model import GraphModel
 from ascend_lab.parallel.plans.pipeline import bubble_share
 from ascend_lab.parallel.plans.plan import Unit
 from ascend_lab.parallel.plans.search import best_plans, placements
 from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
-from ascend_lab.parallel.values import (
-    Plan,
-    Sgd,
-    sentences,
-    train,
-    train_single,
-    transformer,
-)
-from ascend_lab.parallel.values import (
-    layers as pieces,
-)
-
+from ascend_lab.parallel.values import Plan, Sgd, sentences, train, train_single, transformer
+from ascend_lab.parallel.values import layers as pieces
 
 # -- exercises -------------------------------------------------------------------------------------
-def test_micro_batches_two_sided() -> None:
-    two_sided(
-        check_ex_23_1,
-        lambda p, b: max(1, math.ceil((p - 1) * (1 / b - 1))),
-        lambda p, b: None,
-        lambda p, b: 4 * p,
-        lambda p, b: math.ceil((p - 1) / b),
-        lambda p, b: math.ceil((p - 1) * (1 / b - 1)),
-        lambda p, b: 1 + max(1, math.ceil((p - 1) * (1 / b - 1))),
-        lambda p, b: max(1, math.floor((p - 1) * (1 / b - 1))),
-        lambda p, b: max(1.0, float(math.ceil((p - 1) * (1 / b - 1)))),
-    )
 
 
 def test_least_micro_batches_by_trying_all() -> None:
@@ -59,106 +27,8 @@ def test_least_micro_batches_by_trying_all() -> None:
         assert m == 1 or bubble_share(stages, m - 1) > bubble
 
 
-def test_memory_two_sided() -> None:
-    two_sided(
-        check_ex_23_2,
-        zero_bytes,
-        lambda w, d, s: 16 * w / (d if s else 1),
-        lambda w, d, s: 16 * w,
-        lambda w, d, s: w * (4 / (d if s > 1 else 1) + 12 / (d if s else 1)),
-        lambda w, d, s: w * (2 + 2 / (d if s > 1 else 1) + 12 / (d if s else 1)),
-        lambda w, d, s: w * sum(c / (d if s > i else 1) for i, c in enumerate((8, 2, 2))),
-    )
-
-
-def sent(data, tensor, pipeline, layers, width, length, batch):
-    weights = 24 * layers * width**2 / tensor / pipeline
-    tokens = 2 * batch / data * length * width
-    along = min(pipeline - 1, 2) * tokens
-    return (
-        2 * (1 - 1 / data) * weights,
-        8 * (1 - 1 / tensor) * layers / pipeline * tokens,
-        along,
-    )
-
-
-def test_bytes_two_sided() -> None:
-    two_sided(
-        check_ex_23_3,
-        sent,
-        lambda *a: sum(sent(*a)),
-        lambda *a: sent(*a)[:2],
-        lambda *a: sent(*a)[::-1],
-        lambda *a: (sent(*a)[0] / 2, *sent(*a)[1:]),
-        lambda *a: (sent(*a)[0], sent(*a)[1] / 2, sent(*a)[2]),
-        lambda *a: (*sent(*a)[:2], sent(*a)[2] / a[1]),
-        lambda *a: (*sent(*a)[:2], 2 * sent(*a)[2]),
-    )
-
-
-def pair(x, ups, downs, slope, all_reduce):
-    hidden = [x @ up for up in ups]
-    out = all_reduce([np.maximum(h, 0) @ down for h, down in zip(hidden, downs, strict=True)])
-    backs = [slope @ down.T * (h > 0) for h, down in zip(hidden, downs, strict=True)]
-    slopes = all_reduce([back @ up.T for back, up in zip(backs, ups, strict=True)])
-    return out, slopes, [x.T @ b for b in backs], [np.maximum(h, 0).T @ slope for h in hidden]
-
-
 def keep(arrays):
     return arrays
-
-
-def chatty(x, ups, downs, slope, all_reduce):
-    found = pair(x, ups, downs, slope, all_reduce)
-    all_reduce(list(found[0]))
-    return found
-
-
-def without_relu(x, ups, downs, slope, all_reduce):
-    out, slopes, _, down = pair(x, ups, downs, slope, all_reduce)
-    return out, slopes, [x.T @ (slope @ one.T) for one in downs], down
-
-
-def test_pair_two_sided() -> None:
-    two_sided(
-        check_ex_23_4,
-        pair,
-        lambda *a: None,
-        lambda *a: pair(*a)[:3],
-        lambda *a: pair(*a[:4], keep),
-        lambda *a: (*pair(*a)[:2], *pair(*a)[:1:-1]),
-        chatty,
-        without_relu,
-    )
-
-
-def test_pair_names_whose_function_it_was() -> None:
-    assert check_ex_23_4(pair).subject is pair
-    assert check_ex_23_4(None).subject is None
-    assert "after 3 all-reduces" in check_ex_23_4(chatty).message
-
-
-def test_pair_counts_only_forward_when_backward_forgets() -> None:
-    def half(x, ups, downs, slope, all_reduce):
-        right = pair(x, ups, downs, slope, all_reduce)
-        return right[0], pair(x, ups, downs, slope, keep)[1], *right[2:]
-
-    assert "slope of x" in check_ex_23_4(half).message
-
-
-def test_degrees_two_sided() -> None:
-    two_sided(
-        check_ex_23_5,
-        [degrees, lambda *a: set(degrees(*a))],
-        lambda n, a, layers, b: [(n, 1, 1)],
-        lambda n, a, layers, b: degrees(n, n, layers, b),
-        lambda n, a, layers, b: degrees(n, a, n, b),
-        lambda n, a, layers, b: degrees(n, a, layers, n),
-        lambda n, a, layers, b: [*degrees(n, a, layers, b), (n + 1, 1, 1)],
-        lambda n, a, layers, b: degrees(n, a, layers, b)[:-1],
-        lambda n, a, layers, b: degrees(n, a, layers, b) * 2,
-        lambda n, a, layers, b: None,
-    )
 
 
 # -- the closed forms, and messages between arrays -------------------------------------------------

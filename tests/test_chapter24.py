@@ -1,75 +1,15 @@
 """The checks and figures of chapter 24, and what its prose claims."""
 
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, check_ex_24_4
-from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, merged
+from ascend_lab.lab.checks import check_ex_24_4
+from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at
 from ascend_lab.lab.figures import fig_caps
 from ascend_lab.lab.figures.tuned_networks import toy_rows
 
-
 # -- exercises -------------------------------------------------------------------------------------
-def tail(ready, sizes, a, b, lasts):
-    done, first = 0.0, 0
-    for last in lasts:
-        done = max(done, ready[last]) + a + b * sum(sizes[first : last + 1])
-        first = last + 1
-    return done - ready[-1]
-
-
-def test_ends_two_sided():
-    two_sided(
-        check_ex_24_1,
-        tail,
-        lambda r, s, a, b, lasts: a + b * sum(s),
-        lambda r, s, a, b, lasts: len(lasts) * a + b * sum(s),
-        lambda r, s, a, b, lasts: tail(r, s, 0, b, lasts),
-        lambda r, s, a, b, lasts: tail([0] * len(r), s, a, b, lasts),
-    )
-
-
-def merge(ready, sizes, a, b, patience=1.0):
-    lasts, first, start = [], 0, ready[0]
-    for i in range(len(ready) - 1):
-        sent = start + a + b * sum(sizes[first : i + 1])
-        late = ready[i + 1]
-        if late < sent and (late < start or late - start < patience * a):
-            start = max(start, late)
-        else:
-            lasts, first, start = [*lasts, i], i + 1, max(sent, late)
-    return [*lasts, len(ready) - 1]
-
-
-def test_merging_two_sided():
-    two_sided(
-        check_ex_24_2,
-        [merge, merged],
-        lambda r, s, a, b: list(range(len(r))),
-        lambda r, s, a, b: [len(r) - 1],
-        lambda r, s, a, b: merge(r, s, a, b, patience=0.0),
-        lambda r, s, a, b: merge(r, s, a, b, patience=9.0),
-    )
-
-
-def tuner(ready, sizes, cost, most):
-    found = plan(toy_rows(ready, sizes), cost, most)
-    return [last for _, last in found.segments]
-
-
-def test_few_buckets_two_sided():
-    two_sided(
-        check_ex_24_3,
-        tuner,
-        lambda r, s, cost, most: [len(r) - 1],
-        lambda r, s, cost, most: list(range(len(r))),
-        lambda r, s, cost, most: tuner(r, s, cost, None),
-        lambda r, s, cost, most: tuner(r, s, AlphaBeta(cost.a, cost.b), most),
-        lambda r, s, cost, most: None,
-        lambda r, s, cost, most: [0],
-    )
 
 
 def test_traps_two_sided():

@@ -4,14 +4,12 @@ import math
 from itertools import permutations
 
 import pytest
-from two_sided import two_sided
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
 from ascend_lab.graph.ledger import TERMS
-from ascend_lab.lab.checks import check_ex_25_1, check_ex_25_2, check_ex_25_3
-from ascend_lab.lab.checks.chapter24_25 import best_batch, no_longer_matter, two_credits
+from ascend_lab.lab.checks.chapter24_25 import two_credits
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
 from ascend_lab.lab.techniques import (
@@ -34,52 +32,6 @@ def small():
     x = build.input("x", (256, 512))
     build.output(build.relu(build.matmul(x, build.weight((512, 256), "w")), name="y"))
     return build.build()
-
-
-# -- exercises -------------------------------------------------------------------------------------
-def test_wrong_credits_fail():
-    two_sided(
-        check_ex_25_1,
-        two_credits,
-        lambda none, a, b, both: (none / a, a / both),
-        lambda none, a, b, both: ((none / a + b / both) / 2, (none / b + a / both) / 2),
-        lambda none, a, b, both: two_credits(none, b, a, both),
-        seeds=(1, 7),
-    )
-
-
-def relative_to_before(operators, least):
-    total = sum(n * cycles for _, n, cycles, _ in operators)
-    return [o[0] for o in operators if o[1] * (o[2] - o[3]) / total < least]
-
-
-def forgets_counts(operators, least):
-    return no_longer_matter(
-        [(name, 1, cycles, bound) for name, _, cycles, bound in operators], least
-    )
-
-
-def test_wrong_lists_of_operators_fail():
-    two_sided(
-        check_ex_25_2,
-        no_longer_matter,
-        relative_to_before,
-        forgets_counts,
-        lambda ops, least: [],
-        seeds=(1, 7),
-    )
-
-
-def test_wrong_batches_fail():
-    two_sided(
-        check_ex_25_3,
-        best_batch,
-        lambda times, limit: max((b for b in times if times[b] <= limit), default=None),
-        lambda times, limit: max(times, key=lambda b: b / times[b]),
-        lambda times, limit: best_batch({b: t for b, t in times.items() if t < limit}, limit),
-        lambda times, limit: min((b for b in times if times[b] <= limit), default=None),
-        seeds=(1, 7),
-    )
 
 
 # -- credit ----------------------------------------------------------------------------------------

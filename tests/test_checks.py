@@ -125,6 +125,14 @@ def test_nonsense_is_not_yet_and_never_an_exception(fn: object) -> None:
     assert "\n" not in repr(first)
 
 
+@pytest.mark.parametrize("name", checks.check_names())
+def test_every_check_of_the_book_refuses_nonsense(name: str) -> None:
+    answers = None, 7, "far", (), [(0, 0)], math.nan
+    for fn in (None, *(lambda *_, answer=answer: answer for answer in answers)):
+        result = getattr(checks, name)(fn)
+        assert not result.passed and result.subject is fn, result
+
+
 def test_a_function_cannot_change_the_case_it_is_judged_by() -> None:
     def cheat(values):
         values[:] = 0

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.chip import PRESETS, load_chip
-from ascend_lab.errors import (
-    AlignmentError,
-    AscendLabError,
-    CapacityError,
-    PathError,
-    ProgramError,
-)
+from ascend_lab.errors import AlignmentError, AscendLabError, CapacityError, PathError, ProgramError
 from ascend_lab.isa import (
     Affine,
     Buffer,

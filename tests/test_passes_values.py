@@ -22,14 +22,7 @@ from ascend_lab.graph import (
     verify,
 )
 from ascend_lab.graph.ir import Seeded
-from ascend_lab.graph.passes import (
-    DEFAULT,
-    PASSES,
-    convert,
-    measured_scales,
-    quantise,
-    run_passes,
-)
+from ascend_lab.graph.passes import DEFAULT, PASSES, convert, measured_scales, quantise, run_passes
 from ascend_lab.lab.graph_examples import MODES, peak_live_bytes, topological_order
 
 SHAPE = (1, 4, 4, 4)

@@ -10,6 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.lab.figures import fig_knee
 from ascend_lab.serving import (
     Arrivals,
     Failure,
@@ -418,3 +419,8 @@ def test_common_random_numbers_make_a_second_instance_help_everyone() -> None:
     assert (one.arrival_s == two.arrival_s).all()
     assert (two.wait_s <= one.wait_s + 1e-9).all()
     assert (served(0.9, EXPONENTIAL, n=3000).finish_s == one.finish_s).all()  # the same seed
+
+
+def test_the_knee_of_chapter_26_tells_both_servers() -> None:
+    alt = fig_knee([0.001, 0.0015, 0.002], max_batch=3).alt_text
+    assert "capacity 1000" in alt and "capacity 1500" in alt

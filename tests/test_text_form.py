@@ -7,16 +7,7 @@ from strategies import flag_programs, gemm_cases, kernels, launches
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import ProgramError
-from ascend_lab.isa import (
-    Affine,
-    Buffer,
-    Event,
-    Instruction,
-    Loop,
-    Program,
-    parse_program,
-    var,
-)
+from ascend_lab.isa import Affine, Buffer, Event, Instruction, Loop, Program, parse_program, var
 from ascend_lab.kernels import elementwise_program, gemm_launch
 from ascend_lab.sim import simulate
 

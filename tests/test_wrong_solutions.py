@@ -1,13 +1,15 @@
 """Plausible mistakes fail: each is an edit of the published solution, kept in tests/wrong/NN.toml.
 
-A file has one table an exercise, its `wrong` a list of [old text, new text, the mistake]; the first
-occurrence of the old text in the solution's cells is replaced and the check must say no.
+A file has one table an exercise, its `wrong` a list of [old text, new text, the mistake, and if you
+like words that the check must say]; the first occurrence of the old text in the solution's cells is
+replaced and the check must say no. The edits of a list `right` are answers as good as ours.
 """
 
 import ast
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +18,20 @@ from ascend_lab.lab.checks.grading import SOLUTION, Page, exercises_of, read_cod
 
 HERE = Path(__file__).parent
 LISTS = sorted((HERE / "wrong").glob("*.toml"))
-KEPT = [
-    (path.stem, exercise, *edit)
-    for path in LISTS
-    for exercise, table in tomllib.loads(path.read_text("utf-8")).items()
-    for edit in table["wrong"]
-]
-IDS = [f"{exercise}: {mistake}" for _, exercise, _, _, mistake in KEPT]
+
+
+def edits(side: str) -> list[Any]:
+    return [
+        pytest.param(
+            path.stem, exercise, *edit, *[""] * (4 - len(edit)), id=f"{exercise}: {edit[2]}"
+        )
+        for path in LISTS
+        for exercise, table in tomllib.loads(path.read_text("utf-8")).items()
+        for edit in table.get(side, ())
+    ]
+
+
+FIELDS = ("chapter", "exercise", "old", "new", "mistake", "said")
 
 
 def definitions(source: str) -> str:
@@ -48,18 +57,27 @@ def page_with(chapter: str, exercise: str, old: str, new: str) -> Page:
     pytest.fail(f"{exercise}: {old!r} does not stand in its solution")
 
 
-@pytest.mark.parametrize(("chapter", "exercise", "old", "new", "mistake"), KEPT, ids=IDS)
+@pytest.mark.parametrize(FIELDS, edits("wrong"))
 def test_a_plausible_mistake_fails(
-    chapter: str, exercise: str, old: str, new: str, mistake: str
+    chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
 ) -> None:
     run = page_with(chapter, exercise, old, new).attempt(exercise, SOLUTION, (DEFAULT_SEED,))
     assert not run.results[0].passed, f"{mistake}: {run.results[0]!r}"
+    assert said in run.results[0].message
+
+
+@pytest.mark.parametrize(FIELDS, edits("right"))
+def test_another_right_answer_passes(
+    chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
+) -> None:
+    run = page_with(chapter, exercise, old, new).attempt(exercise, SOLUTION, range(4))
+    assert all(result.passed for result in run.results), f"{mistake}: {run.results!r}"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("chapter", "exercise", "old", "new", "mistake"), KEPT, ids=IDS)
+@pytest.mark.parametrize(FIELDS, edits("wrong"))
 def test_a_plausible_mistake_fails_under_twenty_seeds(
-    chapter: str, exercise: str, old: str, new: str, mistake: str
+    chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
 ) -> None:
     seeds = tuple(range(100, 120))
     run = page_with(chapter, exercise, old, new).attempt(exercise, SOLUTION, seeds)

@@ -30,11 +30,7 @@ from ascend_lab.compress.scales import (
     fake,
     limits,
 )
-from ascend_lab.compress.weights import (
-    adaptive_rounding,
-    balance_factors,
-    largest_along,
-)
+from ascend_lab.compress.weights import adaptive_rounding, balance_factors, largest_along
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
 from ascend_lab.graph.ir import Values, operator_of

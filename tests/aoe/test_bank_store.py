@@ -1,20 +1,35 @@
-"""The bank file used by one process: put, get, nearest, merge, JSON Lines, trials of a search."""
+"""The bank's files: what is stored, and what survives damage and strangers."""
 
+import json
 import math
+import multiprocessing
+import os
+import signal
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-from bank_cases import ENTRY, KEY, banks, entry
-from hypothesis import given, settings
+from bank_cases import ENTRY, KEY, banks, entries, entry
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankError, Store
+from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankError, Knowledge, Store, chip_digest
 from ascend_lab.aoe.bank.connect import APPLICATION_ID, SCHEMA_VERSION
-from ascend_lab.aoe.bank.records import better, to_line
+from ascend_lab.aoe.bank.records import better, from_line, to_line
 from ascend_lab.aoe.drive import Trial
+from ascend_lab.aoe.saved import bank_at
+from ascend_lab.chip import load_chip, presets
 from ascend_lab.errors import InputError
+from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
+from ascend_lab.sim import simulate
 
 
 @pytest.fixture
@@ -269,3 +284,550 @@ def test_a_closed_bank_says_so(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         store.entries()
+
+
+def test_the_digest_of_a_chip_follows_its_numbers_only() -> None:
+    chip = load_chip("Ascend310")
+    assert chip_digest(chip) == chip_digest(replace(chip, name="Mine", summary="edited words"))
+    path = chip.paths["GM", "L1"]
+    slower = replace(path, rate_bytes_per_cycle=path.rate_bytes_per_cycle / 2)
+    edited = [
+        replace(chip, core_count=chip.core_count + 1),
+        replace(chip, paths={**chip.paths, ("GM", "L1"): slower}),
+        replace(chip, l2=replace(chip.l2, size_bytes=1)),
+        replace(chip, power_w=None),
+    ]
+    digests = {chip_digest(c) for c in [*presets().values(), *edited]}
+    assert len(digests) == len(presets()) + len(edited)
+
+
+def test_the_digest_of_a_chip_does_not_see_the_order_or_the_kind_of_numbers() -> None:
+    chip = load_chip("Ascend310")
+    turned = replace(chip, buffers=dict(reversed(chip.buffers.items())))
+    assert chip_digest(replace(turned, clock_hz=int(chip.clock_hz))) == chip_digest(chip)
+
+
+@pytest.mark.parametrize("name", ["chip", "chip_digest", "core_count", "kind", "op", "problem"])
+def test_every_part_of_a_key_counts(name: str) -> None:
+    other = replace(KEY, **{name: {"core_count": 3, "kind": "graph"}.get(name, "other")})
+    assert other != KEY
+    assert other.digest != KEY.digest
+    assert replace(KEY).digest == KEY.digest
+
+
+def test_the_gap_is_what_is_left_above_the_bound() -> None:
+    assert ENTRY.gap == pytest.approx(0.2)
+    assert entry(bound_cycles=120).gap == 0
+    assert entry(bound_cycles=None).gap is None
+    assert entry(bound_cycles=0).gap is None
+    assert ENTRY.improved
+    assert not entry(after_cycles=200).improved
+
+
+def test_an_entry_owns_its_schedule() -> None:
+    tile = [1, 2]
+    mine = entry(schedule={"tile": tile, "pair": (3, 4)})
+    tile.append(3)
+    assert mine.schedule == {"tile": [1, 2], "pair": [3, 4]}
+    assert len({mine, replace(mine)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("after_cycles", 201),
+        ("after_cycles", 1.5),
+        ("after_cycles", True),
+        ("before_cycles", -1),
+        ("bound_cycles", 121),
+        ("schedule", {"x": float("nan")}),
+        ("schedule", {"x": object()}),
+        ("features", (float("inf"),)),
+        ("features", "abc"),
+        ("proven", 1),
+        ("seed", "0"),
+        ("search", None),
+        ("trials", -1),
+    ],
+)
+def test_an_entry_that_cannot_be_true_is_refused(field: str, value: object) -> None:
+    with pytest.raises(BankError, match=rf"BankEntry\.{field} must be") as caught:
+        entry(**{field: value})
+    assert caught.value.reason == "record"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("core_count", 0), ("kind", "net"), ("op", "a\nb"), ("chip", 3), ("op", "\ud800")],
+)
+def test_a_key_that_cannot_be_stored_is_refused(field: str, value: object) -> None:
+    with pytest.raises(BankError, match=rf"BankKey\.{field} must be"):
+        replace(KEY, **{field: value})
+
+
+def test_better_means_newer_model_then_cycles_then_proof_then_bound() -> None:
+    from_best = [
+        entry(model_version=MODEL_VERSION + 1, after_cycles=200),
+        entry(after_cycles=119),
+        entry(proven=True),
+        entry(bound_cycles=110),
+        ENTRY,
+        entry(bound_cycles=None),
+    ]
+    for i, one in enumerate(from_best):
+        assert one.better_than(None)
+        assert [one.better_than(other) for other in from_best] == [i < j for j in range(6)]
+    assert not entry(seed=1).better_than(entry(seed=2))
+
+
+@given(st.tuples(entries(), entries(), entries()))
+@settings(max_examples=25)
+def test_the_better_of_several_is_the_same_in_any_order(three: tuple[BankEntry, ...]) -> None:
+    a, b, c = (replace(e, key=KEY) for e in three)
+    assert better(a, b) == better(b, a)
+    assert better(a, better(b, c)) == better(better(a, b), c)
+    assert better(a, a) == a
+    assert not b.better_than(better(a, b))
+
+
+@given(entries())
+@settings(max_examples=25)
+def test_a_line_gives_the_entry_back(one: BankEntry) -> None:
+    line = to_line(one)
+    assert "\n" not in line
+    assert line.isascii()
+    assert from_line(line) == one
+    assert to_line(from_line(line)) == line
+
+
+LINE = json.loads(to_line(ENTRY))
+WRONG_LINES = {
+    "half a line": (to_line(ENTRY)[:40], "one JSON object"),
+    "not a number": (to_line(ENTRY).replace("120", "NaN"), "no JSON number"),
+    "no object": ("[]", "a BankEntry as a JSON object"),
+    "no key": (json.dumps({k: v for k, v in LINE.items() if k != "key"}), "no 'key'"),
+    "a field too many": (json.dumps({**LINE, "note": 1}), "unknown 'note'"),
+    "key as text": (json.dumps({**LINE, "key": "k"}), "a BankKey as a JSON object"),
+    "key without op": (json.dumps({**LINE, "key": {"chip": "x"}}), "no 'op'"),
+    "text as cycles": (json.dumps({**LINE, "after_cycles": "1"}), "must be an integer"),
+    "too deep": ("[" * 100_000, "one JSON object"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LINES)
+def test_a_wrong_line_says_what_is_wrong(case: str) -> None:
+    line, message = WRONG_LINES[case]
+    with pytest.raises(BankError, match=message):
+        from_line(line)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(BankError, match="one JSON object"):
+        from_line(b'{"a": "\xff"}')
+
+
+def test_the_model_version_stands_for_these_cycles() -> None:
+    """If this fails the model or a default has changed: raise MODEL_VERSION and correct this."""
+    chip = load_chip("Ascend310")
+    launches = (gemm_launch(GemmShape(256, 256, 256), chip), elementwise_launch(chip, 65536))
+    cycles = [simulate(launch, chip).cycles for launch in launches]
+    assert {MODEL_VERSION: cycles} == {2: [6041, 3858]}
+
+
+GOOD = [entry(str(i), schedule=["x" * 100 * (i % 5)]) for i in range(60)]
+
+
+def made(file: Path, entries: list[BankEntry] = GOOD) -> bytes:
+    """Write a bank and return its bytes."""
+    with Store(file) as store:
+        store.take(entries)
+        store.save_trials("run", [Trial(0, (1,), 2.0)])
+    return file.read_bytes()
+
+
+with TemporaryDirectory() as _folder:
+    WHOLE = made(Path(_folder, "bank.db"))
+
+
+@given(st.lists(st.integers(0, len(WHOLE) * 8 - 1), min_size=1, max_size=3))
+@example([100 * 8]).via("the root of the schema")
+@example([4096 * 8]).via("the root of the entries")
+@settings(max_examples=25, deadline=None)
+def test_flipped_bits_never_lose_a_bank_or_show_what_was_not_there(bits: list[int]) -> None:
+    data, said = bytearray(WHOLE), []
+    for bit in bits:
+        data[bit // 8] ^= 1 << bit % 8
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "bank.db")
+        file.write_bytes(data)
+        try:
+            with Store(file, write=False) as store:
+                found = store.entries()
+                keys = {e.key for e in found}
+                assert keys <= {e.key for e in GOOD}
+                assert len(keys) == len(GOOD) or store.skipped
+        except BankError as error:
+            said.append(str(error))
+        assert [p.name for p in Path(folder).iterdir()] == ["bank.db"] and file.read_bytes() == data
+        try:
+            with Store(file) as store:
+                store.put(ENTRY)
+                assert store.get(KEY) == ENTRY
+                assert {e.key for e in store.entries()} <= {*(e.key for e in GOOD), KEY}
+                store.trials("run")
+        except BankError as error:
+            said.append(str(error))
+    assert all("\n" not in text and str(file) in text for text in said)
+
+
+BAD = {
+    "text": "x",
+    "cut": to_line(GOOD[1])[:-9],
+    "another key": to_line(GOOD[2]),
+    "a newer field": to_line(GOOD[1])[:-1] + ',"new":1}',
+    "negative": to_line(GOOD[1]).replace('"before_cycles":200', '"before_cycles":-200'),
+    "not a number": to_line(GOOD[1]).replace('"before_cycles":200', '"before_cycles":NaN'),
+    "infinite": to_line(GOOD[1]).replace('"features":[6.0', '"features":[1e999'),
+    "huge": to_line(GOOD[1]).replace('"before_cycles":200', f'"before_cycles":{10**400}'),
+    "a huge size": to_line(GOOD[1]).replace('"features":[6.0', f'"features":[{10**400}'),
+    "a type": to_line(GOOD[1]).replace('"proven":false', '"proven":"no"'),
+    "deep": "[" * 100_000,
+    "bytes": b"\xff\xfe",
+    "number": 7,
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_row_costs_itself_only_and_can_be_deleted(tmp_path: Path, bad: object) -> None:
+    file = tmp_path / "bank.db"
+    made(file, GOOD[:4])
+    with sqlite3.connect(file) as con:
+        con.execute("UPDATE entries SET line = ? WHERE digest = ?", (bad, GOOD[1].key.digest))
+    con.close()
+    others = {e.key: e for e in (GOOD[0], *GOOD[2:4])}
+    for write in (False, True):
+        with Knowledge(file, None, write=write) as knowledge:
+            assert {e.key: e for e in knowledge.entries()} == others
+            assert knowledge.find(GOOD[1].key) is None and knowledge.find(GOOD[3].key)
+            assert len(knowledge.nearest(KEY, (6, 6, 6), 9)) == 3
+            (warning,) = knowledge.warnings
+            assert warning.startswith("1 unreadable rows of") and str(file) in warning
+    with Store(file) as store:
+        assert store.forget_unreadable() == 1
+    with Store(file, write=False) as store:
+        assert store.skipped == 0 and {e.key: e for e in store.entries()} == others
+    with Store(file) as store:
+        assert store.put(GOOD[1]) == "add"
+
+
+def test_bad_trials_are_passed_over(tmp_path: Path) -> None:
+    with Store(tmp_path / "bank.db") as store:
+        store.save_trials("run", [Trial(i, (i,), 1.0) for i in range(7)])
+        wrong = ["point = 'x'", "point = '5'", "cost = -1.0", "cost = 'x'", "note = x'ff'"]
+        for number, change in enumerate(wrong):
+            store._con.execute(f"UPDATE trials SET {change} WHERE number = ?", (number,))
+        assert [t.number for t in store.trials("run")] == [5, 6]
+
+
+def test_reading_makes_and_changes_nothing(tmp_path: Path) -> None:
+    bank, empty, link = tmp_path / "bank.db", tmp_path / "empty.db", tmp_path / "link.db"
+    made(bank)
+    empty.touch()
+    link.symlink_to("bank.db")
+    os.mkfifo(tmp_path / "pipe.db")
+    (tmp_path / "loop.db").symlink_to("loop.db")
+    (tmp_path / "notes.db").write_text("notes, not a database, and long enough to be one. " * 99)
+    before = {p.name: p.lstat().st_mtime_ns for p in tmp_path.iterdir()}
+    for good in (bank, link):
+        with bank_at(good) as knowledge:
+            assert len(knowledge.entries()) >= len(GOOD)
+    bad = ["empty.db", "pipe.db", "loop.db", "notes.db", ".", "", "nothing.db", "n" * 300 + ".db"]
+    bad += ["pipe.jsonl", "no/such.jsonl", "\0", "/dev/zero", "no/such/folder.db"]
+    (tmp_path / "pipe.jsonl").symlink_to("/dev/zero")
+    before["pipe.jsonl"] = (tmp_path / "pipe.jsonl").lstat().st_mtime_ns
+    for name in bad:
+        with pytest.raises(InputError) as caught:
+            bank_at(tmp_path / name)
+        assert "\n" not in str(caught.value) and str(tmp_path / name) in str(caught.value)
+    assert {p.name: p.lstat().st_mtime_ns for p in tmp_path.iterdir()} == before
+
+
+def test_what_a_killed_writer_left_is_read_and_stays(tmp_path: Path) -> None:
+    live, copy = tmp_path / "bank.db", tmp_path / "copy"
+    copy.mkdir()
+    with Store(live) as store:
+        store.put(ENTRY)
+        with Store(live, write=False) as reading:  # beside a writer
+            assert reading.get(KEY) == ENTRY
+        for suffix in ("", "-wal"):
+            (copy / f"bank.db{suffix}").write_bytes(Path(f"{live}{suffix}").read_bytes())
+    before = {p.name: p.read_bytes() for p in copy.iterdir()}
+    with Store(copy / "bank.db", write=False) as reading:
+        assert reading.get(KEY) == ENTRY
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == before
+
+
+def test_lines_that_are_no_entries_are_passed_over_when_read_only(tmp_path: Path) -> None:
+    file = tmp_path / "bank.jsonl"
+    file.write_text(f"{to_line(GOOD[0])}\nx\n{to_line(GOOD[1])}\n")
+    with bank_at(file) as knowledge:
+        assert knowledge.find(GOOD[0].key) and knowledge.find(GOOD[1].key)
+        assert knowledge.warnings == [f"1 lines of {file} are no entries and are passed over"]
+    file.write_text("x\n")
+    with pytest.raises(BankError, match="line 1"):
+        bank_at(file)
+
+
+def test_trials_that_nobody_goes_on_with_are_removed(tmp_path: Path) -> None:
+    file = tmp_path / "bank.db"
+    with Store(file) as store:
+        for run in ("old 1", "young 1", "young 2", "done 1", "done 2"):
+            store.save_trials(run, [Trial(0, (1,), 2.0)])
+        store._con.execute("UPDATE runs SET touched = touched - 31 WHERE run_id = 'old 1'")
+        store._con.execute("DELETE FROM runs WHERE run_id = 'young 2'")  # of an earlier version
+        store.forget_trials("done 1")
+    with Store(file) as store:
+        left = store._read("SELECT run_id FROM trials ORDER BY run_id")
+    assert left == [("young 1",), ("young 2",)]
+
+
+COUNT = 80
+Trouble = Callable[[Store], None]
+Action = Callable[[Path], Any]
+
+
+def write_many(file: Path, name: str) -> None:
+    """Write COUNT entries of one's own, and COUNT that the other process writes too."""
+    with Store(file) as store:
+        for i in range(COUNT):
+            store.put(entry(f"{name} {i}"))
+            store.put(entry(f"common {i}", after_cycles=100 + (i + len(name)) % 7, search=name))
+            store.save_trials(name, [Trial(i, (i,), float(i))])
+
+
+def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "knowledge.db"
+    context = multiprocessing.get_context("spawn")
+    names = ("one", "three")
+    writers = [context.Process(target=write_many, args=(file, name)) for name in names]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    with Store(file, write=False) as store:
+        assert store.check() == ()
+        assert len(store.entries()) == 3 * COUNT
+        for i in range(COUNT):
+            common = store.get(entry(f"common {i}").key)
+            assert common is not None
+            assert common.after_cycles == 100 + min((i + len(name)) % 7 for name in names)
+        assert [[t.cost for t in store.trials(name)] for name in names] == [list(range(COUNT))] * 2
+
+
+WRITER = textwrap.dedent("""
+    import itertools, sys
+    sys.path.insert(0, sys.argv[2])
+    from bank_cases import entry
+    from ascend_lab.aoe.bank import Store
+    from ascend_lab.aoe.drive import Trial
+    store = Store(sys.argv[1])
+    for i in itertools.count():
+        store.save_trials("run", [Trial(i, (i, "x" * 50), 1.0 * i)])
+        store.put(entry(str(i), schedule=["x" * 500]))
+        print(i, flush=True)
+""")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is a Unix matter")
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    file = tmp_path / "knowledge.db"
+    done = -1
+    for round_number in range(3):
+        command = [sys.executable, "-c", WRITER, str(file), str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(40 * round_number + 5):
+                writer.stdout.readline()
+            os.kill(writer.pid, signal.SIGKILL)
+            rest = writer.stdout.read().splitlines()
+        assert writer.returncode == -signal.SIGKILL
+        last = int(rest[-1]) if rest and rest[-1].isdigit() else 40 * round_number + 4
+        done = max(done, last)
+        with Store(file, write=False) as store:
+            assert store.check() == ()
+            problems = {e.key.problem for e in store.entries()}
+            assert problems >= {str(i) for i in range(done + 1)}
+            assert [t.number for t in store.trials("run")][: done + 1] == list(range(done + 1))
+            assert len(store.trials("run")) <= done + 3
+    assert done >= 84
+
+
+# -- what a bank cannot take, and what becomes of the results --------------------------------------
+
+
+def fill_disk(store: Store) -> None:
+    """Let the file grow no further, as on a full disk."""
+    pages = store._con.execute("PRAGMA page_count").fetchone()[0]
+    store._con.execute(f"PRAGMA max_page_count={pages}")
+
+
+def forbid(store: Store) -> None:
+    """Let SQLite refuse writes as for a file without permission."""
+    store._con.execute("PRAGMA query_only=ON")
+
+
+BIG = entry("big", schedule=["x" * 50_000])
+
+
+@pytest.mark.parametrize(("trouble", "reason"), [(fill_disk, "full"), (forbid, "unwritable")])
+def test_a_bank_that_cannot_be_written_keeps_what_it_has(
+    tmp_path: Path, trouble: Trouble, reason: str
+) -> None:
+    with Store(tmp_path / "knowledge.db") as store, Store(tmp_path / "other.db") as other:
+        store.put(ENTRY)
+        other.put(BIG)
+        trouble(store)
+        for write in (
+            lambda: store.put(BIG),
+            lambda: store.merge(other),
+            lambda: store.save_trials("run", [Trial(0, ("x" * 50_000,), 1.0)]),
+        ):
+            with pytest.raises(BankError, match=r"knowledge\.db") as caught:
+                write()
+            assert caught.value.reason == reason
+            assert caught.value.remedy
+        assert store.entries() == (ENTRY,)
+        assert store.check() == ()
+    with Store(tmp_path / "knowledge.db") as again:
+        assert again.put(BIG) == "add"
+
+
+@pytest.mark.parametrize("trouble", [fill_disk, forbid])
+def test_tuning_goes_on_when_the_bank_cannot_be_written(tmp_path: Path, trouble: Trouble) -> None:
+    with Knowledge(tmp_path / "knowledge.db", builtin=None) as knowledge:
+        assert knowledge._store is not None
+        assert knowledge.keep(ENTRY) == "add"
+        trouble(knowledge._store)
+        assert knowledge.keep(BIG) == "add"
+        assert knowledge.keep(BIG) == "reserved"
+        knowledge.save_trials("run", [Trial(i, ("x" * 9_000,), 1.0) for i in range(9)])
+        assert knowledge.find(BIG.key) == (BIG, "custom")
+        assert knowledge.find(KEY) == (ENTRY, "custom")
+        assert list(knowledge.unsaved.values()) == [BIG]
+        (warning,) = knowledge.warnings
+        assert "knowledge.db" in warning
+        assert "tuning goes on, results are not stored" in warning
+
+
+def unprivileged(action: Action, folder: Path, answer: Connection) -> None:
+    """Send what `action` returns where permissions count: as nobody if the tests run as root."""
+    with TemporaryDirectory() as warm, Knowledge(Path(warm) / "knowledge.db", builtin=None) as all_:
+        all_.find(KEY)  # nobody may not be able to read the modules this imports
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    answer.send(action(folder))
+
+
+def asked_of_nobody(action: Action, folder: Path) -> Any:
+    """Return what `action(folder)` returns in another process; EOFError if it ends badly."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=unprivileged, args=(action, folder, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    finally:
+        process.join()
+        receiver.close()
+
+
+def use_locked(folder: Path) -> Any:
+    """Read a bank, write to it, and go on tuning, with the file or its folder locked."""
+    with Store(folder / "knowledge.db") as store:
+        found = store.get(KEY)
+        with pytest.raises(BankError, match=r"knowledge\.db.*make the file and its fol") as caught:
+            store.put(entry("new"))
+    answers = [found, caught.value.reason]
+    for name in ("knowledge.db", "absent.db"):
+        with Knowledge(folder / name, builtin=None) as knowledge:
+            found_and_kept = knowledge.find(KEY), knowledge.keep(entry("new"))
+            answers.append((*found_and_kept, len(knowledge.warnings)))
+    return answers
+
+
+@pytest.mark.skipif(not hasattr(os, "setuid"), reason="permissions are a Unix matter")
+@pytest.mark.parametrize("locked", ["file", "folder", "both"])
+def test_a_read_only_bank_is_read_and_never_stops_a_run(locked: str) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        with Store(folder / "knowledge.db") as store:
+            store.put(ENTRY)
+        (folder / "knowledge.db").chmod(0o666 if locked == "folder" else 0o444)
+        folder.chmod(0o777 if locked == "file" else 0o555)
+        found, reason, known, absent = asked_of_nobody(use_locked, folder)
+        folder.chmod(0o777)
+    assert found == ENTRY
+    assert reason == "unwritable"
+    assert known == ((ENTRY, "custom"), "add", 1)
+    assert absent == (None, "add", 0 if locked == "file" else 1)
+
+
+def open_killed(folder: Path) -> Any:
+    """Read a bank whose writer was killed, in a folder that may not be written."""
+    return [Store(folder / "knowledge.db", write).get(KEY) for write in (True, False)]
+
+
+@pytest.mark.skipif(not hasattr(os, "setuid"), reason="permissions are a Unix matter")
+def test_a_half_written_state_is_never_shown() -> None:
+    """What a killed writer left in the write-ahead file must not be passed over."""
+    with TemporaryDirectory() as name:
+        live, folder = Path(name) / "live", Path(name) / "copy"
+        live.mkdir()
+        folder.mkdir()
+        with Store(live / "knowledge.db") as store:
+            store.put(ENTRY)
+            for suffix in ("", "-wal"):
+                file = folder / f"knowledge.db{suffix}"
+                file.write_bytes((live / file.name).read_bytes())
+                file.chmod(0o444)
+        Path(name).chmod(0o755)
+        folder.chmod(0o555)
+        assert asked_of_nobody(open_killed, folder) == [ENTRY, ENTRY]
+        folder.chmod(0o777)
+        for file in folder.iterdir():
+            file.chmod(0o666)
+        with Store(folder / "knowledge.db") as store:
+            assert store.get(KEY) == ENTRY
+
+
+def test_a_bank_held_by_another_process_is_waited_for_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ascend_lab.aoe.bank.connect.BUSY_TIMEOUT_S", 0.05)
+    with Store(tmp_path / "knowledge.db") as store:
+        holder = sqlite3.connect(tmp_path / "knowledge.db", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BankError, match="another process holds it") as caught:
+            store.put(ENTRY)
+        assert caught.value.reason == "busy"
+        assert store.get(KEY) is None
+        holder.execute("COMMIT")
+        holder.close()
+        assert store.put(ENTRY) == "add"
+
+
+def test_an_interrupt_in_the_middle_of_a_write_leaves_the_bank_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> str:
+        raise KeyboardInterrupt
+
+    with Store(tmp_path / "knowledge.db") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr("ascend_lab.aoe.bank.store.to_line", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.put(ENTRY)
+        assert store.entries() == ()
+        assert store.put(ENTRY) == "add"

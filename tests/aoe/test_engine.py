@@ -1,7 +1,12 @@
-"""The whole loop: jobs in order, results never slower, values kept, interrupts, seeds, formats."""
+"""The engine: whole tunings, their reports, recorded runs."""
 
+import gzip
+import json
+import math
 from dataclasses import replace
+from datetime import datetime
 from functools import lru_cache
+from types import SimpleNamespace
 
 import engine_cases as cases
 import numpy as np
@@ -12,10 +17,19 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
-from ascend_lab.aoe.tuning import NOT_REACHED
+from ascend_lab.aoe.drive import Trace, Trial
+from ascend_lab.aoe.recorded import read_recorded, recorded, replay
+from ascend_lab.aoe.report import Report, failed, ticks_best, write_report
+from ascend_lab.aoe.saved import read_schedules, save_tuned
+from ascend_lab.aoe.search import SEARCHES
+from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
+from ascend_lab.cli import solve as cli_replay
+from ascend_lab.cli.verbs import run
+from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
-from ascend_lab.graph import evaluate, run_tasks, simulate_graph
+from ascend_lab.graph import GraphBuilder, evaluate, run_tasks, simulate_graph
+from ascend_lab.graph.onnx import import_onnx
 
 FEW = Settings(budget=4)
 CHIP = load_chip("Ascend310")
@@ -250,3 +264,206 @@ def test_every_stage_tells_of_itself():
     late = tune(DEEP, TINY_L2, "1,2", settings=replace(FEW, time_limit_s=1e-6))
     assert late.result_s == late.baseline_s and "nothing was tuned" in late.warnings[-1]
     assert {r.note for r in late.operators.results if r.operator.unit} == {NOT_REACHED}
+
+
+@pytest.fixture
+def report(small):
+    settings = Settings(budget=18)
+    return Report("mlp", tune(import_onnx(small), "Ascend310", settings=settings), settings)
+
+
+def trace(*costs):
+    trials = tuple(Trial(i, (i,), cost, "no" * math.isinf(cost)) for i, cost in enumerate(costs))
+    return Trace(("a",), trials, "budget")
+
+
+def test_the_published_formula_divides_by_the_result():
+    # the published sample: 134 us before, 99 us after, "35.35%"
+    result = Result(SimpleNamespace(), None, 134, 99)
+    assert f"{result.gain:.2%}" == "35.35%"
+
+
+def test_the_curve_keeps_its_steps_only():
+    assert ticks_best(trace(math.inf, 9, 9, 5, 7, 5, 4)) == [[2, 9], [4, 5], [7, 4]]
+    assert ticks_best(trace(math.inf)) == []
+
+
+def test_an_operator_failed_if_none_of_its_candidates_could_be_built():
+    for costs, wanted in (((math.inf,) * 3, True), ((math.inf, 3), False), ((), False)):
+        assert failed(Result(SimpleNamespace(), None, 1, 1, trace=trace(*costs))) == wanted
+
+
+def test_the_table_ends_with_totals(report):
+    lines = report.table().splitlines()
+    assert "model results" in lines[0]
+    assert len(lines) == 4 + len(report.tuning.operators.results)
+    assert "(before - after) / after" in lines[-1] and f"{report.tuning.gap:.2%}" in lines[-1]
+    assert any("proven" in line for line in lines)
+
+
+def test_a_report_is_plain_data_and_what_was_tuned_without_a_bank_counts_as_added(report):
+    data = report.as_dict()
+    assert list(data) == ["opat"]
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    opat = data["opat"]["OPAT"]
+    assert len(opat["repo_modified_operators"]["add_repo_operators"]) == 1
+    own = data["opat"]["ascend_lab"]
+    assert own["operators_tuned"] == own["operators_proven"] == 2
+    assert own["bound(ms)"] < opat["model_result_performance(ms)"]
+
+
+def test_a_report_has_time_and_process_in_its_name(tmp_path):
+    path = write_report(tmp_path, "opat", [{"a": 1}], datetime(2026, 1, 2, 3, 4, 5, 6))
+    assert path.name.startswith("aoe_result_opat_20260102030405000006_pid")
+    assert json.loads(path.read_text()) == [{"a": 1}]
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    with pytest.raises(InputError, match="gone"):
+        write_report(tmp_path / "gone", "opat", [])
+
+
+def test_schedules_hold_for_a_weight_that_is_stored_transposed(tmp_path):
+    builder = GraphBuilder("transposed", "fp16")
+    x = builder.input("x", (128, 256))
+    builder.output(builder.matmul(x, builder.weight((64, 256)), trans_b=True))
+    tuning = tune(builder.build(), "Ascend310")
+    assert tuning.gain > 0
+    saved = save_tuned(tmp_path, "t", tuning)
+    kernels = read_schedules(saved.schedules).choices
+    assert any("trans_b = True" in kernel for kernel in kernels)
+    assert saved.time_s == pytest.approx(tuning.result_s, rel=1e-9)
+
+
+FOLDER = data_path("autotune_bruteforce/README.md").parent
+SMALL = "a,b,time_ms\n1,2,3.5\n1,4,\n2,2,1.25\n2,8,2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "optimum", "close"),
+    [
+        ("conv2d_A100", 4362, 0.5536, 1),
+        ("dedispersion_MI250X", 11130, 49.5725, 19),
+        ("gemm_RTX_3090", 17956, 5.65784, 6),
+    ],
+)
+def test_the_three_recorded_spaces(name, size, optimum, close):
+    found = read_recorded(FOLDER / f"{name}.csv.gz")
+    assert (found.space.size, found.optimum) == (size, optimum)
+    assert np.sum(found.costs <= 1.05 * optimum) == close
+    rows = gzip.decompress((FOLDER / f"{name}.csv.gz").read_bytes()).decode().split()
+    for row in rows[1 :: size // 50]:
+        *point, time_ms = (float(cell or "inf") for cell in row.split(","))
+        assert found.costs[found.space.row(tuple(point))] == time_ms
+
+
+def test_plain_and_gzipped_files_and_failures(tmp_path):
+    (tmp_path / "a.csv").write_text(SMALL)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(SMALL.replace("\n", "\r\n").encode()))
+    one, two = (read_recorded(tmp_path / f) for f in ("a.csv", "a.csv.gz"))
+    assert one.space.names == ("a", "b") and list(one.space.points()) == list(two.space.points())
+    assert one.costs.tolist() == two.costs.tolist() == [3.5, math.inf, 1.25, 2.0]
+    assert one.optimum == one((2, 2)) == 1.25
+    with pytest.raises(InputError, match=r"ran; got \(1, 4\), which failed"):
+        one((1, 4))
+
+
+def test_words_and_fractions_are_values_too(tmp_path):
+    (tmp_path / "w.csv").write_text("order,share,time_ms\nrow,0.5,1\ncolumn,2,2\n")
+    space = read_recorded(tmp_path / "w.csv").space
+    assert list(space.points()) == [("column", 2.0), ("row", 0.5)]
+
+
+BAD = {
+    "a,b\n1,2\n": "then time_ms; got the columns a, b",
+    "time_ms,a\n1,2\n": "then time_ms; got the columns time_ms, a",
+    "time_ms\n1\n": "then time_ms",
+    "a,a,time_ms\n1,2,3\n": "different names",
+    "": r"\(none\)",
+    "a,b,time_ms\n": "rows of configurations; got none",
+    "a,b,time_ms\n1,2\n": "3 cells in every row; got 2 in row 2",
+    "a,b,time_ms\n1,2,3\n1,x,4\n": "numbers in the column b; got 'x' in row 3",
+    "a,b,time_ms\n1,2,3\n1,,4\n": "numbers in the column b; got '' in row 3",
+    "a,b,time_ms\n1,2,3\n1,nan,4\n": "numbers in the column b; got 'nan' in row 3",
+    "a,b,time_ms\n1,2,3\n1,inf,4\n": "numbers in the column b; got 'inf' in row 3",
+    "a,b,time_ms\n1,2,fast\n": "in the column time_ms; got 'fast' in row 2",
+    "a,b,time_ms\n1,2,-3\n": "a time above 0",
+    "a,b,time_ms\n1,2,nan\n": "a time above 0",
+    "a,b,time_ms\n1,2,inf\n": "a time above 0",
+    "a,b,time_ms\n1,2,3\n1,2,4\n": r"every configuration once; got \(1, 2\) twice",
+    "a,b,time_ms\n1,2,3\n1,2.0,4\n": "every configuration once",
+    "a,b,time_ms\n1,2,\n1,3,\n": "a configuration that ran; got 2 failed ones",
+    '"a,b,time_ms\n1,2,3\n': "a CSV file",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_files_say_what_is_wrong(tmp_path, text):
+    file = tmp_path / "bad.csv"
+    file.write_text(text)
+    with pytest.raises(InputError, match=BAD[text]) as caught:
+        read_recorded(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    cut = tmp_path / "cut.csv.gz"
+    cut.write_bytes(gzip.compress(SMALL.encode())[:-9])
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for file in (cut, binary, tmp_path, tmp_path / "none.csv"):
+        with pytest.raises(InputError, match="a CSV file"):
+            read_recorded(file)
+
+
+def test_a_replay_with_the_full_budget_is_exact():
+    space = recorded(("a", "b"), [(1, 1, 2, 2), (2, 4, 2, 8)], (3.5, math.inf, 1.25, 2.0))
+    for search in SEARCHES.values():
+        found = replay(space, search, 10, range(3))
+        assert found.best_per_seed == (1.25,) * 3 and found.evaluations_per_seed == (4,) * 3
+        assert found.median_ratio == 1.0 and found.share_within(0.0) == 1.0
+
+
+def test_the_first_trial_of_a_replay_may_fail():
+    space = recorded(("a",), [(1, 2)], (math.inf, 2.0))
+    found = replay(space, SEARCHES["exhaustive"], 1, range(2))
+    assert found.best_per_seed == (math.inf, math.inf)
+    assert found.median_ratio == math.inf and found.share_within(0.05) == 0.0
+
+
+def run_verb(*words: str) -> tuple[dict, str]:
+    out: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_replay, "emit", lambda _, data, lines: out.append((data, lines)))
+        assert run(["replay", *words]) == 0
+    return out[0][0], "\n".join(out[0][1])
+
+
+@pytest.mark.parametrize("name", [*SEARCHES, "sa", "ga"])
+def test_the_verb_counts_trials_and_gives_ratios(name):
+    file = str(FOLDER / "conv2d_A100.csv.gz")
+    data, text = run_verb(file, "--search", name, "--budget", "60", "--seeds", "3", "--json", "-")
+    again, _ = run_verb(file, "--search", name, "--budget", "60", "--seeds", "3", "--json", "-")
+    assert data == again == json.loads(json.dumps(data))
+    assert data["optimum"] == 0.5536 and data["evaluations_per_seed"] == [60, 60, 60]
+    ratios = sorted(best / 0.5536 for best in data["best_per_seed"])
+    assert ratios[0] >= 1 and data["median_ratio"] == pytest.approx(ratios[1])
+    assert data["within_5_percent"] == np.mean([r <= 1.05 for r in ratios])
+    assert f"{data['median_ratio']:.4f}" in text
+
+
+def test_the_verb_refuses_what_means_nothing(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text(SMALL)
+    for words in (["--budget", "0"], ["--seeds", "0"], ["--search", "luck"]):
+        with pytest.raises(InputError, match=words[0].removeprefix("--")):
+            run_verb(str(file), *words)
+
+
+def test_the_verb_says_when_no_trial_ran(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("a,time_ms\n1,\n2,3\n")
+    words = ["--search", "exhaustive", "--budget", "1", "--seeds", "2"]
+    data, text = run_verb(str(file), *words)
+    assert data["best_per_seed"] == [math.inf] * 2 and data["median_ratio"] == math.inf
+    assert "inf" in text

@@ -1,6 +1,11 @@
-"""The best split of gradients: equal to trying all, never worse than what others use."""
+"""The gradient tuner: splits, scenarios, tuning and its bench."""
 
+import json
 import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,18 +13,23 @@ from gradient_cases import costs, profiles, rows_of, waiting_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
 from ascend_lab.aoe.gradient import (
     BASELINES,
     AlphaBeta,
     Gradient,
     Piecewise,
+    Scenario,
     bound,
     end_of,
+    evaluate,
     gradients_of,
+    improve,
     plan,
     sampled,
 )
 from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
+from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import (
     all_splits,
     best_split,
@@ -30,8 +40,23 @@ from ascend_lab.aoe.gradient.splits import (
     split_at,
     table_of,
 )
+from ascend_lab.aoe.gradient.tuning import (
+    cluster_cost,
+    key_of_profile,
+    known_profile,
+    profiled,
+    section,
+    tune_gradients,
+    tuning_text,
+)
+from ascend_lab.chip import load_chip
+from ascend_lab.cli import aoe
+from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.cluster.choice import checked
-from ascend_lab.errors import InputError
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.graph import Graph, GraphBuilder
+from bench import gradient as bench_gradient
+from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
 
 limits = st.one_of(st.none(), st.integers(1, 5))
 
@@ -273,3 +298,362 @@ def test_a_thousand_gradients_with_few_segments() -> None:
     few, limited = best_split(table, price, 8)
     assert len(few) <= 8 < len(free)
     assert end < limited < plan(rows, AlphaBeta(3e-4, 1e-10), 8).baselines["one_bucket"]
+
+
+ONE = AlphaBeta(1.0, 1.0)
+
+
+@given(profiles(), costs())
+@settings(max_examples=60, deadline=None)
+def test_undisturbed_it_is_what_the_plan_minimises(rows, cost):
+    scenario = Scenario(cost)
+    for split in list(all_splits(len(rows)))[:8]:
+        assert evaluate(split, rows, scenario) == pytest.approx(end_of(split, rows, cost))
+
+
+@given(profiles(), costs(), st.integers(1, 4), st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_free_sharing_never_hurts_and_losses_never_help(rows, cost, streams, slowdown):
+    split = tuple((i, i) for i in range(len(rows)))
+    alone = evaluate(split, rows, Scenario(cost))
+    free = evaluate(split, rows, Scenario(cost, streams=streams, sharing=0.0))
+    assert free <= alone * (1 + 1e-9)
+    slowed = evaluate(split, rows, Scenario(cost, slowdown=slowdown))
+    assert slowed >= alone * (1 - 1e-9)
+
+
+def test_two_streams_share_the_link_and_overlap_their_startups() -> None:
+    rows, split = rows_of([0, 0], [10, 10]), ((0, 0), (1, 1))
+    assert evaluate(split, rows, Scenario(ONE)) == 22.0
+    assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
+    half = evaluate(split, rows, Scenario(ONE, streams=2, sharing=0.5))
+    assert half == pytest.approx(1 + 1.5 * 10)  # as measured: alpha + 1.5 beta n, both of them
+
+
+def test_a_stream_more_than_there_are_buckets_waits_for_gradients() -> None:
+    rows, split = rows_of([0, 5], [10, 10]), ((0, 0), (1, 1))
+    # 1 startup, 5 bytes alone, then 5 + 5 shared while the second starts up and follows
+    assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
+
+
+def test_backward_is_slowed_while_something_is_sent() -> None:
+    rows, split = rows_of([0, 10], [4, 0]), ((0, 0), (1, 1))
+    # 5 s of sending slow backward to half its pace: 2.5 s are lost
+    assert evaluate(split, rows, Scenario(ONE, slowdown=1.0)) == pytest.approx(12.5 + 1)
+    assert evaluate(((0, 1),), rows, Scenario(ONE, slowdown=1.0)) == pytest.approx(15.0)
+
+
+def test_noise_is_drawn_from_the_seed_and_has_mean_one() -> None:
+    rows = rows_of(np.arange(1.0, 400.0).tolist(), [0] * 399)
+    split, still = ((0, 398),), Scenario(AlphaBeta(0.0, 0.0))
+    noisy = Scenario(AlphaBeta(0.0, 0.0), noise=0.3, samples=20, seed=1)
+    assert evaluate(split, rows, still) == 399.0
+    assert evaluate(split, rows, noisy) == evaluate(split, rows, noisy)
+    assert evaluate(split, rows, noisy) != 399.0
+    assert evaluate(split, rows, noisy) == pytest.approx(399.0, rel=0.02)
+
+
+scenarios = st.builds(
+    Scenario,
+    costs(),
+    streams=st.integers(1, 3),
+    sharing=st.floats(0, 1),
+    slowdown=st.floats(0, 0.5),
+    noise=st.sampled_from([0.0, 0.2]),
+    samples=st.just(3),
+)
+
+
+@given(profiles(most=7), scenarios, st.one_of(st.none(), st.integers(1, 4)))
+@settings(max_examples=40, deadline=None)
+def test_the_search_is_never_worse_than_the_plan_nor_better_than_all(rows, scenario, most):
+    found = improve(rows, scenario, max_segments=most, budget=200)
+    planned = evaluate(plan(rows, scenario.cost, most).segments, rows, scenario)
+    _, best = brute_force(table_of(rows), scorer(table_of(rows), scenario), most)
+    assert best <= found.end_s * (1 + 1e-12)
+    assert found.end_s <= found.start_s == planned
+    assert found.end_s == evaluate(found.segments, rows, scenario)
+    assert most is None or len(found.segments) <= most
+    assert found.tried <= 200
+
+
+def test_the_search_finds_the_best_of_small_cases() -> None:
+    rng, gaps, gained = np.random.default_rng(0), [], 0
+    for _ in range(8):
+        ready, sizes = np.cumsum(rng.exponential(1, 9)), rng.lognormal(1, 1.5, 9).astype(int)
+        rows = rows_of(ready.tolist(), sizes.tolist())
+        scenario = Scenario(AlphaBeta(1.0, 0.2), streams=2, sharing=0.5, slowdown=0.3)
+        found = improve(rows, scenario, budget=80)
+        _, best = brute_force(table_of(rows), scorer(table_of(rows), scenario))
+        gaps.append(found.end_s / best - 1)
+        gained += found.gain > 0.01
+    assert max(gaps) < 0.01
+    assert gained >= 2  # the plan for one stream is not the best for two
+
+
+def test_the_search_keeps_formats_apart_and_its_budget() -> None:
+    rows = rows_of([0, 1, 2, 3], [5] * 4, ["fp16", "fp16", "fp32", "fp32"])
+    found = improve(rows, Scenario(ONE, streams=2), budget=3)
+    assert found.tried <= 3
+    assert all(rows[first].dtype == rows[last].dtype for first, last in found.segments)
+    again = improve(rows, Scenario(ONE, streams=2), budget=50)
+    assert again == improve(rows, Scenario(ONE, streams=2), budget=50)
+
+
+BAD_SCENARIOS = {
+    "streams": lambda: Scenario(ONE, streams=0),
+    "samples": lambda: Scenario(ONE, samples=0),
+    "sharing": lambda: Scenario(ONE, sharing=-0.1),
+    "slowdown": lambda: Scenario(ONE, slowdown=float("nan")),
+    "noise": lambda: Scenario(ONE, noise=float("inf")),
+    "budget": lambda: improve(rows_of([0], [1]), Scenario(ONE), budget=0),
+    "split": lambda: evaluate([[0, 1]], rows_of([0], [1]), Scenario(ONE)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SCENARIOS)
+def test_a_scenario_that_means_nothing_is_refused(case: str) -> None:
+    with pytest.raises(InputError):
+        BAD_SCENARIOS[case]()
+
+
+CHIP = load_chip("Toy")
+
+
+def network(batch: int = 4, name: str = "net") -> Graph:
+    """Return a network of two layers, the nodes named after it."""
+    net = GraphBuilder(name)
+    x = net.input(f"{name}_x", (batch, 16), "fp16")
+    net.output(net.relu(net.matmul(x, net.constant(np.zeros((16, 8), np.float16)))))
+    return net.build()
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    ready_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    forward_s: float
+    backward_s: float
+    update_s: float
+    gradients: tuple[Row, ...]
+
+
+class Counting:
+    """A profiler that counts how often it is asked."""
+
+    def __init__(self, count: int = 12) -> None:
+        rows = tuple(Row(f"w{i}", 1e-4 * (i + 1), 100_000 * (i + 1)) for i in range(count))
+        self.step, self.asked = Step(5e-4, 1.3e-3, 1e-4, rows), 0
+
+    def __call__(self, graph: Graph, chip: Any, **settings: Any) -> Step:
+        self.asked += 1
+        return self.step
+
+
+def test_a_new_cluster_is_planned_without_profiling_again(tmp_path: Path) -> None:
+    ask = Counting()
+    with Knowledge(tmp_path / "b.db", None) as bank:
+        first = tune_gradients(network(), CHIP, "star:8", knowledge=bank, profiler=ask)
+        assert (first.outcome, ask.asked) == ("add", 1)
+    with Knowledge(tmp_path / "b.db", None) as bank:  # another run, another size of cluster
+        second = tune_gradients(network(), CHIP, "star:32", knowledge=bank, profiler=ask)
+        assert (second.outcome, ask.asked) == ("hit", 1)
+        assert second.profile == first.profile
+        assert second.plan.end_s > first.plan.end_s
+        again = tune_gradients(network(), CHIP, "star:8", knowledge=bank, profiler=ask, repeat=True)
+        assert (again.outcome, ask.asked) == ("reserved", 2)
+        assert again.plan == first.plan
+
+
+def test_the_key_is_of_network_batch_chip_and_training() -> None:
+    key = key_of_profile(network(), CHIP, "dtype=fp16")
+    assert key == key_of_profile(network(name="other"), CHIP, "dtype=fp16")
+    others = {
+        key_of_profile(network(5), CHIP, "dtype=fp16"),
+        key_of_profile(network(), load_chip("Ascend910A"), "dtype=fp16"),
+        key_of_profile(network(), CHIP, "dtype=bf16"),
+    }
+    assert len(others | {key}) == 4
+
+
+def test_profiles_travel_with_the_bank(tmp_path: Path, capsys: Any) -> None:
+    ask, settings = Counting(), {"dtype": "bf16"}
+    with Knowledge(tmp_path / "a.db", None) as bank:
+        found, _ = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
+        assert {row.dtype for row in found.gradients} == {"bf16"}
+    lines, other = tmp_path / "a.jsonl", tmp_path / "b.db"
+    assert aoe(["bank", "export", str(lines), "--bank", str(tmp_path / "a.db")]) == 0
+    assert aoe(["bank", "import", str(lines), "--bank", str(other)]) == 0
+    assert aoe(["bank", "list", "--bank", str(other)]) == 0
+    assert "training" in capsys.readouterr().out
+    with Knowledge(other, None) as bank:
+        again, outcome = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
+        assert (again, outcome, ask.asked) == (found, "hit", 1)
+
+
+def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path: Path) -> None:
+    key = key_of_profile(network(), CHIP, "")
+    with Store(tmp_path / "b.db") as store:
+        store.put(BankEntry(key, {"times_s": 3}, 1, 1, None, False, "", 0, 1, "", ""))
+    with Knowledge(tmp_path / "b.db", None) as bank:
+        assert known_profile(bank, key) is None
+        ask = Counting()
+        found, outcome = profiled(network(), CHIP, bank, profiler=ask)
+        assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
+
+
+def test_a_step_is_forward_backward_or_the_exchange_and_update() -> None:
+    found = tune_gradients(
+        network(), CHIP, "star:4", profiler=Counting(), cost=AlphaBeta(1e-4, 1e-10)
+    )
+    assert found.single_s == pytest.approx(1.9e-3)
+    assert found.step_s() == pytest.approx(6e-4 + found.plan.end_s)
+    assert found.step_s("per_layer") >= found.step_s()
+    assert found.gain("hccl_default") >= 0
+    assert 0 < found.scaling < 1
+    assert found.bound_s <= found.plan.end_s
+    assert len(found.plan.segments) <= 8
+    free = tune_gradients(
+        network(), CHIP, "star:4", max_segments=None, profiler=Counting(), cost=lambda n: 0.0
+    )
+    assert free.scaling == 1.0
+
+
+def test_all_reduces_cost_what_the_cluster_takes() -> None:
+    topology = load_topology("910a-roce:16")
+    table = cluster_cost(topology, 2e7)
+    for size in (3e3, 7e4, 1.1e6, 2e7):
+        exact = collective_time("all_reduce", topology, size).time_s
+        assert table(size) == pytest.approx(exact, rel=0.1)
+    found = tune_gradients(network(), CHIP, topology, profiler=Counting())
+    assert found.cost_error < 0.1
+    assert tune_gradients(network(), CHIP, "star:1", profiler=Counting()).scaling == 1.0
+
+
+def test_the_report_has_the_published_fields_and_text() -> None:
+    found = tune_gradients(network(), CHIP, "ring:16", profiler=Counting())
+    data = json.loads(json.dumps(section(found), allow_nan=False))
+    assert set(data) == {"basic", "GDAT", "ascend_lab"}
+    own = data["ascend_lab"]
+    assert own["devices"] == 16
+    assert own["optimal"] is True
+    assert own["segments"][-1][1] == 11
+    assert own["gradient_bytes"] == sum(100_000 * (i + 1) for i in range(12))
+    before = data["GDAT"]["model_baseline_performance(ms)"]
+    assert before >= data["GDAT"]["model_result_performance(ms)"]
+    text = "\n".join(tuning_text(found))
+    assert "optimal (among splits into at most 8 segments)" in text
+    assert "(breaks the limit: not among splits into at most 8 segments)" in text
+    (marked,) = [line for line in text.splitlines() if "(= before)" in line]
+    assert marked.split()[0] == "hccl_default"
+    assert "needs no search, for any number of segments" in text
+    for word in ("16 devices", "gdat process finished", "optimal", "set_split_strategy_by_idx"):
+        assert word in text
+
+
+def test_a_network_without_parameters_has_nothing_to_send() -> None:
+    with pytest.raises(InputError, match="parameters to train"):
+        tune_gradients(network(), CHIP, "star:2", profiler=Counting(0))
+    with pytest.raises(AscendLabError, match="topology"):
+        tune_gradients(network(), CHIP, "moon:2", profiler=Counting())
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def run(capsys: Any, *words: object) -> tuple[int, str, str]:
+    code = aoe([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_tunes_and_reports(capsys: Any, small: Path, tmp_path: Path) -> None:
+    words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce")
+    code, out, err = run(capsys, *words, "--devices", "16")
+    assert (code, err) == (0, "")
+    assert "16 devices of 910a-roce:16" in out
+    assert "profile: add" in out
+    (report,) = tmp_path.glob("aoe_result_gdat_*.json")
+    (found,) = json.loads(report.read_text("utf-8"))
+    assert found["basic"]["tuning_name"] == small.stem
+    code, out, _ = run(capsys, *words, "--devices", "64", "--max_segments", "1")
+    assert code == 0
+    assert "profile: hit" in out
+    assert "in 1 segments" in out
+
+
+BAD_TUNINGS = {
+    "cluster": (["-j", "4"], "`ascend-lab topologies` lists them"),
+    "together": (["-j", "2,4", "--cluster", "star:4"], "by itself"),
+    "other job": (["-j", "2", "--cluster", "star:4"], "--cluster only with --job_type 4"),
+    "devices": (["-j", "4", "--cluster", "star", "--devices", "0"], "--devices of at least 1"),
+    "twice": (["-j", "4", "--cluster", "star:4", "--devices", "8"], "--devices 4, as --cluster"),
+    "unknown": (["-j", "4", "--cluster", "moon"], "a topology by name"),
+    "unknown size": (["-j", "4", "--cluster", "moon", "--devices", "8"], "a topology by name"),
+    "fixed": (["-j", "4", "--cluster", "910a-server", "--devices", "4"], "910a-server"),
+    "segments": (["-j", "4", "--cluster", "star:4", "--max_segments", "-2"], "at least 1 segment"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TUNINGS)
+def test_wrong_calls_are_one_line(capsys: Any, small: Path, tmp_path: Path, case: str) -> None:
+    words, message = BAD_TUNINGS[case]
+    code, _, err = run(capsys, *words, "-m", small, "--output", tmp_path)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_chip_that_the_cluster_has_not_is_said(capsys: Any, small: Path, tmp_path: Path) -> None:
+    words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce:2")
+    code, _, err = run(capsys, *words, "--soc_version", "Ascend310")
+    assert code == 0
+    assert err.count("\n") == 1
+    assert "warning: the devices of 910a-roce:2 are Ascend910A, --soc_version is Ascend310" in err
+
+
+def test_single_operators_are_not_trained(capsys: Any, tmp_path: Path) -> None:
+    words = ("-j", "4", "--cluster", "star:4", "--singleop", tmp_path / "op.json")
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "--model or --model_path for job 4" in err
+
+
+def test_the_number_of_a_fixed_cluster_may_be_said(
+    capsys: Any, small: Path, tmp_path: Path
+) -> None:
+    words = ("-j", "4", "--cluster", "910a-server", "--devices", "8", "--output", tmp_path)
+    code, out, _ = run(capsys, *words, "-m", small)
+    assert code == 0
+    assert "8 devices of 910a-server" in out
+
+
+def test_small_cases_are_exact_and_searched() -> None:
+    assert exact_cases(12) == 0
+    plan_gap, search_gap = beyond(cases=2, count=6)
+    assert 0 <= search_gap <= min(0.01, plan_gap)
+    assert plan_s(20, 4) > 0
+    assert sum(row.size_bytes for row in chain(50)) > 4.9e8
+
+
+def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path: Path) -> None:
+    ask = Counting()
+    monkeypatch.setattr(bench_gradient, "NETWORKS", {"small": 4})
+    monkeypatch.setattr(bench_gradient, "CLUSTERS", ("star", "ring"))
+    monkeypatch.setattr(bench_gradient, "SIZES", (4, 8))
+    monkeypatch.setattr(bench_gradient.zoo, "build", lambda name, batch: network(batch, name))
+    with_fake = partial(tune_gradients, profiler=ask)
+    monkeypatch.setattr(bench_gradient, "tune_gradients", with_fake)
+    rows = [row_of(where, found) for where, found in tuned(["small"], tmp_path / "p.db")]
+    assert [row["cluster"] for row in rows] == ["star:4", "star:8", "ring:4", "ring:8"]
+    assert ask.asked == 1
+    for row in rows:
+        assert set(row["gains"]) == set(BASELINES)
+        assert min(row["gains"].values()) >= -1e-9
+        assert row["hccl_loss"] >= -1e-9
+        assert "small" in line_of(row)

@@ -1,4 +1,4 @@
-"""Operator tuning of networks: the bank's flow, time shared, interrupts, kills, never slower."""
+"""Tuning networks: their operators, jobs and what is known already."""
 
 import os
 import signal
@@ -9,20 +9,43 @@ from dataclasses import replace
 from functools import lru_cache
 
 import engine_cases as cases
+import numpy as np
 import pytest
 from graph_strategies import whole_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe import Knowledge, Settings, tune_network
+from ascend_lab.aoe import Knowledge, Settings, operators_of, tune_network, tune_operator
 from ascend_lab.aoe import network as network_module
 from ascend_lab.aoe import tuning as tuning_module
 from ascend_lab.aoe import workers as clock_module
 from ascend_lab.aoe import workers as workers_module
-from ascend_lab.aoe.network import LEAST_S, entry_of, estimated, key_of, potential, together
-from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, untuned
+from ascend_lab.aoe.bank.records import from_line, to_line
+from ascend_lab.aoe.cube.job import CubeJob
+from ascend_lab.aoe.drive import Trial
+from ascend_lab.aoe.network import (
+    LEAST_S,
+    NEAR,
+    SIZES,
+    entry_of,
+    estimated,
+    features_of,
+    from_bank,
+    key_of,
+    potential,
+    suggestions,
+    together,
+)
+from ascend_lab.aoe.operators import unit_of
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of, untuned
+from ascend_lab.aoe.workers import attempt
 from ascend_lab.chip import load_chip
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import compile_graph, simulate_graph
+from ascend_lab.graph.lower import lower
+from ascend_lab.graph.network import residency
+from ascend_lab.graph.tasks import with_choices
+from ascend_lab.ops.matmul import warm_cycles
 
 FEW = Settings(budget=5)
 
@@ -440,3 +463,408 @@ class Never(cases.Trap):
 
     def __call__(self, point):
         return super().__call__(self.point)
+
+
+def blocks(count=3, rows=64, columns=64):
+    """Return a network of equal blocks: a product and a softmax each."""
+    net = cases.Net()
+    x = net.input("x", (rows, columns))
+    for _ in range(count):
+        x = net.softmax(net.relu(net.matmul(x, net.numbers(columns, columns))), axis=-1)
+    net.output(x)
+    return net.build()
+
+
+@pytest.mark.parametrize("chip", cases.CHIPS)
+def test_equal_kernels_are_one_operator(chip):
+    compiled = compile_graph(blocks(4), chip)
+    found = operators_of(compiled)
+    kernels = [task for task in compiled.tasks if task.lowered is not None]
+    assert sum(op.count for op in found) == len(kernels) > len(found)
+    assert len({op.piece.key for op in found}) == len(found)
+    assert len({op.name for op in found}) == len(found)
+    assert [op.count for op in found if op.unit == "cube"] == [4]
+    first = [task.name for task in kernels]
+    assert [first.index(op.name) for op in found] == sorted(first.index(op.name) for op in found)
+
+
+@pytest.mark.parametrize("chip", cases.CHIPS)
+def test_an_operator_starts_on_the_l2_of_its_network(chip):
+    compiled = compile_graph(blocks(4), chip)
+    shares = dict(zip((t.name for t in compiled.tasks), residency(compiled), strict=True))
+    for op in operators_of(compiled):
+        if op.count == 1:
+            held = {n.partition(".")[0] for n, share in shares[op.name].items() if share >= 0.5}
+            assert op.warm == held
+    (product,) = [op for op in operators_of(compiled) if op.unit == "cube"]
+    first = product.piece.graph.nodes[0]
+    assert product.warm == {first.inputs[0]}  # just written; weights are read for the first time
+    own = [t for t in compiled.tasks if t.piece.key == product.piece.key]
+    assert product.default_cycles == warm_cycles(own[0].lowered.kernel, op.chip, product.warm)
+    cold = warm_cycles(own[0].lowered.kernel, op.chip, ())
+    hot = warm_cycles(own[0].lowered.kernel, op.chip, first.inputs)
+    assert cold > product.default_cycles > hot
+
+
+@pytest.mark.parametrize("chip", cases.CHIPS)
+def test_operators_alone_add_up_to_about_the_network(chip):
+    compiled = compile_graph(blocks(4), chip)
+    found, chip, times = operators_of(compiled), compiled.chip, simulate_graph(compiled)
+    alone = sum(op.count * op.default_cycles for op in found)
+    alone -= sum(op.count for op in found) * round(chip.launch_overhead_s * chip.clock_hz)
+    total = (times.time_s - times.launch_s) * chip.clock_hz
+    assert alone == pytest.approx(total, rel=0.01)
+
+
+def test_who_does_not_find_its_inputs_in_l2_is_another_problem():
+    operator = cases.first(cases.product())
+    warm = replace(operator, warm=frozenset(operator.piece.graph.inputs))
+    assert operator.problem != warm.problem and key_of(operator) != key_of(warm)
+    edited = replace(operator.chip, clock_hz=2 * operator.chip.clock_hz)
+    other = replace(operator, chip=edited)
+    assert key_of(operator) != key_of(other) and key_of(operator).chip == key_of(other).chip
+
+
+def graph_of(build, *shapes):
+    net = cases.Net()
+    inputs = [net.input(f"x{i}", shape) for i, shape in enumerate(shapes)]
+    net.output(build(net, *inputs))
+    return net.build()
+
+
+UNITS = {
+    "convolution": (cases.convolution(), "cube", ""),
+    "product": (cases.product(), "cube", ""),
+    "batch": (cases.batch(), "product", ""),
+    "turned product": (
+        graph_of(lambda n, a, b: n.matmul(a, b, trans_a=True), (24, 20), (24, 17)),
+        "product",
+        "",
+    ),
+    "fold": (cases.vector(kind="reduce_sum"), "vector", ""),
+    "depthwise": (
+        graph_of(lambda n, x: n.depthwise_conv2d(x, n.numbers(16, 1, 3, 3)), (1, 16, 8, 8)),
+        "",
+        "depthwise",
+    ),
+    "computed weights": (
+        graph_of(lambda n, x, w: n.conv2d(x, w), (1, 16, 8, 8), (16, 16, 3, 3)),
+        "",
+        "computed, not constant",
+    ),
+    "pool": (graph_of(lambda n, x: n.max_pool2d(x, kernel=2, stride=2), (1, 16, 8, 8)), "", ""),
+    "transposed convolution": (
+        graph_of(lambda n, x: n.conv_transpose2d(x, n.numbers(16, 8, 3, 3)), (1, 16, 8, 8)),
+        "",
+        "hand-written",
+    ),
+}
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize("kind", UNITS)
+def test_which_tuner_an_operator_is_for(kind, chip):
+    graph, unit, reason = UNITS[kind]
+    op = graph.nodes[0].op
+    found = operators_of(compile_graph(graph, chip))
+    (operator,) = [o for o in found if any(n.op == op for n in o.piece.graph.nodes)]
+    assert (operator.unit, reason in operator.reason) == (unit, True)
+    assert bool(operator.reason) == (not unit)
+    for other in found:
+        assert (other.unit, other.reason) == unit_of(other.piece, load_chip(chip))
+        if other.op == "trans_data":
+            assert not other.unit and "hand-written" in other.reason
+    assert np.isfinite(operator.default_cycles) and operator.default_cycles > 0
+
+
+chips = st.sampled_from(cases.CHIPS)
+
+
+def check(job, seed):
+    """A few points and the default: cycles are the lowered kernel's, and no bound exceeds them."""
+    operator, rng = job.operator, np.random.default_rng(seed)
+    points = [job.space.sample(rng) for _ in range(4)]
+    low, proven = job.bound(())
+    assert 0 < low <= operator.default_cycles
+    assert proven == (low == operator.default_cycles)
+    for point in points:
+        cycles = job.measure(point)
+        kernel = lower(operator.piece, operator.chip, job.choice(point)).kernel
+        assert cycles == warm_cycles(kernel, operator.chip, operator.warm), point
+        assert low <= cycles, point
+    if isinstance(job, CubeJob):
+        rows = [job.space.row(p) for p in points]
+        walked = job.bounds.walked(np.array(rows))
+        for point, row, tight in zip(points, rows, walked, strict=True):
+            assert job.bounds.closed[row] <= tight <= job.measure(point), point
+            assert job.measure.bound(point) == job.bounds.closed[row]
+    assert job.measure(job.start()[0]) == operator.default_cycles
+
+
+@settings(max_examples=10)
+@given(cases.networks, chips, st.integers(0, 999))
+def test_points_are_timed_as_lowered_and_bounded_from_below(graph, chip, seed):
+    for job in cases.jobs_of_graph(graph, chip):
+        rng = np.random.default_rng(seed)
+        names = [n for n in job.operator.piece.graph.inputs if rng.random() < 0.5]
+        check(job_of(cases.with_warm(job.operator, frozenset(names))), seed)
+
+
+@pytest.mark.parametrize("chip", cases.CHIPS)
+@pytest.mark.parametrize("kind", ["product", "square", "convolution"])
+def test_a_tensor_read_twice_by_one_kernel(kind, chip):
+    """It is fetched once, and warm for both its readers or for none."""
+    graph = cases.shared(kind)
+    jobs = [j for j in cases.jobs_of_graph(graph, chip) if j.operator.unit == "cube"]
+    inputs = jobs[0].operator.piece.graph.inputs
+    for warm in (frozenset(), frozenset(inputs[:1]), frozenset(inputs)):
+        check(job_of(cases.with_warm(jobs[0].operator, warm)), 0)
+
+
+@pytest.mark.parametrize("chip", cases.CHIPS)
+def test_a_warm_l2_makes_kernels_and_bounds_shorter(chip):
+    operator = cases.only(cases.product(200, 256, 240, "bias add relu"), chip, "cube")
+    names = operator.piece.graph.inputs
+    cold, warm = (job_of(cases.with_warm(operator, frozenset(held))) for held in ((), names))
+    assert cold.operator.default_cycles > warm.operator.default_cycles
+    rows = np.argsort(cold.bounds.closed)[:50]
+    assert (warm.bounds.closed <= cold.bounds.closed).all()
+    assert warm.bounds.walked(rows).min() < cold.bounds.walked(rows).min()
+
+
+SMALL = {
+    "product": cases.product(20, 40, 24, "relu"),
+    "convolution": cases.convolution(1, 16, (5, 5), 16, 3, "bias add relu", pad=1),
+    "batch": cases.batch(relu=False),
+    "vector": cases.vector((3, 40), "relu"),
+}
+LARGER = SMALL | {"vector": cases.vector((48, 40), "relu")}
+
+
+@pytest.mark.parametrize("chip", cases.CHIPS)
+@pytest.mark.parametrize("kind", SMALL)
+def test_what_is_proven_is_the_optimum_of_the_space(kind, chip):
+    """Against every point of the space, measured."""
+    graph = SMALL[kind]
+    operator = cases.first(graph, chip)
+    job = job_of(operator)
+    assert job.space.size <= 400
+    least = min(attempt(job.measure, p)[0] for p in job.space.points())
+    found = tune_operator(operator, Settings(budget=job.space.size))
+    assert found.bound_cycles <= least
+    assert found.after_cycles == min(least, operator.default_cycles)
+    assert found.proven
+    short = tune_operator(operator, Settings(budget=2))
+    assert short.bound_cycles <= least <= short.after_cycles <= operator.default_cycles
+    if short.proven:
+        assert short.after_cycles == min(least, operator.default_cycles)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_trials_only_raise_the_bound(kind):
+    job = job_of(cases.first(LARGER[kind]))
+    points = list(job.space.points())
+    trials = [
+        Trial(i, p, job.measure(p)) for i, p in enumerate(points[:: max(1, len(points) // 9)])
+    ]
+    best, before = job.operator.default_cycles, 0
+    for count in range(len(trials) + 1):
+        best = min([best, *(t.cost for t in trials[:count])])
+        low, proven = job.bound(trials[:count])
+        assert before <= low <= best
+        assert not proven or low == best
+        before = low
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("note", ["took longer than 1 s", "its worker process died"])
+def test_what_was_not_measured_is_not_proven(kind, note):
+    """A candidate lost on the way may still be the best one."""
+    job = job_of(cases.first(LARGER[kind]))
+    costs = {p: job.measure(p) for p in job.space.points()}
+    least = min(costs.values())
+    assert least < max(costs.values())
+    trials = [
+        Trial(i, p, c, "") if c > least else Trial(i, p, np.inf, note)
+        for i, (p, c) in enumerate(costs.items())
+    ]
+    low, proven = job.bound(trials)
+    assert low <= least
+    assert not proven or job.operator.default_cycles == least
+
+
+def test_schedules_that_suited_other_shapes_become_points_of_this_one():
+    one = job_of(cases.only(cases.product(70, 200, 90), unit="cube"))
+    other = job_of(cases.only(cases.product(33, 48, 100), unit="cube"))
+    image = job_of(cases.only(cases.convolution(k=64), unit="cube"))
+    rng = np.random.default_rng(0)
+    for job, near in ((one, other), (other, one), (image, image)):
+        choices = [near.choice(near.space.sample(rng)) for _ in range(5)]
+        points = job.points(choices)
+        assert len(points) == 5
+        for point in points:
+            job.space.row(point)
+            assert job.measure(point) > 0
+    assert one.points([one.choice(one.default)]) == [one.default]
+    steps = job_of(cases.only(cases.vector(kind="relu")))
+    assert one.points([steps.choice(steps.start()[0])]) == []
+
+
+def test_choices_reach_the_network():
+    """The time of a network changes by what its operator gained."""
+    compiled = compile_graph(cases.batch(relu=False), "Ascend310")
+    operator = next(o for o in cases.operators_of(compiled) if o.unit)
+    found = tune_operator(operator, Settings(budget=10))
+    tuned = with_choices(compiled, {operator.piece.key: found.choice})
+    gained = (
+        simulate_graph(compiled).time_s - simulate_graph(tuned).time_s
+    ) * operator.chip.clock_hz
+    assert gained == pytest.approx(found.before_cycles - found.after_cycles)
+    assert gained > 0
+
+
+def test_an_operator_without_a_schedule_says_why():
+    compiled = compile_graph(cases.batch(relu=False), "Ascend310")
+    operator = next(o for o in cases.operators_of(compiled) if not o.unit)
+    with pytest.raises(UnsupportedError, match="hand-written"):
+        job_of(operator)
+
+
+BUDGET = Settings(budget=8, seed=5)
+BATCH = cases.batch(lead=(4,), relu=False)
+VECTOR_UNITS = {
+    "cube": cases.product(33, 70, 90, "bias relu"),
+    "vector": cases.vector((64, 300), "relu"),
+    "product": cases.batch(relu=False),
+}
+
+
+@lru_cache
+def kept(unit):
+    """The operator of a unit, tuned, and the entry it leaves; once for all tests."""
+    operator = cases.first(VECTOR_UNITS[unit])
+    found = tune_operator(operator, BUDGET)
+    return operator, found, entry_of(found, BUDGET)
+
+
+@settings(max_examples=6)
+@given(cases.networks, st.sampled_from(cases.CHIPS))
+def test_what_is_kept_comes_back_as_it_was(graph, chip):
+    for operator in cases.operators_of(compile_graph(graph, chip)):
+        if operator.unit:
+            found = tune_operator(operator, BUDGET)
+            entry = from_line(to_line(entry_of(found, BUDGET)))
+            assert entry.improved == (found.choice is not None)
+            assert (entry.seed, entry.trials, entry.search) == (5, found.trials, found.search)
+            back = from_bank(operator, entry, "custom")
+            expected = replace(found, source="custom", trace=None, spent_s=0.0, note="")
+            assert back == expected
+
+
+@pytest.mark.parametrize("unit", VECTOR_UNITS)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"tiling": {"base_m": 16}},
+        {"tiling": 5},
+        {"steps": [["bind", "nothing", "x"]]},
+        {"steps": "none"},
+        {"else": 1},
+        [1, 2],
+        7,
+    ],
+)
+def test_a_schedule_that_does_not_fit_leaves_the_default(unit, schedule):
+    operator, _, good = kept(unit)
+    assert good.improved
+    back = from_bank(operator, replace(good, schedule=schedule), "custom")
+    assert back.choice is None and back.after_cycles == operator.default_cycles
+    assert "does not fit" in back.note and not back.proven
+    assert back.bound_cycles <= back.after_cycles
+
+
+@pytest.mark.parametrize("unit", ["cube", "product"])
+@pytest.mark.parametrize("value", [0, -1, 10**9, 10**30, 1.5, "x", None, [1], {}])
+def test_a_tiling_with_a_wrong_number_does_no_harm(unit, value):
+    """Banks are merged from files of other people."""
+    (operator, _, good), knowledge = kept(unit), Knowledge(None, None)
+    job = job_of(operator)
+    for name in SIZES:
+        tiling = good.schedule["tiling"] | {name: value}
+        bad = replace(good, schedule={"tiling": tiling})
+        back = from_bank(operator, bad, "custom")
+        assert back.bound_cycles <= back.after_cycles <= back.before_cycles
+        assert value == 10**9 or value == 10**30 or back.choice is None
+        other = cases.first(cases.product(40, 70, 90, "bias relu") if unit == "cube" else BATCH)
+        knowledge.keep(replace(bad, key=key_of(other)))
+        near = suggestions(operator, knowledge)
+        assert all(job.measure(point) > 0 for point in job.points(near))
+        assert near == [] or value in (10**9, 10**30)
+
+
+def test_a_schedule_of_another_unit_does_not_fit():
+    for unit, other in (("cube", "vector"), ("vector", "cube")):
+        entry = kept(other)[2]
+        assert entry.improved
+        back = from_bank(kept(unit)[0], entry, "builtin")
+        assert back.choice is None and "does not fit" in back.note
+
+
+def test_a_schedule_that_is_no_longer_faster_is_not_used():
+    operator, found, kept_entry = kept("cube")
+    assert found.proven
+    job = job_of(operator)
+    slow = max(list(job.space.points())[:40], key=job.measure)
+    assert job.measure(slow) > operator.default_cycles
+    entry = replace(kept_entry, schedule=job.choice(slow).as_dict())
+    back = from_bank(operator, entry, "custom")
+    assert back.choice is None and back.after_cycles == operator.default_cycles
+    assert not back.proven and back.bound_cycles <= back.after_cycles
+
+
+def test_where_the_default_is_best_the_entry_says_so():
+    operator = cases.first(VECTOR_UNITS["vector"])
+    entry = entry_of(untuned(operator, ""), BUDGET)
+    assert entry.schedule == {} and not entry.improved
+    back = from_bank(operator, replace(entry, proven=True), "custom")
+    assert back.choice is None and back.proven and back.source == "custom"
+
+
+def test_bank_entries_of_like_shapes_are_suggestions():
+    knowledge = Knowledge(None, None)
+    kept = {}
+    for rows in (16, 32, 48, 64, 80):
+        operator = cases.first(cases.product(rows, 70, 90, "bias relu"))
+        found = tune_operator(operator, BUDGET)
+        kept[rows] = found.choice
+        knowledge.keep(entry_of(found, BUDGET))
+    operator = cases.first(cases.product(65, 70, 90, "bias relu"))
+    near = suggestions(operator, knowledge)
+    assert near == [kept[64], kept[80], kept[48]] and len(near) == NEAR
+    assert suggestions(cases.first(VECTOR_UNITS["vector"]), knowledge) == []
+    other = cases.first(cases.product(65, 70, 90, "bias relu"), "Ascend910A")
+    assert suggestions(other, knowledge) == []
+    found = tune_operator(operator, Settings(budget=2), near=near)
+    assert found.trials
+
+
+@pytest.mark.parametrize("schedule", [{"tiling": 5}, {"else": 1}, [3], "text", 7])
+def test_a_bank_with_nonsense_suggests_nothing(schedule):
+    knowledge = Knowledge(None, None)
+    operator = cases.first(VECTOR_UNITS["cube"])
+    good = tune_operator(cases.first(cases.product(40, 70, 90, "bias relu")), BUDGET)
+    entry = entry_of(good, BUDGET)
+    knowledge.keep(replace(entry, schedule=schedule))
+    assert knowledge.nearest(key_of(operator), features_of(operator), 3)
+    assert suggestions(operator, knowledge) == []
+
+
+def test_an_edited_chip_has_keys_of_its_own():
+    chip = load_chip("Ascend310")
+    edited = replace(chip, launch_overhead_s=2 * chip.launch_overhead_s)
+    keys = [
+        key_of(cases.operators_of(compile_graph(VECTOR_UNITS["cube"], c))[1])
+        for c in (chip, edited)
+    ]
+    assert keys[0] != keys[1]
+    assert replace(keys[0], chip_digest="") == replace(keys[1], chip_digest="")

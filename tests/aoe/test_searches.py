@@ -1,6 +1,11 @@
-"""Every search on spaces small enough to know all about."""
+"""Searches: spaces, proposals and the bench."""
 
+import json
 import math
+import sys
+from collections import Counter
+from inspect import ismodule
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +13,95 @@ import search_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab import aoe
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Genetic, Mcts, search_named, tree_of
 from ascend_lab.aoe.search.genetic import Surrogate, scaled
-from ascend_lab.aoe.space import TableSpace
+from ascend_lab.aoe.space import (
+    TableSpace,
+    completed,
+    crossed,
+    mutated,
+    nearest,
+    neighbours,
+    random_completion,
+)
+from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
+from bench import search as bench
+from bench.peers import Peer, PeerSkippedError
+from bench.search import _TALK
+from bench.table import Figure, closing
+
+TABLES = st.lists(
+    st.tuples(st.integers(-3, 9), st.sampled_from(["x", "y"]), st.sampled_from([1, 2, 4, 16])),
+    min_size=1,
+    max_size=20,
+)
+
+
+def space_of(points) -> TableSpace:
+    return TableSpace(("a", "b", "c"), list(zip(*points, strict=True)))
+
+
+@given(TABLES)
+@settings(max_examples=20, deadline=None)
+def test_options_lead_to_all_points_and_to_no_others(points):
+    space = space_of(points)
+    found = [()]
+    for _ in space.names:
+        found = [(*prefix, value) for prefix in found for value in space.options(prefix)]
+    assert found == sorted(set(points)) == list(space.points())
+    assert space.size == len(found)
+    assert [space.point(space.row(point)) for point in found] == found
+
+
+@given(TABLES, st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_moves_are_legal_and_do_what_they_say(points, seed):
+    space, rng, legal = space_of(points), np.random.default_rng(seed), set(points)
+    one, two = space.sample(rng), space.sample(rng)
+    assert {one, crossed(space, one, two, rng), random_completion(space, one[:1], rng)} <= legal
+    assert random_completion(space, one[:2], rng)[:2] == one[:2]
+    changed = mutated(space, one, rng)
+    assert changed in legal and (changed != one or len(legal) == 1)
+    near = neighbours(space, one)
+    assert set(near) <= legal and one not in near
+    assert {p for p in legal if sum(a != b for a, b in zip(p, one, strict=True)) == 1} <= set(near)
+    assert crossed(space, one, one, rng) == one == completed(space, one)
+    assert completed(space, two, one[:1])[0] == one[0]
+
+
+def test_a_wanted_value_moves_to_the_nearest_one():
+    assert nearest((1, 4, 64), 16) == 4 and nearest((1, 4, 64), 40) == 64
+    assert nearest((2, 4), 4) == 4 and nearest(("x", "y"), "z") == "x"
+    space = space_of([(1, "x", 2), (8, "y", 16), (8, "y", 1)])
+    assert completed(space, (6, "x", 8)) == (8, "y", 16)
+
+
+def test_samples_are_even():
+    space, rng = cases.table(), np.random.default_rng(0)
+    counts = Counter(space.sample(rng) for _ in range(200 * space.size))
+    assert len(counts) == space.size and min(counts.values()) > 140
+
+
+def test_tables_that_cannot_be():
+    for names, columns in ((("a",), []), ((), []), (("a", "b"), [(1,), (1, 2)]), (("a",), [()])):
+        with pytest.raises(InputError, match="a column of equal length"):
+            TableSpace(names, columns)
+    space = cases.table()
+    for point in ((2, 3, "z"), (2, 3), (5, 3, "x"), (2, 1, "w")):
+        with pytest.raises(InputError, match="a point of the space"):
+            space.row(point)
+
+
+def test_the_facade_gives_every_word_and_no_module():
+    for word in aoe.__all__:
+        found = getattr(aoe, word)
+        assert not ismodule(found), word
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = aoe.nothing
+
 
 SPACES = {"table": cases.table(), "aliases": cases.Triangle()}
 
@@ -199,3 +288,89 @@ def test_the_model_is_worth_its_place_where_costs_have_a_shape():
         for screened in (True, False)
     }
     assert best[True] < best[False]
+
+
+SPACE = cases.table()
+CASE = ("small", SPACE, np.array([cases.cost(point) for point in SPACE.points()]))
+PLAYER = """
+def run(seed):
+    sizes = about["sizes"]
+    for i in range(seed, 10**6):
+        ask([i % sizes[0], i // sizes[0] % sizes[1], i // sizes[0] // sizes[1] % sizes[2]])
+runs(run)
+"""
+QUITTER = "def run(seed):\n    ask([0, 0, 0])\nruns(run)\n"
+STUCK = "def run(seed):\n    while True:\n        ask([0, 0, 0])\nruns(run)\n"
+
+
+def run_program(program: str, budget: int, seeds=(0, 1)) -> bench.Result:
+    peer = Peer("Player", (), 0, "", _TALK + program)
+    return bench.run_peer(CASE, peer, Path(sys.executable), budget, seeds)
+
+
+def test_a_peer_is_charged_for_new_legal_points_only():
+    found = run_program(PLAYER, 1000)
+    assert found.curves.shape == (2, 1000) and (found.curves[:, SPACE.size :] == 1).all()
+    assert (np.diff(found.curves) <= 0).all() and found.curves[0, 0] > 1
+    few = run_program(PLAYER, 5)
+    assert few.curves.shape == (2, 5) and (few.curves == found.curves[:, :5]).all()
+
+
+@pytest.mark.parametrize("program", [QUITTER, STUCK])
+def test_a_peer_that_gives_up_or_repeats_itself_stays_where_it_is(program):
+    found = run_program(program, 6)
+    first = cases.cost(SPACE.point(0)) / cases.optimum(SPACE)
+    assert (found.curves == first).all() and found.curves.shape == (2, 6)
+
+
+def test_a_peer_that_dies_is_reported():
+    with pytest.raises(RuntimeError, match="Player on small ended before its time"):
+        run_program("sys.exit(3)", 5)
+
+
+def test_curves_of_ours_and_the_table():
+    results = [
+        bench.run_ours(CASE, name, SEARCHES[name], 100, range(3)) for name in ("random", "mcts")
+    ]
+    for found in results:
+        assert found.mean(100) == found.at(500).max() == 1.0 and found.mean(1) > 1.0
+    text = bench.table(results, 100)
+    assert text.splitlines()[0].split() == ["geometric", "mean", "after", "50", "100"]
+    assert {row.split()[0] for row in text.splitlines()[1:]} == {"random", "mcts"}
+
+
+def test_curve_and_mean():
+    assert bench.curve([math.inf, 4.0, 6.0, 2.0], 6, 2.0) == [math.inf, 2.0, 2.0, 1.0, 1.0, 1.0]
+    assert bench.curve([4.0, 2.0], 1, 2.0) == [2.0]
+    assert bench.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monkeypatch):
+    def none(peer, folder):
+        raise PeerSkippedError(f"{peer.name} cannot be installed here")
+
+    monkeypatch.setattr(bench, "environment", none)
+    monkeypatch.setattr(bench, "NAMES", ("random", "genetic"))
+    assert bench.report([CASE], 20, 2, json_file=str(tmp_path / "r.json")) == 0
+    printed = capsys.readouterr().out
+    assert "skipped: Optuna" in printed and "skipped: KernelTuner" in printed
+    rows = json.loads((tmp_path / "r.json").read_text())
+    assert [r["search"] for r in rows] == ["random", "genetic", *bench.PLAIN]
+    assert all(len(r["mean"]) == 20 for r in rows)
+
+
+def test_the_recorded_spaces_are_cases():
+    folder = data_path("autotune_bruteforce/README.md").parent
+    found = bench.recorded_cases(folder)
+    assert [case[0] for case in found] == ["conv2d_A100", "dedispersion_MI250X", "gemm_RTX_3090"]
+    assert all(len(costs) == space.size for _, space, costs in found)
+
+
+def test_misses_are_named_under_what_they_belong_to():
+    met, part = Figure("stem", "4 s", "< 5 s", True), Figure("  again", "9 s", "< 5 s", False)
+    assert closing([met]) == "all targets met" == closing([met, Figure("info", "1", "", None)])
+    other = Figure("import", "2 s", "< 1 s", False)
+    assert closing([met, part, other]).splitlines() == [
+        "missed: stem, again: 9 s, target < 5 s",
+        "missed: import: 2 s, target < 1 s",
+    ]

@@ -1,11 +1,29 @@
-"""Groups, the tape's conjugate steps, and the cross-entropy of a cut vocabulary."""
+"""Values on many devices: groups, mixed precision, routing, and planted mistakes."""
+
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from values_cases import SGD, case, distance
 
 from ascend_lab import ops
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.values import Group, Tape, Traffic, Var
+from ascend_lab.parallel import values
+from ascend_lab.parallel.values import (
+    Group,
+    MixedRun,
+    Net,
+    Plan,
+    Tape,
+    Traffic,
+    Var,
+    layers,
+    models,
+    weights,
+)
 from ascend_lab.parallel.values.group import (
     copy_in,
     exchange,
@@ -19,6 +37,8 @@ from ascend_lab.parallel.values.group import (
     sum_out,
 )
 from ascend_lab.parallel.values.layers import cross_entropy
+from ascend_lab.parallel.values.models import capacity_of, route
+from ascend_lab.train import DynamicLossScale
 
 RNG = np.random.default_rng(3)
 
@@ -160,3 +180,215 @@ def test_cross_entropy_equals_the_operator(ranks: int) -> None:
     for r in range(ranks):
         np.testing.assert_allclose(y.values[r], wanted, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(np.concatenate(x.grads, 1), slope, rtol=1e-12, atol=1e-12)
+
+
+ADAM = values.Adam(lr=0.01)
+MODEL, DATA = values.transformer(layers=1), values.sentences(12)
+
+
+@cache
+def mixed(ranks: int, start: float, interval: int = 1000) -> MixedRun:
+    scale = DynamicLossScale(start, growth_interval=interval)
+    return values.train_mixed(MODEL, DATA, ADAM, ranks, scale)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_losses_follow_those_of_fp64(ranks: int) -> None:
+    wanted = values.train_single(MODEL, DATA, ADAM).losses
+    found = mixed(ranks, 2.0**10)
+    assert not any(found.skipped)
+    np.testing.assert_allclose(found.losses, wanted, rtol=0.01)
+    assert all(w.dtype == np.float32 for w in found.parameters.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_overflow_skips_the_step_on_all_ranks_and_halves_the_scale(ranks: int) -> None:
+    run = mixed(ranks, 2.0**24)
+    skips = run.skipped.index(False)
+    assert 0 < skips < len(DATA) and not any(run.skipped[skips:])
+    assert run.scales == tuple(2.0 ** (24 - min(n, skips)) for n in range(len(DATA)))
+    # skipped steps leave no trace: training as if it began there, with the scale it ended at
+    later = values.train_mixed(
+        MODEL, DATA[skips:], ADAM, ranks, DynamicLossScale(2.0 ** (24 - skips))
+    )
+    assert later.losses == run.losses[skips:]
+    for key, weight in later.parameters.items():
+        np.testing.assert_array_equal(run.parameters[key], weight)
+
+
+def test_ranks_agree_in_one_number_a_step() -> None:
+    assert mixed(2, 2.0**24).traffic.of("data", "all_reduce").size_bytes == 4 * len(DATA)
+
+
+def test_good_steps_double_the_scale() -> None:
+    assert mixed(1, 2.0**8, interval=4).scales == (256.0,) * 4 + (512.0,) * 4 + (1024.0,) * 4
+
+
+def test_small_gradients_vanish_without_a_scale() -> None:
+    grads = {"w": np.array([0.0, 1e-9, 1e-7, 1e-3])}
+    assert values.vanishing(grads) == pytest.approx(1 / 3)
+    assert values.vanishing(grads, 2.0**10) == 0.0
+
+
+def test_a_scale_that_is_too_small_loses_the_gradients() -> None:
+    assert mixed(1, 2.0**-16).zeros[0] > 0.1 + mixed(1, 2.0**10).zeros[0]
+    lost = mixed(1, 2.0**-26)
+    assert set(lost.zeros) == {1.0}
+    for key, weight in MODEL.weights.items():
+        np.testing.assert_array_equal(lost.parameters[key], weight.astype(np.float32))
+
+
+def test_messages_are_half_as_long_as_in_fp32() -> None:
+    run = mixed(2, 2.0**10)
+    for op in ("reduce_scatter", "all_gather"):
+        assert run.traffic.of("data", op).size_bytes == 2 * MODEL.elements * len(DATA)
+
+
+def test_a_batch_that_ranks_do_not_divide() -> None:
+    with pytest.raises(ClusterError, match="a batch divisible by 3"):
+        mixed(3, 1.0)
+
+
+def test_first_choices_and_earlier_tokens_come_first() -> None:
+    chances = np.array([[[0.6, 0.4, 0.0], [0.7, 0.1, 0.2], [0.1, 0.5, 0.4]]])
+    sent = route(chances, top=2, capacity=2)[0]
+    # expert 0 is full with the first choices of tokens 0 and 1, expert 1 with 2's and 0's
+    assert sent[:, 0].tolist() == [[1, 0], [0, 1], [0, 0]]
+    assert sent[:, 1].tolist() == [[0, 1], [0, 0], [1, 0]]
+    assert sent[:, 2].tolist() == [[0, 0], [1, 0], [0, 1]]
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 6))
+def test_slots_hold_one_token_and_tokens_go_to_their_best(
+    seed: int, top: int, capacity: int
+) -> None:
+    chances = np.random.default_rng(seed).random((2, 7, 4))
+    sent = route(chances, top, capacity)
+    assert sent.sum(axis=1).max() <= 1
+    went = sent.sum(axis=-1)
+    assert went.max() <= 1 and went.sum(axis=-1).max() <= top
+    best = np.argsort(-chances, axis=-1)[..., :top]
+    allowed = np.zeros_like(went)
+    np.put_along_axis(allowed, best, 1, axis=-1)
+    assert (went <= allowed).all()
+    # a token is dropped only where the expert is full
+    full = sent.sum(axis=(1, 3)) == capacity
+    assert (full[:, None] | (went == allowed)).all()
+
+
+@pytest.mark.parametrize(("factor", "slots"), [(1.0, 4), (1.25, 5), (0.01, 1), (2.0, 8)])
+def test_capacity(factor: float, slots: int) -> None:
+    assert capacity_of(tokens=8, experts=4, top=2, factor=factor) == slots
+
+
+def test_room_for_all_makes_no_difference_to_more_room() -> None:
+    data = values.sentences(1)
+    runs = [
+        values.train_single(values.experts_transformer(factor=f), data, SGD) for f in (4.0, 8.0)
+    ]
+    tight = values.train_single(values.experts_transformer(factor=0.5), data, SGD)
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-12)
+    assert tight.losses[0] != pytest.approx(runs[0].losses[0], rel=1e-6)
+
+
+def keep(tape: Tape, x: Var, *rest: object) -> Var:
+    return tape.record([x], x.values, lambda g: [g])
+
+
+def own_slice(group: Group, arrays: list, axis: int = 0) -> list:
+    return [np.split(a, group.ranks, axis)[group.place(r)] for r, a in enumerate(arrays)]
+
+
+def last_only(self: weights.Replicas, key: str, var: Var) -> None:
+    self.grads[key] = var.grads
+
+
+def no_sums(wanted: str) -> Callable[..., tuple[str, ...]]:
+    right = weights.Cuts.sums
+    return lambda self, piece, name: tuple(a for a in right(self, piece, name) if a != wanted)
+
+
+def biased_leave(net: Net, x: Var) -> Var:
+    """Add the bias on every rank before the sum: it counts once a rank."""
+    y = net.enter(net.norm(x, "mlp.norm"))
+    y = net.linear(net.apply("gelu", net.linear(y, "up", "up.bias")), "down", "down.bias")
+    return net.apply("add", x, net.leave(y))
+
+
+def first_positions(net: Net, length: int) -> Var:
+    """Give every rank the positions of the first one's part of the sequence."""
+    position = net["position"]
+    rest = (len(position.values[0]) - length, position.shape[1])
+
+    def slope(grads: list) -> list:
+        return [[np.concatenate([g, np.zeros(rest)]) for g in grads]]
+
+    return net.tape.record([position], [v[:length] for v in position.values], slope)
+
+
+TENSOR, DATA_GROUP = Plan(tensor=2), Plan(data=2)
+MISTAKES = {
+    "no all-reduce backward": (layers, "copy_in", keep, TENSOR, "transformer"),
+    "no all-reduce forward": (layers, "sum_out", keep, TENSOR, "transformer"),
+    "bias before the sum": (layers, "mlp", biased_leave, TENSOR, "transformer"),
+    "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, "transformer"),
+    "norms not summed": (
+        *(weights.Cuts, "sums", no_sums("tensor")),
+        *(Plan(tensor=2, sequence=True), "transformer"),
+    ),
+    "gradients not summed": (weights.Cuts, "sums", no_sums("data"), DATA_GROUP, "transformer"),
+    "experts summed by nobody": (
+        *(weights.Cuts, "sums", no_sums("replica")),
+        *(Plan(data=4, expert=2), "experts"),
+    ),
+    "scatter without a sum": (
+        *(Group, "reduce_scatter", own_slice),
+        *(Plan(data=2, zero_stage=3), "transformer"),
+    ),
+    "last micro-batch only": (
+        *(weights.Replicas, "keep", last_only),
+        *(Plan(micro_batches=4), "transformer"),
+    ),
+    "experts at home": (models, "exchange", keep, Plan(data=2, expert=2), "experts"),
+    "positions of the first rank": (
+        *(layers, "_positions", first_positions),
+        *(Plan(tensor=2, sequence=True), "transformer"),
+    ),
+}
+
+
+COPIES_DIFFER = (
+    "no all-reduce backward",
+    "no all-reduce forward",
+    "norms not summed",
+    "gradients not summed",
+    "experts summed by nobody",
+)
+"""Mistakes after which ranks that should hold equal arrays do not."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_noticed(name: str, monkeypatch) -> None:
+    owner, attribute, wrong, plan, model_name = MISTAKES[name]
+    model, data, single = case(model_name)
+    monkeypatch.setattr(owner, attribute, wrong)
+    if name in COPIES_DIFFER:
+        with pytest.raises(ClusterError, match="equal copies"):
+            values.train(model, data, SGD, plan)
+    else:
+        run = values.train(model, data, SGD, plan)
+        assert distance(run, single) > 1e-4
+
+
+def test_parameters_dropped_too_early_are_missed(monkeypatch) -> None:
+    """Stage 3 must gather again for the backward pass: the dropped weights are really gone."""
+    monkeypatch.setattr(weights.Sharded, "release", lambda self, tape, piece, found: drop(found))
+    model, data, _ = case("perceptron")
+    with pytest.raises((ValueError, IndexError)):
+        values.train(model, data, SGD, Plan(data=2, zero_stage=3))
+
+
+def drop(found: dict[str, Var]) -> None:
+    for var in found.values():
+        var.values = []

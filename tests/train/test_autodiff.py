@@ -1,15 +1,58 @@
-"""Training graphs of small networks: gradients, names, phases, order, parameters, errors."""
+"""Gradients: rules, steps, recomputation and compiled graphs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from grad_cases import NETWORKS, check_gradients, convolutions, given, mlp, words
+from grad_cases import (
+    NETWORKS,
+    attention,
+    check_gradients,
+    convolutions,
+    doubled,
+    given,
+    mlp,
+    words,
+)
 
-from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph import Constant, Fill, GraphBuilder, TensorType, evaluate, evaluate_all
-from ascend_lab.train import training_graph
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
+from ascend_lab.graph import (
+    Constant,
+    Fill,
+    Graph,
+    GraphBuilder,
+    Node,
+    TensorType,
+    evaluate,
+    evaluate_all,
+    run_tasks,
+    simulate_graph,
+    verify,
+    zoo,
+)
+from ascend_lab.graph.ir import infer
+from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.placement import lifetimes
+from ascend_lab.ops import OPERATORS
+from ascend_lab.train import (
+    DynamicLossScale,
+    at_step,
+    compile_training,
+    cuts,
+    every,
+    first_values,
+    found_inf,
+    run_step,
+    training_graph,
+)
+from ascend_lab.train.compile import as_convolutions, batch_norms_apart, casts_apart
+from ascend_lab.train.profile import compile_step
 from ascend_lab.train.step import trainable
+from ascend_lab.train.tape import Tape, gradients
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -176,3 +219,608 @@ def test_fills_are_no_parameters_unless_named() -> None:
     assert step.initial["scale"].data == Fill(1.0)
     assert step.initial["scale"].type == TensorType((5,), "fp32")
     check_gradients(step, given(step))
+
+
+NAMES = sorted(name for name, operator in OPERATORS.items() if operator.backward and name != "cast")
+
+
+def _cast_arrays(name: str, shapes: Any, kinds: tuple[str, ...], attrs: Any) -> list[Any]:
+    operator, rng = OPERATORS[name], np.random.default_rng(3)
+    limits = operator.index_limits(shapes, operator.settings(attrs))
+    found = []
+    for place, (title, shape) in enumerate(zip(operator.names(len(shapes)), shapes, strict=True)):
+        if kinds[place] == "int32":
+            found.append(rng.integers(0, limits[place], shape).astype(np.int32))
+            continue
+        domain = operator.domains.get(title)
+        low, high = (domain.low, domain.high) if domain else (-2.0, 2.0)
+        found.append(rng.uniform(low, high, shape))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_compute_what_the_rule_says(name: str) -> None:
+    operator, example = OPERATORS[name], OPERATORS[name].examples[-1]
+    if 0 in example.shapes[0]:
+        example = operator.examples[-2]
+    attrs = dict(example.attrs)
+    kinds = operator.input_types(len(example.shapes), "fp32", **attrs)
+    arrays = _cast_arrays(name, example.shapes, kinds, attrs)
+    net = Tape("rule", "fp32")
+    inputs = [f"x{i}" for i in range(len(arrays))]
+    for title, shape, kind in zip(inputs, example.shapes, kinds, strict=True):
+        net.input(title, shape, kind)
+    outs = infer(name, [net.kind(n) for n in inputs], attrs)
+    node = Node("node", name, tuple(inputs), tuple(f"y{i}" for i in range(len(outs))), attrs)
+    net.copy(node)
+    used = 1 if len(operator.outputs) > 1 else len(outs)
+    slopes = [net.input(f"g{i}", outs[i].shape, outs[i].dtype) for i in range(used)]
+    wanted = tuple(kind == "fp32" for kind in kinds)
+    found = gradients(net, node, (*slopes, *(None,) * (len(outs) - used)), wanted)
+    graph = doubled(_finished(net, found))
+    rng = np.random.default_rng(4)
+    cotangents = [rng.standard_normal(o.shape) for o in outs[:used]]
+    given = dict(zip(inputs, arrays, strict=True)) | {f"g{i}": c for i, c in enumerate(cotangents)}
+    got = evaluate(graph, given)
+    many = operator.reference(*arrays, **attrs)
+    many = many if isinstance(many, tuple) else (many,)
+    grads = [*cotangents, *(None,) * (len(outs) - used)]
+    wants = ops.gradient(operator, grads, arrays, many, **attrs)
+    for one, two in zip(found, wants, strict=True):
+        if one is None or two is None:
+            assert one is two
+        else:
+            np.testing.assert_allclose(got[one.name], two, rtol=1e-9, atol=1e-9)
+
+
+def _finished(net: Tape, found: list[Any]) -> Any:
+    net.output(*(value for value in found if value is not None))
+    if all(value is None for value in found):
+        net.output(net.value("y0"))
+    return net.build()
+
+
+def test_batch_norm_example_uses_momentum_zero() -> None:
+    """The statistics that backward reads are the batch's only with momentum 0, as forward has."""
+    net = GraphBuilder("norm")
+    x = net.input("x", (3, 4, 2, 2))
+    rows = [net.weight((4,), key) for key in ("s", "b")]
+    rows += [net.fill((4,), 0.0), net.fill((4,), 1.0)]
+    y = net.global_avg_pool(net.batch_norm(net.conv2d(x, net.weight((4, 4, 1, 1), "w")), *rows))
+    net.output(net.reshape(y, shape=(3, 4)))
+    step = training_graph(net.build())
+    norms = [node for node in step.graph.nodes if node.op == "batch_norm_training"]
+    assert [node.attr("momentum") for node in norms] == [0.0]
+
+
+def test_operator_without_a_rule_is_named() -> None:
+    net = GraphBuilder("product")
+    x = net.matmul(net.input("x", (3, 4)), net.weight((4, 4), "w"))
+    net.output(net.mul(x, net.reduce_prod(x, axis=(1,), keepdims=True, name="all")))
+    with pytest.raises(UnsupportedError, match="reduce_prod of node all"):
+        training_graph(net.build())
+
+
+def test_a_cast_takes_the_gradient_back() -> None:
+    net = GraphBuilder("cast", "fp16")
+    x = net.matmul(net.input("x", (3, 4)), net.weight((4, 5), "w"), name="product")
+    net.output(net.cast(x, dtype="fp32", name="wide"))
+    step = training_graph(net.build(), dtype="fp16", optimizer=None)
+    assert step.graph.types[step.gradients["w"]] == TensorType((4, 5), "fp16")
+    assert replace(step.graph.types["w"], dtype="fp16") == step.graph.types[step.gradients["w"]]
+
+
+STEPS = 6
+
+
+def _data(step: Any) -> dict[str, Any]:
+    inputs = given(step, seed=5)
+    return {name: inputs[name] for name in (*step.data, *step.targets)}
+
+
+def _loop(settings: dict[str, float], adam: bool) -> list[float]:
+    """Train the small network in NumPy, in fp64; return the losses."""
+    step = training_graph(mlp())
+    data = _data(step)
+    weights = {n: v.astype(np.float64) for n, v in first_values(step).items() if "." not in n}
+    one = {n: np.zeros_like(v) for n, v in weights.items()}
+    two = {n: np.zeros_like(v) for n, v in weights.items()}
+    losses = []
+    for t in range(1, STEPS + 1):
+        hidden = np.maximum(data["x"] @ weights["w1"].T + weights["b1"], 0)
+        logits = hidden @ weights["w2"].T + weights["b2"]
+        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        losses.append(float(-(data["target"] * np.log(shares)).sum(axis=1).mean()))
+        slope = (shares - data["target"]) / len(logits)
+        inner = slope @ weights["w2"] * (hidden > 0)
+        grads = {"w2": slope.T @ hidden, "b2": slope.sum(axis=0),
+                 "w1": inner.T @ data["x"], "b1": inner.sum(axis=0)}  # fmt: skip
+        for name, grad in grads.items():
+            if adam:
+                one[name] = 0.9 * one[name] + 0.1 * grad
+                two[name] = 0.999 * two[name] + 0.001 * grad**2
+                top = one[name] / (1 - 0.9**t)
+                move = top / (np.sqrt(two[name] / (1 - 0.999**t)) + 1e-8)
+            else:
+                one[name] = settings["momentum"] * one[name] + grad
+                move = one[name]
+            weights[name] -= settings["lr"] * move
+    return losses
+
+
+def _losses(step: Any) -> list[float]:
+    values, data, found = first_values(step), _data(step), []
+    for number in range(1, STEPS + 1):
+        result = run_step(step, values, data, number)
+        values = dict(result.values)
+        assert not result.overflow
+        found.append(result.loss)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [("sgd", {"lr": 0.1, "momentum": 0.8}), ("adam", {"lr": 0.02})],
+)
+def test_steps_equal_a_numpy_loop(optimizer: str, settings: dict[str, float]) -> None:
+    wanted = _loop(settings, optimizer == "adam")
+    found = _losses(training_graph(mlp(), optimizer=optimizer, settings=settings))
+    np.testing.assert_allclose(found, wanted, rtol=2e-5)
+    assert found[-1] < found[0] - 0.05
+    narrow = training_graph(
+        mlp(), optimizer=optimizer, settings=settings, dtype="fp16", loss_scale=256.0
+    )
+    np.testing.assert_allclose(_losses(narrow), wanted, rtol=5e-3)
+
+
+@pytest.mark.parametrize("build", [convolutions, attention])
+def test_training_lowers_the_loss_in_mixed_precision(build: Any) -> None:
+    step = training_graph(
+        build(), dtype="fp16", loss_scale=512.0, settings={"lr": 0.05, "momentum": 0.5}
+    )
+    found = _losses(step)
+    assert found[-1] < found[0] - 0.01
+
+
+# -- mixed precision ------------------------------------------------------------------------------
+def test_masters_are_wide_and_the_step_computes_narrow() -> None:
+    step = training_graph(mlp(), dtype="fp16", loss_scale=1024.0)
+    types = step.graph.types
+    assert {types[n].dtype for n in (*step.parameters, *step.states)} == {"fp32"}
+    assert {types[n].dtype for n in step.gradients.values()} == {"fp16"}
+    products = [n for n in step.graph.nodes if n.op in ("matmul", "gemm")]
+    assert {types[n.output].dtype for n in products} == {"fp16"}
+    assert types[step.loss].dtype == "fp32"
+    same = training_graph(mlp(), dtype="fp16", master="fp16")
+    assert same.graph.types["w1"].dtype == "fp16"
+    assert not any(n.op == "cast" and n.inputs[0] in same.parameters for n in same.graph.nodes)
+
+
+def test_a_graph_that_is_narrow_already_trains_the_same() -> None:
+    wide, narrow = (training_graph(mlp(d), dtype="fp16", optimizer=None) for d in ("fp32", "fp16"))
+    inputs = given(wide)
+    one, two = evaluate(wide.graph, inputs), evaluate(narrow.graph, inputs)
+    for name in wide.graph.outputs:
+        np.testing.assert_allclose(one[name], two[name], rtol=4e-3, atol=2e-4)
+
+
+def test_gradients_carry_the_loss_scale_and_updates_do_not() -> None:
+    plain, scaled = (training_graph(mlp(), loss_scale=s) for s in (1.0, 256.0))
+    inputs = given(plain)
+    one, two = evaluate(plain.graph, inputs), evaluate(scaled.graph, inputs)
+    for name in plain.parameters:
+        np.testing.assert_allclose(one[f"{name}.new"], two[f"{name}.new"], rtol=1e-6, atol=1e-7)
+    slopes = [training_graph(mlp(), optimizer=None, loss_scale=s) for s in (1.0, 256.0)]
+    small, large = (evaluate(s.graph, {n: inputs[n] for n in s.graph.inputs}) for s in slopes)
+    np.testing.assert_allclose(large["w1.grad"], 256 * small["w1.grad"], rtol=1e-5)
+    np.testing.assert_allclose(large["loss"], small["loss"])
+
+
+def test_small_gradients_survive_only_with_a_scale() -> None:
+    """Beside a target that the network already meets, fp16 gradients without a scale are lost."""
+    found = []
+    for scale in (1.0, 2.0**15):
+        step = training_graph(mlp(), dtype="fp16", optimizer=None, loss_scale=scale)
+        inputs = given(step)
+        inputs["x"] = inputs["x"] * np.float16(0.01)
+        inputs["w2"] = inputs["w2"] * np.float32(1e-5)
+        inputs["target"] = np.full((4, 5), 0.2, np.float32)
+        slope = evaluate(step.graph, inputs)[step.gradients["w1"]]
+        found.append(np.count_nonzero(slope))
+    assert found[0] < found[1]
+
+
+def test_overflow_skips_the_step_and_halves_the_scale() -> None:
+    step = training_graph(mlp(), dtype="fp16", loss_scale=2.0**24)
+    values = first_values(step)
+    result = run_step(step, values, {**_data(step), "x": np.full((4, 8), 1000.0, np.float16)})
+    assert result.overflow
+    for name, value in values.items():
+        np.testing.assert_array_equal(result.values[name], value)
+    scale = DynamicLossScale(2.0**24, good_steps=7)
+    assert scale.next(result.overflow) == DynamicLossScale(2.0**23)
+
+
+def test_dynamic_scale_grows_after_good_steps() -> None:
+    scale = DynamicLossScale(1024.0, growth_interval=3)
+    seen = []
+    for overflow in (False, False, False, False, True, False):
+        scale = scale.next(overflow)
+        seen.append((scale.scale, scale.good_steps))
+    assert seen == [(1024, 1), (1024, 2), (2048, 0), (2048, 1), (1024, 0), (1024, 1)]
+    assert DynamicLossScale(1.0).next(True).scale == 1.0
+    assert DynamicLossScale(2.0**24, growth_interval=1).next(False).scale == 2.0**24
+
+
+def test_found_inf() -> None:
+    assert not found_inf({"a": np.ones(3, np.float16)})
+    assert found_inf({"a": np.ones(3), "b": np.array([1.0, np.inf])})
+    assert found_inf({"a": np.array([np.nan], np.float16)})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"scale": 0.0}, {"growth_interval": 0}, {"backoff": 1.0}, {"growth": 0.5}]
+)
+def test_bad_scales(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        DynamicLossScale(**settings)
+
+
+def test_running_needs_an_optimiser_and_adam_counts_steps() -> None:
+    step = training_graph(mlp(), optimizer=None)
+    with pytest.raises(InputError, match="with an optimiser"):
+        run_step(step, first_values(step), _data(step))
+    adam = training_graph(mlp(), optimizer="adam")
+    counts = {n.attr("step", 1) for n in at_step(adam, 4).graph.nodes if n.op == "adam"}
+    assert counts == {4}
+    assert at_step(adam, 1) is adam
+
+
+def _chain(layers: int, dtype: str = "fp32") -> Graph:
+    """Linear layers with GELU, wide enough that activations outweigh weights."""
+    net = GraphBuilder("chain", dtype)
+    x = net.input("x", (512, 32))
+    for i in range(layers):
+        x = net.gelu(net.matmul(x, net.weight((32, 32), f"w{i}"), name=f"fc{i}"), name=f"act{i}")
+    net.output(x)
+    return net.build()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_values_are_equal_to_the_last_bit(name: str, dtype: str) -> None:
+    forward = NETWORKS[name]()
+    plain = training_graph(forward, dtype=dtype)
+    nodes = [n.name for n in forward.nodes if n.output not in forward.outputs]
+    again = training_graph(forward, dtype=dtype, recompute=nodes)
+    assert "recompute" in again.phases.values()
+    assert "recompute" not in plain.phases.values()
+    inputs = given(plain)
+    wanted, found = evaluate(plain.graph, inputs), evaluate(again.graph, inputs)
+    for name_ in plain.graph.outputs:
+        np.testing.assert_array_equal(wanted[name_], found[name_])
+
+
+def _peak(steps: Sequence[Any]) -> int:
+    """Return the most bytes of tensors needed at once."""
+    end = max(life.last for life in steps)
+    return max(
+        sum(life.size_bytes for life in steps if life.first <= i <= life.last)
+        for i in range(end + 1)
+    )
+
+
+def test_peak_memory_falls() -> None:
+    forward = _chain(16)
+    peaks = []
+    for recompute in ((), 4):
+        step = training_graph(forward, dtype="fp16", optimizer=None, recompute=recompute)
+        peaks.append(_peak(lifetimes(compile_training(step, "Ascend910A").compiled)))
+    assert peaks[1] < 0.7 * peaks[0]
+
+
+def test_cuts_part_residual_blocks() -> None:
+    forward = zoo.build("resnet18", size=32)
+    found = cuts(forward, trainable(forward))
+    blocks = {f"layer{stage}.{i}.relu" for stage in range(1, 5) for i in range(2)}
+    assert blocks <= set(found)
+    # inside a block the shortcut is alive too
+    assert "layer1.0.1.relu" not in found
+    assert "layer2.0.1.conv" not in found
+
+
+def test_a_mask_is_no_activation() -> None:
+    forward = zoo.build("bert_base", layers=3, vocabulary=50)
+    found = cuts(forward, trainable(forward))
+    assert {f"layer{i}.norm2" for i in range(3)} <= set(found)
+
+
+def test_every_nth_block_keeps_the_cuts_between() -> None:
+    forward = _chain(6)
+    weights = trainable(forward)
+    assert cuts(forward, weights)[:4] == ("fc0", "act0", "fc1", "act1")
+    assert every(forward, 2, weights) == ("fc0", "fc1", "fc2", "fc3", "fc4")
+    assert every(forward, 4, weights)[:4] == ("fc0", "act0", "fc1", "fc2")
+    assert every(forward, 100, weights) == ()
+
+
+def test_recomputed_nodes_stand_before_the_backward_that_needs_them() -> None:
+    step = training_graph(_chain(4), optimizer=None, recompute=4)
+    phases = [(n.op, step.phases[n.name]) for n in step.graph.nodes]
+    first = next(i for i, (_, phase) in enumerate(phases) if phase == "recompute")
+    assert any(phase == "backward" for _, phase in phases[:first])
+    again = [op for op, phase in phases if phase == "recompute"]
+    assert sorted(again) == ["gelu", "matmul", "matmul"]
+
+
+def test_merging_equal_nodes_would_undo_it() -> None:
+    step = training_graph(attention(), optimizer=None, recompute=["norm", "act", "qkv"])
+    merged, _ = run_passes(step.graph, ["CommonSubexpressionEliminationPass"])
+    assert not any(step.phases.get(n.name) == "recompute" for n in merged.nodes)
+    kept = compile_training(training_graph(
+        attention(), dtype="fp16", optimizer=None, recompute=["norm", "act", "qkv"]
+    ), "Ascend910A").rewritten  # fmt: skip
+    assert any(n.name.endswith(".again") for n in kept.nodes)
+
+
+def test_outputs_are_kept_whatever_is_asked() -> None:
+    step = training_graph(mlp(), recompute=["fc1", "act", "fc2"])
+    again = [n.name for n in step.graph.nodes if step.phases[n.name] == "recompute"]
+    assert again == ["fc1.again", "act.again"]
+
+
+CHIP = "Ascend910A"
+NOISE = {"b0"}
+"""A bias in front of a batch norm changes nothing: its gradient is rounding alone."""
+
+
+def _close(step: Any, one: Any, two: Any, tolerance: float) -> None:
+    """Compare all outputs, relative to the largest number of each."""
+    skipped = {o for n, o in step.updates.items() if n.partition(".")[0] in NOISE}
+    for left, right, name in zip(one.values(), two.values(), one, strict=True):
+        wide = left.astype(np.float64)
+        if name not in skipped:
+            np.testing.assert_allclose(
+                right.astype(np.float64), wide, atol=tolerance * np.abs(wide).max(), rtol=0,
+                err_msg=name,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_kernels_compute_what_the_graph_says(name: str, optimizer: str) -> None:
+    step = training_graph(NETWORKS[name](), dtype="fp16", loss_scale=128.0, optimizer=optimizer)
+    compiled = compile_training(step, CHIP).compiled
+    inputs = given(step)
+    # Adam's first step divides gradients by their size: signs, however small they are
+    tolerance = 0.02 if optimizer == "sgd" else 0.2
+    _close(step, evaluate(step.graph, inputs), run_tasks(compiled, inputs), tolerance)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_default_passes_keep_the_values(name: str) -> None:
+    step = training_graph(NETWORKS[name](), optimizer="sgd")
+    inputs = given(step)
+    wanted = evaluate(step.graph, inputs)
+    for one in (*((p,) for p in DEFAULT), DEFAULT):
+        changed, _ = run_passes(step.graph, one)
+        _close(step, wanted, evaluate(changed, inputs), 1e-4)
+
+
+@pytest.mark.parametrize("rewrite", [as_convolutions, batch_norms_apart])
+def test_rewrites_for_kernels_keep_the_values(rewrite: Any) -> None:
+    step = training_graph(convolutions(), dtype="fp16", loss_scale=128.0)
+    changed = rewrite(step.graph)
+    assert changed is not step.graph
+    inputs = given(step)
+    _close(step, evaluate(step.graph, inputs), evaluate(changed, inputs), 0.01)
+
+
+def test_rewrites_leave_no_operator_without_a_kernel() -> None:
+    step = training_graph(convolutions(), dtype="fp16")
+    ops = {node.op for node in as_convolutions(batch_norms_apart(step.graph)).nodes}
+    assert not ops & {"conv_transpose2d", "batch_norm_training"}
+
+
+def _strided(kernel: Any, stride: Any, pad: Any, dilation: int, size: tuple[int, int]) -> Graph:
+    net = GraphBuilder("strided")
+    x = net.conv2d(net.input("x", (2, 3, *size)), net.weight((4, 3, 1, 1), "first"), name="one")
+    kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
+    weight = net.weight((5, 4, *kernel), "second")
+    y = net.conv2d(x, weight, stride=stride, pad=pad, dilation=dilation, name="two")
+    net.output(net.reshape(net.global_avg_pool(net.square(y)), shape=(2, 5)))
+    return net.build()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad", "dilation", "size"),
+    [
+        (1, 2, 0, 1, (7, 8)),
+        (3, 2, 1, 1, (8, 7)),
+        ((3, 2), (2, 3), ((1, 0), (0, 1)), 1, (9, 8)),
+        (3, 1, 2, 2, (7, 7)),
+        (2, 4, 0, 1, (10, 11)),
+        (1, 1, 1, 1, (5, 5)),
+    ],
+)
+def test_images_gradients_as_convolutions(
+    kernel: Any, stride: Any, pad: Any, dilation: int, size: tuple[int, int]
+) -> None:
+    step = training_graph(_strided(kernel, stride, pad, dilation, size), optimizer=None)
+    changed = as_convolutions(step.graph)
+    left = [n.op for n in changed.nodes].count("conv_transpose2d")
+    assert left == (1 if (kernel, pad) == (1, 1) else 0)  # padding beyond the kernel stays
+    inputs = given(step)
+    _close(step, evaluate(step.graph, inputs), evaluate(changed, inputs), 1e-6)
+
+
+def test_images_stay_in_blocks_of_channels() -> None:
+    """Only what enters is converted: the images, and the gradient behind the mean of channels."""
+    net = GraphBuilder("blocks")
+    x = net.input("x", (2, 16, 8, 8))
+    for i in range(3):
+        x = net.conv2d(x, net.weight((16, 16, 3, 3), f"w{i}"), pad=1, name=f"conv{i}")
+        rows = [net.weight((16,), f"{key}{i}") for key in ("s", "b")]
+        rows += [net.fill((16,), 0.0, f"m{i}"), net.fill((16,), 1.0, f"v{i}")]
+        x = net.relu(net.batch_norm(x, *rows, name=f"bn{i}"), name=f"relu{i}")
+    net.output(net.reshape(net.global_avg_pool(x), shape=(2, 16)))
+    stages = compile_training(training_graph(net.build(), dtype="fp16"), CHIP)
+    moved = [n for n in stages.laid_out.nodes if n.op == "trans_data"]
+    large = [n.name for n in moved if stages.laid_out.types[n.output].shape == (2, 16, 8, 8)]
+    assert large == ["x.NC1HWC0", "global_avg_pool.grad.expand.NC1HWC0"]
+
+
+def test_a_step_takes_longer_than_its_forward_half() -> None:
+    step = training_graph(convolutions(), dtype="fp16")
+    times = simulate_graph(compile_training(step, CHIP).compiled)
+    marks = (".grad.", ".update.")
+    ahead = sum(o.time_s for o in times.operators if not any(m in o.name for m in marks))
+    assert 0 < ahead < times.time_s
+
+
+def test_groups_with_weights_that_change_are_refused() -> None:
+    net = GraphBuilder("groups")
+    x = net.conv2d(net.input("x", (1, 32, 8, 8)), net.weight((32, 8, 3, 3), "w"), groups=4, pad=1)
+    net.output(net.reshape(net.global_avg_pool(x), shape=(1, 32)))
+    with pytest.raises(UnsupportedError, match="constant weights"):
+        compile_training(training_graph(net.build(), dtype="fp16"), CHIP)
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "bert_base": {"layers": 2},
+    "bert_large": {"layers": 2},
+    "gpt2_small": {"layers": 2},
+    "vit_b16": {"layers": 2},
+}
+"""What makes a model of equal layers quick to build."""
+
+
+CORE = ("alexnet", "resnet18", "mobilenet_v3_large", "shufflenet_v2", "densenet121", "unet",
+        "gpt2_small", "vit_b16", "ghostnet_v2", "mobile_former_26m", "efficientformer_v2_s0",
+        "resnext50")  # fmt: skip
+"""One of each way to be built; the others only on demand."""
+FIXED = ("ghostnet_v2", "efficientformer_v2")
+"""They resample by fixed kernels, which a training graph takes for weights like any other."""
+ZOO_NAMES = [pytest.param(n, marks=() if n in CORE else pytest.mark.full) for n in zoo.ZOO]
+
+
+@pytest.mark.parametrize("name", ZOO_NAMES)
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("fp32", marks=pytest.mark.full)])
+def test_networks_train_all_their_parameters(name: str, dtype: str) -> None:
+    forward = zoo.build(name, **SMALL.get(name, {}))
+    step = training_graph(forward, dtype=dtype, optimizer="adam", loss_scale=1024.0)
+    verify(step.graph)
+    extra = step.parameter_count - zoo.parameters(forward)
+    assert extra > 0 if name.startswith(FIXED) else extra == 0
+    assert set(step.gradients) == set(step.parameters)
+    for parameter, slope in step.gradients.items():
+        kind = step.graph.types[parameter]
+        assert kind.dtype == "fp32"
+        assert step.graph.types[slope].shape == kind.shape
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2_small"])
+def test_full_depth_counts_as_published(name: str) -> None:
+    step = training_graph(zoo.build(name), dtype="fp16")
+    assert step.parameter_count == {"bert_base": 109_482_240, "gpt2_small": 124_439_808}[name]
+
+
+def test_inputs_that_are_images_become_narrow_and_tokens_stay() -> None:
+    images = training_graph(zoo.build("resnet18", size=32), dtype="fp16")
+    assert images.graph.types["x"].dtype == "fp16"
+    tokens = training_graph(zoo.build("bert_base", layers=1), dtype="fp16")
+    assert tokens.graph.types["input_ids"].dtype == "int32"
+    assert len(tokens.targets) == 2  # one for the rows of tokens, one for the pooled ones
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mobilenet_v2", {"batch": 3, "size": 64, "classes": 5}),
+        ("shufflenet_v2", {"batch": 3, "size": 64, "classes": 5}),
+        ("unet", {"size": 16, "width": 4}),
+    ],
+)
+def test_gradients_of_whole_networks_point_uphill(name: str, settings: dict[str, Any]) -> None:
+    """The change of the loss along the gradient itself is the gradient's squared length."""
+    step = training_graph(zoo.build(name, **settings), optimizer=None)
+    graph, start = doubled(step.graph), given(step)
+    found = evaluate(graph, start)
+    slopes = {n: found[slope] for n, slope in step.gradients.items()}
+    squared = sum(float((s**2).sum()) for s in slopes.values())
+    length = 1e-7 / np.sqrt(squared)
+    ends = [
+        evaluate(graph, {**start, **{n: start[n] + sign * length * s for n, s in slopes.items()}})
+        for sign in (1.0, -1.0)
+    ]
+    change = float(ends[0][step.loss][0] - ends[1][step.loss][0]) / (2 * length)
+    assert change == pytest.approx(squared, rel=1e-4)
+
+
+def _norm(net: GraphBuilder, x: Any, name: str) -> Any:
+    c = x.shape[1]
+    rows = [net.weight((c,), f"{name}.{key}") for key in ("scale", "bias")]
+    rows += [net.fill((c,), 0.0, f"{name}.mean"), net.fill((c,), 1.0, f"{name}.variance")]
+    return net.batch_norm(x, *rows, name=name)
+
+
+def _residual(c: int = 32) -> Graph:
+    """A block whose skip path has a norm of its own: both norms read one gradient."""
+    net = GraphBuilder("residual")
+    x = net.input("x", (2, c, 6, 6))
+    main = _norm(net, net.conv2d(x, net.weight((c, c, 3, 3), "w"), pad=1, name="conv"), "bn")
+    skip = _norm(net, net.conv2d(x, net.weight((c, c, 1, 1), "v"), name="skip"), "skip_bn")
+    y = net.relu6(net.add(main, skip, name="sum"), name="relu")
+    net.output(net.reshape(net.global_avg_pool(y), shape=(2, c)))
+    return net.build()
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4, 3), (2, 17, 1, 6), (6, 4)])
+def test_batch_norm_gradients_equal_central_differences(shape: tuple[int, ...]) -> None:
+    """Images, whose sums are one operator, and rows of features, whose sums are nodes."""
+    net = GraphBuilder("norm")
+    x = net.mul(net.input("x", shape), net.weight(shape, "w"), name="product")
+    y = net.square(_norm(net, x, "bn"))
+    net.output(net.reshape(y, shape=(shape[0], int(np.prod(shape[1:])))))
+    step = training_graph(net.build(), optimizer=None)
+    ops = {node.op for node in step.graph.nodes}
+    assert ("bn_training_update_grad" in ops) == (len(shape) == 4)
+    check_gradients(step, given(step))
+
+
+@pytest.mark.parametrize(("c", "chip"), [(32, CHIP), (20, CHIP), (20, "Ascend910B2")])
+def test_batch_norm_kernels_compute_what_the_graph_says(c: int, chip: str) -> None:
+    step = training_graph(_residual(c), optimizer=None, dtype="fp16", loss_scale=64.0)
+    compiled = compile_training(step, chip).compiled
+    assert [node.op for node in compiled.graph.nodes].count("bn_training_reduce") == 2
+    inputs = given(step)
+    wanted, got = evaluate(step.graph, inputs), run_tasks(compiled, inputs)
+    for left, right, name in zip(wanted.values(), got.values(), wanted, strict=True):
+        wide = left.astype(np.float64)
+        atol = 0.02 * np.abs(wide).max()
+        np.testing.assert_allclose(right, wide, atol=atol, rtol=0, err_msg=name)
+
+
+def test_nothing_between_convolutions_leaves_the_blocks() -> None:
+    """What is converted is the image, the gradient behind the mean, and the weights' gradients."""
+    step = training_graph(_residual(), optimizer=None, dtype="fp16")
+    compiled = compile_step(step, load_chip(CHIP))
+    image = (2, 32, 6, 6)
+    moved = [n for n in compiled.graph.nodes if n.op == "trans_data"]
+    large = [n.name for n in moved if compiled.graph.types[n.output].shape == image]
+    assert sorted(large) == ["global_avg_pool.grad.expand.NC1HWC0", "x.NC1HWC0"]
+    norms = [t.nodes for t in compiled.tasks if t.lowered and any("bn" in n for n in t.nodes)]
+    # statistics, y twice (the second with sum and relu6), gradients of scale and bias, dx twice
+    kernels = [names for names in norms if not any(".update." in n for n in names)]
+    assert len(kernels) <= 9
+
+
+def test_shared_casts_are_made_once_per_reader() -> None:
+    step = training_graph(_residual(), optimizer=None, dtype="fp16", loss_scale=64.0)
+    merged, _ = run_passes(step.graph, DEFAULT)
+    changed = casts_apart(merged)
+    assert len(changed.nodes) > len(merged.nodes)
+    inputs = given(step)
+    for one, two in zip(evaluate(merged, inputs).values(), evaluate(changed, inputs).values(),
+                        strict=True):  # fmt: skip
+        np.testing.assert_array_equal(one, two)

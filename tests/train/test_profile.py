@@ -1,14 +1,27 @@
-"""Profiles of steps: phases add up, gradients come in backward order, equal layers are equal."""
+"""A training step's profile, its timeline, and the published numbers."""
 
 import csv
 import io
+import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
+from ascend_lab.cluster import star
+from ascend_lab.cluster.choice import Interpolated
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder, zoo
+from ascend_lab.lab.validation import (
+    norms_s,
+    published_rows,
+    training_validation_rows,
+    training_validation_table,
+)
 from ascend_lab.train.profile import (
+    GradientRow,
+    OperatorRow,
     StepProfile,
     equal_layers,
     layer_prefix,
@@ -16,6 +29,7 @@ from ascend_lab.train.profile import (
     profile_training,
     update_s,
 )
+from ascend_lab.train.timeline import all_reduce_cost, bucketed, step_timeline
 
 CHIP = load_chip("Ascend910A")
 
@@ -121,3 +135,119 @@ def test_layers_are_found_by_their_names() -> None:
     assert equal_layers("bert_large") == 24 and equal_layers("resnet50") == 0
     with pytest.raises(InputError):
         layer_prefix(["a.b", "h0.x"])
+
+
+ROWS = tuple(GradientRow(f"g{i}", 0.001 * (i + 1), 10**6 * (i + 1)) for i in range(4))
+STEP = StepProfile("step", "chip", 0.002, 0.004, 0.001, ROWS)
+
+
+def cost(size_bytes: float) -> float:
+    """Return 0.1 ms + 1 ns a byte."""
+    return 1e-4 + 1e-9 * size_bytes
+
+
+def test_one_bucket_is_a_tail() -> None:
+    found = step_timeline(STEP, cost, ((0, len(ROWS) - 1),))
+    assert found.tail_s == pytest.approx(cost(10**7)) == found.exposed_s
+    assert found.step_s == pytest.approx(0.007 + cost(10**7))
+    assert found.hidden_share == pytest.approx(0.0)
+
+
+def test_separate_buckets_by_hand() -> None:
+    found = step_timeline(STEP, cost, [(i, i) for i in range(len(ROWS))])
+    # ready 3, 4, 5, 6 ms after the start of the step; 1.1, 2.1, 3.1, 4.1 ms long
+    spans = [
+        (round(s.start_s * 1e3, 6), round(s.end_s * 1e3, 6)) for s in found.lane("communication")
+    ]
+    assert spans == [(3.0, 4.1), (4.1, 6.2), (6.2, 9.3), (9.3, 13.4)]
+    assert found.step_s == pytest.approx(0.0144)
+    assert found.tail_s == pytest.approx(0.0074) == found.exposed_s
+    assert found.hidden_share == pytest.approx(1 - 7.4 / 10.4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.sets(st.integers(1, 3)), beta=st.floats(0, 1e-8))
+def test_lanes_never_overlap_and_bandwidth_never_hurts(cuts: set[int], beta: float) -> None:
+    edges = [0, *sorted(cuts), 4]
+    segments = [(a, b - 1) for a, b in itertools.pairwise(edges)]
+    found = step_timeline(STEP, lambda n: 1e-5 + beta * n, segments)
+    quick = step_timeline(STEP, lambda n: 1e-5 + beta / 2 * n, segments)
+    assert quick.step_s <= found.step_s
+    for lane in ("compute", "communication"):
+        spans = found.lane(lane)
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in itertools.pairwise(spans))
+    assert STEP.step_s <= found.step_s <= STEP.step_s + found.communication_s + 1e-12
+    assert -1e-9 <= found.hidden_share <= 1 + 1e-9
+    assert found.exposed_s == pytest.approx(found.tail_s)
+
+
+@pytest.mark.parametrize("segments", [[(0, 1)], [(0, 1), (3, 3)], [(1, 3)], [(0, 3), (3, 3)], []])
+def test_segments_that_leave_gaps(segments: list[tuple[int, int]]) -> None:
+    with pytest.raises(InputError):
+        step_timeline(STEP, cost, segments)
+
+
+def test_buckets_close_when_they_are_full() -> None:
+    assert bucketed(ROWS, 5 * 10**6, 10**6) == ((0, 0), (1, 2), (3, 3))
+    assert bucketed(ROWS) == ((0, 1), (2, 3))
+    assert bucketed(()) == ()
+
+
+def test_nothing_to_exchange_is_the_step_alone() -> None:
+    found = step_timeline(STEP, lambda n: 0.0)
+    assert found.step_s == pytest.approx(STEP.step_s) and found.hidden_share == 1.0
+
+
+def test_the_cost_of_an_all_reduce_keeps_to_its_bound() -> None:
+    found = all_reduce_cost(star(4, 1e-6, 1e-9))
+    for size in (10.0**4, 10.0**6, 10.0**8):
+        assert found(size) >= 2 * 3 / 4 * size * 1e-9
+    assert all_reduce_cost(star(1, 1e-6, 1e-9))(1e9) == 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.floats(1.0, 1e9))
+def test_straight_lines_are_interpolated_exactly(size: float) -> None:
+    calls: list[float] = []
+
+    def line(n: float) -> float:
+        calls.append(n)
+        return 1e-5 + 1e-9 * n
+
+    found = Interpolated(line)
+    assert found(size) == pytest.approx(line(size))
+    found(size)
+    assert len(calls) == 3 and found(0) == 0.0
+
+
+def fake(batch: int) -> StepProfile:
+    """Return a step of 50 us an image, half of it a batch norm, with 51 MB of gradients."""
+    half_s = batch * 25e-6
+    kernels = (OperatorRow(("fc",), "forward", half_s), OperatorRow(("a.bn",), "backward", half_s))
+    rows = tuple(GradientRow(f"g{i}", half_s * (i + 1) / 10, 5_100_000) for i in range(10))
+    return StepProfile("fake", "Ascend910A", half_s, half_s, 0.0, rows, kernels)
+
+
+def test_the_published_numbers_agree_with_each_other() -> None:
+    rows = {row["name"]: row for row in published_rows()}
+    for batch in (32, 256):
+        one, eight = (rows[f"ResNet-50, {n} x 910, batch {batch}"] for n in (1, 8))
+        share = eight["images_per_s"] / (8 * one["images_per_s"])
+        assert share == pytest.approx(eight["efficiency"], abs=0.01)
+    step = rows["ResNet-50, 1 x 910, step 18.07 ms"]
+    assert step["batch_per_device"] / step["images_per_s"] == pytest.approx(18.07e-3, rel=1e-3)
+
+
+def test_the_table_holds_every_row_against_the_model() -> None:
+    rows = training_validation_rows({batch: fake(batch) for batch in (32, 256)})
+    by_name = {row.name: row for row in rows}
+    one = by_name["ResNet-50, 1 x 910, batch 256"]
+    assert one.model_images_per_s == pytest.approx(20_000) and one.model_efficiency == 1.0
+    assert one.time_error == pytest.approx(2115 / 20_000 - 1)
+    assert one.norms_s == pytest.approx(one.model_s / 2) == norms_s(fake(256))
+    eight = by_name["ResNet-50, 8 x 910, batch 32"]
+    assert 0.2 < eight.model_efficiency < 1.0
+    assert eight.model_images_per_s == pytest.approx(8 * 20_000 * eight.model_efficiency)
+    text = training_validation_table(rows)
+    assert len(rows) == len(published_rows()) == 5
+    assert all(row.name in text for row in rows) and "-89%" in text and "norms" in text

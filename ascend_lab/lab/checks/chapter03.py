@@ -11,18 +11,10 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.isa import (
-    KernelBuilder,
-    Launch,
-    Part,
-    binding_of,
-)
+from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.sim import (
-    Traffic,
-    analyse,
-)
+from ascend_lab.sim import Traffic, analyse
 
 STEP = 16
 

@@ -11,21 +11,9 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, SyncError
-from ascend_lab.isa import (
-    KernelBuilder,
-    Program,
-    parse_program,
-    sanitize,
-)
+from ascend_lab.isa import KernelBuilder, Program, parse_program, sanitize
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.sim import (
-    Compiled,
-    Surroundings,
-    compile_program,
-    execute,
-    run_reference,
-    simulate,
-)
+from ascend_lab.sim import Compiled, Surroundings, compile_program, execute, run_reference, simulate
 from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 
 Matrix = NDArray[np.float64]

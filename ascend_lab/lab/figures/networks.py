@@ -14,13 +14,7 @@ from ascend_lab.graph import Graph, GraphBuilder, Node, Value, compile_stages
 from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.graph_examples import (
-    WAYS,
-    Dispatch,
-    dispatch,
-    kernel_times,
-    moved_bytes,
-)
+from ascend_lab.lab.graph_examples import WAYS, Dispatch, dispatch, kernel_times, moved_bytes
 
 MOST_ROWS = 30
 LANE, BOX, ROW = 1.0, 0.84, 0.56

@@ -15,14 +15,7 @@ from ascend_lab.lab.figures.style import (
     new_figure,
     styled,
 )
-from ascend_lab.serving import (
-    Arrivals,
-    Policy,
-    Scenario,
-    Service,
-    Step,
-    simulate_serving,
-)
+from ascend_lab.serving import Arrivals, Policy, Scenario, Service, Step, simulate_serving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

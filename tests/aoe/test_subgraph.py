@@ -1,4 +1,6 @@
-"""Sliced graphs compute what the whole graph does: every axis, halo, order, uneven sizes."""
+"""The subgraph tuner: slices and whole tunings."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,19 +8,25 @@ from graph_strategies import whole_graphs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced
+from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
+from ascend_lab.aoe.subgraph.residency import Buffer, Cache, Step
+from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
 from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, ranges_of
+from ascend_lab.aoe.subgraph.tune import neighbours, plan_time, uneven
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph import (
     GraphBuilder,
     TensorType,
+    bound_of,
     evaluate,
     random_inputs,
     run_compiled,
     run_tasks,
-)  # fmt: skip
+    simulate_graph,
+)
 from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compile import front_stages
 from ascend_lab.graph.slice import part_of
 
 CHIP = load_chip("Ascend310")
@@ -285,3 +293,219 @@ def test_any_region_of_any_graph_keeps_its_values(graph, data):
         np.testing.assert_array_equal(found[name], wanted[name])
     for got, value in zip(runs.values(), whole.values(), strict=True):
         np.testing.assert_array_equal(got, value)
+
+
+KIB = 1024
+
+
+def small_l2(size_bytes):
+    """Ascend310 with less L2 and slow memory, so that small networks do not fit."""
+    memory = replace(CHIP.device_memory, rate_bytes_per_s=8e9)
+    return replace(CHIP, l2=replace(CHIP.l2, size_bytes=size_bytes), device_memory=memory)
+
+
+def chain_net(layers=5, batch=4, size=48, channels=16):
+    net = GraphBuilder("chain", "fp16")
+    x = net.input("x", (batch, channels, size, size))
+    for i in range(layers):
+        rng = np.random.default_rng(i)
+        weight = net.constant(rng.integers(-1, 2, (channels, channels, 1, 1)).astype(np.float16))
+        x = net.clip(net.conv2d(x, weight), low=-3.0, high=3.0, name=f"y{i}")
+    net.output(x)
+    return net.build()
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """A chip whose L2 holds three images of `chain_net`, and the prepared net."""
+    chip = replace(small_l2(256 * KIB), launch_overhead_s=1e-7)
+    return prepared(chain_net(), chip), chip
+
+
+def test_slices_gain_by_hits_and_by_nothing_else(tight):
+    graph, chip = tight
+    names = [node.name for node in graph.nodes]
+    plan = SlicePlan((Region(names[0], names[-1], "batch", (1,) * 4),))
+    whole, cut = (simulate_graph(compiled(sliced(graph, p), chip)) for p in (SlicePlan(), plan))
+    assert cut.memory_bytes < whole.memory_bytes
+    assert cut.macs == whole.macs
+    moved = [
+        sum(n for op in run.operators for n in op.timeline.path_bytes.values())
+        for run in (whole, cut)
+    ]
+    assert moved[1] >= moved[0]  # no byte less is asked for: more of them hit
+    assert cut.l2_hit_rate > whole.l2_hit_rate
+    roomy = small_l2(64 * KIB * KIB)
+    whole, cut = (simulate_graph(compiled(sliced(graph, p), roomy)) for p in (SlicePlan(), plan))
+    assert cut.memory_bytes >= whole.memory_bytes
+
+
+def test_tuned_is_faster_equal_and_above_the_bound(tight):
+    graph, chip = tight
+    result = tune_subgraph(chain_net(), chip, budget=12)
+    assert result.plan.regions and result.after_s < result.before_s
+    assert bound_of(graph, chip).time_s == result.bound_s < result.after_s
+    assert result.gain > 0 and result.gap > 0 and result.tried > 3
+    assert plan_time(graph, result.plan, chip) == pytest.approx(result.after_s)
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.integers(-2, 3, graph.types["x"].shape).astype(np.float16)}
+    wanted = evaluate(graph, inputs)
+    for name, value in evaluate(result.graph, inputs).items():
+        np.testing.assert_array_equal(value, wanted[name])
+    (got,) = run_tasks(result.plan.launched(compiled(result.graph, chip)), inputs).values()
+    np.testing.assert_array_equal(got, wanted[graph.outputs[0]])
+
+
+def test_a_front_is_taken_as_a_model_is(tight):
+    _, chip = tight
+    front = front_stages(chain_net(), chip)
+    one, two = (tune_subgraph(x, chip, budget=4) for x in (front, chain_net()))
+    assert (one.plan, one.after_s, one.tried) == (two.plan, two.after_s, two.tried)
+
+
+def test_one_network_one_result(tight):
+    _, chip = tight
+    told = []
+    one, two = (
+        tune_subgraph(chain_net(4), chip, budget=8, progress=lambda *a: told.append(a))
+        for _ in range(2)
+    )
+    assert one.plan == two.plan and one.tried == two.tried <= 8 + 3
+    assert told[: len(told) // 2] == told[len(told) // 2 :] and told
+
+
+def test_where_all_fits_nothing_is_sliced_and_kernels_share_a_launch():
+    result = tune_subgraph(chain_net(), load_chip("Ascend910B2"))
+    assert result.tried == 3 and result.plan.one_launch and not result.plan.regions
+    assert result.after_s < result.before_s
+
+
+def test_no_time_leaves_the_network_whole_or_better(tight):
+    _, chip = tight
+    result = tune_subgraph(chain_net(), chip, time_limit_s=0.0)
+    assert result.after_s <= result.before_s
+
+
+@settings(max_examples=20)
+@given(data=st.data(), count=st.integers(1, 6))
+def test_dynamic_programming_is_exact(data, count):
+    """On random costs it finds what trying every chain finds."""
+    numbers = st.integers(0, 50)
+    table = {
+        (i, j): [("batch", (k,)) for k in range(data.draw(st.integers(0, 2)))]
+        for i in range(count)
+        for j in range(i + 1, count + 1)
+    }
+    costs = {}
+
+    def cost(first, stop, way):
+        return costs[first, stop, way]
+
+    for (i, j), ways in table.items():
+        for way in (WHOLE, *ways):
+            costs[i, j, way] = float(data.draw(numbers))
+    best, chosen = cheapest(count, lambda i, j: table[i, j], cost)
+    totals = [sum(cost(*c) for c in plan) for plan in every(count, lambda i, j: table[i, j])]
+    assert best == min(totals) == sum(cost(*c) for c in chosen)
+    share = data.draw(st.sampled_from([0.5, 1.0]))
+    bounded, _ = cheapest(count, lambda i, j: table[i, j], cost, lambda *c: share * cost(*c))
+    assert bounded == best
+    assert [c[0] for c in chosen] == [0, *(c[1] for c in chosen[:-1])]
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_chains_of_layers_are_solved_exactly(layers, tight):
+    _, chip = tight
+    segments = Segments(prepared(chain_net(layers), chip), chip)
+    ends = [(i, j) for i in range(segments.count) for j in range(i + 1, segments.count + 1)]
+    table = {e: segments.ways(*e) for e in ends}
+    assert any(table.values())
+    best, _ = cheapest(segments.count, lambda i, j: table[i, j], segments.cost)
+    plans = every(segments.count, lambda i, j: table[i, j])
+    assert best == pytest.approx(min(sum(segments.cost(*c) for c in plan) for plan in plans))
+
+
+def test_cut_points_keep_elementwise_work_with_what_it_follows(tight):
+    graph, _ = tight
+    points = cut_points(graph)
+    assert points[0] == 0 and points[-1] == len(graph.nodes)
+    assert all(graph.nodes[i].op == "conv2d" for i in points[1:-1])
+
+
+def test_neighbours_are_chains_of_the_same_units(tight):
+    graph, chip = tight
+    segments = Segments(graph, chip)
+    start = ((0, 2, WHOLE), (2, 4, ("batch", (2, 2))), (4, 5, WHOLE))
+    found = set(neighbours(segments, start))
+    for chain in found:
+        assert [c[0] for c in chain] == [0, *(c[1] for c in chain[:-1])] and chain[-1][1] == 5
+    assert ((0, 2, WHOLE), (2, 4, ("batch", (1,) * 4)), (4, 5, WHOLE)) in found
+    assert ((0, 4, ("batch", (2, 2))), (4, 5, WHOLE)) in found
+    assert ((0, 3, WHOLE), (3, 4, ("batch", (2, 2))), (4, 5, WHOLE)) in found
+    found = set(uneven(segments, start))
+    assert found == {((0, 2, WHOLE), (2, 4, ("batch", (2, 1, 1))), (4, 5, WHOLE))}
+
+
+def resnet50(images):
+    """Blocks of ResNet-50 as steps, fp16 in fractals; the input has four channels."""
+
+    def tensor(channels, size):
+        return 2 * images * channels * size * size
+
+    def conv(name, reads, weight, out):
+        return Step({**reads, f"{name}.w": 2 * weight}, {name: out})
+
+    x, stem, pool = tensor(4, 224), tensor(64, 112), tensor(64, 56)
+    blocks = [[conv("stem", {"x": x}, 64 * 147, stem), Step({"stem": stem}, {"pool": pool})]]
+    last, size, channels, height = "pool", pool, 64, 56
+    for stage, (mid, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for i in range(count):
+            low = height // 2 if stage and not i else height
+            out, name, reads = tensor(4 * mid, low), f"{stage}.{i}", {last: size}
+            a, b = tensor(mid, height), tensor(mid, low)
+            steps = [] if i else [conv(f"{name}d", reads, 4 * mid * channels, out)]
+            steps += [conv(f"{name}a", reads, mid * channels, a)]
+            steps += [conv(f"{name}b", {f"{name}a": a}, 9 * mid * mid, b)]
+            short = reads if i else {f"{name}d": out}
+            steps += [conv(f"{name}c", {f"{name}b": b, **short}, 4 * mid * mid, out)]
+            blocks.append(steps)
+            last, size, channels, height = f"{name}c", out, 4 * mid, low
+    blocks.append([Step({last: size}, {"mean": tensor(2048, 1)})])
+    return [*blocks, [conv("fc", {"mean": tensor(2048, 1)}, 2048 * 1000, 2 * 1000 * images)]]
+
+
+def moved(steps, rule, kept):
+    return sum(met.memory_bytes(step) for met, step in zip(rule(steps, kept), steps, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("batch", "whole", "least"),
+    [(4, 97.6, 63.3), (8, 288.7, 81.5), (16, 725.4, 148.3), (32, 1704.9, 292.8)],
+)
+def test_the_published_buffer_and_the_least_bytes_of_resnet50(batch, whole, least):
+    """Outside figures: the allocator of the Ascend310 by hand, dynamic programming over blocks."""
+    rule = Buffer(8 << 20)
+    parts = {n: resnet50(n) for n in (1, 2, 4, 8, 16, 32) if batch % n == 0}
+    last = [next(iter(steps[-1].writes)) for steps in parts[1]]
+    count = len(last)
+
+    def cost(first, stop, way):
+        steps = [step for unit in parts[way[1][0]][first:stop] for step in unit]
+        return len(way[1]) * moved(steps, rule, {last[stop - 1]})
+
+    ways = [("batch", even(batch, n)) for n in (1, 2, 4, 8, 16, 32) if batch % n == 0]
+    found, _ = cheapest(count, lambda i, j: ways, lambda i, j, w: cost(i, j, w) if w[0] else 1e12)
+    assert cost(0, count, ways[0]) / 1e6 == pytest.approx(whole, abs=0.05)
+    assert found / 1e6 == pytest.approx(least, abs=0.05)
+
+
+def test_a_cache_keeps_weights_for_the_next_slice_and_drops_what_nobody_reads_again():
+    steps = [Step({"x": 4, "w": 3}, {"y": 4}), Step({"y": 4}, {"z": 4})]
+    cache = Cache(16)
+    assert [moved(steps, cache, {"z"}) for _ in range(2)] == [7, 0]  # x and w; then all is there
+    small = Cache(7)  # w is gone when y is read; z of the first slice leaves for the second
+    assert [moved(steps, small, {"z"}) for _ in range(2)] == [7 + 4, 7 + 8]
+
+
+def test_even_parts():
+    assert even(7, 2) == (4, 3) and even(16, 6) == (3, 3, 3, 3, 2, 2) and even(4, 4) == (1,) * 4

@@ -1,0 +1,67 @@
+"""Chapters 17 and 18: the references of their checks, and what the figures say."""
+
+import numpy as np
+import pytest
+
+from ascend_lab.compress import calibrate, scale_between
+from ascend_lab.errors import InputError
+from ascend_lab.lab.checks.chapter17 import scale_and_offset
+from ascend_lab.lab.checks.chapter18 import best_cost, four_taps
+from ascend_lab.lab.figures import fig_bits, fig_cards, fig_clipping
+from ascend_lab.lab.figures.media import camera_frame, errors, scene
+from ascend_lab.media import Station, csc_of
+
+
+def test_the_reference_is_the_packages():
+    for low, high in ((-1.0, 3.0), (0.25, 5.0), (-7.0, -2.0)):
+        found = scale_between(low, high, 8, True)
+        assert scale_and_offset(low, high, 8) == (pytest.approx(found.scale), found.offset)
+
+
+def test_figures_say_what_they_show():
+    values = np.random.default_rng(0).normal(size=4000).astype(np.float32)
+    values[0] = 9
+    fig = fig_clipping(values, bits=4)
+    assert f"kl at {calibrate(values, 'kl', bits=4).scale * 7:.2f}" in repr(fig)
+    ax = fig.axes[1]
+    ends, errors = ax.lines[0].get_data()
+    dots = [line for line in ax.lines if line.get_marker() not in ("None", None)]
+    assert len(dots) == 4
+    for dot in dots:
+        x, y = (float(v[0]) for v in dot.get_data())
+        assert y == pytest.approx(float(np.interp(x, ends, errors)), rel=0.2)
+    with pytest.raises(InputError):
+        fig_clipping(np.zeros(4, np.float32))
+    rows = {"per tensor": {3: 0.4, 8: 0.9}, "per channel": {3: 0.5, 8: 0.91}}
+    fig = fig_bits(rows, 0.92)
+    assert "per tensor: 40.0% at 3, 90.0% at 8" in repr(fig)
+    with pytest.raises(InputError):
+        fig_bits({}, 0.9)
+
+
+def test_four_taps_a_step_give_the_same_sum():
+    rng = np.random.default_rng(4)
+    image, weights = rng.standard_normal((1, 3, 5, 9)), rng.standard_normal((2, 3, 1, 5))
+    taps = four_taps(weights)
+    # lane 4d + c of a pixel is channel c of the pixel d to the right
+    ahead = [np.pad(image[..., d : d + 9], ((0, 0), (0, 1), (0, 0), (0, d))) for d in range(4)]
+    lanes = np.concatenate(ahead, axis=1)
+    plain = sum(weights[0, :, 0, t] @ image[0, :, 2, t] for t in range(5))
+    packed = sum(taps[0, :, 0, q] @ lanes[0, :, 2, 4 * q] for q in range(2))
+    assert np.isclose(plain, packed)
+    assert best_cost([(1.0, 3.0), (4.0, 1.0)], [(0, 1, 9.0)]) == 4.0
+
+
+def test_the_camera_sends_the_scene():
+    frame = camera_frame()
+    assert frame.size == 96 * 64 * 3 // 2 and scene().shape == (3, 64, 96)
+    off = errors()
+    near, *wrong = off.values()
+    assert near < 5 and min(wrong) > 2 * near and off["U and V swapped"] > 50
+    assert csc_of("601 narrow", "RGB").matrix[0] == (298, 0, 409)
+
+
+def test_the_figure_of_cards_names_the_slowest():
+    stations = [Station("decode", 2, 0.01), Station("network", 1, 0.002)]
+    figure = fig_cards(stations, 1000.0, 500)
+    assert "decode 5, network 2" in figure.alt_text and len(figure.axes) == 2
