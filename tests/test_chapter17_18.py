@@ -5,10 +5,9 @@ import pytest
 
 from ascend_lab.compress import calibrate, scale_between
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.chapter17 import scale_and_offset
-from ascend_lab.lab.checks.chapter18 import best_cost, four_taps
+from ascend_lab.lab.checks.chapter17_18 import best_cost, four_taps, scale_and_offset
 from ascend_lab.lab.figures import fig_bits, fig_cards, fig_clipping
-from ascend_lab.lab.figures.media import camera_frame, errors, scene
+from ascend_lab.lab.figures.deploying import camera_frame, errors, scene
 from ascend_lab.media import Station, csc_of
 
 

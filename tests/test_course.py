@@ -23,12 +23,12 @@ from ascend_lab.course import (
     start,
     write_report,
 )
+from ascend_lab.course.assignment import notebook_of
 from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster
 from ascend_lab.course.gradescope import autograde, pack
 from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
-from ascend_lab.course.handout import notebook_of
 from ascend_lab.course.marking import try_cases
-from ascend_lab.course.similarity import fingerprints, hints, likeness
+from ascend_lab.course.report import fingerprints, hints, likeness
 
 ROOT = Path(__file__).parent.parent
 COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"

@@ -31,7 +31,7 @@ from ascend_lab.media import (
     resize,
     unpack_block,
 )
-from ascend_lab.media.config import KEYS
+from ascend_lab.media.aipp import KEYS
 
 RNG = np.random.default_rng(1)
 

@@ -13,8 +13,18 @@ from ascend_lab.graph import evaluate
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.zoo import build
 from ascend_lab.serving import closed_forms, interval, times
-from ascend_lab.serving.kv_cache import BlockCache, blocks_in, blocks_of, token_bytes
-from ascend_lab.serving.language import POLICIES, Conversation, Engine, Request, StepTime, converse
+from ascend_lab.serving.language import (
+    POLICIES,
+    BlockCache,
+    Conversation,
+    Engine,
+    Request,
+    StepTime,
+    blocks_in,
+    blocks_of,
+    converse,
+    token_bytes,
+)
 
 
 # -- sizes ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ _HOMES = {
     "figures.gantt": "steady_cycles",
     "figures.layouts": "matrix_maps",
     "figures.lowering": "five_programs residual_sum rewritten same_order without",
-    "figures.media": "camera_frame scene",
+    "figures.deploying": "camera_frame scene",
     "figures.nests": "EXPRESSIONS three_nests whole_rows",
     "figures.networks": "MODELS ORDERS exported_block residual_block",
     "figures.packing": "NETWORKS network",

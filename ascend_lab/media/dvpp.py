@@ -1,4 +1,4 @@
-"""DVPP's pictures: strides, sizes and the box to crop, and what its VPC does with them.
+"""DVPP's pictures: colours in whole numbers, sizes as OpenCV makes them, strides and boxes.
 
 The decoder writes rows of a padded width, and rows more than the picture has; what pads is junk.
 Whoever reads the buffer has to be told the true size, or the junk is resized into the border.
@@ -6,16 +6,145 @@ Whoever reads the buffer has to be told the true size, or the junk is resized in
     bytes = stride_w stride_h f     f = 1.5 (4:2:0), 2 (4:2:2, 4:4:0), 3 (4:4:4)
 
 Sources: CANN documentation, JPEGD and VPC functions and restrictions, acl.media.dvpp_*.
+
+Colour conversion in whole numbers: matrices from the standards, a product, a shift by 8.
+
+    YUV -> RGB   out_i = (sum_j m_ij (in_j - in_bias_j)) >> 8
+    RGB -> YUV   out_i = ((sum_j m_ij in_j) >> 8) + out_bias_i
+
+The shift is arithmetic (it rounds down) and the result is limited to 0..255; the documents state
+neither, so both are our assumption. Every entry is round(256 c) of the standard's real coefficient
+c, but for two that the vendor's table raises by one. Source: CANN, AIPP, CSC_config.
+
+Resizing as OpenCV does it, which is what the vendor measures its VPC against.
+
+    x = (i + 1/2) in / out - 1/2          where result i looks, between floor(x) and the next
+    bilinear: 11-bit weights across, then down, the sum rounded once; nearest: floor(i in / out)
+
+There is no low-pass filter: shrinking to a tenth looks at one pixel pair in ten.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.media.colour import Image
-from ascend_lab.media.resize import resize
+
+Image = NDArray[Any]
+Row = tuple[int, int, int]
+WEIGHTS = {"601": (0.299, 0.114), "709": (0.2126, 0.0722)}
+"""Shares of red and blue in luma (ITU-R BT.601, BT.709)."""
+STANDARDS = tuple(f"{name} {reach}" for name in WEIGHTS for reach in ("narrow", "wide"))
+"""Names of the conversions: a standard, and how far its numbers reach."""
+RAISED = {"709 wide": (1, 0, 1)}
+"""What the published luma row has more than the rounded coefficients: 55 and 19."""
+NEUTRAL: Row = (0, 128, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Csc:
+    """A conversion: rows of the matrix in 1/256, what is subtracted before, added behind."""
+
+    matrix: tuple[Row, Row, Row]
+    in_bias: Row = (0, 0, 0)
+    out_bias: Row = (0, 0, 0)
+
+
+def csc_of(standard: str, to: str) -> Csc:
+    """Return the conversion of a standard to RGB or BGR (from YUV), or to YUV or YVU (from RGB).
+
+    `standard` is one of `STANDARDS`; JPEG images are "601 wide". Raises `InputError` for others.
+    """
+    if standard not in STANDARDS or to not in ("RGB", "BGR", "YUV", "YVU"):
+        needed = f"one of {', '.join(STANDARDS)} to RGB, BGR, YUV or YVU"
+        raise InputError(needed, f"{standard} to {to}", "JPEG images are 601 wide")
+    name, reach = standard.split()
+    (red, blue), narrow = WEIGHTS[name], reach == "narrow"
+    luma, chroma = (219 / 255, 224 / 255) if narrow else (1.0, 1.0)
+    shares = np.array([red, 1 - red - blue, blue])
+    bias: Row = (16, 128, 128) if narrow else NEUTRAL
+    behind = np.vstack([
+        shares * luma,
+        (np.array([0, 0, 1]) - shares) / (2 * (1 - blue)) * chroma,
+        (np.array([1, 0, 0]) - shares) / (2 * (1 - red)) * chroma,
+    ])  # fmt: skip
+    real = np.linalg.inv(behind) if "R" in to else behind
+    whole = np.rint(256 * real).astype(int)
+    if "Y" in to:
+        whole[0] += RAISED.get(standard, (0, 0, 0))
+    order = {"RGB": [0, 1, 2], "BGR": [2, 1, 0], "YUV": [0, 1, 2], "YVU": [0, 2, 1]}[to]
+    rows = tuple(tuple(int(v) for v in row) for row in whole[order])
+    return Csc(rows, bias) if "R" in to else Csc(rows, out_bias=bias)  # type: ignore[arg-type]
+
+
+def convert(image: Image, csc: Csc) -> Image:
+    """Return an image (n, 3, h, w) of 0..255 in another colour space, as uint8."""
+    wide = image[:, :3].astype(np.int32) - _column(csc.in_bias)
+    mixed = np.einsum("ij,njhw->nihw", np.array(csc.matrix, np.int32), wide) >> 8
+    found: Image = np.clip(mixed + _column(csc.out_bias), 0, 255).astype(np.uint8)
+    return found
+
+
+def _column(numbers: Row) -> Image:
+    return np.array(numbers, np.int32).reshape(3, 1, 1)
+
+
+BITS = 11
+"""Of a weight, as OpenCV has them for 8-bit images."""
+METHODS = ("bilinear", "nearest")
+
+
+def resize(image: Image, width: int, height: int, method: str = "bilinear") -> Image:
+    """Return a uint8 image (..., h, w) in another size; raises `InputError` for bad sizes."""
+    if method not in METHODS:
+        raise InputError(f"a method of {', '.join(METHODS)}", repr(method))
+    if image.dtype != np.uint8 or image.ndim < 2 or 0 in image.shape[-2:]:
+        raise InputError("a uint8 image (..., h, w)", f"{image.dtype}{image.shape}", "convert it")
+    if min(width, height) < 1:
+        raise InputError("a width and a height of at least 1", f"{width} x {height}")
+    (h, w), sizes = image.shape[-2:], (height, width)
+    if method == "nearest":
+        rows, columns = (
+            np.minimum(np.floor(np.arange(out) * _step(size, out)).astype(np.intp), size - 1)
+            for size, out in zip((h, w), sizes, strict=True)
+        )
+        return image[..., rows[:, None], columns]
+    left, right, weights = _looks(w, width, inside=True)
+    wide = image.astype(np.int32)
+    across = (wide[..., left] * weights[0] + wide[..., right] * weights[1]) >> 4
+    upper, lower, weights = _looks(h, height, inside=False)
+    first, second = (
+        across[..., rows, :] * part[:, None] >> 16
+        for rows, part in ((upper, weights[0]), (lower, weights[1]))
+    )
+    found: Image = np.clip((first + second + 2) >> 2, 0, 255).astype(np.uint8)
+    return found
+
+
+def _step(size: int, out: int) -> float:
+    """Return how far apart results look; rounded as OpenCV does, which decides ties."""
+    return 1.0 / (out / size)
+
+
+def _looks(
+    size: int, out: int, *, inside: bool
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32]]:
+    """Return the two pixels each result mixes along one axis, and their weights (2, out).
+
+    `inside`: what looks over an edge takes the edge's pixel alone, not twice (each part rounds).
+    """
+    x = ((np.arange(out) + 0.5) * _step(size, out) - 0.5).astype(np.float32)
+    low = np.floor(x)
+    part = x - low
+    if inside:
+        part = np.where((low < 0) | (low >= size - 1), np.float32(0), part)
+    weights = np.rint(np.stack([1 - part, part]) * np.float32(2**BITS)).astype(np.int32)
+    first, second = (np.clip(low + i, 0, size - 1).astype(np.intp) for i in (0, 1))
+    return first, second, weights
+
 
 JPEGD_ALIGN: Mapping[str, tuple[int, int]] = {"Ascend310": (128, 16), "Ascend910A": (128, 16)}
 """What the decoder rounds width and height up to; other chips round widths to 64."""

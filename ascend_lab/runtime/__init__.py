@@ -5,9 +5,8 @@
 from ascend_lab.runtime import acl as acl, mdl as mdl, op as op, rt as rt
 from ascend_lab.runtime.codes import CODES, AclError, DeadlockError
 from ascend_lab.runtime.container import is_offline, unpack_parts
-from ascend_lab.runtime.inference import Inference
+from ascend_lab.runtime.inference import Inference, precheck
 from ascend_lab.runtime.offline import Gear, OfflineModel, compile_offline, load_offline
-from ascend_lab.runtime.precheck import precheck
 from ascend_lab.runtime.streams import (
     Record, Span, Task, WaitFor, pipeline_programs, pipeline_s, run_streams,
 )

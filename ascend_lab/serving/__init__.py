@@ -3,8 +3,7 @@
 # fmt: off
 # isort: off
 from ascend_lab.serving.config import read_scenario
-from ascend_lab.serving.kv_cache import BlockCache
-from ascend_lab.serving.language import Engine, Request, StepTime, converse
+from ascend_lab.serving.language import BlockCache, Engine, Request, StepTime, converse
 from ascend_lab.serving.rollout import Canary, Version
 from ascend_lab.serving.simulate import (
     Arrivals, Interval, Scenario, Served, Service, Step, interval, simulate_serving,

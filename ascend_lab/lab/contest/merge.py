@@ -4,8 +4,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from ascend_lab.lab.contest.partition import Partition, bits
 from ascend_lab.lab.contest.price import NOTHING, Kept, Prices
+from ascend_lab.lab.contest.problem import Partition, bits
 
 HEAT = 0.004
 """The first temperature of annealing, as a part of the cost."""

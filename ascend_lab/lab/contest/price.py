@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.lab.contest.cost import Group, grid_latency, group_of, working_set
-from ascend_lab.lab.contest.partition import Partition, Relations, bits
-from ascend_lab.lab.contest.problem import Problem
+from ascend_lab.lab.contest.problem import Partition, Problem, Relations, bits
 
 Floats = NDArray[np.float64]
 MOST_TILES = 20_000

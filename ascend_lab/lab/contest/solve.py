@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.contest.cost import Step, schedule_latencies
 from ascend_lab.lab.contest.merge import anneal, intervals, merge, resident_tensors
-from ascend_lab.lab.contest.partition import Partition, bits
 from ascend_lab.lab.contest.price import NOTHING, Kept, Prices
-from ascend_lab.lab.contest.problem import Problem, compute_time, lower_bound, unfused_floor
+from ascend_lab.lab.contest.problem import (
+    Partition,
+    Problem,
+    bits,
+    compute_time,
+    lower_bound,
+    unfused_floor,
+)
 
 MOST_OPERATIONS = 8
 SHARE = 0.5

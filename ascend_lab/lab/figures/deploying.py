@@ -1,0 +1,267 @@
+"""Figures of chapters 17, 18 and 26: compression, cards for cameras, a server under load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from ascend_lab.compress import Scale, calibrate
+from ascend_lab.errors import InputError
+from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    INK,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, play
+from ascend_lab.media.dvpp import Image
+from ascend_lab.serving import Arrivals, Policy, Scenario, Service, Step, simulate_serving
+
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def clipping_errors(values: NDArray[np.float32], bits: int, ends: Iterable[float]) -> list[float]:
+    """Return the mean squared error of symmetric rounding with each largest number kept."""
+    levels = 2 ** (bits - 1) - 1
+    found = []
+    for end in ends:
+        kept = Scale(float(end) / levels, 0, bits).fake(np.clip(values, -end, end))
+        found.append(float(np.mean((kept - values) ** 2)))
+    return found
+
+
+@st.styled
+def fig_clipping(
+    values: NDArray[np.float32],
+    bits: int = 4,
+    methods: Sequence[str] = ("minmax", "percentile", "ifmr", "kl"),
+) -> st.LabFigure:
+    """Draw the error of rounding against the largest number kept, and where methods cut.
+
+    Above lies the histogram of the values. Raises `InputError` for zeros.
+    """
+    most = float(np.abs(values).max())
+    if not most > 0:
+        raise InputError("values that are not all zero", str(most), "give others")
+    fig, (top, ax) = st.new_figure(nrows=2, height_in=3.9, sharex=True, height_ratios=(1, 2))
+    top.hist(np.abs(values), bins=80, range=(0, most), color=st.SKY, edgecolor=st.INK, lw=0.3)
+    top.set(yscale="log", ylabel="how many")
+    ends = np.linspace(0.05, 1.2, 116) * most
+    errors = clipping_errors(values, bits, ends)
+    cut = np.array([np.mean(np.maximum(np.abs(values) - end, 0) ** 2) for end in ends])
+    ax.plot(ends, errors, color=st.INK, ls="-", label="error")
+    ax.plot(ends, errors - cut, color=st.BLUE, ls="--", label="of it: rounding")
+    ax.plot(ends, cut, color=st.VERMILLION, ls=":", lw=2, label="of it: cutting off")
+    said = []
+    for mark, method in zip(MARKS, methods, strict=False):
+        end = calibrate(values, method, bits=bits).scale * (2 ** (bits - 1) - 1)
+        (error,) = clipping_errors(values, bits, [end])
+        ax.plot(end, error, mark, color=st.ORANGE, mec=st.INK, ms=8, ls="none", label=method)
+        said.append(f"{method} at {end:.2f} with {error:.2g}")
+    low = min(errors)
+    ax.set(
+        ylim=(0, max(6 * low, 1.1 * errors[-1])), xlim=(0, 1.2 * most),
+        xlabel="largest number kept", ylabel="mean squared error",
+    )  # fmt: skip
+    ax.legend(ncols=2)
+    best = float(ends[int(np.argmin(errors))])
+    alt = (
+        f"Error of {bits}-bit rounding against the largest number kept: falls while less is cut "
+        f"off, lowest {low:.2g} at {best:.2f}, then rises with the step. Methods cut: "
+        f"{', '.join(said)}. The largest value is {most:.2f}."
+    )
+    return st.finish(fig, alt=alt)
+
+
+@st.styled
+def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
+    """Draw accuracies against bits, a curve a way of choosing, and that of the float network.
+
+    Raises `InputError` for no curve.
+    """
+    if not rows:
+        raise InputError("a curve", "none", "give some")
+    fig, ax = st.new_figure(height_in=3.0)
+    said = []
+    for (name, found), mark in zip(rows.items(), MARKS, strict=False):
+        ax.plot(list(found), [100 * a for a in found.values()], marker=mark, label=name)
+        said.append(f"{name}: {', '.join(f'{a:.1%} at {bits}' for bits, a in found.items())}")
+    ax.axhline(100 * before, color=st.GREY, lw=1, ls="-")
+    bits = sorted({b for found in rows.values() for b in found})
+    ax.text(bits[0], 100 * before + 1, "in floating point", va="bottom", fontsize=8)
+    ax.set(xlabel="bits of weights and activations", ylabel="test digits right, %", ylim=(0, 108))
+    ax.set_xticks(bits)
+    ax.legend(loc="lower right")
+    alt = f"Accuracy by bits; in floating point {before:.1%}. {'. '.join(said)}."
+    return st.finish(fig, alt=alt)
+
+
+WIDTH, HEIGHT = 96, 64
+
+
+def scene() -> Image:
+    """Return a small picture (3, h, w) in RGB: sky, sun, a house on a meadow."""
+    row, column = np.mgrid[0:HEIGHT, 0:WIDTH]
+    picture = np.stack([90 + row, 150 + row, 235 - row // 2]).astype(np.uint8)
+    picture[:, row > 42] = np.array([[70], [150], [60]], np.uint8)
+    picture[:, (row - 14) ** 2 + (column - 74) ** 2 < 90] = np.array([[250], [215], [60]], np.uint8)
+    house = (abs(column - 32) < 14) & (row > 26) & (row < 50)
+    picture[:, house] = np.array([[190], [50], [45]], np.uint8)
+    picture[:, (abs(column - 32) < 4) & (row > 36) & (row < 50)] = 40
+    return picture
+
+
+def camera_frame(standard: str = "601 narrow") -> Image:
+    """Return the scene as a camera sends it: flat NV12, chroma of every second pixel and row."""
+    yuv = convert(scene()[None], csc_of(standard, "YUV"))[0]
+    pairs = yuv[1:, ::2, ::2].transpose(1, 2, 0)
+    return np.concatenate([yuv[0].reshape(-1), pairs.reshape(-1)])
+
+
+def readings() -> dict[str, Aipp]:
+    """Return ways to read such a frame, the right one first."""
+    right = Aipp("YUV420SP_U8", WIDTH, HEIGHT, csc_of("601 narrow", "RGB"))
+    return {
+        "as sent": right,
+        "default rows (BGR)": replace(right, csc=csc_of("601 narrow", "BGR")),
+        "U and V swapped": replace(right, rbuv_swap=True),
+        "BT.709": replace(right, csc=csc_of("709 narrow", "RGB")),
+        "JPEG": replace(right, csc=csc_of("601 wide", "RGB")),
+    }
+
+
+def errors() -> dict[str, float]:
+    """Return the mean error of each reading, in steps of 255."""
+    frame, want = camera_frame(), scene().astype(float)
+    found = {name: aipp(frame, how)[0].astype(float) for name, how in readings().items()}
+    return {name: float(np.abs(image - want).mean()) for name, image in found.items()}
+
+
+@st.styled
+def fig_readings() -> st.LabFigure:
+    """Draw the same bytes as five configurations read them, and how far each is off."""
+    off = errors()
+    fig, axes = st.new_figure(ncols=len(off), height_in=1.35)
+    for ax, (name, how) in zip(axes, readings().items(), strict=True):
+        image = aipp(camera_frame(), how, dtype="uint8")[0]
+        ax.imshow(image.transpose(1, 2, 0), interpolation="nearest")
+        ax.set_title(name, fontsize=7)
+        ax.set_xlabel(f"off by {off[name]:.0f}", fontsize=7)
+        ax.set(xticks=[], yticks=[])
+    told = ", ".join(f"{name} {value:.0f}" for name, value in off.items())
+    alt = (
+        "Five copies of a small scene, a red house on a green meadow under a blue sky. Right as "
+        "sent; with BGR rows and with swapped chroma the house is blue and the sky orange; with "
+        f"the two other matrices colours shift a little. Mean errors: {told}."
+    )
+    return st.finish(fig, alt=alt)
+
+
+@st.styled
+def fig_cards(
+    stations: Sequence[Station], rate_per_s: float = 3000.0, pictures: int = 3000
+) -> st.LabFigure:
+    """Draw the cards each station needs, and what pictures wait for with a few less and more."""
+    answer = cards_needed(stations, rate_per_s)
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.4, width_ratios=(1.0, 1.3))
+    names, hatches = list(answer.by_station), ("//", "", "\\\\", "..", "xx")
+    for i, name in enumerate(names):
+        left.barh(i, answer.by_station[name], color=st.PALETTE[i], hatch=hatches[i % 5],
+                  edgecolor=st.INK)  # fmt: skip
+        left.text(answer.by_station[name], i, f" {answer.by_station[name]}", va="center")
+    left.set_yticks(range(len(names)), names)
+    left.set(xlim=(0, answer.cards * 1.2), xlabel="cards that it asks for")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    counts = range(max(1, answer.cards - 2), answer.cards + 5)
+    late = {
+        n: 1e3 * float(np.quantile(play(stations, rate_per_s / n, pictures).latencies_s, 0.99))
+        for n in counts
+    }
+    right.plot(list(late), list(late.values()), marker="o", color=st.BLUE)
+    right.axvline(answer.cards, color=st.VERMILLION, linestyle="--", label="by the formula")
+    right.set(yscale="log", xlabel="cards", ylabel="ms until 99 % are through")
+    right.legend()
+    each = ", ".join(f"{name} {n}" for name, n in answer.by_station.items())
+    told = ", ".join(f"{n}: {ms:.0f}" for n, ms in late.items())
+    alt = (
+        f"Cards for {rate_per_s:.0f} pictures a second: {each}. Milliseconds until 99 % of "
+        f"{pictures} pictures that come at random are through, by cards: {told}."
+    )
+    return st.finish(fig, alt=alt)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ascend_lab.serving import Served
+
+LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
+"""Shares of a server's capacity at which it is simulated."""
+
+
+TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+
+@styled
+def fig_knee(
+    seconds: Sequence[float], max_batch: int = 8, delay_ms: float = 0.0, instances: int = 1
+) -> LabFigure:
+    """Return mean and p99 by rate, one at a time and in batches of service times `seconds`."""
+    fig, ax = new_figure(height_in=3.0)
+    servers = {"one at a time": Policy(), f"up to {max_batch}": Policy(
+        instances, max_batch, delay_ms / 1e3)}  # fmt: skip
+    service, told, highest = Service(seconds=tuple(seconds)), [], 1.0
+    for (name, policy), colour in zip(servers.items(), (VERMILLION, BLUE), strict=True):
+        most = policy.max_batch
+        capacity = policy.instances * most / service.batch_s(most)
+        rates = [load * capacity for load in LOADS]
+        found = [
+            simulate_serving(
+                Scenario(Arrivals(rate_per_s=rate), (Step("m", service, policy),), 12_000, 1, 2000)
+            ).latency_s * 1e3
+            for rate in rates
+        ]  # fmt: skip
+        ax.plot(rates, [x.mean() for x in found], "o-", color=colour, label=f"{name}: mean")
+        p99 = [float(np.percentile(x, 99)) for x in found]
+        highest = max(highest, *p99)
+        ax.plot(rates, p99, "s--", color=colour, label=f"{name}: p99")
+        ax.axvline(capacity, color=colour, linestyle=":", linewidth=1, label=f"{name}: capacity")
+        told.append(f"{name} p99 {p99[0]:.1f} ms at {rates[0]:.0f} a second, {p99[-1]:.0f} ms at "
+                    f"{rates[-1]:.0f}, capacity {capacity:.0f}")  # fmt: skip
+    ax.set(xlabel="requests a second", ylabel="time to the answer (ms)", yscale="log")
+    ax.set_yticks(TICKS_MS, labels=[f"{ms:g}" for ms in TICKS_MS])
+    ax.minorticks_off()
+    ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest)
+    ax.legend()
+    return finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")
+
+
+@styled
+def fig_served(served: Served) -> LabFigure:
+    """Return the share of requests answered within a time, and the histogram of batches."""
+    fig, (left, right) = new_figure(ncols=2, height_in=2.6, width_ratios=(3, 2))
+    times_s = np.sort(served.latency_s)
+    shares = np.arange(1, len(times_s) + 1) / max(len(times_s), 1)
+    shown = np.linspace(0, max(len(times_s) - 1, 0), min(len(times_s), 400)).astype(int)
+    left.plot(times_s[shown], shares[shown], color=BLUE)
+    told = []
+    for percent in (50, 95, 99) if len(times_s) else ():
+        value = float(np.percentile(times_s, percent))
+        left.axvline(value, color=VERMILLION, linestyle=":", linewidth=1)
+        left.text(value, percent / 100 - 0.12, f" p{percent}", color=INK, fontsize=8)
+        told.append(f"p{percent} {value:.4g} s")
+    left.set(xlabel="time to the answer (s)", ylabel="share of requests", ylim=(0, 1.02))
+    sizes, counts = np.unique(served.batches(), return_counts=True)
+    right.bar(sizes, counts / max(counts.sum(), 1), color=BLUE, hatch="//", edgecolor=INK)
+    right.set(xlabel="items in a batch", ylabel="share of batches")
+    mean = f"{sizes @ counts / counts.sum():.3g}" if len(sizes) else "none"
+    return finish(fig, alt=f"Answers within a time: {', '.join(told)}; mean batch {mean} items.")
