@@ -32,6 +32,8 @@ HOMES = {
 def __getattr__(name: str) -> Any:
     if name in HOMES:
         return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    if name in HOMES.values():
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"{__name__} has no {name!r}; see {__name__}.check_names()")
 
 
