@@ -67,7 +67,7 @@ def mistakes_in(exercise: str) -> list[tuple[str, str]]:
     source = "\n\n".join(cell.source for cell in own)
     kept = tomllib.loads((HERE / f"wrong/{path.stem[: path.stem.index('_')]}.toml").read_text())
     edits = kept[exercise]["wrong"]
-    return [(without_check(source.replace(old, new, 1)), said) for old, new, said in edits]
+    return [(without_check(source.replace(old, new, 1)), said) for old, new, said, *_ in edits]
 
 
 def source_with(exercise: str, answers: list[str]) -> str:
