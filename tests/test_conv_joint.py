@@ -112,3 +112,21 @@ def test_a_residual_block_ends_in_one_kernel(chip):
         np.testing.assert_allclose(
             got[name], want[name], rtol=4e-3, atol=4e-3 * np.abs(want[name]).max()
         )
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_sum_that_repeats_one_convolution_stays_a_sum(swapped):
+    net = GraphBuilder("attention over channels and pixels")
+    x, seen = net.input("x", (2, 32, 8, 8)), net.input("seen", (2, 32, 1, 1))
+    both = [
+        net.conv2d(image, net.weight((channels, 32, 1, 1)), net.weight((channels,)))
+        for image, channels in ((x, 1), (seen, 16))
+    ]
+    net.output(net.add(*both[::-1] if swapped else both))
+    graph = net.build()
+    ops = [task.op for task in compile_stages(graph, "Ascend310").compiled.tasks]
+    assert not any("conv2d+conv2d" in op for op in ops)
+    feeds = random_inputs(graph)
+    (got,) = run_compiled(graph, feeds, "Ascend310").values()
+    (want,) = evaluate(graph, feeds).values()
+    np.testing.assert_allclose(got, want, rtol=4e-3, atol=4e-3 * np.abs(want).max())

@@ -118,6 +118,8 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     heads = [head_of(graph, name) for name in node.inputs] if node.op == "add" else []
     if len(heads) < 2 or not all(heads) or heads[0] == heads[1]:
         return None
+    if len({graph.types[name].shape for name in node.inputs}) > 1:
+        return None
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
 
 

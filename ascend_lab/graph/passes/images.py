@@ -103,7 +103,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
 def _into_one(draft: Draft, node: Node) -> bool:
     """Let one of two convolutions that are added, the one with more taps, take both biases."""
     both = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
-    if len(both) < 2:
+    if len(both) < 2 or draft.type(both[0].output) != draft.type(both[1].output):
         return False
 
     def size(conv: Node) -> tuple[int, int]:

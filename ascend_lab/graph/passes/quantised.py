@@ -282,7 +282,9 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
         for head, own_shift in zip(heads, (shift, 0.0), strict=True):
             assert head is not None
             _head_in_steps(draft, head, own.scale, own_shift)
-        _one_bias(draft, [draft.current(head.name) for head in heads if head])
+        both = [draft.current(head.name) for head in heads if head]
+        if draft.type(both[0].output).shape == draft.type(both[1].output).shape:
+            _one_bias(draft, both)
     else:
         head = draft.only(top.inputs[0], "dequantise") if top is not None else None
         if top is None or head is None or len(head.inputs) == 2:
