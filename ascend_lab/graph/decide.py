@@ -23,8 +23,8 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
-from ascend_lab.graph.lower import Piece, piece_of, scale_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, only_reader
+from ascend_lab.graph.lower import Piece, added_convolutions, piece_of, scale_of
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_queued, lowered_once
 from ascend_lab.isa import SMALL_C0
@@ -128,28 +128,11 @@ def _ways_apart(graph: Graph, group: Sequence[Node]) -> Iterator[Sequence[Sequen
 
 def _added(graph: Graph, group: Sequence[Node]) -> list[tuple[Node, ...]]:
     """Return the two convolutions of a group that are added, if it has such."""
-    for sums in (n for n in group if n.op == "add"):
-        heads = [head_of(graph, name) for name in sums.inputs]
-        if all(head and head[0] in group for head in heads) and heads[0] != heads[1]:
+    for node in group:
+        heads = added_convolutions(graph, node)
+        if heads and all(head[0] in group for head in heads):
             return heads
     return []
-
-
-def head_of(graph: Graph, name: str) -> tuple[Node, ...]:
-    """Return the convolution, and what scales its sums of bytes, of which only one node reads."""
-    found = [node] if (node := graph.producers.get(name)) and only_reader(graph, node) else []
-    if found and found[0].op == "dequantise":
-        conv = graph.producers.get(found[0].inputs[0])
-        found = [conv, *found] if conv and only_reader(graph, conv) else []
-    return tuple(found) if found and found[0].op == "conv2d" else ()
-
-
-def only_reader(graph: Graph, node: Node) -> Node | None:
-    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
-    if len(node.outputs) > 1 or node.output in graph.outputs:
-        return None
-    readers = graph.readers[node.output]
-    return readers[0] if len(readers) == 1 else None
 
 
 def _cycles(piece: Piece, chip: Chip, *, warm: bool = False) -> float:

@@ -29,9 +29,9 @@ from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.decide import Switches, head_of, only_reader, pays
-from ascend_lab.graph.ir import Graph, Node, operator_of
-from ascend_lab.graph.lower import scale_of
+from ascend_lab.graph.decide import Switches, pays
+from ascend_lab.graph.ir import Graph, Node, only_reader, operator_of
+from ascend_lab.graph.lower import added_convolutions, scale_of
 from ascend_lab.graph.lower.vector import MOVES
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
@@ -115,10 +115,8 @@ def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose two convolutions that are added, their sum, and elementwise nodes."""
-    heads = [head_of(graph, name) for name in node.inputs] if node.op == "add" else []
-    if len(heads) < 2 or not all(heads) or heads[0] == heads[1]:
-        return None
-    if len({graph.types[name].shape for name in node.inputs}) > 1:
+    heads = added_convolutions(graph, node)
+    if not heads:
         return None
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
 

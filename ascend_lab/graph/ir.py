@@ -389,3 +389,11 @@ def _check_types(graph: Graph, node: Node) -> None:
     for name, one, two in zip(node.outputs, found, stated, strict=True):
         if (one.shape, one.dtype) != (two.shape, two.dtype):
             raise GraphError(f"{where}: {name} as {one}", str(two), "infer the types again")
+
+
+def only_reader(graph: Graph, node: Node) -> Node | None:
+    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
+    if len(node.outputs) > 1 or node.output in graph.outputs:
+        return None
+    readers = graph.readers[node.output]
+    return readers[0] if len(readers) == 1 else None

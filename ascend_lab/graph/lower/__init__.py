@@ -3,7 +3,13 @@
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.lower.conv import lower_conv, lower_deconv, lower_scaled, scale_of
+from ascend_lab.graph.lower.conv import (
+    added_convolutions,
+    lower_conv,
+    lower_deconv,
+    lower_scaled,
+    scale_of,
+)
 from ascend_lab.graph.lower.matmul import lower_product
 from ascend_lab.graph.lower.piece import Choice, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.graph.lower.vector import (
@@ -20,8 +26,8 @@ from ascend_lab.graph.lower.vector import (
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [
-    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "by_template", "choice_of",
-    "lower", "packed", "piece_of", "scale_of",
+    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
+    "by_template", "choice_of", "lower", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")

@@ -12,7 +12,15 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import (
+    SMALL_PIXELS,
+    Graph,
+    Node,
+    TensorType,
+    Values,
+    only_reader,
+    operator_of,
+)
 from ascend_lab.graph.lower.epilogue import (
     DEQUANTISING,
     channels,
@@ -141,6 +149,24 @@ def _lower_conv(
     return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
 
 
+def added_convolutions(graph: Graph, node: Node) -> list[tuple[Node, ...]]:
+    """Return the two convolutions of one shape that a node adds and nobody else reads, or none.
+
+    Of sums of bytes what scales them comes with its convolution.
+    """
+    heads = [_head_of(graph, name) for name in node.inputs] if node.op == "add" else []
+    alike = len({graph.types[name].shape for name in node.inputs}) == 1
+    return heads if len(heads) == 2 and all(heads) and heads[0] != heads[1] and alike else []
+
+
+def _head_of(graph: Graph, name: str) -> tuple[Node, ...]:
+    found = [node] if (node := graph.producers.get(name)) and only_reader(graph, node) else []
+    if found and found[0].op == "dequantise":
+        conv = graph.producers.get(found[0].inputs[0])
+        found = [conv, *found] if conv and only_reader(graph, conv) else []
+    return tuple(found) if found and found[0].op == "conv2d" else ()
+
+
 def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
     """Return a piece without the convolution whose sums are added to its first's, and that one.
 
@@ -148,13 +174,6 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
     what scales them belongs to it.
     """
     nodes = piece.graph.nodes
-    made = {node.output: node for node in nodes}
-
-    def head(name: str) -> tuple[Node, ...]:
-        found = [made[name]] if name in made else []
-        if found and found[0].op == "dequantise" and found[0].inputs[0] in made:
-            found.insert(0, made[found[0].inputs[0]])
-        return tuple(found) if found and found[0].op == "conv2d" else ()
 
     def order(nodes: tuple[Node, ...]) -> tuple[int, int, int]:
         first, last = nodes[0], nodes[-1]
@@ -162,8 +181,7 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
         return len(last.inputs) < 3, -math.prod(taps), pair("stride", step)[0]
 
     for sums in nodes:
-        heads = [head(name) for name in sums.inputs] if sums.op == "add" else []
-        if len(heads) == 2 and all(heads) and heads[0] != heads[1]:
+        if heads := added_convolutions(piece.graph, sums):
             one, other = sorted(heads, key=order)
             kept = [*one, *(n for n in nodes if n not in (*one, *other))]
             if len(one) == 1:
