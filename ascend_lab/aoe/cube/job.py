@@ -271,7 +271,8 @@ class _Search:
     def least(self) -> tuple[float, float]:
         """The least bound in the heap, and the least outside."""
         inside = self.heap[0][0] if self.heap else math.inf
-        return inside, self.sorted[self.walked] if self.walked < len(self.sorted) else math.inf
+        outside = self.sorted[self.walked] if self.walked < len(self.sorted) else math.inf
+        return inside, float(outside)
 
     def step(self) -> None:
         """Simulate the row of the least bound, or make more bounds tighter."""
