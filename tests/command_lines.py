@@ -1,21 +1,20 @@
 """What a command line answers: its exit code, what it prints, what it complains of."""
 
 import json
-from typing import Any
 
 import pytest
 
 from ascend_lab.cli import ascend_lab
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+def run(capsys, *words):
     """Run `ascend-lab` with these words."""
     code = ascend_lab([str(word) for word in words])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def run_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+def run_json(capsys, *words):
     """Return what a command that succeeds prints as JSON, and nothing beside it."""
     code, out, err = run(capsys, *words, "--json", "-")
     assert (code, err) == (0, "")

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from scripts import load_script
@@ -14,7 +12,7 @@ from ascend_lab.course.grade import graded_cases
 from ascend_lab.course.marking import mark_of, try_cases
 
 
-def reference(name: str) -> str:
+def reference(name):
     (path,) = COURSE.glob(f"keys/{name}_*/reference.py")
     return path.read_text("utf-8")
 
@@ -22,7 +20,7 @@ def reference(name: str) -> str:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.full if n in "A1 A2 A4" else ()) for n in NAMES]
 )
-def test_the_draw_moves_a_mark_by_less_than_half_a_point(name: str) -> None:
+def test_the_draw_moves_a_mark_by_less_than_half_a_point(name):
     task, points = load(name, COURSE), []
     for seed in "abcde":
         cases = graded_cases(task, f"student {seed}", f"term {seed}")
@@ -50,9 +48,7 @@ TWISTS = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_twist_is_one_line_that_breaks_last_term_s_solution_and_not_ours(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_twist_is_one_line_that_breaks_last_term_s_solution_and_not_ours(name, tmp_path):
     line, edits, fails = TWISTS[name]
     folder = tmp_path / load(name, COURSE).folder.name
     shutil.copytree(load(name, COURSE).folder, folder)
@@ -72,12 +68,12 @@ def test_a_twist_is_one_line_that_breaks_last_term_s_solution_and_not_ours(
 
 
 @pytest.fixture(scope="module")
-def milestone() -> ModuleType:
+def milestone():
     return load_script(COURSE / "milestone.py")
 
 
 @pytest.mark.parametrize("upto", range(5))
-def test_what_is_handed_in_so_far_runs_a_block(milestone: ModuleType, upto: int) -> None:
+def test_what_is_handed_in_so_far_runs_a_block(milestone, upto):
     block = milestone.Block("ada", {name: reference(name) for name in NAMES[:upto]})
     assert block.run() == ""
     assert list(block.judged) == list(NAMES[:4])
@@ -96,17 +92,13 @@ def test_what_is_handed_in_so_far_runs_a_block(milestone: ModuleType, upto: int)
         ("A4", "floats", "A4 list: "),
     ],
 )
-def test_a_broken_artefact_is_named(
-    milestone: ModuleType, name: str, title: str, said: str
-) -> None:
+def test_a_broken_artefact_is_named(milestone, name, title, said):
     block = milestone.Block("ada", {name: with_mistake(name, title)[0]})
     assert block.run().startswith(said)
     assert bool(block.run()) == bool(said)
 
 
-def test_the_block_is_compared_with_values(
-    milestone: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_block_is_compared_with_values(milestone, capsys):
     block = milestone.Block("ada", {})
     task, case, offsets = block.offsets
     block.offsets = task, case, [0] * len(offsets)
@@ -173,7 +165,7 @@ def one(chip, rows, width, dtype, norm, eps, first, count):
 """
 
 
-def test_two_slots_of_as_many_rows_as_fit_earn_less_than_half() -> None:
+def test_two_slots_of_as_many_rows_as_fit_earn_less_than_half():
     done = [one for one in tried(load("A1", COURSE), SIMPLE) if one.timed]
     right = [one for one in done if not one.faults]
     assert len(right) == len(done) - 1, "rows beyond UB want more"

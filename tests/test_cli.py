@@ -119,7 +119,7 @@ def test_version_and_help(capsys):
 KERNEL = MY_KERNEL.read_text("utf-8")
 
 
-def kernel_file(tmp_path: Path, text: str) -> Path:
+def kernel_file(tmp_path, text):
     file = tmp_path / "student.py"
     file.write_text(text, "utf-8")
     return file
@@ -285,7 +285,7 @@ BAD_ARGUMENTS = {
 }
 
 
-def assert_refused(capsys, *arguments: object) -> str:
+def assert_refused(capsys, *arguments):
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""
@@ -312,11 +312,7 @@ def test_an_overflowing_tile_says_needed_available_and_remedy(capsys):
 HEAD = "import numpy as np\nfrom ascend_lab.isa import *\nfrom ascend_lab.isa import Program\n"
 
 
-def functions(
-    kernel: str = "return Program('p', (), ())",
-    inputs: str = "return {}",
-    reference: str = "return {}",
-) -> str:
+def functions(kernel="return Program('p', (), ())", inputs="return {}", reference="return {}"):
     return (
         f"{HEAD}def kernel(chip):\n    {kernel}\n"
         f"def inputs(rng):\n    {inputs}\n"
@@ -404,7 +400,7 @@ def test_errors_in_a_kernel_name_its_line(capsys, tmp_path):
 # -- as a process ----------------------------------------------------------------------------------
 
 
-def process(*arguments: object, **options) -> subprocess.CompletedProcess:
+def process(*arguments, **options):
     command = [sys.executable, "-W", "error", "-m", "ascend_lab.cli", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -432,7 +428,7 @@ def test_a_closed_pipe_is_no_error():
     assert done.stdout.startswith("Toy")
 
 
-def test_op_times_an_operator_and_shows_its_nest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_op_times_an_operator_and_shows_its_nest(capsys):
     assert main(["op", "softmax", "64x100", "--chip", "Ascend910A", "--show"]) == 0
     out = capsys.readouterr().out
     assert "softmax on" in out and "phase 1: y (64, 100) fp16" in out
@@ -440,7 +436,7 @@ def test_op_times_an_operator_and_shows_its_nest(capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["cycles"] > 0
 
 
-def test_op_starts_with_operands_in_l2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_op_starts_with_operands_in_l2(capsys):
     found = []
     for words in ([], ["--warm-l2"]):
         shapes = ["256x4096", "--chip", "Ascend910B2", "--json", "-"]
@@ -459,7 +455,7 @@ def test_op_starts_with_operands_in_l2(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out)["memory_bytes"] == 0  # weights are an operand too
 
 
-def test_op_lists_the_operators(capsys: pytest.CaptureFixture[str]) -> None:
+def test_op_lists_the_operators(capsys):
     assert main(["op"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in ("conv2d", "softmax", "scatter_add", "adam"))
@@ -478,9 +474,7 @@ def test_op_lists_the_operators(capsys: pytest.CaptureFixture[str]) -> None:
         (["add", "4x4", "4x4", "--chip", "Toy", "--dtype", "fp8"], "fp8"),
     ],
 )
-def test_op_refuses_bad_input_in_one_line(
-    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_op_refuses_bad_input_in_one_line(words, hint, capsys):
     assert main(["op", *words]) == 2
     error = capsys.readouterr().err
     assert hint in error and error.count("\n") == 1

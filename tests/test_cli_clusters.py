@@ -6,7 +6,6 @@ import json
 import math
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +20,10 @@ FORBIDDEN = 10**18
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys):
     """Return a function that runs a verb with --json - and returns what it wrote."""
 
-    def found(*arguments: object) -> Any:
+    def found(*arguments):
         code = main([*map(str, arguments), "--json", "-"])
         out, err = capsys.readouterr()
         assert (code, err) == (0, "")
@@ -34,10 +33,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Run:
+def refused(capsys):
     """Return a function that runs a verb, expects one line of complaint and returns it."""
 
-    def found(*arguments: object) -> str:
+    def found(*arguments):
         code = main(list(map(str, arguments)))
         out, err = capsys.readouterr()
         assert (code, out) == (2, "")
@@ -50,7 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Run:
 # -- collective -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", ["star", "mesh"])
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
-def test_flat_collectives_take_what_the_textbook_says(run: Run, shape: str, p: int) -> None:
+def test_flat_collectives_take_what_the_textbook_says(run, shape, p):
     n, log, share = 3.3e7, math.ceil(math.log2(p)), (p - 1) / p
     expected_s = {
         ("allreduce", "ring"): 2 * (p - 1) * ALPHA_S + 2 * share * n * BETA_S_PER_BYTE,
@@ -70,7 +69,7 @@ def test_flat_collectives_take_what_the_textbook_says(run: Run, shape: str, p: i
 
 @pytest.mark.parametrize("topology", ["star:6", "ring:7", "910a-server"])
 @pytest.mark.parametrize("op", ["broadcast", "reduce"])
-def test_no_algorithm_by_name_is_quicker_than_auto(run: Run, topology: str, op: str) -> None:
+def test_no_algorithm_by_name_is_quicker_than_auto(run, topology, op):
     flags = ("--op", op, "--topology", topology, "--bytes")
     for n in (1e3, 1e6, 1e7):
         auto_s = run("collective", *flags, n)["time_s"]
@@ -88,9 +87,7 @@ def test_no_algorithm_by_name_is_quicker_than_auto(run: Run, topology: str, op: 
         ("ring:1024", "mesh", "131072 messages a round"),
     ],
 )
-def test_schedules_that_would_take_minutes_are_refused(
-    refused: Run, topology: str, algorithm: str, says: str
-) -> None:
+def test_schedules_that_would_take_minutes_are_refused(refused, topology, algorithm, says):
     flags = ("--bytes", "1e8", "--topology", topology, "--algorithm", algorithm)
     assert says in refused("collective", "--op", "allreduce", *flags)
 
@@ -98,19 +95,19 @@ def test_schedules_that_would_take_minutes_are_refused(
 @pytest.mark.parametrize(
     "slip", ["beta_s_per_byte = 1e308", "beta_s_per_byte = 1e14", "gbytes_per_s = 1e-20"]
 )
-def test_links_slower_than_anything_are_refused(refused: Run, tmp_path: Path, slip: str) -> None:
+def test_links_slower_than_anything_are_refused(refused, tmp_path, slip):
     file = tmp_path / "slip.toml"
     file.write_text(f'devices = 2\n[[links]]\nfrom = "npu0"\nto = "npu1"\nalpha_us = 1\n{slip}\n')
     flags = ("--bytes", "1e6", "--topology", file)
     assert "at most 1e+" in refused("collective", "--op", "allreduce", *flags)
 
 
-def at(size: str, topology: str) -> tuple[str, ...]:
+def at(size, topology):
     return ("--bytes", size, "--topology", topology)
 
 
 @pytest.mark.parametrize("op", ["allreduce", "all-reduce", "all_reduce"])
-def test_json_has_what_is_promised(run: Run, op: str) -> None:
+def test_json_has_what_is_promised(run, op):
     found = run("collective", "--op", op, "--algorithm", "ring", *at("1e6", "star:4"))
     assert found["op"] == "all_reduce" and found["algorithm"] == "ring" and found["ranks"] == 4
     assert found["steps"] == 6 and found["bytes"] == 1e6
@@ -121,7 +118,7 @@ def test_json_has_what_is_promised(run: Run, op: str) -> None:
     assert 0 < found["lower_bound_s"] <= found["time_s"]
 
 
-def test_auto_takes_the_quickest(run: Run) -> None:
+def test_auto_takes_the_quickest(run):
     arguments = ("collective", "--op", "allreduce", *at("64M", "910b-roce:16"))
     found = run(*arguments)
     assert found["bytes"] == 64 * 2**20
@@ -131,7 +128,7 @@ def test_auto_takes_the_quickest(run: Run) -> None:
     assert again["time_s"] == found["time_s"] and "candidates" not in again
 
 
-def test_the_table_has_a_row_for_each_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_row_for_each_algorithm(capsys):
     assert main(["collective", "--op", "alltoall", *at("1MB", "910a-server")]) == 0
     out = capsys.readouterr().out
     for name in ("mesh", "pairwise", "bruck", "no schedule is faster"):
@@ -142,7 +139,7 @@ def test_the_table_has_a_row_for_each_algorithm(capsys: pytest.CaptureFixture[st
     assert "tree" in out and "chain" not in out
 
 
-def test_fewer_ranks_another_root_and_nothing_to_move(run: Run) -> None:
+def test_fewer_ranks_another_root_and_nothing_to_move(run):
     options = ("--ranks", "4", "--root", "3")
     assert run("collective", "--op", "reduce", *at("8", "910a-server"), *options)["ranks"] == 4
     for size, topology in (("0", "star:4"), ("1e9", "star:1")):
@@ -153,7 +150,7 @@ def test_fewer_ranks_another_root_and_nothing_to_move(run: Run) -> None:
 SIZES = {"0": 0, "1e6": 1e6, "64M": 2**26, "1.5k": 1536, "2GiB": 2**31, "3GB": 3e9, "7b": 7}
 
 
-def test_sizes() -> None:
+def test_sizes():
     assert {text: parse_bytes(text) for text in SIZES} == SIZES
     for text in ("", "-1", "M", "1.2.3", "1e30", "nan", "inf", "5X", "1e999"):
         with pytest.raises(InputError, match="bytes from 0"):
@@ -173,12 +170,12 @@ def test_sizes() -> None:
         ("allreduce", "--algorithm", "hierarchical", "--ranks", "12", *at("1", "910b-roce:16")),
     ],
 )
-def test_bad_input_is_one_line(refused: Run, words: tuple[str, ...]) -> None:
+def test_bad_input_is_one_line(refused, words):
     assert refused("collective", "--op", *words)
 
 
 # -- fit-collective -------------------------------------------------------------------------------
-def table(file: Path, sizes: list[float], ranks: list[int]) -> Path:
+def table(file, sizes, ranks):
     """Write a table that follows the ring law, with less alpha and more beta below 1 MB."""
     lines = ["bytes,ranks,time_s"]
     for n, p in itertools.product(sizes, ranks):
@@ -188,7 +185,7 @@ def table(file: Path, sizes: list[float], ranks: list[int]) -> Path:
     return file
 
 
-def test_a_table_of_many_sizes_is_fitted(run: Run, tmp_path: Path) -> None:
+def test_a_table_of_many_sizes_is_fitted(run, tmp_path):
     sizes = [float(round(1e3 * 10 ** (i / 20))) for i in range(121)]
     found = run("fit-collective", table(tmp_path / "many.csv", sizes, [2, 8]))
     low, high = found["bands"][0], found["bands"][-1]
@@ -197,7 +194,7 @@ def test_a_table_of_many_sizes_is_fitted(run: Run, tmp_path: Path) -> None:
     assert found["rows"] == 242 and 0 <= found["held_out_mape"] < 0.05
 
 
-def test_too_many_rows_are_refused(refused: Run, tmp_path: Path) -> None:
+def test_too_many_rows_are_refused(refused, tmp_path):
     sizes = [float(n) for n in range(1000, 2001)]
     assert "at most 2000 rows; got 2002" in refused(
         "fit-collective", table(tmp_path / "long.csv", sizes, [2, 4])
@@ -205,11 +202,11 @@ def test_too_many_rows_are_refused(refused: Run, tmp_path: Path) -> None:
 
 
 # -- strategy -------------------------------------------------------------------------------------
-def random_problem(rng: random.Random) -> dict[str, Any]:
+def random_problem(rng):
     count, largest = rng.randint(1, 5), rng.choice([10, 10**6, 10**10, 10**15])
     sizes = [rng.randint(1, 3) for _ in range(count)]
 
-    def cost() -> int:
+    def cost():
         return rng.choice([0, 1, FORBIDDEN, *(rng.randint(0, largest) for _ in range(5))])
 
     ends = [[rng.randrange(count), rng.randrange(count)] for _ in range(rng.choice([0, count]))]
@@ -229,7 +226,7 @@ def random_problem(rng: random.Random) -> dict[str, Any]:
     return problem if limit == "none" else {**problem, "usage_limit": limit}
 
 
-def best_cost(problem: dict[str, Any]) -> int | None:
+def best_cost(problem):
     """Return the least cost of all choices, None if none is allowed."""
     nodes, edges = problem["nodes"], problem["edges"]
     limit, costs = problem.get("usage_limit"), list[int]()
@@ -247,9 +244,7 @@ def best_cost(problem: dict[str, Any]) -> int | None:
     return min(costs, default=None)
 
 
-def test_strategies_equal_brute_force_whatever_the_size_of_costs(
-    run: Run, refused: Run, tmp_path: Path
-) -> None:
+def test_strategies_equal_brute_force_whatever_the_size_of_costs(run, refused, tmp_path):
     rng, file, solved = random.Random(11), tmp_path / "problem.json.gz", 0
     for _ in range(60):
         problem = random_problem(rng)
@@ -265,7 +260,7 @@ def test_strategies_equal_brute_force_whatever_the_size_of_costs(
     assert solved >= 5
 
 
-def test_costs_written_as_floats_are_whole_numbers(run: Run, tmp_path: Path) -> None:
+def test_costs_written_as_floats_are_whole_numbers(run, tmp_path):
     file = tmp_path / "floats.json"
     nodes = {"intervals": [[0, 1]], "costs": [[1e18, 7.0]], "usages": [[1, 1]]}
     file.write_text(json.dumps({"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}))
@@ -276,7 +271,7 @@ def test_costs_written_as_floats_are_whole_numbers(run: Run, tmp_path: Path) -> 
 COST = ("--alpha-us", 10, "--beta-us-per-byte", 0.01)
 
 
-def test_shares_of_bytes_do_not_beat_the_plan_by_mixing_formats(run: Run, tmp_path: Path) -> None:
+def test_shares_of_bytes_do_not_beat_the_plan_by_mixing_formats(run, tmp_path):
     file = tmp_path / "mixed.csv"
     rows = ["a,0,100000,fp16", "b,1,4,fp32", "c,2,100000,fp16"]  # b's share rounds to nothing
     file.write_text("\n".join(["name,ready_us,bytes,dtype", *rows]))
@@ -285,7 +280,7 @@ def test_shares_of_bytes_do_not_beat_the_plan_by_mixing_formats(run: Run, tmp_pa
     assert found["forms"]["hccl"]["by_size_end_us"] >= found["end_us"]
 
 
-def test_a_trace_with_true_for_a_count_is_refused(refused: Run, tmp_path: Path) -> None:
+def test_a_trace_with_true_for_a_count_is_refused(refused, tmp_path):
     file = tmp_path / "trace.json"
     args = {"Collective name": "allreduce", "In msg nelems": True, "dtype": "Float"}
     file.write_text(json.dumps([{"ph": "X", "ts": 1, "name": "x", "args": args}]))

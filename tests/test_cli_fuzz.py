@@ -20,14 +20,14 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
 
 
 @st.composite
-def commands(draw: st.DrawFn) -> list[str]:
+def commands(draw):
     return command(lambda values: draw(st.sampled_from(values)))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs an alarm")
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(words=commands())
-def test_no_command_ends_in_a_traceback(words: list[str]) -> None:
+def test_no_command_ends_in_a_traceback(words):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name, "work")
         folder.mkdir()

@@ -20,7 +20,7 @@ CONTENTS = files()
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """Work in an empty folder, with nothing explained by the guard."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shell(command: str, **environ: str) -> tuple[int, list[str], list[str]]:
+def shell(command, **environ):
     """Run a shell command in which `$LAB` and `$AOE` are the two; return code, output, errors."""
     lab = f"{sys.executable} -m ascend_lab.cli"
     aoe = f"{sys.executable} -c 'from ascend_lab.cli import aoe; exit(aoe())'"
@@ -67,13 +67,13 @@ def shell(command: str, **environ: str) -> tuple[int, list[str], list[str]]:
         ("$AOE --help | head -n 1 > /dev/null", 0, ""),
     ],
 )
-def test_streams_that_take_nothing_end_in_one_line(words: str, code: int, said: str) -> None:
+def test_streams_that_take_nothing_end_in_one_line(words, code, said):
     found, out, err = shell(words)
     assert (found, out, len(err)) == (code, [], bool(said)), err
     assert said in "".join(err)
 
 
-def test_a_narrow_encoding_gets_escapes(folder: Path) -> None:
+def test_a_narrow_encoding_gets_escapes(folder):
     (folder / "chip.toml").write_text('base = "Toy"\nname = "Öre"\nsummary = "s"\ncombined = true')
     narrow = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     code, out, err = shell("$LAB chips chip.toml", **narrow)
@@ -87,14 +87,14 @@ def test_a_narrow_encoding_gets_escapes(folder: Path) -> None:
     "start",
     ["$LAB run x", "$AOE -j 2 -m x.onnx"],
 )  # fmt: skip
-def test_ctrl_c_while_modules_are_imported_is_one_line(folder: Path, start: str) -> None:
+def test_ctrl_c_while_modules_are_imported_is_one_line(folder, start):
     (folder / "numpy.py").write_text("raise KeyboardInterrupt")
     code, out, err = shell(start, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
     assert (code, out, len(err)) == (130, [], 1)
     assert "interrupted" in err[0]
 
 
-def test_the_guard_is_there_before_anything_else_is_imported() -> None:
+def test_the_guard_is_there_before_anything_else_is_imported():
     code = f"import sys; a = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); "
     code += "import ascend_lab.cli.main; print(*sorted(set(sys.modules) - a))"
     done = subprocess.run(
@@ -112,8 +112,8 @@ def test_the_guard_is_there_before_anything_else_is_imported() -> None:
 # -- mistakes of ours --------------------------------------------------------------------------
 
 
-def failing(error: BaseException, cause: BaseException | None = None):
-    def verb(_: object) -> int:
+def failing(error, cause=None):
+    def verb(_):
         raise error from cause
 
     return verb
@@ -142,7 +142,7 @@ def test_what_ctrl_c_was_turned_into_is_ctrl_c(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_an_empty_text_is_refused_for_every_flag(name: str) -> None:
+def test_an_empty_text_is_refused_for_every_flag(name):
     words, parser = PARSERS[name]
     flags = [a.option_strings[-1] for a in parser._actions if a.option_strings and a.nargs != 0]
     assert flags
@@ -174,7 +174,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("words", IDLE)
-def test_a_flag_without_effect_is_refused(folder: Path, words: str) -> None:
+def test_a_flag_without_effect_is_refused(folder, words):
     fill(folder, CONTENTS)
     start = [] if words.startswith("aoe") else ["ascend-lab"]
     code, out, err = run([*start, *words.split()])
@@ -183,13 +183,13 @@ def test_a_flag_without_effect_is_refused(folder: Path, words: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["-5", "0"])
-def test_a_step_below_one_is_refused(step: str) -> None:
+def test_a_step_below_one_is_refused(step):
     sizes = ["conv", *["1", "16", "8", "8", "16", "3", "3"], "--tile", "16,16,16", "--step-k", step]
     code, _, err = run(["ascend-lab", *sizes, "--chip", "Toy"])
     assert code == 2 and "of at least 1" in err
 
 
-def test_train_plan_takes_the_sizes_of_an_image(folder: Path) -> None:
+def test_train_plan_takes_the_sizes_of_an_image(folder):
     """Plans choose the batch, the user the other sizes."""
     fill(folder, {"open.onnx": relu_model("n", "k")})
     words = ["ascend-lab", "train-plan", "open.onnx", "--cluster", "star:2", "--devices", "2"]
@@ -212,10 +212,10 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_full_disk_leaves_the_old_output(folder: Path, monkeypatch, writer: str) -> None:
+def test_a_full_disk_leaves_the_old_output(folder, monkeypatch, writer):
     fill(folder, CONTENTS)
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -228,9 +228,7 @@ def test_a_full_disk_leaves_the_old_output(folder: Path, monkeypatch, writer: st
 
 
 @pytest.mark.parametrize("target", ["nowhere/a.json", ".", "space.csv", "x" * 300])
-def test_an_output_that_cannot_be_is_refused_before_the_work(
-    folder: Path, monkeypatch, target: str
-) -> None:
+def test_an_output_that_cannot_be_is_refused_before_the_work(folder, monkeypatch, target):
     fill(folder, CONTENTS)
     monkeypatch.setattr("ascend_lab.aoe.recorded.replay", failing(AssertionError("it worked")))
     code, out, err = run(["ascend-lab", "replay", "space.csv", "--json", target])
@@ -238,7 +236,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
     assert (folder / "space.csv").read_bytes() == CONTENTS["space.csv"]
 
 
-def test_two_outputs_need_two_files(folder: Path) -> None:
+def test_two_outputs_need_two_files(folder):
     words = ["gemm", "16", "16", "16", "--chip", "Toy", "--json", "a.json", "--trace"]
     code, _, err = run(["ascend-lab", *words, "./a.json"])
     assert code == 2 and "a file for each output" in err and not (folder / "a.json").exists()
@@ -252,7 +250,7 @@ AWKWARD = ("/", ".", "..", "~", "folder", "loop", "dangling", "rubbish", "missin
            "y/" * 2500, "rubbish/x", "folder/", "\udcff", "a\nb")  # fmt: skip
 
 
-def plain(name: str) -> list[str]:
+def plain(name):
     """Return a good command of a verb, all of it required."""
     words, parser = PARSERS[name]
     found = list(words)
@@ -266,9 +264,7 @@ def plain(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_no_path_is_too_awkward_for_any_argument(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_no_path_is_too_awkward_for_any_argument(tmp_path_factory, monkeypatch, name):
     words, parser = PARSERS[name]
     good = plain(name)
     for action in parser._actions:
@@ -290,7 +286,7 @@ def test_no_path_is_too_awkward_for_any_argument(
 # -- names from files --------------------------------------------------------------------------
 
 
-def test_names_are_shown_and_not_obeyed(folder: Path) -> None:
+def test_names_are_shown_and_not_obeyed(folder):
     fill(folder, CONTENTS)
     for words in (
         "chips chip.toml",
@@ -306,12 +302,12 @@ def test_names_are_shown_and_not_obeyed(folder: Path) -> None:
     assert r"My\x1b[31m\nchip" in run(["ascend-lab", "chips", "chip.toml"])[1]
 
 
-def test_printable_keeps_every_script_and_no_control() -> None:
+def test_printable_keeps_every_script_and_no_control():
     assert printable("Größe 置换 (é)") == "Größe 置换 (é)"
     assert printable("a\x1b[2J\n\u202e\udcff\x9b") == r"a\x1b[2J\n\u202e\udcff\x9b"
 
 
-def test_json_on_the_terminal_is_json_and_printable(folder: Path) -> None:
+def test_json_on_the_terminal_is_json_and_printable(folder):
     name = 'base = "Toy"\nname = "a\\u001b\\u007f\\u202e"\nsummary = "s"\ncombined = true'
     (folder / "chip.toml").write_text(name)
     _, out, _ = run(["ascend-lab", "chips", "chip.toml", "--json", "-"])

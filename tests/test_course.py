@@ -13,9 +13,7 @@ from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.cli.main import ascend_lab
 from ascend_lab.course import (
-    Assignment,
     Enrolled,
-    Tried,
     grade,
     load,
     mark,
@@ -42,11 +40,11 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def toy() -> Assignment:
+def toy():
     return load("A0", TOY)
 
 
-def tried(task: Assignment, source: str, student: str = "carol") -> list[Tried]:
+def tried(task, source, student="carol"):
     return try_cases(task, source, graded_cases(task, student, SECRET))
 
 
@@ -54,7 +52,7 @@ def tried(task: Assignment, source: str, student: str = "carol") -> list[Tried]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_start_file_earns_nothing_and_the_reference_most(name: str) -> None:
+def test_a_start_file_earns_nothing_and_the_reference_most(name):
     task = load(name, COURSE)
     assert set(task.points.values()) == {20, 25, 30}
     assert 4 <= task.hours <= 8
@@ -70,7 +68,7 @@ def test_a_start_file_earns_nothing_and_the_reference_most(name: str) -> None:
     assert min(ratios) >= 1 or name in ("A1", "A3"), "nothing beats a certified optimum"
 
 
-def with_mistake(name: str, title: str) -> tuple[str, str]:
+def with_mistake(name, title):
     """Return an answer with a kept mistake, and the property that must fail."""
     (path,) = COURSE.glob(f"keys/{name}_*/wrong.toml")
     table = tomllib.loads(path.read_text("utf-8"))[title]
@@ -83,7 +81,7 @@ def with_mistake(name: str, title: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("name", "title"), WRONG)
-def test_a_wrong_answer_fails_in_the_part_it_should(name: str, title: str) -> None:
+def test_a_wrong_answer_fails_in_the_part_it_should(name, title):
     (source, fails), task = with_mistake(name, title), load(name, COURSE)
     done = tried(task, source)
     if fails == "performance":
@@ -95,12 +93,12 @@ def test_a_wrong_answer_fails_in_the_part_it_should(name: str, title: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_at_least_six_wrong_answers(name: str) -> None:
+def test_at_least_six_wrong_answers(name):
     assert sum(one == name for one, _ in WRONG) >= 6
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fifty_students_have_instances_of_their_own(name: str) -> None:
+def test_fifty_students_have_instances_of_their_own(name):
     task = load(name, COURSE)
     drawn = [json.dumps([[c.call.arguments, dict(c.call.files)]
                          for c in task.cases("public", f"s{i}")])
@@ -111,7 +109,7 @@ def test_fifty_students_have_instances_of_their_own(name: str) -> None:
     )
 
 
-def test_the_keys_are_nowhere_else(tmp_path: Path) -> None:
+def test_the_keys_are_nowhere_else(tmp_path):
     """A line of the keys longer than a phrase stands in no hand-out, wheel or page of the book."""
     given = "".join(path.read_text() for path in COURSE.glob("*/public.py"))
     lines = {
@@ -138,7 +136,7 @@ def test_the_keys_are_nowhere_else(tmp_path: Path) -> None:
 # -- from a file to a mark -------------------------------------------------------------------------
 
 
-def test_notebook_and_script_get_equal_marks(toy: Assignment) -> None:
+def test_notebook_and_script_get_equal_marks(toy):
     other = GOOD.replace("total +=", "total -=")
     cells = ["%matplotlib inline\nimport os", "this is no Python", other,
              "OFFSET = 0", GOOD, "sums([1], 2)\nwhile True: pass"]  # fmt: skip
@@ -162,11 +160,11 @@ def test_notebook_and_script_get_equal_marks(toy: Assignment) -> None:
         ("s1234", "s1234", False),
     ],
 )
-def test_names_of_course_systems(name: str, student: str, late: bool) -> None:
+def test_names_of_course_systems(name, student, late):
     assert student_of(name, {"submission_17": "ada@example.org"}) == (student, late)
 
 
-def test_folders_zips_and_several_files(tmp_path: Path) -> None:
+def test_folders_zips_and_several_files(tmp_path):
     (tmp_path / "ada").mkdir()
     (tmp_path / "ada" / "notes.py").write_text("x = 1")
     (tmp_path / "ada" / "mine.py").write_text(GOOD)
@@ -189,9 +187,7 @@ def test_folders_zips_and_several_files(tmp_path: Path) -> None:
     assert found["ada"].log == "step 1"
 
 
-def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(
-    tmp_path: Path, toy: Assignment
-) -> None:
+def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(tmp_path, toy):
     work = tmp_path / "work"
     work.mkdir()
     slow = GOOD.replace('"steps": 10', '"steps": 20')
@@ -223,7 +219,7 @@ def test_grading_twice_gives_the_same_bytes_and_regrading_says_why(
     assert any("whole: now holds" in line for line in moved(before["bob"], bob))
 
 
-def test_hidden_cases_stay_hidden(tmp_path: Path, toy: Assignment) -> None:
+def test_hidden_cases_stay_hidden(tmp_path, toy):
     bad = GOOD.replace("total += value", "total += value if len(values) < 9 else 1")
     got = mark(toy, HandIn("ada", "w.py", bad), Enrolled("ada"), SECRET)
     write_report(toy, [got], tmp_path, SECRET)
@@ -233,7 +229,7 @@ def test_hidden_cases_stay_hidden(tmp_path: Path, toy: Assignment) -> None:
     assert "50 values" in (tmp_path / "index.html").read_text()
 
 
-def test_gradescope_runs_the_zip(tmp_path: Path, toy: Assignment) -> None:
+def test_gradescope_runs_the_zip(tmp_path, toy):
     data = pack(toy, SECRET)
     assert data == pack(toy, SECRET)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -257,7 +253,7 @@ def test_gradescope_runs_the_zip(tmp_path: Path, toy: Assignment) -> None:
 # -- alike -----------------------------------------------------------------------------------------
 
 
-def test_a_renamed_copy_is_alike_and_other_code_is_not() -> None:
+def test_a_renamed_copy_is_alike_and_other_code_is_not():
     one = (COURSE / "keys" / "A4_memory" / "reference.py").read_text()
     other = (COURSE / "keys" / "A3_fusion" / "reference.py").read_text()
     renamed = re.sub(r"\b(lives|where|tops|rest|order)\b", r"my_\1", one)
@@ -269,7 +265,7 @@ def test_a_renamed_copy_is_alike_and_other_code_is_not() -> None:
 # -- the command line ------------------------------------------------------------------------------
 
 
-def test_a_student_starts_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_student_starts_and_checks(tmp_path, capsys):
     out = tmp_path / "mine"
     assert ascend_lab(["course", "start", "A0", "--student", "ada", "--output", str(out),
                        "--course", str(TOY)]) == 0  # fmt: skip
@@ -305,10 +301,7 @@ def test_a_student_starts_and_checks(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["drop", "A0"], "invalid choice"),
     ],
 )
-def test_misuse_is_one_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_misuse_is_one_line(words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert ascend_lab(["course", *words, "--course", str(TOY)]) == 2
     told = capsys.readouterr().err
@@ -317,7 +310,7 @@ def test_misuse_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_thirty_hand_ins_are_graded_as_predicted(tmp_path: Path, toy: Assignment) -> None:
+def test_thirty_hand_ins_are_graded_as_predicted(tmp_path, toy):
     wrong = {
         "off": GOOD.replace("offset, []", "0, []"),
         "late": GOOD.replace("out.append(total)\n", "pass\n"),
@@ -339,7 +332,7 @@ def test_thirty_hand_ins_are_graded_as_predicted(tmp_path: Path, toy: Assignment
 # -- what newcomers stumbled over ------------------------------------------------------------------
 
 
-def command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+def command(capsys, *words):
     code = ascend_lab(["course", *map(str, words), "--course", str(TOY)])
     return code, *capsys.readouterr()
 
@@ -357,9 +350,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
         ("", "a column id"),
     ],
 )
-def test_a_roster_that_makes_no_sense_is_one_line(
-    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_roster_that_makes_no_sense_is_one_line(text, said, tmp_path, capsys):
     (tmp_path / "r.csv").write_text(text)
     (tmp_path / "work").mkdir()
     code, _, told = command(capsys, "grade", "A0", tmp_path / "work", "--out", tmp_path / "out",
@@ -369,9 +360,7 @@ def test_a_roster_that_makes_no_sense_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_same_error_is_said_once_with_the_student_s_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_error_is_said_once_with_the_student_s_line(tmp_path, capsys):
     work = tmp_path / "ada.py"
     work.write_text("import os\n\ndef sums(values, offset):\n    return 1 / 0\n")
     code, told, _ = command(capsys, "check", "A0", work, "--student", "ada")
@@ -389,9 +378,7 @@ def test_the_same_error_is_said_once_with_the_student_s_line(
     assert "ZeroDivisionError in line 2 of code cell 2 of ada.ipynb" in told
 
 
-def test_regrading_says_what_was_run_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_regrading_says_what_was_run_anew(tmp_path, capsys):
     work, out = tmp_path / "ada.py", tmp_path / "out"
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text(f'secret = "{8 * name}"')
@@ -411,9 +398,7 @@ def test_regrading_says_what_was_run_anew(
     assert re.search(r"was 80\.0: another file: .*now fails", told)
 
 
-def test_points_are_the_same_wherever_they_stand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_points_are_the_same_wherever_they_stand(tmp_path, capsys):
     (tmp_path / "r.csv").write_text("id,late_minutes,log\nada,3000,7.77\n")
     (tmp_path / "ada.py").write_text(GOOD.replace('"steps": 10', '"steps": 13'))
     out = tmp_path / "out"
@@ -433,9 +418,7 @@ def test_points_are_the_same_wherever_they_stand(
     assert f"{row['total']} points" in (out / "students/ada.html").read_text()
 
 
-def test_a_start_over_work_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_start_over_work_says_what_to_do(tmp_path, capsys):
     (tmp_path / "start.py").write_text(GOOD)
     code, _, told = command(capsys, "start", "A0", "--student", "ada", "--output", tmp_path)
     assert (code, told.count("\n")) == (2, 1)
@@ -449,7 +432,7 @@ def test_a_start_over_work_says_what_to_do(
     assert f"name one of {tmp_path / 'start.py'}" in told
 
 
-def test_a_long_wait_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_said(monkeypatch):
     monkeypatch.setattr(sandbox, "PATIENCE_S", 0.2)
     told: list[str] = []
     source = "import time\ndef f(): time.sleep(1)"

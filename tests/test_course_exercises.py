@@ -6,11 +6,9 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +43,7 @@ generators, objects that are called."""
 
 
 @cache
-def answer_to(exercise: str) -> tuple[str, str]:
+def answer_to(exercise):
     """Return the cells that the published solution needs, and the solution."""
     (path,) = (HERE.parent / "notebooks").glob(f"{exercise[3:].rpartition('_')[0]}_*.ipynb")
     cells = read_code_cells(path)
@@ -54,13 +52,13 @@ def answer_to(exercise: str) -> tuple[str, str]:
     return above, without_check("\n\n".join(cell.source for cell in own))
 
 
-def without_check(source: str) -> str:
+def without_check(source):
     """Return a solution without what it prints and without the call of its check."""
     return re.sub(r"(?m)^.*check_ex_.*$", "", definitions(source))
 
 
 @cache
-def mistakes_in(exercise: str) -> list[tuple[str, str]]:
+def mistakes_in(exercise):
     """Return (solution with a kept mistake, the mistake)."""
     (path,) = (HERE.parent / "notebooks").glob(f"{exercise[3:].rpartition('_')[0]}_*.ipynb")
     own, _ = Page(read_code_cells(path))._own(exercise, SOLUTION)
@@ -70,7 +68,7 @@ def mistakes_in(exercise: str) -> list[tuple[str, str]]:
     return [(without_check(source.replace(old, new, 1)), said) for old, new, said, *_ in edits]
 
 
-def source_with(exercise: str, answers: list[str]) -> str:
+def source_with(exercise, answers):
     """Return a hand-in whose functions answer_0, answer_1, ... are these answers'."""
     above, _ = answer_to(exercise)
     name = names_of(exercise)[-1]
@@ -82,11 +80,11 @@ def source_with(exercise: str, answers: list[str]) -> str:
 
 
 @pytest.fixture
-def verdicts() -> Iterator[Any]:
+def verdicts():
     """Return a function that says what an exercise's check says to each of some answers."""
     opened: list[Session] = []
 
-    def try_all(exercise: str, answers: list[str], seed: int = 20) -> Iterator[str]:
+    def try_all(exercise, answers, seed=20):
         for number in range(len(answers)):
             if opened and not opened[-1].rests():
                 opened.pop().close()
@@ -101,12 +99,12 @@ def verdicts() -> Iterator[Any]:
         session.close()
 
 
-def test_nearly_all_exercises_are_graded_by_machine() -> None:
+def test_nearly_all_exercises_are_graded_by_machine():
     assert set(NOT_BY_MACHINE) <= set(CODED)
     assert len(TRAVEL) / len(CODED) > 0.9
 
 
-def try_both_sides(exercise: str, verdicts: Any) -> None:
+def try_both_sides(exercise, verdicts):
     wrong = mistakes_in(exercise)
     answers = [answer_to(exercise)[1], *(source for source, _ in wrong)]
     right, *said = verdicts(exercise, answers)
@@ -117,13 +115,13 @@ def try_both_sides(exercise: str, verdicts: Any) -> None:
 
 
 @pytest.mark.parametrize("exercise", OF_EACH_KIND)
-def test_solutions_pass_and_mistakes_fail_through_the_wall(exercise: str, verdicts: Any) -> None:
+def test_solutions_pass_and_mistakes_fail_through_the_wall(exercise, verdicts):
     try_both_sides(exercise, verdicts)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("exercise", [name for name in TRAVEL if name not in OF_EACH_KIND])
-def test_every_solution_passes_and_every_mistake_fails(exercise: str, verdicts: Any) -> None:
+def test_every_solution_passes_and_every_mistake_fails(exercise, verdicts):
     try_both_sides(exercise, verdicts)
 
 
@@ -163,7 +161,7 @@ ATTACKS = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems limit less")
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_costs_only_its_own_exercise(attack: str) -> None:
+def test_an_attack_costs_only_its_own_exercise(attack):
     above, right = answer_to("ex_03_4")
     source = "\n\n".join([ATTACKS[attack], above, right])
     calls = [Call(name, {"seed": 3}) for name in ("ex_10_3", "ex_03_4")]
@@ -173,11 +171,11 @@ def test_an_attack_costs_only_its_own_exercise(attack: str) -> None:
     assert (good == Answer("")) is (attack not in kept), good
 
 
-def linked(roots: dict[str, Any]) -> tuple[Wire, Wire]:
+def linked(roots):
     """Return the near and the far side of a wire in one process."""
     lines: tuple[list[str], list[str]] = [], []
 
-    def hear(at: int) -> Any:
+    def hear(at):
         if not lines[at]:
             (far if at == 0 else near).serve(json.loads(lines[1 - at].pop(0)))
         return json.loads(lines[at].pop(0))
@@ -197,14 +195,14 @@ def linked(roots: dict[str, Any]) -> tuple[Wire, Wire]:
         Affine(3),
     ],
 )
-def test_values_travel_and_return(value: Any) -> None:
+def test_values_travel_and_return(value):
     near, _ = linked({"same": lambda value: value})
     back = near.ask(0, "same", (value,))
     assert back == value
     assert type(back) is type(value)
 
 
-def test_arrays_keep_their_numbers_and_objects_their_identity() -> None:
+def test_arrays_keep_their_numbers_and_objects_their_identity():
     near, _ = linked({"same": lambda value: value, "pair": lambda a: (a, Affine(7), a)})
     for array in (np.arange(6).reshape(2, 3), np.float16([1, 2]), np.array(True), np.zeros((0, 4))):
         array.flags.writeable = False
@@ -218,8 +216,8 @@ def test_arrays_keep_their_numbers_and_objects_their_identity() -> None:
     assert made == Affine(7)
 
 
-def test_what_a_function_changes_is_changed_here() -> None:
-    def spoil(values: Any, array: Any, table: Any) -> None:
+def test_what_a_function_changes_is_changed_here():
+    def spoil(values, array, table):
         values.append(1)
         array[0] = 9
         table.clear()
@@ -230,8 +228,8 @@ def test_what_a_function_changes_is_changed_here() -> None:
     assert (values, array.tolist(), table) == ([5, 1], [9, 0], {})
 
 
-def test_functions_and_generators_are_called_from_afar() -> None:
-    def count(to: int, tell: Any) -> Iterator[int]:
+def test_functions_and_generators_are_called_from_afar():
+    def count(to, tell):
         for i in range(to):
             got = yield tell(i)
             if got:
@@ -245,8 +243,8 @@ def test_functions_and_generators_are_called_from_afar() -> None:
         steps.send("enough")
 
 
-def test_errors_keep_their_kind() -> None:
-    def fail(how: int) -> None:
+def test_errors_keep_their_kind():
+    def fail(how):
         own = type("Own", (Exception,), {})
         raise [ShapeError("two shapes", "one", "add one"), KeyError("k"), own("mine"),
                KeyboardInterrupt()][how]  # fmt: skip
@@ -280,7 +278,7 @@ def test_errors_keep_their_kind() -> None:
         {"v": 1},
     ],
 )  # fmt: skip
-def test_nothing_but_data_is_read(said: Any) -> None:
+def test_nothing_but_data_is_read(said):
     near, _ = linked({})
     before = dict(sys.modules)
     with pytest.raises((ValueError, TypeError, KeyError)):
@@ -288,7 +286,7 @@ def test_nothing_but_data_is_read(said: Any) -> None:
     assert dict(sys.modules) == before
 
 
-def test_of_what_was_handed_over_only_the_public_part_can_be_reached() -> None:
+def test_of_what_was_handed_over_only_the_public_part_can_be_reached():
     near, far = linked({})
     draft = Draft(chain_graph([1, 2], []))
     numbers = [near.encode(thing)["n"] for thing in (draft, len, iter([1]))]
@@ -304,9 +302,7 @@ def test_of_what_was_handed_over_only_the_public_part_can_be_reached() -> None:
 # -- the command line ------------------------------------------------------------------------------
 
 
-def test_a_copy_of_a_chapter_is_checked_and_graded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_of_a_chapter_is_checked_and_graded(tmp_path, capsys):
     page = next((HERE.parent / "notebooks").glob("11_*.ipynb"))
     whole = json.loads(page.read_text("utf-8"))
     (tmp_path / "w").mkdir()
@@ -340,16 +336,14 @@ def test_a_copy_of_a_chapter_is_checked_and_graded(
         (["pack", "1.2"], "pack: an assignment such as A1"),
     ],
 )
-def test_sets_that_mean_nothing_are_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sets_that_mean_nothing_are_one_line(words, said, capsys):
     assert ascend_lab(["course", *words]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert said in told
 
 
-def test_a_set_names_its_exercises_once_in_the_book_s_order() -> None:
+def test_a_set_names_its_exercises_once_in_the_book_s_order():
     task = load("05.2, 1.2,1")
     assert task.exercises[0] == "ex_01_1"
     assert task.exercises[-1] == "ex_05_2"

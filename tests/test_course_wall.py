@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab.course import Assignment, Call, Enrolled, Limits, Mark, answers_of, load, mark
+from ascend_lab.course import Call, Enrolled, Limits, answers_of, load, mark
 from ascend_lab.course.handin import HandIn, hand_ins
 from ascend_lab.course.sandbox import _children
 
@@ -119,16 +119,16 @@ ATTACKS = {
 
 
 @pytest.fixture(scope="module")
-def task() -> Assignment:
+def task():
     return load("A0", COURSE)
 
 
-def graded(task: Assignment, source: str, student: str = "ada") -> Mark:
+def graded(task, source, student="ada"):
     work = HandIn(student, "work.py", source)
     return mark(task, work, Enrolled(student), "a long secret")
 
 
-def test_good_work_gets_its_marks(task: Assignment) -> None:
+def test_good_work_gets_its_marks(task):
     assert graded(task, GOOD).points == {"public": 30, "hidden": 25, "performance": 25}
     slow = GOOD.replace('"steps": 10', '"steps": 32')
     assert graded(task, slow).points["performance"] == round(25 * 0.4949, 1)
@@ -136,7 +136,7 @@ def test_good_work_gets_its_marks(task: Assignment) -> None:
 
 @linux
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_earns_nothing_and_leaves_nothing(task: Assignment, attack: str) -> None:
+def test_an_attack_earns_nothing_and_leaves_nothing(task, attack):
     before = _children()
     got = graded(task, ATTACKS[attack])
     assert got.total < 20, f"{attack}: {got.points}"
@@ -145,7 +145,7 @@ def test_an_attack_earns_nothing_and_leaves_nothing(task: Assignment, attack: st
 
 
 @linux
-def test_a_call_that_ends_the_process_costs_only_itself() -> None:
+def test_a_call_that_ends_the_process_costs_only_itself():
     source = "import os\ndef f(n):\n    if n == 1: os._exit(3)\n    return n"
     found = answers_of(source, [Call("f", {"n": n}) for n in range(4)])
     assert [answer.value for answer in found] == [0, None, 2, 3]
@@ -153,20 +153,20 @@ def test_a_call_that_ends_the_process_costs_only_itself() -> None:
 
 
 @linux
-def test_a_process_that_never_listens_does_not_hold_the_grader() -> None:
+def test_a_process_that_never_listens_does_not_hold_the_grader():
     long = [Call("sums", {"values": "x" * 500_000, "offset": 0})]
     (found,) = answers_of(ATTACKS["never listens"], long, Limits(case_s=0.5))
     assert found.error == "did not end within 0.5 s"
 
 
-def test_the_environment_of_the_grader_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_grader_stays_outside(monkeypatch):
     monkeypatch.setenv("TERM_SECRET", "hush")
     source = "import os\ndef f(): return [dict(os.environ).get('TERM_SECRET'), os.listdir('.')]"
     (found,) = answers_of(source, [Call("f", {})])
     assert found.value == [None, ["output.txt"]]
 
 
-def test_files_of_a_call_lie_in_its_folder() -> None:
+def test_files_of_a_call_lie_in_its_folder():
     source = "def f(): return open('chip.toml').read()"
     found = answers_of(source, [Call("f", {}, {"chip.toml": text}) for text in "ab"])
     assert [answer.value for answer in found] == ["a", "b"]
@@ -175,7 +175,7 @@ def test_files_of_a_call_lie_in_its_folder() -> None:
 # -- files that are no files ---------------------------------------------------------------------
 
 
-def test_links_and_bombs_are_not_followed(tmp_path: Path) -> None:
+def test_links_and_bombs_are_not_followed(tmp_path):
     secret = tmp_path / "secret.py"
     secret.write_text(GOOD)
     work = tmp_path / "work"
@@ -194,7 +194,7 @@ def test_links_and_bombs_are_not_followed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.py", "work"]
 
 
-def test_names_do_not_leave_the_report(tmp_path: Path, task: Assignment) -> None:
+def test_names_do_not_leave_the_report(tmp_path, task):
     from ascend_lab.course import write_report
 
     sources = {"../../up": GOOD, "=cmd|' /C calc'": GOOD, "ⅷ": GOOD, "<script>": GOOD}
@@ -216,7 +216,7 @@ def test_names_do_not_leave_the_report(tmp_path: Path, task: Assignment) -> None
 
 
 @linux
-def test_the_limits_hold_for_a_plain_process() -> None:
+def test_the_limits_hold_for_a_plain_process():
     source = (
         "import resource as r\n"
         "def f(): return [r.getrlimit(n)[1] for n in (r.RLIMIT_AS, r.RLIMIT_FSIZE)]"
@@ -228,7 +228,7 @@ def test_the_limits_hold_for_a_plain_process() -> None:
 
 
 @linux
-def test_a_killed_grader_takes_its_hand_in_along(tmp_path: Path) -> None:
+def test_a_killed_grader_takes_its_hand_in_along(tmp_path):
     script = (
         "from ascend_lab.course import Call, Limits, answers_of\n"
         "source = 'import time\\ndef f(): time.sleep(500)'\n"
@@ -249,20 +249,20 @@ def test_a_killed_grader_takes_its_hand_in_along(tmp_path: Path) -> None:
     pytest.fail("the hand-in lives on")
 
 
-def _state(pid: int) -> str:
+def _state(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
 
 
-def _nap() -> None:
+def _nap():
     import time
 
     time.sleep(0.05)
 
 
-def _wait_for_child(pid: int) -> int:
+def _wait_for_child(pid):
     for _ in range(400):
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -275,7 +275,7 @@ def _wait_for_child(pid: int) -> int:
     pytest.fail("no hand-in was started")
 
 
-def test_answers_are_plain_data() -> None:
+def test_answers_are_plain_data():
     source = (
         "import numpy as np\nfrom decimal import Decimal\n"
         "def f(n): return [np.float32(2), (1, 2), {3: None}, Decimal(1)][n]"

@@ -7,10 +7,8 @@ import shutil
 import symtable
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -28,27 +26,25 @@ STUDENT = (ROOT / "book" / "student.md").read_text("utf-8")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[012]*.ipynb"))
 
 
-def fenced(page: str, kind: str) -> list[str]:
+def fenced(page, kind):
     return re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
-def shown(page: str) -> list[tuple[list[str], str]]:
+def shown(page):
     """Return (words, output) of each command that a page's consoles show."""
     runs = re.findall(r"^\$ ascend-lab (.*)\n((?:[^$\n].*\n)*)", "".join(fenced(page, "console")),
                       re.MULTILINE)  # fmt: skip
     return [(shlex.split(words), output) for words, output in runs]
 
 
-def says(output: str, pattern: str) -> bool:
+def says(output, pattern):
     """Whether an output is what a page shows, where `...` is left out."""
     lines = ("\n".join(line.rstrip() for line in text.splitlines()) for text in (pattern, output))
     shown, got = lines
     return bool(re.fullmatch(re.escape(shown).replace(r"\.\.\.", ".*"), got, re.DOTALL))
 
 
-def test_the_commands_say_what_the_pages_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_say_what_the_pages_show(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     ours = (COURSE / "keys/A1_kernel/reference.py").read_text("utf-8")
     edits = tomllib.loads((COURSE / "keys/A1_kernel/wrong.toml").read_text("utf-8"))
@@ -79,11 +75,11 @@ def test_the_commands_say_what_the_pages_show(
     assert says(got, output), got
 
 
-def test_the_page_counts_the_exercises_that_a_machine_grades() -> None:
+def test_the_page_counts_the_exercises_that_a_machine_grades():
     assert f"{len(TRAVEL)} of {len(CODED)} coded exercises are graded so; 16.4 is left out" in PAGE
 
 
-def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(tmp_path: Path) -> None:
+def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(tmp_path):
     folder = tmp_path / "A1_kernel"
     shutil.copytree(A1, folder)
     (edit,) = fenced(PAGE, "toml")
@@ -99,7 +95,7 @@ def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(tmp_path: 
     assert [one for one in old if "values" in one.faults]
 
 
-def test_the_table_of_assignments_is_theirs() -> None:
+def test_the_table_of_assignments_is_theirs():
     rows = re.findall(r"^\| (A\d) \| (.+?) \| (.+?) \| (\d) \| (.+?) \|$", PAGE, re.MULTILINE)
     assert [row[0] for row in rows] == ["A1", "A2", "A3", "A4", "A5"]
     for name, title, chapters, hours, functions in rows:
@@ -110,7 +106,7 @@ def test_the_table_of_assignments_is_theirs() -> None:
         assert tuple(re.findall(r"\w+", functions)) == task.functions
 
 
-def test_the_graph_of_chapters_is_whole_and_the_syllabus_follows_it() -> None:
+def test_the_graph_of_chapters_is_whole_and_the_syllabus_follows_it():
     svg = ET.parse(ROOT / "book/_static/prerequisites.svg").getroot()
     edges = [one.attrib["data-edge"].split("-") for one in svg.iter() if "data-edge" in one.attrib]
     chapters = [re.sub("^0", "", path.name.partition("_")[0]) for path in NOTEBOOKS]
@@ -124,23 +120,21 @@ def test_the_graph_of_chapters_is_whole_and_the_syllabus_follows_it() -> None:
     assert sorted(taught) == sorted(chapters)
 
 
-def test_ten_questions_have_answers() -> None:
+def test_ten_questions_have_answers():
     page = (ROOT / "book/diagnostic.md").read_text("utf-8")
     assert re.findall(r"^\*\*(\d+)\.\*\*", page, re.MULTILINE) == [str(n) for n in range(1, 11)]
     assert page.count("```{admonition} Answer\n:class: dropdown") == 10
 
 
 @pytest.fixture
-def slides() -> Iterator[ModuleType]:
+def slides():
     """book/slides.py, which imports its neighbour."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "book")
         yield import_module("slides")
 
 
-def test_a_deck_has_the_listed_figures_and_needs_nothing_else(
-    slides: ModuleType, tmp_path: Path
-) -> None:
+def test_a_deck_has_the_listed_figures_and_needs_nothing_else(slides, tmp_path):
     path, *others = slides.write_decks(tmp_path)
     assert len(others) == 7
     deck = path.read_text("utf-8")
@@ -155,9 +149,7 @@ def test_a_deck_has_the_listed_figures_and_needs_nothing_else(
     assert not re.findall(r'(?:src|href)="(?!data:|#)', deck)
 
 
-def test_a_figure_that_is_missing_is_an_error(
-    slides: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_figure_that_is_missing_is_an_error(slides, tmp_path, monkeypatch):
     monkeypatch.setattr(slides, "listed", lambda text: ["fig-streams", "fig-of-nothing"])
     with pytest.raises(slides.SlideError, match="none: fig-of-nothing;"):
         slides.write_decks(tmp_path)
@@ -168,19 +160,19 @@ def test_a_figure_that_is_missing_is_an_error(
 
 
 @pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
+def script():
     names: dict[str, Any] = {"__name__": "page"}
     (text,) = fenced(PAGE, "python")
     exec(compile(text, "<instructor.md>", "exec"), names)
     return names
 
 
-def source_of(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
+def source_of(notebook, kind):
     return [cell.source for cell in notebook.cells if cell.cell_type == kind]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_nothing_of_a_solution_is_handed_out(path: Path, script: dict[str, Any]) -> None:
+def test_nothing_of_a_solution_is_handed_out(path, script):
     whole = nbformat.read(path, as_version=4)
     page = "\n\n".join(source_of(whole, "markdown"))
     rest = script["without_solutions"](nbformat.read(path, as_version=4))
@@ -203,7 +195,7 @@ def test_nothing_of_a_solution_is_handed_out(path: Path, script: dict[str, Any])
     assert all(any(name in code for code in source_of(rest, "code")) for name in exercises)
 
 
-def read_and_bound(table: symtable.SymbolTable, top: bool = True) -> tuple[set[str], set[str]]:
+def read_and_bound(table, top=True):
     """Return the names that a cell reads from the notebook, and those that it binds in it."""
     read = {
         s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())
@@ -217,9 +209,7 @@ def read_and_bound(table: symtable.SymbolTable, top: bool = True) -> tuple[set[s
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_handed_out_needs_no_name_of_a_solution(
-    path: Path, tmp_path: Path, script: dict[str, Any]
-) -> None:
+def test_what_is_handed_out_needs_no_name_of_a_solution(path, tmp_path, script):
     rest = script["without_solutions"](nbformat.read(path, as_version=4))
     nbformat.write(rest, tmp_path / path.name)
     cells = read_code_cells(tmp_path / path.name)

@@ -5,10 +5,8 @@ import io
 import math
 import signal
 import zipfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -93,7 +91,7 @@ def test_a_flag_that_cannot_be_meant_is_one_line(case, capsys, monkeypatch):
 WRONG = (math.nan, 10**400, "x", "²", (), (1.5,), b"x", 1j, [[1]], {}, ..., True)
 
 
-def _numeric() -> list[tuple[str, str]]:
+def _numeric():
     """Every attribute that is one number: by its default or by its range."""
     return [
         (name, key)
@@ -189,20 +187,20 @@ def test_a_mesh_of_all_with_all_is_refused_before_it_is_made(tmp_path):
         load_topology(tmp_path / "x.toml")
 
 
-def _archive(path: Path, **members: bytes) -> str:
+def _archive(path, **members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
     return str(path)
 
 
-def _saved(array: np.ndarray) -> bytes:
+def _saved(array):
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
-def _claiming(shape: str) -> bytes:
+def _claiming(shape):
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(200) + "\n"
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
 
@@ -286,10 +284,10 @@ def test_names_are_text_in_html(name):
 
 # -- processor time --------------------------------------------------------------------------------
 @contextmanager
-def processor_time(limit_s: float) -> Iterator[None]:
+def processor_time(limit_s):
     """Stop what takes more processor time than this: the machine's load does not count."""
 
-    def stop(number: int, frame: object) -> None:
+    def stop(number, frame):
         raise AssertionError(f"more than {limit_s} s of processor time")
 
     before = signal.signal(signal.SIGPROF, stop)
@@ -320,7 +318,7 @@ def test_pooling_by_a_huge_window_counts_by_axis_and_has_a_limit():
 POOL = {"kernel": (1, 10**5), "stride": 1, "pad": 0}
 
 
-def _model(path: Path, nodes: list[onnx.NodeProto], output: str) -> str:
+def _model(path, nodes, output):
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in ("t0", output))
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), path)
     return str(path)

@@ -36,12 +36,12 @@ from ascend_lab.media.aipp import KEYS
 RNG = np.random.default_rng(1)
 
 
-def pixels(rows: Any) -> Any:
+def pixels(rows):
     """Return pixels, one a row, as an image of one column."""
     return np.array(rows, np.uint8).T[None, :, :, None]
 
 
-def listed(image: Any) -> list[list[int]]:
+def listed(image):
     found: list[list[int]] = image[0, :, :, 0].T.tolist()
     return found
 
@@ -62,7 +62,7 @@ BACK = {
 
 
 @pytest.mark.parametrize("standard", PUBLISHED)
-def test_matrices_follow_from_the_standards(standard: str) -> None:
+def test_matrices_follow_from_the_standards(standard):
     there, back = csc_of(standard, "RGB"), csc_of(standard, "YUV")
     bias = (16 if "narrow" in standard else 0, 128, 128)
     assert (there.matrix, there.in_bias, there.out_bias) == (PUBLISHED[standard], bias, (0, 0, 0))
@@ -80,13 +80,13 @@ def test_matrices_follow_from_the_standards(standard: str) -> None:
         ("709 wide", [[255, 35, 10], [0, 202, 7], [235] * 3], [[54, 99, 255], [255, 128, 128]]),
     ],
 )
-def test_golden_pixels(standard: str, rgb: Any, yuv: Any) -> None:
+def test_golden_pixels(standard, rgb, yuv):
     given = pixels([[81, 90, 240], [145, 54, 34], [235, 128, 128]])
     assert listed(convert(given, csc_of(standard, "RGB"))) == rgb
     assert listed(convert(pixels([[255, 0, 0], [255] * 3]), csc_of(standard, "YUV"))) == yuv
 
 
-def test_pillow_and_opencv_differ_by_one_at_most() -> None:
+def test_pillow_and_opencv_differ_by_one_at_most():
     steps = np.arange(0, 256, 5, dtype=np.uint8)
     cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(1, -1, 3)
     image = cube.transpose(2, 0, 1)[None]
@@ -104,7 +104,7 @@ def test_pillow_and_opencv_differ_by_one_at_most() -> None:
 
 
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
-def test_resize_is_opencv_s_to_the_bit(method: str) -> None:
+def test_resize_is_opencv_s_to_the_bit(method):
     how = {"bilinear": cv2.INTER_LINEAR, "nearest": cv2.INTER_NEAREST}[method]
     for _ in range(200):
         h, w, height, width = map(int, RNG.integers(1, 90, 4))
@@ -114,7 +114,7 @@ def test_resize_is_opencv_s_to_the_bit(method: str) -> None:
 
 
 # -- the order of steps ---------------------------------------------------------------------------
-def test_order_swap_crop_colour_normalise_pad() -> None:
+def test_order_swap_crop_colour_normalise_pad():
     frame = np.arange(4 * 2 * 3, dtype=np.uint8)
     scale = (0.5, 1.0, 2.0, 1.0)
     s = Aipp(
@@ -139,7 +139,7 @@ def test_order_swap_crop_colour_normalise_pad() -> None:
     assert np.array_equal(raw[0, :, 1, 0], pixel) and raw[0, 0, 0, 0] == 7  # nothing normalised
 
 
-def test_four_bytes_a_pixel() -> None:
+def test_four_bytes_a_pixel():
     xrgb = np.array([9, 1, 2, 3], np.uint8).repeat(2).reshape(4, 2).T.reshape(-1)
     s = Aipp("XRGB8888_U8", 2, 1, ax_swap=True)
     assert aipp(xrgb, s)[0, :, 0, 0].tolist() == [1, 2, 3]
@@ -150,7 +150,7 @@ def test_four_bytes_a_pixel() -> None:
     assert got.shape == (1, 1, 1, 2) and got[0, 0, 0, 0] == (76 + 300 + 90) >> 8
 
 
-def test_chroma_is_used_for_four_pixels_also_behind_a_crop() -> None:
+def test_chroma_is_used_for_four_pixels_also_behind_a_crop():
     frame = RNG.integers(0, 256, 8 * 6 * 3 // 2).astype(np.uint8)
     whole = aipp(frame, Aipp("YUV420SP_U8", 8, 6))
     part = aipp(frame, Aipp("YUV420SP_U8", 8, 6, crop=(2, 4, 5, 2)))
@@ -158,14 +158,14 @@ def test_chroma_is_used_for_four_pixels_also_behind_a_crop() -> None:
     assert np.array_equal(whole[0, 1, ::2, ::2], whole[0, 1, 1::2, 1::2])
 
 
-def test_parameters_are_fp16_and_results_round_once() -> None:
+def test_parameters_are_fp16_and_results_round_once():
     frame = np.arange(256, dtype=np.uint8)
     s = Aipp("YUV400_U8", 256, 1, mean=(104, 0, 0, 0), var_reci=(1 / 255, 1.0, 1.0, 1.0))
     exact = (np.arange(256) - 104.0) * float(np.float16(1 / 255))
     assert np.array_equal(aipp(frame, s)[0, 0, 0], exact.astype(np.float16))
 
 
-def test_dynamic_images_resize_behind_the_crop() -> None:
+def test_dynamic_images_resize_behind_the_crop():
     frame = RNG.integers(0, 256, 64 * 48).astype(np.uint8)
     s = Aipp("YUV400_U8", 64, 48, crop=(8, 4, 40, 40), scaled=(20, 30))
     inner = frame.reshape(48, 64)[4:44, 8:48]
@@ -182,7 +182,7 @@ halves = st.floats(0, 255, width=16)
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> list[Aipp]:
+def blocks(draw):
     entries = st.tuples(*[st.integers(-(2**15), 2**15 - 1)] * 3)
     bias = st.tuples(small, small, small)
     csc = draw(st.none() | st.builds(Csc, st.tuples(entries, entries, entries), bias, bias))
@@ -201,14 +201,14 @@ def blocks(draw: st.DrawFn) -> list[Aipp]:
 
 
 @given(images=blocks())
-def test_a_block_comes_back_as_it_went(images: list[Aipp]) -> None:
+def test_a_block_comes_back_as_it_went(images):
     raw = pack_block(images)
     assert len(raw) == 64 + 96 * len(images) == block_bytes(len(images))
     assert list(unpack_block(raw)) == images
     assert pack_block(unpack_block(raw)) == raw
 
 
-def test_every_byte_of_a_block_stands_where_the_header_says() -> None:
+def test_every_byte_of_a_block_stands_where_the_header_says():
     csc = Csc(((1, 2, 3), (4, 5, 6), (7, 8, -9)), in_bias=(16, 127, 128), out_bias=(1, 2, 3))
     s = Aipp(
         "RGB888_U8",
@@ -242,7 +242,7 @@ def test_every_byte_of_a_block_stands_where_the_header_says() -> None:
     [(0, 9, "input format"), (4, 2, "256 bytes"), (67, 1, "rotation"), (88, 7, "resize from"),
      (8, 1, "src_image_size_w")],
 )  # fmt: skip
-def test_a_damaged_block_is_refused(place: int, value: int, said: str) -> None:
+def test_a_damaged_block_is_refused(place, value, said):
     s = Aipp("RGB888_U8", 64, 32, crop=(0, 0, 32, 32), scaled=(16, 16))
     raw = bytearray(pack_block([s]))
     raw[place] = value
@@ -256,7 +256,7 @@ def test_a_damaged_block_is_refused(place: int, value: int, said: str) -> None:
 HEAD = "aipp_op { aipp_mode: static input_format: YUV420SP_U8 "
 
 
-def test_the_published_example_has_its_size() -> None:
+def test_the_published_example_has_its_size():
     text = """
     aipp_op: {  # sizes of CANN, crop_padding_config
         aipp_mode: static; input_format: YUV420SP_U8, src_image_size_w: 320
@@ -269,7 +269,7 @@ def test_the_published_example_has_its_size() -> None:
     assert op.rank == 0 and check(op.settings).frame_bytes == 320 * 240 * 3 // 2
 
 
-def test_what_is_left_out_comes_from_the_template() -> None:
+def test_what_is_left_out_comes_from_the_template():
     (op,) = parse_config(HEAD + "csc_switch: true matrix_r0c0: 256 load_start_pos_w: 7 }")
     assert op.settings is not None and op.settings.csc is not None
     assert op.settings.csc.matrix == ((256, 516, 0), (298, -100, -208), (298, 0, 409))  # BGR
@@ -280,7 +280,7 @@ def test_what_is_left_out_comes_from_the_template() -> None:
     assert op.settings.csc.matrix == csc_of("601 narrow", "YUV").matrix  # as GE fills it
 
 
-def test_several_inputs_and_modes() -> None:
+def test_several_inputs_and_modes():
     dynamic = "aipp_op { aipp_mode: dynamic related_input_rank: 1 max_src_image_size: 9000 }"
     one, two = parse_config(HEAD + "} " + dynamic)
     assert (one.rank, two.rank, two.settings, two.max_bytes) == (0, 1, None, 9000)
@@ -288,7 +288,7 @@ def test_several_inputs_and_modes() -> None:
         parse_config((HEAD + "}") * 2)
 
 
-def test_every_key_takes_its_default() -> None:
+def test_every_key_takes_its_default():
     plain = {k: v for k, v in KEYS.items() if v.default is not None and k != "input_format"}
     lines = [f"{name}: {json.dumps(key.default)}" for name, key in plain.items()]
     assert parse_config(HEAD + "\n".join(lines) + "}") == parse_config(HEAD + "}")
@@ -324,13 +324,13 @@ def test_every_key_takes_its_default() -> None:
         (HEAD + "crop: }", "crop: true or false; got '}'"),
     ],
 )
-def test_a_wrong_file_is_named(text: str, said: str) -> None:
+def test_a_wrong_file_is_named(text, said):
     with pytest.raises(InputError) as found:
         parse_config(text)
     assert said in str(found.value)
 
 
-def text_of(s: Aipp, rank: int) -> str:
+def text_of(s, rank):
     """Return settings as a configuration file says them."""
     sizes = {"src_image_size_w": s.width, "src_image_size_h": s.height}
     lines: dict[str, Any] = {"aipp_mode": "static", "related_input_rank": rank, **sizes}
@@ -358,7 +358,7 @@ def text_of(s: Aipp, rank: int) -> str:
 
 
 @given(images=blocks(), value=st.floats(-60000, 60000, width=16), rank=st.integers(0, 9))
-def test_a_file_says_what_settings_are(images: list[Aipp], value: float, rank: int) -> None:
+def test_a_file_says_what_settings_are(images, value, rank):
     drawn = [replace(s, scaled=None, padding_value=value) for s in images[:1]]
     texts = "".join(text_of(s, rank + i) for i, s in enumerate(drawn))
     found = parse_config(texts)
@@ -386,12 +386,12 @@ YUV = Aipp("YUV420SP_U8", 64, 48)
         (Aipp("YUV400_U8", 4, 4, csc_of("601 wide", "RGB")), "csc_switch"),
     ],
 )
-def test_limits(settings: Aipp, said: str) -> None:
+def test_limits(settings, said):
     with pytest.raises(InputError, match=said):
         check(settings)
 
 
-def test_limits_of_a_chip() -> None:
+def test_limits_of_a_chip():
     wide = Aipp("RGB888_U8", 1100, 4, padding=(0, 0, 1, 0))
     assert check(wide) is wide and check(wide, load_chip("Ascend910B2")) is wide
     with pytest.raises(InputError, match="at most 1080 on Ascend310; got 1101"):
@@ -400,7 +400,7 @@ def test_limits_of_a_chip() -> None:
     assert check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
 
 
-def test_sizes_left_to_the_network() -> None:
+def test_sizes_left_to_the_network():
     open_ = Aipp("RGB888_U8", 0, 0)
     assert fitted(open_, 20, 10).size == (20, 10)
     assert fitted(replace(open_, width=30, height=30, crop=(2, 4, 0, 0)), 20, 10).crop == (
@@ -411,12 +411,12 @@ def test_sizes_left_to_the_network() -> None:
 
 
 @pytest.mark.parametrize("frames", [np.zeros(5, np.uint8), np.zeros(0, np.uint8), np.zeros(6)])
-def test_frames_are_whole_and_uint8(frames: Any) -> None:
+def test_frames_are_whole_and_uint8(frames):
     with pytest.raises(InputError, match="uint8 frames of 6 bytes"):
         aipp(frames, Aipp("RGB888_U8", 2, 1))
 
 
-def test_an_image_that_contradicts_the_settings_is_no_row_of_small_frames() -> None:
+def test_an_image_that_contradicts_the_settings_is_no_row_of_small_frames():
     settings = Aipp("RGB888_U8", 2, 1)
     with pytest.raises(InputError, match="height x width 1 x 2, as the settings say; got 4 x 4"):
         aipp_each(np.zeros((4, 4, 3), np.uint8), [settings] * 8)
@@ -425,7 +425,7 @@ def test_an_image_that_contradicts_the_settings_is_no_row_of_small_frames() -> N
 
 # -- the verb -------------------------------------------------------------------------------------
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = HEAD + "src_image_size_w: 4 src_image_size_h: 2 }"
     (tmp_path / "a.cfg").write_text("\ufeff# 配置\n" + text, "utf-8")
@@ -436,14 +436,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 WORDS = ["ascend-lab", "aipp", "a.cfg", "--image", "x.npy", "--output", "y.npy"]
 
 
-def test_the_verb_writes_what_the_function_returns(folder: Path) -> None:
+def test_the_verb_writes_what_the_function_returns(folder):
     code, out, err = run([*WORDS, "--json", "-"])
     assert (code, err) == (0, "") and json.loads(out)["shape"] == [2, 3, 2, 4]
     frames = np.arange(24, dtype=np.uint8)
     assert np.array_equal(np.load("y.npy"), aipp(frames, Aipp("YUV420SP_U8", 4, 2)))
 
 
-def test_the_verb_takes_a_parameter_block(folder: Path) -> None:
+def test_the_verb_takes_a_parameter_block(folder):
     text = "aipp_op { aipp_mode: dynamic related_input_rank: 1 max_src_image_size: %d }"
     Path("a.cfg").write_text(text % 24)
     s = Aipp("YUV400_U8", 12, 1)
@@ -457,7 +457,7 @@ def test_the_verb_takes_a_parameter_block(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["half", "text", "float", "pickle", "folder", "missing", "short"])
-def test_the_verb_refuses_in_one_line(folder: Path, bad: str) -> None:
+def test_the_verb_refuses_in_one_line(folder, bad):
     file = folder / "x.npy"
     raw = file.read_bytes()
     if bad in ("half", "text"):

@@ -1,7 +1,5 @@
 """DVPP's pictures and rates, cards by formula and by events, simpy and queueing laws as oracles."""
 
-from typing import Any
-
 import cv2
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from ascend_lab.media import (
 RNG = np.random.default_rng(3)
 
 
-def test_strides_of_the_decoder() -> None:
+def test_strides_of_the_decoder():
     """Ascend310: 128 x 16, later chips: 64 x 16 (CANN, JPEGD restrictions)."""
     old, new = (jpegd_picture(1920, 1080, chip) for chip in ("Ascend310", "Ascend310P3"))
     assert (old.stride_w, old.stride_h, old.size_bytes) == (1920, 1088, 1920 * 1088 * 3 // 2)
@@ -56,12 +54,12 @@ def test_strides_of_the_decoder() -> None:
         (lambda: cards_needed([Station("a", 1, 1.0)], float("nan")), "rate above 0"),
     ],
 )
-def test_what_units_refuse(call: Any, said: str) -> None:
+def test_what_units_refuse(call, said):
     with pytest.raises(InputError, match=said):
         call()
 
 
-def test_junk_beside_the_picture_is_not_resized() -> None:
+def test_junk_beside_the_picture_is_not_resized():
     picture, out = jpegd_picture(300, 200, "Ascend310"), vpc_picture(224, 224)
     raw = RNG.integers(0, 256, picture.size_bytes).astype(np.uint8)
     rows = raw.reshape(-1, picture.stride_w)
@@ -81,18 +79,18 @@ def test_junk_beside_the_picture_is_not_resized() -> None:
     [("JPEGD", (1920, 1080), 256), ("JPEGD", (3840, 2160), 64), ("VDEC", (3840, 2160), 120),
      ("VPC", (3840, 2160), 360), ("VENC", (1920, 1080), 30), ("VDEC", (1920, 1080), 480)],
 )  # fmt: skip
-def test_published_rates(unit: str, size: tuple[int, int], rate: float) -> None:
+def test_published_rates(unit, size, rate):
     assert unit_station("Ascend310", unit, *size).rate_per_s == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
     ("unit", "cards"), [("JPEGD", 12), ("VDEC", 7), ("VPC", 3), ("software JPEG", 200)]
 )
-def test_three_thousand_pictures_a_second(unit: str, cards: int) -> None:
+def test_three_thousand_pictures_a_second(unit, cards):
     assert cards_needed([unit_station("Ascend310", unit, 1920, 1080)], 3000).cards == cards
 
 
-def test_the_slowest_station_decides() -> None:
+def test_the_slowest_station_decides():
     decode = unit_station("Ascend310", "JPEGD", 1920, 1080)
     stations = [copy_station(4e5), decode, network_station(0.05, 16)]
     answer = cards_needed(stations, 3000)
@@ -104,13 +102,13 @@ def test_the_slowest_station_decides() -> None:
     assert cards_needed([Station("a", 1, 0.001)], 3000).cards == 3  # no card for a rounding error
 
 
-def by_simpy(stations: list[Station], gaps: Any) -> list[float]:
+def by_simpy(stations, gaps):
     """Return the latencies of the same pictures, by another library."""
     env = simpy.Environment()
     servers = [simpy.Resource(env, s.servers) for s in stations]
     found = [0.0] * len(gaps)
 
-    def picture(i: int) -> Any:
+    def picture(i):
         start = env.now
         for station, server in zip(stations, servers, strict=True):
             with server.request() as turn:
@@ -118,7 +116,7 @@ def by_simpy(stations: list[Station], gaps: Any) -> list[float]:
                 yield env.timeout(station.time_s)
         found[i] = env.now - start
 
-    def source() -> Any:
+    def source():
         for i, gap in enumerate(gaps):
             yield env.timeout(gap)
             env.process(picture(i))
@@ -128,14 +126,14 @@ def by_simpy(stations: list[Station], gaps: Any) -> list[float]:
     return found
 
 
-def test_simpy_sees_the_same_latencies() -> None:
+def test_simpy_sees_the_same_latencies():
     stations = [Station("a", 2, 0.013), Station("b", 1, 0.006), Station("c", 3, 0.021)]
     ours = play(stations, 120.0, 400, seed=5)
     gaps = np.random.default_rng(5).exponential(1 / 120.0, 400)
     assert np.allclose(ours.latencies_s, by_simpy(stations, gaps), rtol=1e-9)
 
 
-def test_laws_of_queues_hold() -> None:
+def test_laws_of_queues_hold():
     """M/D/1: the mean wait is rho s / 2 (1 - rho) (Pollaczek and Khinchine); D/D/1: none."""
     station, rate = Station("a", 1, 0.01), 70.0
     waits = [play([station], rate, 20_000, seed).waited_s["a"] for seed in range(6)]
@@ -147,7 +145,7 @@ def test_laws_of_queues_hold() -> None:
     assert even.throughput_per_s == pytest.approx(99.0, rel=0.01)
 
 
-def test_enough_cards_keep_up_and_one_less_does_not() -> None:
+def test_enough_cards_keep_up_and_one_less_does_not():
     stations = [unit_station("Ascend310", "JPEGD", 1920, 1080), network_station(0.003)]
     cards = cards_needed(stations, 3000).cards
     enough, short = (play(stations, 3000 / n, 3000, seed=1) for n in (cards, cards - 1))

@@ -1,7 +1,6 @@
 """AIPP in front of a network: the same values as AIPP and then the network, and what it costs."""
 
 from dataclasses import astuple, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import (
-    Graph,
     GraphBuilder,
     compile_graph,
     evaluate,
@@ -27,7 +25,7 @@ NORMAL = {"mean": (104, 117, 123, 0), "var_reci": (0.0171, 0.0175, 0.0174, 1.0)}
 NV12 = Aipp("YUV420SP_U8", 30, 20, csc_of("601 narrow", "RGB"), crop=(4, 2, 20, 16), **NORMAL)  # type: ignore[arg-type]
 
 
-def small(n: int = 1, c: int = 3, size: tuple[int, int] = (16, 20), **conv: Any) -> Graph:
+def small(n=1, c=3, size=(16, 20), **conv):
     """Return relu(conv2d) of an image whose weights are seeded."""
     b = GraphBuilder("small")
     x = b.input("x", (n, c, *size))
@@ -37,12 +35,12 @@ def small(n: int = 1, c: int = 3, size: tuple[int, int] = (16, 20), **conv: Any)
     return b.build()
 
 
-def frames(op: Aipp, n: int = 1) -> Any:
+def frames(op, n=1):
     return RNG.integers(0, 256, (n, op.frame_bytes)).astype(np.uint8)
 
 
 @pytest.mark.parametrize("small_channel", [False, True])
-def test_values_are_those_of_aipp_and_the_network(small_channel: bool) -> None:
+def test_values_are_those_of_aipp_and_the_network(small_channel):
     graph = small(2, kernel=(7, 5), stride=2, pad=((3, 3), (2, 1)))
     raw = frames(NV12, 2)
     apart = evaluate(graph, {"x": aipp(raw, NV12)})
@@ -60,7 +58,7 @@ def test_values_are_those_of_aipp_and_the_network(small_channel: bool) -> None:
         assert not small_channel or np.array_equal(run, alone)  # the default takes them too
 
 
-def test_dynamic_frames_bring_their_block() -> None:
+def test_dynamic_frames_bring_their_block():
     graph = small(2)
     fed = insert_aipp(graph, [AippOp(0, None, max_bytes=4000)])
     assert fed.inputs == ("x", "ascend_dynamic_aipp_data")
@@ -80,7 +78,7 @@ def test_dynamic_frames_bring_their_block() -> None:
         evaluate(fed, {"x": raw, fed.inputs[1]: late})
 
 
-def test_sizes_come_from_the_network() -> None:
+def test_sizes_come_from_the_network():
     fed = insert_aipp(small(), [AippOp(0, Aipp("RGB888_U8", 0, 0))])
     assert str(fed.types["x"]) == f"uint8[1, {20 * 16 * 3}]"
     (node,) = (n for n in fed.nodes if n.op == "aipp")
@@ -99,12 +97,12 @@ def test_sizes_come_from_the_network() -> None:
         (AippOp(0, None, 100), True, "static AIPP with small channels"),
     ],
 )
-def test_what_does_not_fit_is_said(op: AippOp, small_channel: bool, said: str) -> None:
+def test_what_does_not_fit_is_said(op, small_channel, said):
     with pytest.raises(InputError, match=said):
         insert_aipp(small(), [op], small_channel=small_channel)
 
 
-def test_small_channels_need_a_convolution() -> None:
+def test_small_channels_need_a_convolution():
     b = GraphBuilder("g")
     b.output(b.relu(b.input("x", (1, 3, 16, 20))))
     with pytest.raises(UnsupportedError, match=r"one convolution.*got relu"):
@@ -116,7 +114,7 @@ def test_small_channels_need_a_convolution() -> None:
         assert [n.attrs["small"] for n in fed.nodes if n.op == "aipp"] == [taken]
 
 
-def test_the_cost_no_launch_no_conversion_less_cube_work() -> None:
+def test_the_cost_no_launch_no_conversion_less_cube_work():
     chip, graph = load_chip("Ascend310"), zoo.build("resnet18")
     op = AippOp(0, Aipp("RGB888_U8", 0, 0, **NORMAL))  # type: ignore[arg-type]
     times = [

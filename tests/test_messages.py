@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import re
 import shlex
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +45,7 @@ TABLES = {("tune_flags", "REFUSED"), ("common", "_FLAGS")}
 
 
 @cache
-def parsers() -> dict[str, argparse.ArgumentParser]:
+def parsers():
     """Return the parser of every command, such as "ascend-lab run" or "aoe bank list"."""
     found: dict[str, argparse.ArgumentParser] = {}
     todo: list[argparse.ArgumentParser] = [
@@ -62,7 +61,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return found
 
 
-def options_of(command: str) -> set[str]:
+def options_of(command):
     """Return the options of a command and of its verbs, but not those of all of ascend-lab."""
     mine = [p for name, p in parsers().items() if name == command or name.startswith("aoe bank ")]
     chosen = mine if command == "aoe bank" else mine[:1]
@@ -70,7 +69,7 @@ def options_of(command: str) -> set[str]:
 
 
 @cache
-def lab_verbs() -> set[str]:
+def lab_verbs():
     spec = importlib.util.spec_from_file_location("lab_py", ROOT / "lab.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -78,7 +77,7 @@ def lab_verbs() -> set[str]:
     return set(module.VERBS)
 
 
-def missing_in(command: str) -> list[str]:
+def missing_in(command):
     """Return what a full command names and does not have."""
     words = command.removeprefix("python3 ").split()
     if words[0] == "lab.py":
@@ -97,7 +96,7 @@ def missing_in(command: str) -> list[str]:
 # -- the source ------------------------------------------------------------------------------------
 
 
-def texts_in(piece: ast.AST, *, docs: bool = False) -> Iterator[str]:
+def texts_in(piece, *, docs=False):
     """Yield the strings in a piece of source with {} for what is put in; docstrings if asked."""
     skip = set()
     if not docs:
@@ -110,13 +109,13 @@ def texts_in(piece: ast.AST, *, docs: bool = False) -> Iterator[str]:
             yield one.value
 
 
-def flags_in(text: str) -> list[str]:
+def flags_in(text):
     """Return the flags of a text outside full commands."""
     return FLAG.findall(COMMAND.sub(" ", text))
 
 
 @cache
-def defined(stem: str) -> dict[str, ast.stmt]:
+def defined(stem):
     """Return what a module of the command lines defines, by name."""
     found: dict[str, ast.stmt] = {}
     for one in FRONTS[stem].body:
@@ -129,7 +128,7 @@ def defined(stem: str) -> dict[str, ast.stmt]:
 
 
 @cache
-def imported(stem: str) -> dict[str, str]:
+def imported(stem):
     """Return which module of the command lines a name comes from, also inside functions."""
     return {
         alias.name: one.module.split(".")[2]
@@ -140,7 +139,7 @@ def imported(stem: str) -> dict[str, str]:
     }
 
 
-def reached(start: Piece) -> set[Piece]:
+def reached(start):
     """Return all pieces of the command lines that one may use."""
     seen: set[Piece] = set()
     todo = [start]
@@ -158,7 +157,7 @@ def reached(start: Piece) -> set[Piece]:
 
 
 @cache
-def roots() -> dict[str, Piece]:
+def roots():
     """Return the function behind each command."""
     found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("bank", "bank_main")}
     for verb in VERBS:
@@ -169,13 +168,13 @@ def roots() -> dict[str, Piece]:
 # -- the tests -------------------------------------------------------------------------------------
 
 
-def test_every_verb_is_walked() -> None:
+def test_every_verb_is_walked():
     verbs = {name for name in parsers() if not name.startswith("aoe bank ")}
     assert set(roots()) == verbs - {"ascend-lab"}
 
 
 @pytest.mark.parametrize("command", sorted(roots()))
-def test_a_command_names_flags_that_it_has(command: str) -> None:
+def test_a_command_names_flags_that_it_has(command):
     options = options_of(command)
     pieces = reached(roots()[command])
     assert len(pieces) > 2
@@ -189,7 +188,7 @@ def test_a_command_names_flags_that_it_has(command: str) -> None:
     assert found == []
 
 
-def test_the_library_names_no_flag() -> None:
+def test_the_library_names_no_flag():
     """Its messages reach Python and several commands, each with flags of its own."""
     found = []
     for path, tree in TREES.items():
@@ -202,7 +201,7 @@ def test_the_library_names_no_flag() -> None:
     assert found == []
 
 
-def test_commands_and_files_in_the_source_exist() -> None:
+def test_commands_and_files_in_the_source_exist():
     commands = 0
     for path, tree in TREES.items():
         for text in texts_in(tree, docs=True):
@@ -214,7 +213,7 @@ def test_commands_and_files_in_the_source_exist() -> None:
     assert commands > 20
 
 
-def test_names_in_messages_exist() -> None:
+def test_names_in_messages_exist():
     source = "\n".join(path.read_text("utf-8") for path in TREES)
     known = set(re.findall(r"(?:def|class) (\w+)", source)) | set(
         re.findall(r"(\w+)[:=,)]", source)
@@ -230,7 +229,7 @@ def test_names_in_messages_exist() -> None:
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"book/{p.name}" for p in (ROOT / "book").glob("*.md"))]
 )
-def test_commands_on_the_pages_are_taken(page: str) -> None:
+def test_commands_on_the_pages_are_taken(page):
     text = (ROOT / page).read_text("utf-8")
     for line in re.findall(r"^(?:\$ )?((?:ascend-lab|aoe) .*)$", text, re.MULTILINE):
         words = shlex.split(re.split(r" [|<>] ", line)[0], comments=True)
@@ -245,7 +244,7 @@ def test_commands_on_the_pages_are_taken(page: str) -> None:
 
 
 @pytest.fixture
-def open_model(tmp_path: Path) -> Path:
+def open_model(tmp_path):
     nodes = [helper.make_node("Relu", ["data"], ["y"], "relu")]
     path = tmp_path / "open.onnx"
     onnx.save(model_of(nodes, {"data": ("N", 3, "W")}, ["y"]), path)
@@ -262,9 +261,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_open_sizes_are_pinned_by_flags_of_the_command(
-    name: str, open_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_sizes_are_pinned_by_flags_of_the_command(name, open_model, capsys, monkeypatch):
     monkeypatch.chdir(open_model.parent)
     program, _, verb = name.partition(" ")
     words = [word.format(open_model) for word in COMMANDS[name]]
@@ -281,7 +278,7 @@ def test_open_sizes_are_pinned_by_flags_of_the_command(
         assert again in (0, 2)
 
 
-def test_python_is_told_arguments(open_model: Path) -> None:
+def test_python_is_told_arguments(open_model):
     with pytest.raises(AscendLabError) as caught:
         import_model(open_model)
     assert FLAG.findall(str(caught.value)) == []
@@ -289,7 +286,7 @@ def test_python_is_told_arguments(open_model: Path) -> None:
     assert {"shapes", "batch", "pinned"} <= set(inspect.signature(import_model).parameters)
 
 
-def test_arguments_become_flags_where_the_verb_has_them() -> None:
+def test_arguments_become_flags_where_the_verb_has_them():
     text = "pass its value: pinned={'n': array}"
     assert in_flags(text, "ascend-lab", argparse.Namespace(inputs=None)).endswith("--inputs F.npz")
     assert in_flags(text, "ascend-lab", argparse.Namespace()).endswith("array} in Python")

@@ -78,7 +78,7 @@ def same_values(before, after, feed):
         np.testing.assert_allclose(two[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_every_node_has_one_verdict_and_the_values_stay() -> None:
+def test_every_node_has_one_verdict_and_the_values_stay():
     model = tokens()
     found = migrate(model.SerializeToString(), CHIP, shapes={"ids": (2, 6)})
     report = found.report
@@ -98,7 +98,7 @@ def test_every_node_has_one_verdict_and_the_values_stay() -> None:
     compile_graph(import_model(found.model).graph, CHIP)
 
 
-def test_what_moves_is_told_with_its_reason() -> None:
+def test_what_moves_is_told_with_its_reason():
     report = migrate(tokens().SerializeToString(), CHIP, shapes={"ids": (2, 6)}).report
     moved = {row["op"].partition(" ")[0]: row for row in report["moved"]}
     assert moved["equal"]["engine"] == "AI CPU"
@@ -107,7 +107,7 @@ def test_what_moves_is_told_with_its_reason() -> None:
     assert [row["zeros"] for row in padded if row["tensor"] == "r"] == [pytest.approx(11 / 16)]
 
 
-def test_what_no_graph_holds_is_kept_and_advised() -> None:
+def test_what_no_graph_holds_is_kept_and_advised():
     model = mixed()
     found = migrate(model.SerializeToString(), CHIP)
     rows = {row["source_op"]: row for row in found.report["rows"]}
@@ -121,7 +121,7 @@ def test_what_no_graph_holds_is_kept_and_advised() -> None:
     assert placement["nodes_s"] <= placement["cheapest_engine_s"]
 
 
-def test_a_network_of_the_zoo_compiles_after_its_migration() -> None:
+def test_a_network_of_the_zoo_compiles_after_its_migration():
     graph = zoo.build("shufflenet_v2_x0_5", size=32, classes=10)
     source = export_onnx(graph)
     found = migrate(source.SerializeToString(), CHIP)
@@ -136,7 +136,7 @@ def test_a_network_of_the_zoo_compiles_after_its_migration() -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
 
 
-def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
+def test_an_operator_that_nobody_knows_is_refused_by_name():
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
         helper.make_node("Alien", ["r"], ["y"], domain="far.away"),
@@ -151,19 +151,19 @@ def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
     assert "standard" in row["advice"]
 
 
-def test_open_sizes_are_asked_for() -> None:
+def test_open_sizes_are_asked_for():
     with pytest.raises(UnsupportedError, match="ids"):
         migrate(tokens().SerializeToString(), CHIP)
 
 
 # -- torch -----------------------------------------------------------------------------------------
-def test_a_torch_program_needs_torch(tmp_path, monkeypatch) -> None:
+def test_a_torch_program_needs_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InputError, match="pip install torch"):
         migrate(tmp_path / "net.pt2", CHIP)
 
 
-def test_a_torch_program_is_exported_first(tmp_path, monkeypatch) -> None:
+def test_a_torch_program_is_exported_first(tmp_path, monkeypatch):
     model, torch = mixed(), ModuleType("torch")
     torch.export = SimpleNamespace(load=lambda path: path)
     torch.onnx = SimpleNamespace(export=lambda p, dynamo: SimpleNamespace(model_proto=model))
@@ -175,7 +175,7 @@ def test_a_torch_program_is_exported_first(tmp_path, monkeypatch) -> None:
 
 
 # -- the command line ------------------------------------------------------------------------------
-def test_the_verb_writes_model_and_report(tmp_path, capsys) -> None:
+def test_the_verb_writes_model_and_report(tmp_path, capsys):
     file, out = tmp_path / "mixed.onnx", tmp_path / "out.onnx"
     onnx.save(mixed(), file)
     for ending in ("json", "html", "txt"):
@@ -210,7 +210,7 @@ def test_the_verb_writes_model_and_report(tmp_path, capsys) -> None:
         (["--dtype", "fp64"], "a dtype among"),
     ],
 )
-def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, capsys, words, part) -> None:
+def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, capsys, words, part):
     file = tmp_path / "mixed.onnx"
     onnx.save(mixed(), file)
     before = file.read_bytes()
@@ -224,14 +224,14 @@ def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, capsys, words, p
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x08\x0a"])
-def test_damaged_files_are_one_line(tmp_path, capsys, data) -> None:
+def test_damaged_files_are_one_line(tmp_path, capsys, data):
     file = tmp_path / "bad.onnx"
     file.write_bytes(data)
     assert main(["migrate", str(file)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_refused_model_writes_no_model(tmp_path, capsys) -> None:
+def test_a_refused_model_writes_no_model(tmp_path, capsys):
     model = model_of([helper.make_node("Alien", ["x"], ["y"])], [("x", FLOAT, (3,))],
                      [("y", FLOAT)])  # fmt: skip
     file, out, report = (tmp_path / name for name in ("a.onnx", "out.onnx", "r.txt"))

@@ -14,19 +14,17 @@ from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
 @pytest.mark.parametrize("step", ["fsync", "fdopen"])
 @pytest.mark.parametrize("fault", [OSError(28, "No space left"), KeyboardInterrupt()])
-def test_a_failing_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, fault: BaseException
-) -> None:
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step, fault):
     file = tmp_path / "a.json"
     file.write_text("old")
 
-    def failing(*_: object) -> None:
+    def failing(*_):
         raise fault
 
     monkeypatch.setattr(os, step, failing)
@@ -35,7 +33,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
     assert file.read_text() == "old" and names(tmp_path) == ["a.json"]
 
 
-def test_permissions_and_links_stay(tmp_path: Path) -> None:
+def test_permissions_and_links_stay(tmp_path):
     file, link = tmp_path / "a", tmp_path / "link"
     file.write_text("old")
     file.chmod(0o640)
@@ -44,9 +42,7 @@ def test_permissions_and_links_stay(tmp_path: Path) -> None:
     assert link.is_symlink() and file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o640
 
 
-def test_odd_places_are_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_odd_places_are_refused_in_one_line(tmp_path, monkeypatch):
     sock = socket.socket(socket.AF_UNIX)
     monkeypatch.chdir(tmp_path)
     os.chdir(tmp_path)
@@ -63,7 +59,7 @@ def test_odd_places_are_refused_in_one_line(
     sock.close()
 
 
-def test_only_files_refuses_pipes_devices_and_links(tmp_path: Path) -> None:
+def test_only_files_refuses_pipes_devices_and_links(tmp_path):
     file, link, dangling = tmp_path / "a", tmp_path / "link", tmp_path / "dangling"
     file.write_text("old")
     link.symlink_to(file)
@@ -77,7 +73,7 @@ def test_only_files_refuses_pipes_devices_and_links(tmp_path: Path) -> None:
     assert link.is_symlink() and dangling.is_symlink() and not Path("/dev/null").is_file()
 
 
-def test_devices_and_pipes_are_written_as_they_are(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_written_as_they_are(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     write_whole(tmp_path / "pipe", "text")
@@ -91,7 +87,7 @@ def test_devices_and_pipes_are_written_as_they_are(tmp_path: Path) -> None:
     assert file.read_text() == "1\n2\n3\n"
 
 
-def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path):
     young, old = tmp_path / ".ascend_lab-1.tmp", tmp_path / ".ascend_lab-2.tmp"
     young.touch()
     old.touch()

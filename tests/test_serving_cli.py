@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,8 @@ Simulate = Callable[..., Any]
 
 
 @pytest.fixture
-def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Simulate:
-    def found(text: str, *flags: str) -> Any:
+def simulate(tmp_path, capsys):
+    def found(text, *flags):
         config = tmp_path / "server.toml"
         config.write_text(text, "utf-8")
         code = main(["serve-sim", str(config), "--json", "-", *flags])
@@ -46,7 +45,7 @@ def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Simulate:
     return found
 
 
-def test_the_answer_has_the_promised_keys_and_values(simulate: Simulate) -> None:
+def test_the_answer_has_the_promised_keys_and_values(simulate):
     data = simulate(PLAIN)
     assert {"throughput_per_s", "latency_s", "wait_s", "mean_batch", "utilisation", "lost"} <= set(
         data
@@ -63,9 +62,7 @@ def test_the_answer_has_the_promised_keys_and_values(simulate: Simulate) -> None
     assert simulate(PLAIN.replace("seed = 4", "seed = 5")) != data
 
 
-def test_text_and_figure_say_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulate: Simulate
-) -> None:
+def test_text_and_figure_say_the_same(tmp_path, capsys, simulate):
     data = simulate(PLAIN)
     figure = tmp_path / "f.svg"
     assert main(["serve-sim", str(tmp_path / "server.toml"), "--figure", str(figure)]) == 0
@@ -75,7 +72,7 @@ def test_text_and_figure_say_the_same(
     assert "<svg" in figure.read_text("utf-8")
 
 
-def test_a_network_on_a_chip_is_a_server(simulate: Simulate) -> None:
+def test_a_network_on_a_chip_is_a_server(simulate):
     text = '[service]\nmodel = "zoo:squeezenet"\nchip = "Ascend310"\n'
     text += "[arrivals]\nrate_per_s = 200\n[server]\nmax_batch = 4\n[run]\nrequests = 2000\n"
     data = simulate(text)
@@ -91,7 +88,7 @@ def test_a_network_on_a_chip_is_a_server(simulate: Simulate) -> None:
     assert simulate(table) == data
 
 
-def test_a_line_through_times_says_how_far_they_lie_from_it() -> None:
+def test_a_line_through_times_says_how_far_they_lie_from_it():
     line = affine({b: 1.8874 + 0.1438 * b for b in (1, 2, 4, 128)})
     assert (line.mean_s, line.per_item_s) == pytest.approx((1.8874, 0.1438))
     assert line.worst_error < 1e-12
@@ -101,7 +98,7 @@ def test_a_line_through_times_says_how_far_they_lie_from_it() -> None:
     assert batch_sizes(6) == [1, 2, 4, 6]
 
 
-def test_further_tables_are_read_and_reported(simulate: Simulate) -> None:
+def test_further_tables_are_read_and_reported(simulate):
     data = simulate(PLAIN.replace("rate_per_s = 3.0", "rate_per_s = 0.8")
                     .replace("max_batch = 4", "max_batch = 1") + """
 [[priorities]]
@@ -158,7 +155,7 @@ name = "2"
 """
 
 
-def test_a_canary_is_promoted_or_rolled_back_and_loses_nothing(simulate: Simulate) -> None:
+def test_a_canary_is_promoted_or_rolled_back_and_loses_nothing(simulate):
     good = simulate(CANARY)
     assert good["canary"]["outcome"] == "promoted"
     assert [row["share"] for row in good["canary"]["history"]] == [0.1, 0.5, 1.0]
@@ -196,9 +193,7 @@ BAD = [(old, new) for old, many in WRONG.items() for new in many]
 
 
 @pytest.mark.parametrize(("old", "new"), BAD)
-def test_a_wrong_file_is_one_line(
-    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_file_is_one_line(old, new, tmp_path, capsys):
     config = tmp_path / "server.toml"
     config.write_text(PLAIN.replace(old, new), "utf-8")
     assert main(["serve-sim", str(config), "--json", str(tmp_path / "out.json")]) == 2
@@ -224,9 +219,7 @@ PAIR = "[[priorities]]\nshare = 0.5\n[[priorities]]\nshare = {}\n[run]"
         ("[run]", PAIR.replace("share = {}\n", ""), "got a sum of 1.5"),
     ],
 )
-def test_a_slip_names_the_file_and_what_was_meant(
-    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slip_names_the_file_and_what_was_meant(old, new, said, tmp_path, capsys):
     config = tmp_path / "server.toml"
     config.write_text(PLAIN.replace(old, new), "utf-8")
     assert main(["serve-sim", str(config)]) == 2
@@ -245,9 +238,7 @@ def test_a_slip_names_the_file_and_what_was_meant(
          [OVERLOAD]),
     ],
 )  # fmt: skip
-def test_what_surprises_is_noted(
-    old: str, new: str, notes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_surprises_is_noted(old, new, notes, tmp_path, capsys):
     config = tmp_path / "server.toml"
     config.write_text(PLAIN.replace("30000", "300").replace(old, new), "utf-8")
     assert main(["serve-sim", str(config)]) == 0
@@ -255,9 +246,7 @@ def test_what_surprises_is_noted(
     assert [line[8:] for line in lines if line.startswith("  note: ")] == notes
 
 
-def test_a_compiled_model_cannot_be_served(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_compiled_model_cannot_be_served(tmp_path, capsys):
     (tmp_path / "s.alm").write_bytes(b"x")
     assert main(["serve", str(tmp_path / "s.alm")]) == 2
     err = capsys.readouterr().err
@@ -265,9 +254,7 @@ def test_a_compiled_model_cannot_be_served(
 
 
 @pytest.mark.parametrize("name", ["none.toml", ".", "picture.gif"])
-def test_no_file_a_folder_and_no_picture(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_a_folder_and_no_picture(name, tmp_path, capsys):
     config = tmp_path / "server.toml"
     config.write_text(PLAIN, "utf-8")
     words = [str(tmp_path / name)]
@@ -277,7 +264,7 @@ def test_no_file_a_folder_and_no_picture(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_model_stands_beside_its_file(tmp_path: Path) -> None:
+def test_a_model_stands_beside_its_file(tmp_path):
     from ascend_lab.graph.onnx import save_onnx
 
     save_onnx(zoo.build("squeezenet"), tmp_path / "net.onnx")

@@ -1,7 +1,5 @@
 """Continuous batching and the paged cache: invariants, published sizes, processor sharing."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,20 +31,18 @@ from ascend_lab.serving.language import (
     [(40, 40, 128, 819_200), (32, 32, 128, 524_288), (32, 8, 128, 131_072)],
     ids=["OPT-13B", "Llama-2-7B", "Llama-3-8B"],
 )
-def test_a_token_takes_the_published_bytes(
-    layers: int, heads: int, depth: int, published: int
-) -> None:
+def test_a_token_takes_the_published_bytes(layers, heads, depth, published):
     """OPT-13B: 800 KB a token, 1.6 GB for 2048 (arXiv 2309.06180); the others by its rule."""
     assert token_bytes(layers, heads, depth) == published
 
 
-def test_blocks_follow_mindies_rule() -> None:
+def test_blocks_follow_mindies_rule():
     bytes_of_token = token_bytes(32, 8, 128)
     assert blocks_in(10 * 2**30, 128, bytes_of_token) == 640
     assert blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
 
 
-def test_the_last_block_wastes_half_of_itself_on_average() -> None:
+def test_the_last_block_wastes_half_of_itself_on_average():
     """E = (B - 1)/2 where lengths are uniform modulo B."""
     for block in (1, 16, 128):
         cache = BlockCache(4 * 128, block)
@@ -59,9 +55,7 @@ def test_the_last_block_wastes_half_of_itself_on_average() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("afd"), st.integers(0, 5), st.integers(0, 5),
                           st.integers(1, 9)), max_size=60), st.integers(1, 4))  # fmt: skip
-def test_every_sequence_reads_what_it_wrote(
-    program: list[tuple[str, int, int, int]], block_tokens: int
-) -> None:
+def test_every_sequence_reads_what_it_wrote(program, block_tokens):
     """Appends, forks and drops against plain lists; the memory is written only through tables."""
     cache, plain = BlockCache(12, block_tokens), dict[int, list[int]]()
     memory, token = np.zeros((12, block_tokens), int), 0
@@ -98,7 +92,7 @@ def test_every_sequence_reads_what_it_wrote(
         assert len(cache.tables[one]) == blocks_of(len(tokens), block_tokens)
 
 
-def test_a_cache_refuses_what_cannot_be() -> None:
+def test_a_cache_refuses_what_cannot_be():
     for blocks, tokens in ((0, 1), (1, 0)):
         with pytest.raises(InputError):
             BlockCache(blocks, tokens)
@@ -109,7 +103,7 @@ def test_a_cache_refuses_what_cannot_be() -> None:
 
 
 # -- the scheduler --------------------------------------------------------------------------------
-def some(n: int, seed: int = 0, rate: float = 1.0, longest: int = 40) -> list[Request]:
+def some(n, seed=0, rate=1.0, longest=40):
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, n))
     return [Request(t, p, o) for t, p, o in zip(times.tolist(),
@@ -123,9 +117,7 @@ TIME = StepTime(0.02, 0.0005, 0.001, 0.00001)
 @settings(max_examples=30)
 @given(seed=st.integers(0, 999), policy=st.sampled_from(POLICIES), blocks=st.integers(20, 60),
        batch=st.integers(1, 9), budget=st.integers(1, 90))  # fmt: skip
-def test_everybody_gets_all_tokens_in_the_end(
-    seed: int, policy: str, blocks: int, batch: int, budget: int
-) -> None:
+def test_everybody_gets_all_tokens_in_the_end(seed, policy, blocks, batch, budget):
     requests = some(25, seed, 5.0)
     engine = Engine(policy, blocks, 4, batch, 3, budget)
     found = converse(requests, engine, TIME)
@@ -138,7 +130,7 @@ def test_everybody_gets_all_tokens_in_the_end(
     assert all(0 <= share < 1 for share in found.wasted)
 
 
-def test_a_preempted_request_is_read_again_with_what_it_was_given() -> None:
+def test_a_preempted_request_is_read_again_with_what_it_was_given():
     """Two of 4 + 8 tokens in 5 blocks of 4: the second yields, and reads 4 + 4 tokens again."""
     found = converse([Request(0, 4, 8), Request(0, 4, 8)], Engine("prefill", 5, 4, 2), TIME)
     assert found.preemptions == 1
@@ -147,7 +139,7 @@ def test_a_preempted_request_is_read_again_with_what_it_was_given() -> None:
     assert first.end_s < second.end_s
 
 
-def test_one_request_takes_the_sum_of_its_steps() -> None:
+def test_one_request_takes_the_sum_of_its_steps():
     for policy in POLICIES:
         found = converse([Request(3.0, 10, 4)], Engine(policy, 8, 16), TIME)
         steps = [TIME.of(10, 0, 0), *(TIME.of(0, 1, 10 + n) for n in (1, 2, 3))]
@@ -157,7 +149,7 @@ def test_one_request_takes_the_sum_of_its_steps() -> None:
     assert split.requests[0].first_s == pytest.approx(3 * 0.02 + 10 * 0.0005)
 
 
-def test_static_batches_wait_for_their_longest_member() -> None:
+def test_static_batches_wait_for_their_longest_member():
     """Idle places of a batch: 1 - mean/max of the decoded tokens."""
     outputs = (3, 9, 5, 33)
     requests = [Request(0, 2, output) for output in outputs]
@@ -166,7 +158,7 @@ def test_static_batches_wait_for_their_longest_member() -> None:
     assert found.summary()["idle_places"] == pytest.approx(1 - decoded.mean() / decoded.max())
 
 
-def test_all_share_a_step_as_a_processor_is_shared() -> None:
+def test_all_share_a_step_as_a_processor_is_shared():
     """M/G/1-PS: E[R | x] = x / (1 - r), whatever the law of x; a token is a small slice."""
     rng, n, slice_s, r = np.random.default_rng(4), 6000, 0.01, 0.6
     sizes = rng.choice([20, 100, 400], n, p=[0.6, 0.3, 0.1])
@@ -182,8 +174,8 @@ def test_all_share_a_step_as_a_processor_is_shared() -> None:
         assert abs(measured.mean - exact) <= measured.half + 5 * slice_s  # up to a step too late
 
 
-def test_policies_differ_as_they_are_meant_to() -> None:
-    def of(policy: str, **how: Any) -> dict[str, Any]:
+def test_policies_differ_as_they_are_meant_to():
+    def of(policy, **how):
         engine = Engine(policy, 4000, 16, 32, **{"max_prefill_tokens": 512, **how})
         return converse(some(400, 7, 8.0, 300), engine, TIME).summary()
 
@@ -194,7 +186,7 @@ def test_policies_differ_as_they_are_meant_to() -> None:
     assert select["first_token_s"]["mean"] > prefill["first_token_s"]["mean"]
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_what_can_never_fit_is_refused():
     for request, engine in (
         (Request(0, 10, 10), Engine(blocks=4, block_tokens=4)),
         (Request(0, 0, 10), Engine()),
@@ -207,7 +199,7 @@ def test_what_can_never_fit_is_refused() -> None:
 
 
 # -- our own step times ---------------------------------------------------------------------------
-def test_a_decoding_step_computes_what_the_whole_prompt_does() -> None:
+def test_a_decoding_step_computes_what_the_whole_prompt_does():
     """The last row of GPT-2 on six tokens, from the caches of all six."""
     whole = build("gpt2_small", 2, 6, layers=2, vocabulary=40)
     ids = np.random.default_rng(0).integers(0, 40, (2, 6)).astype(np.int32)
@@ -223,9 +215,7 @@ def test_a_decoding_step_computes_what_the_whole_prompt_does() -> None:
     np.testing.assert_allclose(new[0], keys, rtol=1e-4, atol=1e-5)
 
 
-def test_costs_of_steps_fit_our_own_times_within_what_they_say(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_costs_of_steps_fit_our_own_times_within_what_they_say(monkeypatch):
     monkeypatch.setattr(times, "PROMPTS", (64, 256))
     monkeypatch.setattr(times, "DECODES", ((1, 128), (8, 128), (8, 512)))
     chip = load_chip("Ascend910B2")

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from ascend_lab.serving import (
     Level,
     Policy,
     Scenario,
-    Served,
     Service,
     Step,
     interval,
@@ -29,21 +27,19 @@ ONE = Policy()
 EXPONENTIAL, DETERMINISTIC = Service("exponential", 1.0), Service("deterministic", 1.0)
 
 
-def served(
-    rate: float, service: Service, policy: Policy = ONE, n: int = 40_000, **how: Any
-) -> Served:
+def served(rate, service, policy=ONE, n=40_000, **how):
     arrivals = how.pop("arrivals", Arrivals(rate_per_s=rate))
     return simulate_serving(
         Scenario(arrivals, (Step("model", service, policy),), n, how.get("seed", 3), n // 10)
     )
 
 
-def tandem(rate: float, means_s: list[float]) -> float:
+def tandem(rate, means_s):
     """Return W through M/M/1 servers one after another: the sum of theirs (Jackson, 1957)."""
     return sum(theory.mg1(rate, mean_s).W for mean_s in means_s)
 
 
-def machine_repair(clients: int, mean_s: float, think_s: float) -> float:
+def machine_repair(clients, mean_s, think_s):
     """Return answers a second to clients that think exponentially and queue at one such server."""
     places = np.arange(clients + 1)
     weights = np.cumprod([1.0, *((clients - n) * mean_s / think_s for n in places[:-1])])
@@ -51,11 +47,11 @@ def machine_repair(clients: int, mean_s: float, think_s: float) -> float:
 
 
 # -- closed forms against values from textbooks and exact chains ----------------------------------
-def close(found: float, value: float) -> bool:
+def close(found, value):
     return math.isclose(found, value, rel_tol=2e-6, abs_tol=1e-7)
 
 
-def test_single_queues_have_the_values_of_the_textbook() -> None:
+def test_single_queues_have_the_values_of_the_textbook():
     mm1, md1 = theory.mg1(0.8, 1), theory.mg1(0.8, 1, 0)
     assert (mm1.L, mm1.W, mm1.Wq, mm1.Lq) == pytest.approx((4, 5, 4, 3.2))
     assert (md1.Wq, md1.W, md1.L, md1.Lq) == pytest.approx((2, 3, 2.4, 1.6))
@@ -67,7 +63,7 @@ def test_single_queues_have_the_values_of_the_textbook() -> None:
     assert theory.shared(0.8, 1, 3) == pytest.approx(15)
 
 
-def test_many_servers_levels_and_tandems_have_the_values_of_the_textbook() -> None:
+def test_many_servers_levels_and_tandems_have_the_values_of_the_textbook():
     for load, c, waits, wq, number in (
         (1.6, 2, 0.711111, 1.777778, 4.444444),
         (3.2, 4, 0.596432, 0.745541, 5.585730),
@@ -85,9 +81,7 @@ def test_many_servers_levels_and_tandems_have_the_values_of_the_textbook() -> No
     [(1.5, 2, (0.8228757, 0.1056119, 4.155105, 5.655105, 3.770070, 1.677124)),
      (3, 4, (0.8881797, 0.0359341, 7.657496, 10.657496, 3.552499, 3.111820))],
 )  # fmt: skip
-def test_batch_service_has_the_values_of_the_chain(
-    rate: float, most: int, values: tuple[float, ...]
-) -> None:
+def test_batch_service_has_the_values_of_the_chain(rate, most, values):
     queue, chain = theory.batches(rate, 1, most), theory.growing_batches(rate, 0, 1, most)
     found = (theory.batch_root(rate, 1, most), 1 - queue.utilisation, queue.Lq, queue.L, queue.W,
              queue.mean_batch)  # fmt: skip
@@ -96,7 +90,7 @@ def test_batch_service_has_the_values_of_the_chain(
     assert (chain.L, chain.W, chain.mean_batch) == same
 
 
-def test_growing_batches_come_from_the_chain() -> None:
+def test_growing_batches_come_from_the_chain():
     grows = theory.growing_batches(0.8, 0.1438, 1.8874, 4)
     assert (grows.L, grows.W, grows.mean_batch) == pytest.approx((3.896861, 4.871076, 2.054927))
 
@@ -110,9 +104,7 @@ def test_growing_batches_come_from_the_chain() -> None:
         (5.563282, 52.500695, 14.714722, 14.714722, 1.0),
     ],
 )
-def test_batches_without_a_maximum_have_the_published_response_time(
-    rate: float, size: float, w: float, bound: float, busy: float
-) -> None:
+def test_batches_without_a_maximum_have_the_published_response_time(rate, size, w, bound, busy):
     """V100, ResNet-50: a = 0.1438 ms, t0 = 1.8874 ms (Inoue, arXiv 1912.06322)."""
     found, a, t0 = theory.take_all(rate, 0.1438, 1.8874), 0.1438, 1.8874
     assert (found.mean_batch, found.W, found.utilisation) == pytest.approx(
@@ -143,7 +135,7 @@ CASES: dict[str, tuple[float, Service, Policy, theory.Queue]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_queue_is_what_theory_says(name: str) -> None:
+def test_a_queue_is_what_theory_says(name):
     rate, service, policy, queue = CASES[name]
     found = served(rate, service, policy)
     assert queue.Wq in interval(found.wait_s[~found.lost])
@@ -156,7 +148,7 @@ def test_a_queue_is_what_theory_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.695410, 2.086231, 3.477051])
-def test_deterministic_batches_are_what_the_chain_says(rate: float) -> None:
+def test_deterministic_batches_are_what_the_chain_says(rate):
     exact = theory.take_all(rate, 0.1438, 1.8874)
     found = served(rate, Service("deterministic", 1.8874, 0.1438), Policy(max_batch=512))
     assert exact.W in interval(found.latency_s)
@@ -164,19 +156,19 @@ def test_deterministic_batches_are_what_the_chain_says(rate: float) -> None:
     assert found.utilisation() == pytest.approx(exact.utilisation, abs=0.01)
 
 
-def test_nobody_waits_in_a_loss_system() -> None:
+def test_nobody_waits_in_a_loss_system():
     found = served(8, EXPONENTIAL, Policy(10, loss=True))
     assert theory.erlang_b(8, 10) in interval(found.lost)
     assert not found.wait_s.any()
 
 
-def test_priorities_wait_as_cobham_says() -> None:
+def test_priorities_wait_as_cobham_says():
     found = served(0.8, EXPONENTIAL, Policy(levels=(Level(0.3), Level(0.5))), 100_000)
     for level, wq in enumerate(theory.priorities([0.3, 0.5], 1)):
         assert wq in interval(found.wait_s[found.level == level])
 
 
-def test_a_tandem_is_the_sum_of_its_queues() -> None:
+def test_a_tandem_is_the_sum_of_its_queues():
     steps = tuple(
         Step(f"s{n}", Service("exponential", s), after=(f"s{n - 1}",) if n else ())
         for n, s in enumerate((1.0, 0.5, 0.25))
@@ -186,7 +178,7 @@ def test_a_tandem_is_the_sum_of_its_queues() -> None:
     assert found.utilisation("s1") == pytest.approx(0.25, abs=0.01)
 
 
-def test_branches_of_an_ensemble_run_side_by_side() -> None:
+def test_branches_of_an_ensemble_run_side_by_side():
     """Without queues the time of a diamond is its longest way."""
     many = Policy(50)
     steps = (
@@ -199,7 +191,7 @@ def test_branches_of_an_ensemble_run_side_by_side() -> None:
     assert found.latency_s == pytest.approx(9)
 
 
-def test_closed_clients_obey_littles_law() -> None:
+def test_closed_clients_obey_littles_law():
     arrivals = Arrivals("closed", clients=5, think_s=2, think_law="exponential")
     found = served(0, EXPONENTIAL, arrivals=arrivals)
     assert found.throughput_per_s == pytest.approx(machine_repair(5, 1, 2), rel=0.02)
@@ -211,9 +203,7 @@ def test_closed_clients_obey_littles_law() -> None:
     ("clients", "published"), [(1, (62.6, 21371e-6)), (2, (73.2, 34381e-6)),
                                (3, (73.2, 50298e-6)), (4, (73.4, 65569e-6))],
 )  # fmt: skip
-def test_a_default_server_saturates_as_measured(
-    clients: int, published: tuple[float, float]
-) -> None:
+def test_a_default_server_saturates_as_measured(clients, published):
     """Triton's user guide, optimization.md: Inception in ONNX on one GPU, infer/s and p95."""
     service_s = 1 / 73.3
     arrivals = Arrivals("closed", clients=clients, think_s=1 / 62.6 - service_s)
@@ -223,7 +213,7 @@ def test_a_default_server_saturates_as_measured(
 
 
 # -- other oracles --------------------------------------------------------------------------------
-def test_a_single_queue_is_lindleys_recursion() -> None:
+def test_a_single_queue_is_lindleys_recursion():
     """The same arrivals and services, one by one: W' = max(W + S - gap, 0)."""
     n, rng = 2000, np.random.default_rng(5)
     times = np.cumsum(rng.exponential(1 / 0.9, n))
@@ -239,29 +229,27 @@ def test_a_single_queue_is_lindleys_recursion() -> None:
     assert service_s == pytest.approx(_first_draws(11, n))
 
 
-def _first_draws(seed: int, n: int) -> list[float]:
+def _first_draws(seed, n):
     stream = np.random.SeedSequence(seed).spawn(5)[4]
     return list(itertools.islice(EXPONENTIAL.noise(np.random.default_rng(stream)), n))
 
 
-def by_simpy(
-    times: list[float], tau: Any, instances: int, most: int, delay_s: float
-) -> list[float]:
+def by_simpy(times, tau, instances, most, delay_s):
     """Return when each request is answered by processes that wait for each other."""
     env, waiting, ends = simpy.Environment(), [], [0.0] * len(times)
     news = [env.event()]
 
-    def wake() -> None:
+    def wake():
         news[0].succeed()
         news[0] = env.event()
 
-    def client() -> Any:
+    def client():
         for job, time_s in enumerate(times):
             yield env.timeout(time_s - env.now)
             waiting.append((env.now, job))
             wake()
 
-    def instance() -> Any:
+    def instance():
         while True:
             due_s = waiting[0][0] + delay_s if waiting else None
             if due_s is None:
@@ -286,9 +274,7 @@ def by_simpy(
     rate=st.floats(0.2, 3), instances=st.integers(1, 3), most=st.integers(1, 5),
     delay_s=st.sampled_from((0.0, 0.3, 2.0)), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_simpy_answers_at_the_same_moments(
-    rate: float, instances: int, most: int, delay_s: float, seed: int
-) -> None:
+def test_simpy_answers_at_the_same_moments(rate, instances, most, delay_s, seed):
     times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, 80)).tolist()
     service = Service("deterministic", 0.9, 0.17)
     policy = Policy(instances, most, delay_s)
@@ -300,20 +286,20 @@ def test_simpy_answers_at_the_same_moments(
 
 
 # -- policies -------------------------------------------------------------------------------------
-def answers(times: list[float], policy: Policy, tau: float = 10.0, items: Any = (1,)) -> Served:
+def answers(times, policy, tau=10.0, items=(1,)):
     arrivals = Arrivals(times_s=tuple(times), items=items)
     steps = (Step("m", Service("deterministic", tau), policy),)
     return simulate_serving(Scenario(arrivals, steps, len(times)))
 
 
-def test_the_delay_counts_from_the_oldest_request() -> None:
+def test_the_delay_counts_from_the_oldest_request():
     found = answers([0, 4, 20.5], Policy(3, 3, 5.0))
     assert found.wait_s.tolist() == [5, 1, 5]
     found = answers([0, 1, 2, 3], Policy(1, 2, 5.0))  # a full batch goes at once
     assert found.wait_s.tolist() == [1, 0, 9, 8]
 
 
-def test_a_preferred_size_goes_at_once_and_is_no_maximum() -> None:
+def test_a_preferred_size_goes_at_once_and_is_no_maximum():
     policy = Policy(1, 6, 5.0, preferred=(2, 4))
     found = answers([0, 1, 1.5, 2, 2.5, 3, 3.5], policy, 3.0)  # while 2 run, 5 come
     assert found.batches().tolist() == [2, 4, 1]
@@ -322,7 +308,7 @@ def test_a_preferred_size_goes_at_once_and_is_no_maximum() -> None:
     assert answers([0, 1, 2, 3, 4], Policy(1, 6, preferred=(3,))).batches().tolist() == [1, 3, 1]
 
 
-def test_requests_with_batches_of_their_own_are_never_split() -> None:
+def test_requests_with_batches_of_their_own_are_never_split():
     found = answers([0, 1, 2, 3], Policy(1, 4), items=(3,))
     assert found.batches().tolist() == [3, 3, 3, 3]
     mixed = served(0.3, DETERMINISTIC, Policy(max_batch=4),
@@ -331,7 +317,7 @@ def test_requests_with_batches_of_their_own_are_never_split() -> None:
     assert not mixed.lost.any()
 
 
-def test_who_waits_too_long_is_rejected_or_served_last() -> None:
+def test_who_waits_too_long_is_rejected_or_served_last():
     times = [0.0, 1.0, 2.0, 9.5, 9.6]
     reject = answers(times, Policy(levels=(Level(timeout_s=8.5),)))
     assert reject.lost.tolist() == [False, True, False, True, True]
@@ -341,13 +327,13 @@ def test_who_waits_too_long_is_rejected_or_served_last() -> None:
     assert np.argsort(delay.finish_s).tolist() == [0, 2, 1, 3, 4]
 
 
-def test_a_full_queue_turns_away_and_keeps_whom_it_took() -> None:
+def test_a_full_queue_turns_away_and_keeps_whom_it_took():
     found = answers([0, 1, 2, 3, 11], Policy(levels=(Level(queue_limit=2),)))
     assert found.lost.tolist() == [False, False, False, True, False]
     assert sorted(found.finish_s[~found.lost]) == [10, 20, 30, 40]
 
 
-def test_a_dying_instance_loses_no_accepted_request() -> None:
+def test_a_dying_instance_loses_no_accepted_request():
     found = answers([0, 1, 2], Policy(2, 1, failures=(Failure(0, 4.0, 100.0),)))
     assert not found.lost.any()
     assert found.finish_s.tolist() == [
@@ -365,7 +351,7 @@ def test_a_dying_instance_loses_no_accepted_request() -> None:
     assert (found.finish_s > found.arrival_s).all()
 
 
-def test_a_starved_request_of_the_warm_up_spoils_no_rate() -> None:
+def test_a_starved_request_of_the_warm_up_spoils_no_rate():
     """Whoever is served last of all came first: delayed behind a queue that never ends."""
     late = Level(1.0, 5.0, "delay")
     found = served(1.3, EXPONENTIAL, Policy(levels=(late,)), 4000)
@@ -373,7 +359,7 @@ def test_a_starved_request_of_the_warm_up_spoils_no_rate() -> None:
     assert found.utilisation() == pytest.approx(1, abs=1e-6)
 
 
-def test_one_request_and_all_at_once_have_rates_too() -> None:
+def test_one_request_and_all_at_once_have_rates_too():
     assert answers([3.0], Policy()).throughput_per_s == pytest.approx(0.1)
     arrivals = Arrivals("closed", clients=9)
     found = served(0, DETERMINISTIC, arrivals=arrivals, n=8)
@@ -388,9 +374,8 @@ def test_one_request_and_all_at_once_have_rates_too() -> None:
     diamond=st.booleans(), dies=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_every_request_ends_once_whatever_the_policy(
-    closed: bool, instances: int, most: int, delay_s: float, limit: int, loss: bool,
-    timeout_s: float, action: str, diamond: bool, dies: bool, seed: int,
-) -> None:  # fmt: skip
+    closed, instances, most, delay_s, limit, loss, timeout_s, action, diamond, dies, seed
+):
     levels = (Level(1.0, timeout_s, action, limit), Level(2.0))
     failures = tuple(Failure(n % instances, 5.0 * n, 3.0) for n in range(9)) if dies else ()
     policy = Policy(instances, most, delay_s, (2,), levels, failures, loss)
@@ -414,13 +399,13 @@ def test_every_request_ends_once_whatever_the_policy(
         assert max(open_now) <= 6
 
 
-def test_common_random_numbers_make_a_second_instance_help_everyone() -> None:
+def test_common_random_numbers_make_a_second_instance_help_everyone():
     one, two = (served(0.9, EXPONENTIAL, Policy(c), 3000) for c in (1, 2))
     assert (one.arrival_s == two.arrival_s).all()
     assert (two.wait_s <= one.wait_s + 1e-9).all()
     assert (served(0.9, EXPONENTIAL, n=3000).finish_s == one.finish_s).all()  # the same seed
 
 
-def test_the_knee_of_chapter_26_tells_both_servers() -> None:
+def test_the_knee_of_chapter_26_tells_both_servers():
     alt = fig_knee([0.001, 0.0015, 0.002], max_batch=3).alt_text
     assert "capacity 1000" in alt and "capacity 1500" in alt

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,21 +18,21 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import GraphBuilder
 from ascend_lab.graph.onnx import save_onnx
 from ascend_lab.serving import Level, Policy
-from ascend_lab.serving.model import Arrays, Model, Port, open_model
+from ascend_lab.serving.model import Model, Port, open_model
 from ascend_lab.serving.rest import Service, application
 
 LEVELS = (Level(queue_limit=9),)
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 
 
-def save_model(path: Path, scale: float = 1.0) -> None:
+def save_model(path, scale=1.0):
     net = GraphBuilder("linear")
     x = net.input("x", (1, 4), "fp32")
     net.output(net.relu(net.matmul(x, net.constant(WEIGHT * np.float32(scale)))))
     save_onnx(net.build(), path)
 
 
-def tensor(values: Any, name: str = "x", datatype: str = "FP32") -> dict[str, Any]:
+def tensor(values, name="x", datatype="FP32"):
     array = np.asarray(values)
     data = array.ravel().tolist()
     return {"name": name, "shape": list(array.shape), "datatype": datatype, "data": data}
@@ -43,7 +41,7 @@ def tensor(values: Any, name: str = "x", datatype: str = "FP32") -> dict[str, An
 class Running:
     """A server in a process of its own."""
 
-    def __init__(self, model: Path, *flags: str) -> None:
+    def __init__(self, model, *flags):
         words = [sys.executable, "-m", "ascend_lab.cli", "serve", str(model), "--port", "0", *flags]
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -54,14 +52,14 @@ class Running:
         assert found, (line, self.process.poll())
         self.url = found[1]
 
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+    def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=20)
         return self.process.returncode, out, err
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def served(tmp_path_factory):
     model = tmp_path_factory.mktemp("serve") / "linear.onnx"
     save_model(model)
     running = Running(model, "--max-delay-s", "0.005")
@@ -69,7 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     assert running.end() == (0, "linear is served no more\n", "")
 
 
-def test_it_says_what_it_serves(served: Running) -> None:
+def test_it_says_what_it_serves(served):
     with httpx.Client(base_url=served.url) as client:
         for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/linear/ready",
                      "/v2/models/linear/versions/1/ready"):  # fmt: skip
@@ -81,11 +79,11 @@ def test_it_says_what_it_serves(served: Running) -> None:
         assert found["outputs"][0]["shape"] == [-1, 3]
 
 
-def test_a_thousand_requests_at_once_get_their_own_answers(served: Running) -> None:
+def test_a_thousand_requests_at_once_get_their_own_answers(served):
     rng = np.random.default_rng(1)
     rows = [rng.standard_normal((1 + n % 3, 4)).astype(np.float32) for n in range(1000)]
 
-    async def all_of_them() -> list[httpx.Response]:
+    async def all_of_them():
         limits = httpx.Limits(max_connections=None)
         clients = [  # one with a thousand connections is slow itself
             httpx.AsyncClient(base_url=served.url, limits=limits, timeout=60, trust_env=False)
@@ -123,7 +121,7 @@ def test_a_thousand_requests_at_once_get_their_own_answers(served: Running) -> N
     assert 0 < parts <= grown["nv_inference_request_duration_us"]
 
 
-def metrics(served: Running) -> dict[str, int]:
+def metrics(served):
     text = httpx.get(f"{served.url}/metrics").text
     return {
         key: int(value) for key, value in re.findall(r"^(\w+)\{[^}]*\} (\d+)$", text, re.MULTILINE)
@@ -159,7 +157,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_request_is_told_why(what: str, served: Running) -> None:
+def test_a_wrong_request_is_told_why(what, served):
     answer = httpx.post(f"{served.url}/v2/models/linear/infer", json=WRONG[what])
     assert answer.status_code == 400
     assert set(answer.json()) == {"error"}
@@ -184,16 +182,14 @@ def test_a_wrong_request_is_told_why(what: str, served: Running) -> None:
         ("DELETE", "/v2/models/linear", b"", 405),
     ],
 )
-def test_wrong_paths_methods_and_bodies(
-    method: str, path: str, body: bytes, status: int, served: Running
-) -> None:
+def test_wrong_paths_methods_and_bodies(method, path, body, status, served):
     answer = httpx.request(method, served.url + path, content=body)
     assert answer.status_code == status
     assert set(answer.json()) == {"error"}
     assert httpx.get(f"{served.url}/v2/health/live").status_code == 200
 
 
-def test_outputs_and_nested_data_as_the_protocol_has_them(served: Running) -> None:
+def test_outputs_and_nested_data_as_the_protocol_has_them(served):
     body = {"inputs": [{**GOOD, "data": [[1, 2, 3, 4]]}], "parameters": {"a": 1}}
     name = httpx.get(f"{served.url}/v2/models/linear").json()["outputs"][0]["name"]
     answers = [
@@ -203,14 +199,14 @@ def test_outputs_and_nested_data_as_the_protocol_has_them(served: Running) -> No
     assert len({answer.text for answer in answers}) == 1
 
 
-def test_a_model_is_loaded_again_and_a_failed_load_keeps_the_old(tmp_path: Path) -> None:
+def test_a_model_is_loaded_again_and_a_failed_load_keeps_the_old(tmp_path):
     model = tmp_path / "linear.onnx"
     save_model(model)
     running = Running(model)
     with httpx.Client(base_url=running.url) as client:
         base = "/v2/repository/models/linear"
 
-        def ask() -> tuple[int, Any]:
+        def ask():
             answer = client.post("/v2/models/linear/infer", json={"inputs": [GOOD]})
             return answer.status_code, answer.json().get("model_version")
 
@@ -231,15 +227,15 @@ def test_a_model_is_loaded_again_and_a_failed_load_keeps_the_old(tmp_path: Path)
 
 
 # -- in this process, with models made for it -----------------------------------------------------
-def made(run: Callable[[Arrays], Arrays], max_batch: int = 4) -> Model:
+def made(run, max_batch=4):
     ports = tuple((Port(name, "float32", (1, 2), max_batch > 0),) for name in ("x", "y"))
     return Model("made", "test", *ports, max_batch, lambda rows: run)
 
 
-def asked(service: Service, rows: list[Any]) -> list[httpx.Response]:
+def asked(service, rows):
     transport = httpx.ASGITransport(application(service))
 
-    async def all_of_them() -> list[httpx.Response]:
+    async def all_of_them():
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await asyncio.gather(*(
                 client.post("/v2/models/made/infer", json={"inputs": [tensor(row)]}) for row in rows
@@ -248,10 +244,10 @@ def asked(service: Service, rows: list[Any]) -> list[httpx.Response]:
     return asyncio.run(all_of_them())
 
 
-def test_a_full_queue_says_so_and_answers_whom_it_took() -> None:
+def test_a_full_queue_says_so_and_answers_whom_it_took():
     gate = threading.Event()
 
-    def slow(inputs: Arrays) -> Arrays:
+    def slow(inputs):
         gate.wait(10)
         return {"y": inputs["x"]}
 
@@ -265,14 +261,14 @@ def test_a_full_queue_says_so_and_answers_whom_it_took() -> None:
     assert all(answers[n].json()["outputs"][0]["data"] == [n, n] for n in taken)
 
 
-def test_a_request_that_is_too_large_is_refused() -> None:
+def test_a_request_that_is_too_large_is_refused():
     service = Service("made", lambda: made(lambda x: x), Policy(), body_bytes=100)
     (answer,) = asked(service, [[[0.123456789, 2]] * 4])
     assert (answer.status_code, set(answer.json())) == (413, {"error"})
 
 
-def test_one_bad_request_spoils_no_other_of_its_batch() -> None:
-    def picky(inputs: Arrays) -> Arrays:
+def test_one_bad_request_spoils_no_other_of_its_batch():
+    def picky(inputs):
         if (inputs["x"] < 0).any():
             raise InputError("no negative numbers", "one")
         return {"y": inputs["x"] / 0}
@@ -284,7 +280,7 @@ def test_one_bad_request_spoils_no_other_of_its_batch() -> None:
     assert answers[0].json()["outputs"][0]["data"] == [None, None]  # JSON has no infinity
 
 
-def test_batches_are_made_only_where_rows_do_not_touch(tmp_path: Path) -> None:
+def test_batches_are_made_only_where_rows_do_not_touch(tmp_path):
     path = tmp_path / "linear.onnx"
     save_model(path)
     model = open_model(str(path), max_batch=8)
@@ -301,13 +297,13 @@ def test_batches_are_made_only_where_rows_do_not_touch(tmp_path: Path) -> None:
     assert open_model(str(path), shapes={"x": (1, 4)}).max_batch == 0
 
 
-def test_shutdown_answers_what_is_on_its_way(tmp_path: Path) -> None:
+def test_shutdown_answers_what_is_on_its_way(tmp_path):
     model = tmp_path / "linear.onnx"
     save_model(model)
     running = Running(model, "--max-delay-s", "1")
     found: list[httpx.Response] = []
 
-    def ask() -> None:
+    def ask():
         body = {"inputs": [GOOD]}
         found.append(httpx.post(f"{running.url}/v2/models/linear/infer", json=body, timeout=20))
 
@@ -326,9 +322,7 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path: Path) -> None:
     ["{}", "--max-batch", "0"], ["{}", "--instances", "0"], ["{}", "--queue-limit", "0"],
     ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."],
 ])  # fmt: skip
-def test_what_cannot_be_served_is_one_line(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_served_is_one_line(words, tmp_path, capsys):
     model = tmp_path / "linear.onnx"
     save_model(model)
     assert main(["serve", *(word.replace("{}", str(model)) for word in words)]) == 2
@@ -336,7 +330,7 @@ def test_what_cannot_be_served_is_one_line(
     assert (out, err.count("\n")) == ("", 1)
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(AscendLabError, match=r"ascend-lab\[serve\]"):
         application(Service("made", lambda: made(lambda inputs: inputs), Policy()))
@@ -352,7 +346,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         ("float32", [None, 1], "a list of 2 numbers; got [None, 1]"),
     ],
 )
-def test_wrong_data_are_told_in_words(element: str, data: list[Any], said: str) -> None:
+def test_wrong_data_are_told_in_words(element, data, said):
     port = Port("x", element, (2,), batched=False)
     with pytest.raises(InputError, match=re.escape(said)):
         port.read({"datatype": port.datatype, "shape": [2], "data": data}, 0)

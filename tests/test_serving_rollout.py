@@ -1,7 +1,5 @@
 """A new version beside the old one: who sees it, when it is called off, and that none is lost."""
 
-from typing import Any
-
 import numpy as np
 
 from ascend_lab.serving import (
@@ -9,7 +7,6 @@ from ascend_lab.serving import (
     Canary,
     Policy,
     Scenario,
-    Served,
     Service,
     Step,
     Version,
@@ -20,7 +17,7 @@ from ascend_lab.serving.rollout import BUCKETS, bucket_of, guard
 SERVICE = Service("exponential", 0.01)
 
 
-def rolled(canary: Canary, errors: float = 0.0, slow: float = 1.0, **how: Any) -> Served:
+def rolled(canary, errors=0.0, slow=1.0, **how):
     steps = (
         Step("old", SERVICE, Policy(2)),
         Step("new", Service("exponential", 0.01 * slow), Policy(2)),
@@ -30,7 +27,7 @@ def rolled(canary: Canary, errors: float = 0.0, slow: float = 1.0, **how: Any) -
     return simulate_serving(Scenario(arrivals, steps, how.get("n", 12_000), 5, 0, versions, canary))
 
 
-def test_a_hash_is_even_and_the_same_everywhere() -> None:
+def test_a_hash_is_even_and_the_same_everywhere():
     places = np.array([bucket_of(user) for user in range(20_000)])
     share = 0.3
     seen = (places < share * BUCKETS).mean()
@@ -38,7 +35,7 @@ def test_a_hash_is_even_and_the_same_everywhere() -> None:
     assert [bucket_of("a"), bucket_of("b"), bucket_of("a", "x")] == [371, 6609, 1873]
 
 
-def test_a_user_sees_one_version_while_the_share_stands() -> None:
+def test_a_user_sees_one_version_while_the_share_stands():
     found = rolled(Canary((0.2,), 10**6, users=500))
     story = found.rollout
     assert story is not None
@@ -51,7 +48,7 @@ def test_a_user_sees_one_version_while_the_share_stands() -> None:
     assert story.summary()["outcome"] == "undecided"
 
 
-def test_who_saw_the_new_version_keeps_it_when_the_share_grows() -> None:
+def test_who_saw_the_new_version_keeps_it_when_the_share_grows():
     story = rolled(Canary((0.1, 0.4, 1.0), 100, users=500)).rollout
     assert story is not None and story.ended == "promoted"
     switched: dict[int, list[int]] = {}
@@ -60,7 +57,7 @@ def test_who_saw_the_new_version_keeps_it_when_the_share_grows() -> None:
     assert all(places == sorted(places) for places in switched.values())
 
 
-def test_a_rollback_answers_all_that_was_sent() -> None:
+def test_a_rollback_answers_all_that_was_sent():
     for errors, slow in ((0.3, 1.0), (0.0, 20.0)):
         found = rolled(Canary((0.3, 1.0), 100, 0.05, 0.15), errors, slow)
         story = found.rollout
@@ -73,7 +70,7 @@ def test_a_rollback_answers_all_that_was_sent() -> None:
         assert later and not any(later)
 
 
-def test_the_guard_says_what_it_minds() -> None:
+def test_the_guard_says_what_it_minds():
     canary = Canary(max_error_rate=0.1, max_p95_s=1.0)
     assert guard([0.5] * 20, [False] * 18 + [True] * 2, canary) == ""
     assert "error rate 0.1500" in guard([0.5] * 20, [False] * 17 + [True] * 3, canary)
