@@ -165,15 +165,13 @@ def test_poison_in_the_output_exits_with_1(capsys, tmp_path):
 
 
 RACY = KERNEL.replace("        x_ub.enqueue()\n", "").replace(
-    "source, target = x_ub.dequeue(), y_ub.alloc()",
-    "source, target = first, y_ub.alloc()",
+    "source, target = x_ub.dequeue(), y_ub.alloc()", "source, target = first, y_ub.alloc()"
 )
 RACY = RACY.replace(
     "        k.copy(x_ub.alloc().region()",
     "        first = x_ub.alloc()\n        k.copy(first.region()",
 ).replace(
-    "        x_ub.free()\n",
-    "        x_ub.enqueue()\n        x_ub.dequeue()\n        x_ub.free()\n",
+    "        x_ub.free()\n", "        x_ub.enqueue()\n        x_ub.dequeue()\n        x_ub.free()\n"
 )
 
 

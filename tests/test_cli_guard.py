@@ -50,16 +50,8 @@ def shell(command, **environ):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (
-            "$LAB chips > /dev/full",
-            2,
-            "standard output cannot be written: No space left",
-        ),
-        (
-            "$AOE --help > /dev/full",
-            2,
-            "standard output cannot be written: No space left",
-        ),
+        ("$LAB chips > /dev/full", 2, "standard output cannot be written: No space left"),
+        ("$AOE --help > /dev/full", 2, "standard output cannot be written: No space left"),
         ("$LAB chips >&-", 2, "a standard output to print on; got a closed one"),
         ("$LAB gemm 16 16 16 --chip Toy --json a.json >&-", 0, ""),
         ("$LAB chips no 2> /dev/full", 2, ""),

@@ -12,15 +12,7 @@ import pytest
 from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.cli.main import ascend_lab
-from ascend_lab.course import (
-    Enrolled,
-    grade,
-    load,
-    mark,
-    sandbox,
-    start,
-    write_report,
-)
+from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
 from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster
 from ascend_lab.course.gradescope import autograde, pack

@@ -48,11 +48,7 @@ TABLES = {("tune_flags", "REFUSED"), ("common", "_FLAGS")}
 def parsers():
     """Return the parser of every command, such as "ascend-lab run" or "aoe bank list"."""
     found: dict[str, argparse.ArgumentParser] = {}
-    todo: list[argparse.ArgumentParser] = [
-        lab_parser(),
-        aoe_parser(),
-        bank_parser(),
-    ]
+    todo: list[argparse.ArgumentParser] = [lab_parser(), aoe_parser(), bank_parser()]
     for parser in todo:
         found[parser.prog] = parser
         for action in parser._actions:

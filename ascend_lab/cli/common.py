@@ -119,9 +119,7 @@ BATCH = flag("--batch", type=count, metavar="N", help="the first size of the inp
 TUNED = (
     flag("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model"),
     flag(
-        "--bank",
-        metavar="PATH",
-        help="use what a knowledge bank (file or export) or builtin knows",
+        "--bank", metavar="PATH", help="use what a knowledge bank (file or export) or builtin knows"
     ),
     flag("--aicore-num", type=count, metavar="N", help="use N of the chip's cores"),
 )
