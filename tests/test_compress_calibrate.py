@@ -11,16 +11,7 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
 from ascend_lab.compress import METHODS, calibrate, channel_scales, scale_between
-from ascend_lab.compress.calibrators import (
-    entropy_range,
-    histogram,
-    histogram_loss,
-    moments_of,
-    percentile_range,
-    rebinned,
-    tail_cuts,
-    tensorrt_threshold,
-)
+from ascend_lab.compress import calibrators as rules
 from ascend_lab.compress.scales import along, fake, quantise, signal_to_noise_db
 from ascend_lab.errors import InputError
 
@@ -66,7 +57,7 @@ def test_hfmg_of_a_rectified_tensor_keeps_its_floor_and_cuts_the_thin_tail():
     ],
 )
 def test_entropy_is_the_one_of_onnx_runtime(values, bins, levels, low, high):
-    found = entropy_range(values, bins, levels)
+    found = rules.entropy_range(values, bins, levels)
     assert found == pytest.approx((low, high), abs=2e-6)
     if bins == 2048:
         own = HistogramCollector("entropy", False, bins, levels, 99.999, 1)
@@ -80,7 +71,7 @@ def test_percentiles_are_those_of_onnx_runtime(percent, absolute):
     own = HistogramCollector("percentile", absolute, 2048, 128, percent, 1)
     (own.collect_absolute_value if absolute else own.collect_value)({"x": LOGISTIC})
     wanted = tuple(map(float, own.compute_percentile()["x"][:2]))
-    found = percentile_range(LOGISTIC, percent, absolute=absolute)
+    found = rules.percentile_range(LOGISTIC, percent, absolute=absolute)
     assert found == pytest.approx(wanted, rel=1e-6)
     if (percent, absolute) == (99.9, False):
         assert wanted == pytest.approx((-7.409264, 7.400464), abs=2e-6)
@@ -104,7 +95,7 @@ def test_scales_of_ranges_are_those_of_onnx_runtime():
     ids=["exponential", "normal"],
 )
 def test_divergence_cuts_where_the_model_optimizer_does(counts, wanted):
-    assert tensorrt_threshold(counts) == wanted
+    assert rules.tensorrt_threshold(counts) == wanted
 
 
 def test_few_samples_leave_nothing_to_cut():
@@ -199,8 +190,8 @@ def test_hfmg_merges_histograms_and_depends_on_the_batches():
         for values in ([one, two], np.append(one, two), [two, two])
     )
     ends = tuple((float(v.min()), float(v.max())) for v in (one, two))
-    before = histogram(one, 64, *ends[0])[0]
-    moved, direct = rebinned(before, *ends), histogram(one, 64, *ends[1])[0]
+    before = rules.histogram(one, 64, *ends[0])[0]
+    moved, direct = rules.rebinned(before, *ends), rules.histogram(one, 64, *ends[1])[0]
     assert moved.sum() == direct.sum() == one.size
     assert not np.array_equal(moved, direct), "spread evenly inside old bins"
     assert np.abs(np.cumsum(moved - direct)).max() <= before.max()
@@ -214,11 +205,11 @@ def test_the_loss_of_a_histogram_is_that_of_its_samples():
     counts = np.array([3, 0, 7, 20, 11, 5, 2, 1])
     points = np.concatenate([i + (np.arange(4000) + 0.5) / 4000 for i in range(8)])
     weight = np.repeat(counts / 4000, 4000)
-    for left, right in tail_cuts(counts):
+    for left, right in rules.tail_cuts(counts):
         width = (right - left + 1) / 4
         level = np.clip((points - left) // width, 0, 3)
         error = np.sum(weight * (points - left - (level + 0.5) * width) ** 2)
-        assert histogram_loss(moments_of(counts), 8, left, right, 4) == pytest.approx(
+        assert rules.histogram_loss(rules.moments_of(counts), 8, left, right, 4) == pytest.approx(
             error, rel=1e-5
         )
 

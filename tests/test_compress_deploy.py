@@ -8,17 +8,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ascend_lab import ops
+from ascend_lab import compress, ops
 from ascend_lab.chip import load_chip
-from ascend_lab.compress import (
-    LayerPlan,
-    LayerScales,
-    Plan,
-    deploy,
-    fake_quantised,
-    qdq_model,
-    quantise_graph,
-)
 from ascend_lab.compress.deploy import ledger
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, evaluate
@@ -310,19 +301,21 @@ def block():
 def test_a_deployed_graph_computes_what_the_fake_quantised_one_does(asymmetric):
     graph = block()
     feeds = [{"x": drawn((2, 16, 12, 12), i)} for i in range(2)]
-    found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", asymmetric)))
-    whole = deploy(found.graph, found.layers)
+    found = compress.quantise_graph(
+        graph, feeds, compress.Plan(compress.LayerPlan("minmax", asymmetric))
+    )
+    whole = compress.deploy(found.graph, found.layers)
     ops_of = [node.op for node in whole.nodes]
     assert ops_of.count("conv2d") == 4 and ops_of.count("add_dequantised") == 1
     assert {
         n.dtype for n in (whole.types[m.inputs[0]] for m in whole.nodes if m.op == "conv2d")
     } == {"int8"}
     fake, mine = (
-        next(iter(evaluate(g, feeds[0]).values())) for g in (fake_quantised(found), whole)
+        next(iter(evaluate(g, feeds[0]).values())) for g in (compress.fake_quantised(found), whole)
     )
     step = found.layers[-1].scale * max(found.layers[-1].weight_scales) * 127
     assert np.abs(fake - mine).max() <= 3 * step  # a step of what the classifier reads
-    again = import_onnx(qdq_model(found))
+    again = import_onnx(compress.qdq_model(found))
     one, two = (compile_stages(g, "Ascend310P3").timeline() for g in (whole, again))
     assert one.time_s == pytest.approx(two.time_s, rel=0.02)
     half, byte = ledger(graph, found.layers, "Ascend310P3")
@@ -331,14 +324,14 @@ def test_a_deployed_graph_computes_what_the_fake_quantised_one_does(asymmetric):
 
 def test_records_that_do_not_fit_are_refused_by_name():
     graph = block()
-    plain = LayerScales("a", 0.1, 0, (0.1,))
+    plain = compress.LayerScales("a", 0.1, 0, (0.1,))
     with pytest.raises(InputError, match="a layer with constant weights; got nothing"):
-        deploy(graph, [replace(plain, name="nothing")])
+        compress.deploy(graph, [replace(plain, name="nothing")])
     with pytest.raises(InputError, match="a layer with constant weights; got relu"):
-        deploy(graph, [replace(plain, name="relu")])
+        compress.deploy(graph, [replace(plain, name="relu")])
     for change in ({"bits": 4}, {"weight_bits": 16}):
         with pytest.raises(UnsupportedError, match="a: activations in 8 bits"):
-            deploy(graph, [replace(plain, **change)])
+            compress.deploy(graph, [replace(plain, **change)])
 
 
 def test_a_chip_with_separate_cores_runs_bytes_too():

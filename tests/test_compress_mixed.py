@@ -8,19 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.compress import fake_quantised, quantise_graph
-from ascend_lab.compress.mixed import (
-    Layer,
-    Option,
-    bisected,
-    choose,
-    fastest,
-    mix_of,
-    published_mix,
-    put_back,
-    ranking_of,
-    similarity,
-)
+from ascend_lab.compress import fake_quantised, mixed, quantise_graph
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate
 
@@ -29,8 +17,8 @@ from ascend_lab.graph import GraphBuilder, evaluate
 def problems(draw, most=6):
     whole = st.integers(0, 40)
     layers = [
-        Layer(f"l{i}", tuple(
-            Option(f"f{j}", draw(whole) / 8, draw(whole) / 16)
+        mixed.Layer(f"l{i}", tuple(
+            mixed.Option(f"f{j}", draw(whole) / 8, draw(whole) / 16)
             for j in range(draw(st.integers(1, 4)))
         ))
         for i in range(draw(st.integers(1, most)))
@@ -42,13 +30,15 @@ def problems(draw, most=6):
 @given(problems())
 def test_the_knapsack_equals_brute_force(problem):
     layers, budget = problem
-    every = [mix_of(layers, p) for p in itertools.product(*(range(len(x.options)) for x in layers))]
+    every = [
+        mixed.mix_of(layers, p) for p in itertools.product(*(range(len(x.options)) for x in layers))
+    ]
     fits = [m for m in every if m.error <= budget]
     if not fits:
         with pytest.raises(InputError, match="a budget that the exact formats keep"):
-            fastest(layers, budget)
+            mixed.fastest(layers, budget)
         return
-    best = fastest(layers, budget)
+    best = mixed.fastest(layers, budget)
     assert best.error <= budget
     assert best.time_s == min(m.time_s for m in fits)
     assert best.error == min(m.error for m in fits if m.time_s == best.time_s)
@@ -59,7 +49,9 @@ def two_ways(count, seed=0):
     times, errors = rng.lognormal(size=count), rng.lognormal(0, 2, count)
     shares = rng.uniform(0.4, 1.1, count)
     return [
-        Layer(f"l{i}", (Option("fp16", t, 0.0), Option("int8", t * shares[i], errors[i])))
+        mixed.Layer(
+            f"l{i}", (mixed.Option("fp16", t, 0.0), mixed.Option("int8", t * shares[i], errors[i]))
+        )
         for i, t in enumerate(times)
     ]
 
@@ -70,8 +62,8 @@ def test_large_networks_are_solved_exactly_and_never_lose_to_the_bisection():
     ranking = sorted(errors, key=lambda name: -errors[name])
     wins = 0
     for share in (0.02, 0.1, 0.3, 0.7):
-        published = bisected(layers, ranking, share * sum(errors.values()))
-        exact = fastest(layers, published.error)
+        published = mixed.bisected(layers, ranking, share * sum(errors.values()))
+        exact = mixed.fastest(layers, published.error)
         assert exact.error <= published.error * (1 + 1e-12)
         assert exact.time_s <= published.time_s
         wins += exact.time_s < 0.999 * published.time_s
@@ -81,7 +73,7 @@ def test_large_networks_are_solved_exactly_and_never_lose_to_the_bisection():
 def test_less_error_takes_no_less_time_from_one_end_to_the_other():
     layers = two_ways(30, 4)
     errors = [layer.options[1].error for layer in layers]
-    mixes = [fastest(layers, share * sum(errors)) for share in (0, 1e-3, 0.01, 0.1, 0.5, 1)]
+    mixes = [mixed.fastest(layers, share * sum(errors)) for share in (0, 1e-3, 0.01, 0.1, 0.5, 1)]
     assert [m.error for m in mixes] == sorted(m.error for m in mixes)
     times = [m.time_s for m in mixes]
     assert times == sorted(times, reverse=True) and len(set(times)) == len(times)
@@ -96,15 +88,15 @@ def test_the_exact_mixes_are_below_every_mix_the_bisection_can_choose():
     errors = {layer.name: layer.options[1].error for layer in layers}
     ranking = sorted(errors, key=lambda name: -errors[name])
     for count in range(26):
-        mix = published_mix(layers, frozenset(ranking[:count]))
-        best = fastest(layers, mix.error)
+        mix = mixed.published_mix(layers, frozenset(ranking[:count]))
+        best = mixed.fastest(layers, mix.error)
         assert best.time_s <= mix.time_s and best.error <= mix.error * (1 + 1e-12)
     assert mix.error == 0
 
 
 def test_similarity_and_bisection_as_published():
-    assert similarity([0, 0], [3, 4]) == 1 and similarity([3, 4], [0, 0]) == 0
-    assert similarity([1, 0], [0, 1]) == 0.5 and similarity([1, 2], [-1, -2]) < 1e-15
+    assert mixed.similarity([0, 0], [3, 4]) == 1 and mixed.similarity([3, 4], [0, 0]) == 0
+    assert mixed.similarity([1, 0], [0, 1]) == 0.5 and mixed.similarity([1, 2], [-1, -2]) < 1e-15
     names = [f"l{i}" for i in range(13)]
     for needed in range(14):
         asked = []
@@ -113,18 +105,18 @@ def test_similarity_and_bisection_as_published():
             asked.append(len(back))
             return len(back) >= needed
 
-        assert put_back(names, accepts) == frozenset(names[:needed])
+        assert mixed.put_back(names, accepts) == frozenset(names[:needed])
         assert len(asked) <= 2 + math.ceil(math.log2(13))
     with pytest.raises(InputError, match="a metric that the network in float meets"):
-        put_back(names, lambda back: False)
+        mixed.put_back(names, lambda back: False)
 
 
 @pytest.mark.parametrize("number", [-1.0, math.nan, math.inf])
 def test_options_are_checked(number):
     with pytest.raises(InputError, match="x: options of finite times and errors"):
-        Layer("x", (Option("fp16", number, 0.0),))
+        mixed.Layer("x", (mixed.Option("fp16", number, 0.0),))
     with pytest.raises(InputError, match="a budget"):
-        fastest(two_ways(2), math.nan)
+        mixed.fastest(two_ways(2), math.nan)
 
 
 def small_net():
@@ -143,7 +135,7 @@ def test_formats_of_a_network_are_chosen_by_its_own_times_and_errors():
     graph = small_net()
     feeds = [{"x": np.random.default_rng(i).normal(size=(1, 16, 28, 28))} for i in range(2)]
     found = quantise_graph(graph, feeds)
-    choice = choose(found, feeds, "Ascend310P3", share=0.5)
+    choice = mixed.choose(found, feeds, "Ascend310P3", share=0.5)
     assert [layer.name for layer in choice.layers] == list("abcde")
     assert all(o.time_s > 0 for layer in choice.layers for o in layer.options)
     errors = [layer.options[1].error for layer in choice.layers]
@@ -151,7 +143,7 @@ def test_formats_of_a_network_are_chosen_by_its_own_times_and_errors():
     assert choice.exact.error <= choice.published.error <= 0.5 * sum(errors)
     assert choice.exact.time_s <= choice.published.time_s
     assert choice.time_s <= choice.published_s
-    assert sorted(ranking_of(found, feeds)) == list("abcde")
+    assert sorted(mixed.ranking_of(found, feeds)) == list("abcde")
     # errors add up, as the sum of all layers says of the whole network within an order
     whole = next(iter(evaluate(fake_quantised(found), feeds[0]).values()))
     wanted = next(iter(evaluate(found.graph, feeds[0]).values()))

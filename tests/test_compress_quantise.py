@@ -8,25 +8,7 @@ import onnxruntime
 import pytest
 from command_lines import run
 
-from ascend_lab.compress import (
-    LayerPlan,
-    LayerScales,
-    Plan,
-    Quantised,
-    Rounding,
-    balance_factors,
-    batches_of,
-    fake_quantised,
-    layers_of,
-    output_error,
-    parse_config,
-    parse_records,
-    qdq_model,
-    quantise_graph,
-    read_records,
-    records_text,
-    with_records,
-)
+from ascend_lab import compress as c
 from ascend_lab.compress.weights import gate
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, evaluate, evaluate_all
@@ -66,12 +48,12 @@ def onnx_runtime(model, feed):
 
 
 PLANS = {
-    "asymmetric": LayerPlan("ifmr"),
-    "symmetric": LayerPlan("kl"),
-    "per tensor": LayerPlan("minmax", channel_wise=False),
-    "sixteen bits": LayerPlan("minmax", bits=16),
-    "four bit weights": LayerPlan("minmax", weight_bits=4),
-    "balanced": LayerPlan("minmax", strength=0.5),
+    "asymmetric": c.LayerPlan("ifmr"),
+    "symmetric": c.LayerPlan("kl"),
+    "per tensor": c.LayerPlan("minmax", channel_wise=False),
+    "sixteen bits": c.LayerPlan("minmax", bits=16),
+    "four bit weights": c.LayerPlan("minmax", weight_bits=4),
+    "balanced": c.LayerPlan("minmax", strength=0.5),
 }
 
 
@@ -82,9 +64,9 @@ def test_onnx_runtime_computes_the_fake_quantised_values(name):
     Without VNNI they limit sums of two products to int16, unless they are asked for precision.
     """
     graph = network()
-    feeds = batches_of(graph, ROWS)
-    found = quantise_graph(graph, feeds, Plan(PLANS[name]))
-    fake, model = fake_quantised(found), qdq_model(found)
+    feeds = c.batches_of(graph, ROWS)
+    found = c.quantise_graph(graph, feeds, c.Plan(PLANS[name]))
+    fake, model = c.fake_quantised(found), c.qdq_model(found)
     onnx.checker.check_model(model, full_check=True)
     kinds = [node.op_type for node in model.graph.node]
     assert kinds.count("QuantizeLinear") == 5
@@ -93,15 +75,15 @@ def test_onnx_runtime_computes_the_fake_quantised_values(name):
         (mine,), theirs = evaluate(fake, feed).values(), onnx_runtime(model, feed)
         close = 3e-7 if PLANS[name].bits == 8 else 2e-5  # sixteen bits are not summed exactly
         assert np.abs(mine - theirs).max() <= close * np.abs(mine).max()
-    error = output_error(graph, fake, feeds)
+    error = c.output_error(graph, fake, feeds)
     assert error < (0.3 if PLANS[name].weight_bits == 4 else 0.03)
 
 
 def test_every_tensor_between_layers_equals_the_runtimes_to_one_step():
     graph = network()
-    feed = batches_of(graph, ROWS)[0]
-    found = quantise_graph(graph, [feed], Plan(LayerPlan("ifmr")))
-    fake, model = evaluate_all(fake_quantised(found), feed), qdq_model(found)
+    feed = c.batches_of(graph, ROWS)[0]
+    found = c.quantise_graph(graph, [feed], c.Plan(c.LayerPlan("ifmr")))
+    fake, model = evaluate_all(c.fake_quantised(found), feed), c.qdq_model(found)
     for layer in found.layers:
         source = found.graph.node(layer.name).inputs[0]
         name = f"{source}_dequantised"
@@ -114,8 +96,8 @@ def test_every_tensor_between_layers_equals_the_runtimes_to_one_step():
 
 def test_weights_lie_in_the_file_as_bytes():
     graph = network()
-    found = quantise_graph(graph, batches_of(graph, ROWS))
-    model = qdq_model(found)
+    found = c.quantise_graph(graph, c.batches_of(graph, ROWS))
+    model = c.qdq_model(found)
     kinds = {t.name: t.data_type for t in model.graph.initializer}
     whole = [n for n, kind in kinds.items() if kind == onnx.TensorProto.INT8 and "/whole" in n]
     assert len(whole) == 5
@@ -132,10 +114,10 @@ def test_channels_beat_tensors_and_depthwise_layers_gain_most():
     y = net.depthwise_conv2d(x, net.constant(weights), pad=1)
     net.output(net.mul(y, net.constant((1 / spread[:, 0]).astype(np.float32))))
     graph = net.build()
-    feeds = batches_of(graph, {"x": rng.normal(size=(8, 8, 6, 6)).astype(np.float32)})
+    feeds = c.batches_of(graph, {"x": rng.normal(size=(8, 8, 6, 6)).astype(np.float32)})
     each, one = (
-        output_error(graph, fake_quantised(quantise_graph(graph, feeds, Plan(plan))), feeds)
-        for plan in (LayerPlan("minmax"), LayerPlan("minmax", channel_wise=False))
+        c.output_error(graph, c.fake_quantised(c.quantise_graph(graph, feeds, c.Plan(plan))), feeds)
+        for plan in (c.LayerPlan("minmax"), c.LayerPlan("minmax", channel_wise=False))
     )
     assert each < one / 10
 
@@ -148,11 +130,11 @@ def test_balance_helps_where_one_channel_dominates():
     graph = net.build()
     rows = rng.normal(size=(64, 16)).astype(np.float32)
     rows[:, 3] *= 80
-    feeds = batches_of(graph, {"x": rows})
+    feeds = c.batches_of(graph, {"x": rows})
     noise = []
     for strength in (None, 0.5):
-        found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", strength=strength)))
-        wanted, fake = (evaluate(g, feeds[0]) for g in (graph, fake_quantised(found)))
+        found = c.quantise_graph(graph, feeds, c.Plan(c.LayerPlan("minmax", strength=strength)))
+        wanted, fake = (evaluate(g, feeds[0]) for g in (graph, c.fake_quantised(found)))
         others = [w - f for w, f in zip(wanted.values(), fake.values(), strict=True)]
         noise.append(float(np.mean(np.square(others))))
     assert noise[1] < noise[0] / 4
@@ -164,11 +146,11 @@ def test_balance_factors_are_those_of_the_original():
     x = np.cos(np.arange(48)).reshape(4, 12) * np.array([1, 10, 0, 5])[:, None]
     w = np.sin(np.arange(24)).reshape(4, 6)
     w[3] = 0
-    found = balance_factors(np.abs(x).max(axis=1), np.abs(w).max(axis=1))
+    found = c.balance_factors(np.abs(x).max(axis=1), np.abs(w).max(axis=1))
     assert found == pytest.approx([1.021193, 3.162231, 3.192183, 1.580930], abs=2e-6)
-    assert balance_factors(np.zeros(2), np.zeros(2)).tolist() == [1, 1]
+    assert c.balance_factors(np.zeros(2), np.zeros(2)).tolist() == [1, 1]
     with pytest.raises(InputError, match="strength"):
-        balance_factors(x[:, 0], w[:, 0], 0.1)
+        c.balance_factors(x[:, 0], w[:, 0], 0.1)
 
 
 def test_learned_rounding_brings_a_layer_closer_than_rounding_to_the_nearest():
@@ -178,12 +160,14 @@ def test_learned_rounding_brings_a_layer_closer_than_rounding_to_the_nearest():
     net.output(net.matmul(x, net.constant(rng.normal(size=(12, 6)).astype(np.float32))))
     graph = net.build()
     rows = (rng.normal(size=(64, 3)) @ rng.normal(size=(3, 12))).astype(np.float32)
-    feeds = batches_of(graph, {"x": rows})
+    feeds = c.batches_of(graph, {"x": rows})
     error = {}
     for steps in (1, 600):
-        how = Rounding(steps, lr=0.02)
-        found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", weight_bits=3, rounding=how)))
-        error[steps] = output_error(graph, fake_quantised(found), feeds)
+        how = c.Rounding(steps, lr=0.02)
+        found = c.quantise_graph(
+            graph, feeds, c.Plan(c.LayerPlan("minmax", weight_bits=3, rounding=how))
+        )
+        error[steps] = c.output_error(graph, c.fake_quantised(found), feeds)
         grid = found.graph.constants[found.graph.nodes[0].inputs[1]].array()
         steps_of = grid / np.float32(found.layers[0].weight_scales)
         assert np.abs(steps_of - np.rint(steps_of)).max() < 1e-4
@@ -212,11 +196,11 @@ override_layer_configs { layer_name: "deep" calibration_config {
 
 
 def test_a_configuration_file_says_what_happens_to_each_layer():
-    plan = parse_config(CONFIG)
+    plan = c.parse_config(CONFIG)
     assert plan.batches == 2 and plan.fold
     assert plan.common.options["ratios"] == pytest.approx(np.arange(0.8, 1.199, 0.02))
     graph = network()
-    found = quantise_graph(graph, batches_of(graph, ROWS), plan)
+    found = c.quantise_graph(graph, c.batches_of(graph, ROWS), plan)
     by_name = {layer.name: layer for layer in found.layers}
     assert list(by_name) == ["first", "deep", "flat", "last"]
     assert [layer.bits for layer in found.layers] == [8, 16, 8, 8]
@@ -228,14 +212,14 @@ def test_a_configuration_file_says_what_happens_to_each_layer():
 
 def test_layers_stay_out_of_it_by_type_and_norms_by_name():
     graph = network()
-    feeds = batches_of(graph, ROWS)
+    feeds = c.batches_of(graph, ROWS)
     text = 'skip_layer_types: ["Conv2d", "ConvTranspose2d"] skip_fusion_layers: "first"'
-    found = quantise_graph(graph, feeds, parse_config(text))
+    found = c.quantise_graph(graph, feeds, c.parse_config(text))
     assert [layer.name for layer in found.layers] == ["flat", "last"]
     assert any(node.op == "batch_norm" for node in found.graph.nodes)
-    found = quantise_graph(graph, feeds, parse_config("do_fusion: false"))
+    found = c.quantise_graph(graph, feeds, c.parse_config("do_fusion: false"))
     assert any(node.op == "batch_norm" for node in found.graph.nodes)
-    assert output_error(graph, found.graph, feeds) == 0
+    assert c.output_error(graph, found.graph, feeds) == 0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +249,7 @@ def test_layers_stay_out_of_it_by_type_and_norms_by_name():
 )
 def test_a_configuration_that_means_nothing_is_refused_by_its_key(text, words):
     with pytest.raises(AscendLabError, match=words) as caught:
-        parse_config(text, where="my.cfg")
+        c.parse_config(text, where="my.cfg")
     assert str(caught.value).startswith("my.cfg: ")
 
 
@@ -278,19 +262,19 @@ def test_a_configuration_that_means_nothing_is_refused_by_its_key(text, words):
 def test_a_plan_that_does_not_fit_the_graph_is_refused(text):
     graph = network()
     with pytest.raises(InputError):
-        quantise_graph(graph, batches_of(graph, ROWS), parse_config(text))
+        c.quantise_graph(graph, c.batches_of(graph, ROWS), c.parse_config(text))
 
 
 def test_records_are_written_and_read_back(tmp_path):
     graph = network()
-    feeds = batches_of(graph, ROWS)
-    found = quantise_graph(graph, feeds, Plan(LayerPlan(strength=0.5)))
+    feeds = c.batches_of(graph, ROWS)
+    found = c.quantise_graph(graph, feeds, c.Plan(c.LayerPlan(strength=0.5)))
     file = tmp_path / "record.txt"
-    file.write_text(records_text(found.layers))
-    layers = read_records(file)
+    file.write_text(c.records_text(found.layers))
+    layers = c.read_records(file)
     assert [layer.name for layer in layers] == [layer.name for layer in found.layers]
-    again = with_records(graph, layers)
-    one, two = (evaluate(fake_quantised(each), feeds[0]) for each in (found, again))
+    again = c.with_records(graph, layers)
+    one, two = (evaluate(c.fake_quantised(each), feeds[0]) for each in (found, again))
     for name, value in one.items():
         assert np.allclose(two[name], value, atol=2e-3)
 
@@ -300,9 +284,9 @@ def test_a_published_record_is_read():
       key: "conv1"
       value { scale_d: 0.00392156886 offset_d: -128 scale_w: [0.1, 0.25] offset_w: 0
               skip_fusion: true dst_type: INT8 } }"""
-    (layer,) = parse_records(text)
-    assert layer == LayerScales("conv1", 0.00392156886, -128, (0.1, 0.25))
-    assert parse_records(records_text([layer])) == (layer,)
+    (layer,) = c.parse_records(text)
+    assert layer == c.LayerScales("conv1", 0.00392156886, -128, (0.1, 0.25))
+    assert c.parse_records(c.records_text([layer])) == (layer,)
 
 
 @pytest.mark.parametrize(
@@ -324,29 +308,29 @@ def test_a_published_record_is_read():
 )  # fmt: skip
 def test_records_that_cannot_be_are_refused(text, words):
     with pytest.raises(AscendLabError, match=words):
-        parse_records(text)
+        c.parse_records(text)
 
 
 def test_what_a_graph_has_not_is_refused():
     graph = network()
-    feeds = batches_of(graph, ROWS)
+    feeds = c.batches_of(graph, ROWS)
     with pytest.raises(InputError, match="layer"):
-        fake_quantised(Quantised(graph, (LayerScales("act", 1.0, 0, (1.0,)),)))
+        c.fake_quantised(c.Quantised(graph, (c.LayerScales("act", 1.0, 0, (1.0,)),)))
     with pytest.raises(InputError, match="one a channel"):
-        fake_quantised(Quantised(graph, (LayerScales("first", 1.0, 0, (1.0, 2.0)),)))
+        c.fake_quantised(c.Quantised(graph, (c.LayerScales("first", 1.0, 0, (1.0, 2.0)),)))
     with pytest.raises(UnsupportedError, match="8 or 16"):
-        qdq_model(quantise_graph(graph, feeds, Plan(LayerPlan(bits=4))))
+        c.qdq_model(c.quantise_graph(graph, feeds, c.Plan(c.LayerPlan(bits=4))))
     for arrays in (
         {}, {"y": ROWS["x"]}, {"x": ROWS["x"][:3]}, {"x": ROWS["x"][..., :4]},
         {"x": np.float32(1)}, {"x": ROWS["x"], "y": ROWS["x"]},
     ):  # fmt: skip
         with pytest.raises(InputError):
-            batches_of(graph, arrays)
+            c.batches_of(graph, arrays)
     bad = ROWS["x"].copy()
     bad[0, 0, 0, 0] = np.nan
     with pytest.raises(InputError, match="finite"):
-        quantise_graph(graph, batches_of(graph, {"x": bad}))
-    assert len(layers_of(graph)) == 5
+        c.quantise_graph(graph, c.batches_of(graph, {"x": bad}))
+    assert len(c.layers_of(graph)) == 5
 
 
 # -- command --------------------------------------------------------------------------------------
@@ -368,7 +352,7 @@ def test_the_command_writes_a_model_that_runs(files, capsys):
         "conv_transpose2d", "matmul", "gemm"]  # fmt: skip
     assert data["size_bytes"] == out_file.stat().st_size < data["float_bytes"]
     assert 0 < data["output_error"] < 0.1
-    assert [layer.name for layer in read_records(records)] == [r["name"] for r in data["layers"]]
+    assert [layer.name for layer in c.read_records(records)] == [r["name"] for r in data["layers"]]
     feed = {"x": ROWS["x"][:4]}
     wanted = onnx_runtime((files / "net.onnx").read_bytes(), feed)
     off = onnx_runtime(out_file.read_bytes(), feed) - wanted

@@ -15,15 +15,7 @@ import pytest
 from test_wrong_solutions import definitions
 
 from ascend_lab.cli.main import ascend_lab
-from ascend_lab.course.exercises import (
-    DENIED,
-    LIMITS,
-    NOT_BY_MACHINE,
-    answers_of,
-    load,
-    names_of,
-    verdict,
-)
+from ascend_lab.course import exercises as book
 from ascend_lab.course.sandbox import Answer, Call, Session
 from ascend_lab.course.wire import StandIn, Wire
 from ascend_lab.errors import InputError, ShapeError
@@ -35,7 +27,7 @@ from ascend_lab.lab.checks.grading import SOLUTION, Page, needed_cells, read_cod
 
 HERE = Path(__file__).parent
 CODED = [name.removeprefix("check_") for name in checks.check_names()]
-TRAVEL = [name for name in CODED if name not in NOT_BY_MACHINE]
+TRAVEL = [name for name in CODED if name not in book.NOT_BY_MACHINE]
 OF_EACH_KIND = ("ex_01_2", "ex_02_2", "ex_04_3", "ex_05_2", "ex_08_4", "ex_13_2", "ex_14_2",
                 "ex_14_4", "ex_15_2", "ex_19_5", "ex_24_3")  # fmt: skip
 """Dataclasses, programs, callbacks, errors, arrays, builders, drafts, what may not be written,
@@ -71,7 +63,7 @@ def mistakes_in(exercise):
 def source_with(exercise, answers):
     """Return a hand-in whose functions answer_0, answer_1, ... are these answers'."""
     above, _ = answer_to(exercise)
-    name = names_of(exercise)[-1]
+    name = book.names_of(exercise)[-1]
     lines = [above, "def _answer(text):\n    names = dict(globals())\n    exec(text, names)",
              f"    return names[{name!r}]"]  # fmt: skip
     chunks = ["\n".join(lines[1:])]
@@ -90,9 +82,9 @@ def verdicts():
                 opened.pop().close()
             if not opened:
                 source = source_with(exercise, answers)
-                opened.append(Session(source, "w.py", LIMITS, DENIED, lenient=True))
+                opened.append(Session(source, "w.py", book.LIMITS, book.DENIED, lenient=True))
                 assert opened[-1].open() == ""
-            yield verdict(opened[-1], exercise, [f"answer_{number}"], seed)
+            yield book.verdict(opened[-1], exercise, [f"answer_{number}"], seed)
 
     yield try_all
     for session in opened:
@@ -100,7 +92,7 @@ def verdicts():
 
 
 def test_nearly_all_exercises_are_graded_by_machine():
-    assert set(NOT_BY_MACHINE) <= set(CODED)
+    assert set(book.NOT_BY_MACHINE) <= set(CODED)
     assert len(TRAVEL) / len(CODED) > 0.9
 
 
@@ -165,7 +157,7 @@ def test_an_attack_costs_only_its_own_exercise(attack):
     above, right = answer_to("ex_03_4")
     source = "\n\n".join([ATTACKS[attack], above, right])
     calls = [Call(name, {"seed": 3}) for name in ("ex_10_3", "ex_03_4")]
-    bad, good = answers_of(source, calls, replace(LIMITS, case_s=1.0), DENIED)
+    bad, good = book.answers_of(source, calls, replace(book.LIMITS, case_s=1.0), book.DENIED)
     assert bad.value != ""
     kept = ("says that it passed", "no Python")  # the whole file is of no use
     assert (good == Answer("")) is (attack not in kept), good
@@ -344,12 +336,12 @@ def test_sets_that_mean_nothing_are_one_line(words, said, capsys):
 
 
 def test_a_set_names_its_exercises_once_in_the_book_s_order():
-    task = load("05.2, 1.2,1")
+    task = book.load("05.2, 1.2,1")
     assert task.exercises[0] == "ex_01_1"
     assert task.exercises[-1] == "ex_05_2"
     assert len(set(task.exercises)) == len(task.exercises)
-    assert load("16").title.endswith("not graded by machine: 16.4")
+    assert book.load("16").title.endswith("not graded by machine: 16.4")
     one, other = (task.cases("public", "ada", secret) for secret in ("a secret", "another one"))
     assert one != other
     with pytest.raises(InputError):
-        load("16.4")
+        book.load("16.4")

@@ -24,13 +24,7 @@ from ascend_lab.graph.memory import Buffer, plan
 from ascend_lab.graph.memory import planner as hot
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.kernels import GemmShape, gemm_launch
-from ascend_lab.lab.chip_report import (
-    chip_facts_html,
-    overview_html,
-    sources_html,
-    table_html,
-    trust_html,
-)
+from ascend_lab.lab import chip_report
 from ascend_lab.ops.pooling import window_counts
 from ascend_lab.sim import simulate
 
@@ -272,11 +266,11 @@ def test_names_are_text_in_html(name):
     timeline = replace(timeline, chip=chip)
     pages = [
         timeline._repr_html_(),
-        chip_facts_html(chip),
-        overview_html([chip]),
-        trust_html([chip]),
-        sources_html([chip]),
-        table_html(name, [name], []),
+        chip_report.chip_facts_html(chip),
+        chip_report.overview_html([chip]),
+        chip_report.trust_html([chip]),
+        chip_report.sources_html([chip]),
+        chip_report.table_html(name, [name], []),
     ]
     for page in pages:
         assert name not in page

@@ -14,23 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Picture
 
+from ascend_lab import media as m
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.media import (
-    Aipp,
-    Csc,
-    aipp,
-    aipp_each,
-    block_bytes,
-    check,
-    convert,
-    csc_of,
-    fitted,
-    pack_block,
-    parse_config,
-    resize,
-    unpack_block,
-)
 from ascend_lab.media.aipp import KEYS
 
 RNG = np.random.default_rng(1)
@@ -63,12 +49,12 @@ BACK = {
 
 @pytest.mark.parametrize("standard", PUBLISHED)
 def test_matrices_follow_from_the_standards(standard):
-    there, back = csc_of(standard, "RGB"), csc_of(standard, "YUV")
+    there, back = m.csc_of(standard, "RGB"), m.csc_of(standard, "YUV")
     bias = (16 if "narrow" in standard else 0, 128, 128)
     assert (there.matrix, there.in_bias, there.out_bias) == (PUBLISHED[standard], bias, (0, 0, 0))
     assert (back.matrix, back.in_bias, back.out_bias) == (BACK[standard], (0, 0, 0), bias)
-    assert csc_of(standard, "BGR").matrix == there.matrix[::-1]
-    assert csc_of(standard, "YVU").matrix == tuple(back.matrix[i] for i in (0, 2, 1))
+    assert m.csc_of(standard, "BGR").matrix == there.matrix[::-1]
+    assert m.csc_of(standard, "YVU").matrix == tuple(back.matrix[i] for i in (0, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +68,8 @@ def test_matrices_follow_from_the_standards(standard):
 )
 def test_golden_pixels(standard, rgb, yuv):
     given = pixels([[81, 90, 240], [145, 54, 34], [235, 128, 128]])
-    assert listed(convert(given, csc_of(standard, "RGB"))) == rgb
-    assert listed(convert(pixels([[255, 0, 0], [255] * 3]), csc_of(standard, "YUV"))) == yuv
+    assert listed(m.convert(given, m.csc_of(standard, "RGB"))) == rgb
+    assert listed(m.convert(pixels([[255, 0, 0], [255] * 3]), m.csc_of(standard, "YUV"))) == yuv
 
 
 def test_pillow_and_opencv_differ_by_one_at_most():
@@ -92,14 +78,14 @@ def test_pillow_and_opencv_differ_by_one_at_most():
     image = cube.transpose(2, 0, 1)[None]
     for source, to, name in (("YCbCr", "RGB", "RGB"), ("RGB", "YCbCr", "YUV")):
         other = np.asarray(Picture.fromarray(cube, source).convert(to)).astype(int)
-        ours = convert(image, csc_of("601 wide", name))[0].transpose(1, 2, 0)
+        ours = m.convert(image, m.csc_of("601 wide", name))[0].transpose(1, 2, 0)
         assert 0 < np.abs(ours - other).max() <= 1
     legal = RNG.integers(16, 236, 6 * 8 * 3 // 2).astype(np.uint8)  # luma within 16..235
-    settings = Aipp("YUV420SP_U8", 8, 6, csc_of("601 narrow", "RGB"))
+    settings = m.Aipp("YUV420SP_U8", 8, 6, m.csc_of("601 narrow", "RGB"))
     other = cv2.cvtColor(legal.reshape(9, 8), cv2.COLOR_YUV2RGB_NV12).astype(int)
-    assert np.abs(aipp(legal, settings)[0].transpose(1, 2, 0) - other).max() <= 1
+    assert np.abs(m.aipp(legal, settings)[0].transpose(1, 2, 0) - other).max() <= 1
     swapped = cv2.cvtColor(legal.reshape(9, 8), cv2.COLOR_YUV2RGB_NV21).astype(int)
-    nv21 = aipp(legal, replace(settings, rbuv_swap=True))
+    nv21 = m.aipp(legal, replace(settings, rbuv_swap=True))
     assert np.abs(nv21[0].transpose(1, 2, 0) - swapped).max() <= 1
 
 
@@ -110,14 +96,14 @@ def test_resize_is_opencv_s_to_the_bit(method):
         h, w, height, width = map(int, RNG.integers(1, 90, 4))
         image = RNG.integers(0, 256, (h, w)).astype(np.uint8)
         other = cv2.resize(image, (width, height), interpolation=how)
-        assert np.array_equal(resize(image, width, height, method), other.reshape(height, width))
+        assert np.array_equal(m.resize(image, width, height, method), other.reshape(height, width))
 
 
 # -- the order of steps ---------------------------------------------------------------------------
 def test_order_swap_crop_colour_normalise_pad():
     frame = np.arange(4 * 2 * 3, dtype=np.uint8)
     scale = (0.5, 1.0, 2.0, 1.0)
-    s = Aipp(
+    s = m.Aipp(
         "RGB888_U8",
         4,
         2,
@@ -129,51 +115,51 @@ def test_order_swap_crop_colour_normalise_pad():
         least=(0.5, 0.0, 0.0, 0.0),
         var_reci=scale,
     )
-    got = aipp(frame, s)
+    got = m.aipp(frame, s)
     assert (got.dtype, got.shape) == (np.dtype(np.float16), (1, 3, 2, 4))
     pixel = frame.reshape(2, 4, 3)[1, 1, ::-1].astype(float)  # mean is of the swapped channels
     assert np.array_equal(got[0, :, 1, 0], (pixel - [1, 2, 3] - [0.5, 0, 0]) * scale[:3])
     assert (got[0, :, 0] == 7.5).all() and (got[0, :, 1, 2:] == 7.5).all()
     assert got[0, :, 1, 1].max() != 7.5
-    raw = aipp(frame, replace(s, padding_value=7.0), dtype="uint8")
+    raw = m.aipp(frame, replace(s, padding_value=7.0), dtype="uint8")
     assert np.array_equal(raw[0, :, 1, 0], pixel) and raw[0, 0, 0, 0] == 7  # nothing normalised
 
 
 def test_four_bytes_a_pixel():
     xrgb = np.array([9, 1, 2, 3], np.uint8).repeat(2).reshape(4, 2).T.reshape(-1)
-    s = Aipp("XRGB8888_U8", 2, 1, ax_swap=True)
-    assert aipp(xrgb, s)[0, :, 0, 0].tolist() == [1, 2, 3]
-    assert aipp(xrgb, replace(s, rbuv_swap=True))[0, :, 0, 0].tolist() == [3, 2, 1]
-    assert aipp(xrgb, s, channels=4)[0, :, 0, 0].tolist() == [1, 2, 3, 9]
-    grey = Csc(((76, 150, 30), (0, 0, 0), (0, 0, 0)))  # the published XRGB to GRAY
-    got = aipp(xrgb, replace(s, csc=grey), channels=1)
+    s = m.Aipp("XRGB8888_U8", 2, 1, ax_swap=True)
+    assert m.aipp(xrgb, s)[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert m.aipp(xrgb, replace(s, rbuv_swap=True))[0, :, 0, 0].tolist() == [3, 2, 1]
+    assert m.aipp(xrgb, s, channels=4)[0, :, 0, 0].tolist() == [1, 2, 3, 9]
+    grey = m.Csc(((76, 150, 30), (0, 0, 0), (0, 0, 0)))  # the published XRGB to GRAY
+    got = m.aipp(xrgb, replace(s, csc=grey), channels=1)
     assert got.shape == (1, 1, 1, 2) and got[0, 0, 0, 0] == (76 + 300 + 90) >> 8
 
 
 def test_chroma_is_used_for_four_pixels_also_behind_a_crop():
     frame = RNG.integers(0, 256, 8 * 6 * 3 // 2).astype(np.uint8)
-    whole = aipp(frame, Aipp("YUV420SP_U8", 8, 6))
-    part = aipp(frame, Aipp("YUV420SP_U8", 8, 6, crop=(2, 4, 5, 2)))
+    whole = m.aipp(frame, m.Aipp("YUV420SP_U8", 8, 6))
+    part = m.aipp(frame, m.Aipp("YUV420SP_U8", 8, 6, crop=(2, 4, 5, 2)))
     assert np.array_equal(part, whole[:, :, 4:6, 2:7])
     assert np.array_equal(whole[0, 1, ::2, ::2], whole[0, 1, 1::2, 1::2])
 
 
 def test_parameters_are_fp16_and_results_round_once():
     frame = np.arange(256, dtype=np.uint8)
-    s = Aipp("YUV400_U8", 256, 1, mean=(104, 0, 0, 0), var_reci=(1 / 255, 1.0, 1.0, 1.0))
+    s = m.Aipp("YUV400_U8", 256, 1, mean=(104, 0, 0, 0), var_reci=(1 / 255, 1.0, 1.0, 1.0))
     exact = (np.arange(256) - 104.0) * float(np.float16(1 / 255))
-    assert np.array_equal(aipp(frame, s)[0, 0, 0], exact.astype(np.float16))
+    assert np.array_equal(m.aipp(frame, s)[0, 0, 0], exact.astype(np.float16))
 
 
 def test_dynamic_images_resize_behind_the_crop():
     frame = RNG.integers(0, 256, 64 * 48).astype(np.uint8)
-    s = Aipp("YUV400_U8", 64, 48, crop=(8, 4, 40, 40), scaled=(20, 30))
+    s = m.Aipp("YUV400_U8", 64, 48, crop=(8, 4, 40, 40), scaled=(20, 30))
     inner = frame.reshape(48, 64)[4:44, 8:48]
-    got = aipp_each(np.concatenate([frame, frame]), [s, replace(s, mean=(1, 0, 0, 0))])
+    got = m.aipp_each(np.concatenate([frame, frame]), [s, replace(s, mean=(1, 0, 0, 0))])
     assert np.array_equal(got[0, 0], cv2.resize(inner, (20, 30)))
     assert np.array_equal(got[1], got[0] - 1)
     with pytest.raises(InputError, match="one size of result"):
-        aipp_each(np.concatenate([frame, frame]), [s, replace(s, scaled=(30, 30))])
+        m.aipp_each(np.concatenate([frame, frame]), [s, replace(s, scaled=(30, 30))])
 
 
 # -- the parameter block --------------------------------------------------------------------------
@@ -185,9 +171,9 @@ halves = st.floats(0, 255, width=16)
 def blocks(draw):
     entries = st.tuples(*[st.integers(-(2**15), 2**15 - 1)] * 3)
     bias = st.tuples(small, small, small)
-    csc = draw(st.none() | st.builds(Csc, st.tuples(entries, entries, entries), bias, bias))
+    csc = draw(st.none() | st.builds(m.Csc, st.tuples(entries, entries, entries), bias, bias))
     names = ("YUV420SP_U8", "XRGB8888_U8", "RGB888_U8")
-    shared = Aipp(draw(st.sampled_from(names)), 64, 32, csc, draw(st.booleans()),
+    shared = m.Aipp(draw(st.sampled_from(names)), 64, 32, csc, draw(st.booleans()),
                   draw(st.booleans()))  # fmt: skip
     parts = st.builds(
         replace, st.just(shared),
@@ -202,15 +188,15 @@ def blocks(draw):
 
 @given(images=blocks())
 def test_a_block_comes_back_as_it_went(images):
-    raw = pack_block(images)
-    assert len(raw) == 64 + 96 * len(images) == block_bytes(len(images))
-    assert list(unpack_block(raw)) == images
-    assert pack_block(unpack_block(raw)) == raw
+    raw = m.pack_block(images)
+    assert len(raw) == 64 + 96 * len(images) == m.block_bytes(len(images))
+    assert list(m.unpack_block(raw)) == images
+    assert m.pack_block(m.unpack_block(raw)) == raw
 
 
 def test_every_byte_of_a_block_stands_where_the_header_says():
-    csc = Csc(((1, 2, 3), (4, 5, 6), (7, 8, -9)), in_bias=(16, 127, 128), out_bias=(1, 2, 3))
-    s = Aipp(
+    csc = m.Csc(((1, 2, 3), (4, 5, 6), (7, 8, -9)), in_bias=(16, 127, 128), out_bias=(1, 2, 3))
+    s = m.Aipp(
         "RGB888_U8",
         640,
         480,
@@ -223,7 +209,7 @@ def test_every_byte_of_a_block_stands_where_the_header_says():
         mean=(104, 117, 123, 0),
         var_reci=(0.5, 1.0, 2.0, 1.0),
     )
-    raw = pack_block([s])
+    raw = m.pack_block([s])
     assert len(raw) == 160
     assert raw[:5] == bytes([3, 1, 1, 0, 1]) and struct.unpack_from("<2i", raw, 8) == (640, 480)
     assert struct.unpack_from("<9h", raw, 16) == (1, 2, 3, 4, 5, 6, 7, 8, -9)
@@ -243,13 +229,13 @@ def test_every_byte_of_a_block_stands_where_the_header_says():
      (8, 1, "src_image_size_w")],
 )  # fmt: skip
 def test_a_damaged_block_is_refused(place, value, said):
-    s = Aipp("RGB888_U8", 64, 32, crop=(0, 0, 32, 32), scaled=(16, 16))
-    raw = bytearray(pack_block([s]))
+    s = m.Aipp("RGB888_U8", 64, 32, crop=(0, 0, 32, 32), scaled=(16, 16))
+    raw = bytearray(m.pack_block([s]))
     raw[place] = value
     with pytest.raises(InputError, match=said):
-        unpack_block(bytes(raw))
+        m.unpack_block(bytes(raw))
     with pytest.raises(InputError, match="at least 160"):
-        unpack_block(bytes(raw[:100]))
+        m.unpack_block(bytes(raw[:100]))
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -264,34 +250,34 @@ def test_the_published_example_has_its_size():
         crop_size_w: 50 crop_size_h: 60 padding: true left_padding_size: 20
         right_padding_size: 15 top_padding_size: 20 bottom_padding_size: 15 padding_value: 0 }
     """
-    (op,) = parse_config(text)
+    (op,) = m.parse_config(text)
     assert op.settings is not None and op.settings.size == (85, 95)
-    assert op.rank == 0 and check(op.settings).frame_bytes == 320 * 240 * 3 // 2
+    assert op.rank == 0 and m.check(op.settings).frame_bytes == 320 * 240 * 3 // 2
 
 
 def test_what_is_left_out_comes_from_the_template():
-    (op,) = parse_config(HEAD + "csc_switch: true matrix_r0c0: 256 load_start_pos_w: 7 }")
+    (op,) = m.parse_config(HEAD + "csc_switch: true matrix_r0c0: 256 load_start_pos_w: 7 }")
     assert op.settings is not None and op.settings.csc is not None
     assert op.settings.csc.matrix == ((256, 516, 0), (298, -100, -208), (298, 0, 409))  # BGR
     assert op.settings.csc.in_bias == (16, 128, 128)
     assert op.settings.crop is None and op.settings.var_reci == (1.0,) * 4
-    (op,) = parse_config(HEAD.replace("YUV420SP", "RGB888") + "csc_switch: true }")
+    (op,) = m.parse_config(HEAD.replace("YUV420SP", "RGB888") + "csc_switch: true }")
     assert op.settings is not None and op.settings.csc is not None
-    assert op.settings.csc.matrix == csc_of("601 narrow", "YUV").matrix  # as GE fills it
+    assert op.settings.csc.matrix == m.csc_of("601 narrow", "YUV").matrix  # as GE fills it
 
 
 def test_several_inputs_and_modes():
     dynamic = "aipp_op { aipp_mode: dynamic related_input_rank: 1 max_src_image_size: 9000 }"
-    one, two = parse_config(HEAD + "} " + dynamic)
+    one, two = m.parse_config(HEAD + "} " + dynamic)
     assert (one.rank, two.rank, two.settings, two.max_bytes) == (0, 1, None, 9000)
     with pytest.raises(InputError, match="each related_input_rank; got 0 twice"):
-        parse_config((HEAD + "}") * 2)
+        m.parse_config((HEAD + "}") * 2)
 
 
 def test_every_key_takes_its_default():
     plain = {k: v for k, v in KEYS.items() if v.default is not None and k != "input_format"}
     lines = [f"{name}: {json.dumps(key.default)}" for name, key in plain.items()]
-    assert parse_config(HEAD + "\n".join(lines) + "}") == parse_config(HEAD + "}")
+    assert m.parse_config(HEAD + "\n".join(lines) + "}") == m.parse_config(HEAD + "}")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +312,7 @@ def test_every_key_takes_its_default():
 )
 def test_a_wrong_file_is_named(text, said):
     with pytest.raises(InputError) as found:
-        parse_config(text)
+        m.parse_config(text)
     assert said in str(found.value)
 
 
@@ -361,11 +347,11 @@ def text_of(s, rank):
 def test_a_file_says_what_settings_are(images, value, rank):
     drawn = [replace(s, scaled=None, padding_value=value) for s in images[:1]]
     texts = "".join(text_of(s, rank + i) for i, s in enumerate(drawn))
-    found = parse_config(texts)
+    found = m.parse_config(texts)
     assert [op.settings for op in found] == drawn and found[0].rank == rank
 
 
-YUV = Aipp("YUV420SP_U8", 64, 48)
+YUV = m.Aipp("YUV420SP_U8", 64, 48)
 
 
 @pytest.mark.parametrize(
@@ -383,44 +369,44 @@ YUV = Aipp("YUV420SP_U8", 64, 48)
         (replace(YUV, width=4096, padding=(0, 0, 1, 0)), "padded width of at most 4096"),
         (replace(YUV, mean=(256, 0, 0, 0)), "mean_chn_0"),
         (replace(YUV, var_reci=(1.0, float("nan"), 1.0, 1.0)), "var_reci_chn_1"),
-        (Aipp("YUV400_U8", 4, 4, csc_of("601 wide", "RGB")), "csc_switch"),
+        (m.Aipp("YUV400_U8", 4, 4, m.csc_of("601 wide", "RGB")), "csc_switch"),
     ],
 )
 def test_limits(settings, said):
     with pytest.raises(InputError, match=said):
-        check(settings)
+        m.check(settings)
 
 
 def test_limits_of_a_chip():
-    wide = Aipp("RGB888_U8", 1100, 4, padding=(0, 0, 1, 0))
-    assert check(wide) is wide and check(wide, load_chip("Ascend910B2")) is wide
+    wide = m.Aipp("RGB888_U8", 1100, 4, padding=(0, 0, 1, 0))
+    assert m.check(wide) is wide and m.check(wide, load_chip("Ascend910B2")) is wide
     with pytest.raises(InputError, match="at most 1080 on Ascend310; got 1101"):
-        check(wide, load_chip("Ascend310"))
-    odd = Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
-    assert check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
+        m.check(wide, load_chip("Ascend310"))
+    odd = m.Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
+    assert m.check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
 
 
 def test_sizes_left_to_the_network():
-    open_ = Aipp("RGB888_U8", 0, 0)
-    assert fitted(open_, 20, 10).size == (20, 10)
-    assert fitted(replace(open_, width=30, height=30, crop=(2, 4, 0, 0)), 20, 10).crop == (
+    open_ = m.Aipp("RGB888_U8", 0, 0)
+    assert m.fitted(open_, 20, 10).size == (20, 10)
+    assert m.fitted(replace(open_, width=30, height=30, crop=(2, 4, 0, 0)), 20, 10).crop == (
         2, 4, 20, 10,
     )  # fmt: skip
     with pytest.raises(InputError, match=r"20 x 10 pixels.*got 30 x 30"):
-        fitted(replace(open_, width=30, height=30), 20, 10)
+        m.fitted(replace(open_, width=30, height=30), 20, 10)
 
 
 @pytest.mark.parametrize("frames", [np.zeros(5, np.uint8), np.zeros(0, np.uint8), np.zeros(6)])
 def test_frames_are_whole_and_uint8(frames):
     with pytest.raises(InputError, match="uint8 frames of 6 bytes"):
-        aipp(frames, Aipp("RGB888_U8", 2, 1))
+        m.aipp(frames, m.Aipp("RGB888_U8", 2, 1))
 
 
 def test_an_image_that_contradicts_the_settings_is_no_row_of_small_frames():
-    settings = Aipp("RGB888_U8", 2, 1)
+    settings = m.Aipp("RGB888_U8", 2, 1)
     with pytest.raises(InputError, match="height x width 1 x 2, as the settings say; got 4 x 4"):
-        aipp_each(np.zeros((4, 4, 3), np.uint8), [settings] * 8)
-    assert len(aipp_each(np.zeros(48, np.uint8), [settings] * 8)) == 8
+        m.aipp_each(np.zeros((4, 4, 3), np.uint8), [settings] * 8)
+    assert len(m.aipp_each(np.zeros(48, np.uint8), [settings] * 8)) == 8
 
 
 # -- the verb -------------------------------------------------------------------------------------
@@ -440,14 +426,14 @@ def test_the_verb_writes_what_the_function_returns(folder):
     code, out, err = run([*WORDS, "--json", "-"])
     assert (code, err) == (0, "") and json.loads(out)["shape"] == [2, 3, 2, 4]
     frames = np.arange(24, dtype=np.uint8)
-    assert np.array_equal(np.load("y.npy"), aipp(frames, Aipp("YUV420SP_U8", 4, 2)))
+    assert np.array_equal(np.load("y.npy"), m.aipp(frames, m.Aipp("YUV420SP_U8", 4, 2)))
 
 
 def test_the_verb_takes_a_parameter_block(folder):
     text = "aipp_op { aipp_mode: dynamic related_input_rank: 1 max_src_image_size: %d }"
     Path("a.cfg").write_text(text % 24)
-    s = Aipp("YUV400_U8", 12, 1)
-    Path("b.bin").write_bytes(pack_block([s, replace(s, mean=(3, 0, 0, 0))]))
+    s = m.Aipp("YUV400_U8", 12, 1)
+    Path("b.bin").write_bytes(m.pack_block([s, replace(s, mean=(3, 0, 0, 0))]))
     words = [*WORDS, "--rank", "1"]
     assert run([*words, "--block", "b.bin"])[0] == 0
     assert np.load("y.npy")[1, 0, 0, 0] == 12 - 3

@@ -131,7 +131,17 @@ def imported(stem):
         for one in ast.walk(FRONTS[stem])
         if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("ascend_lab.cli.")
         for alias in one.names
-        if one.module
+    }
+
+
+@cache
+def modules(stem):
+    """Return the modules of the command lines that one knows, by what it calls them."""
+    return {
+        alias.asname or alias.name: alias.name
+        for one in ast.walk(FRONTS[stem])
+        if isinstance(one, ast.ImportFrom) and one.module == "ascend_lab.cli"
+        for alias in one.names
     }
 
 
@@ -149,6 +159,11 @@ def reached(start):
         own |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         words = {n.id for n in inside if isinstance(n, ast.Name)} - (own - {name})
         todo += [(imported(stem).get(word, stem), word) for word in words]
+        todo += [
+            (modules(stem)[n.value.id], n.attr)
+            for n in inside
+            if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") in modules(stem)
+        ]
     return seen
 
 

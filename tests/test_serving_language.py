@@ -11,18 +11,7 @@ from ascend_lab.graph import evaluate
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.zoo import build
 from ascend_lab.serving import closed_forms, interval, times
-from ascend_lab.serving.language import (
-    POLICIES,
-    BlockCache,
-    Conversation,
-    Engine,
-    Request,
-    StepTime,
-    blocks_in,
-    blocks_of,
-    converse,
-    token_bytes,
-)
+from ascend_lab.serving import language as lm
 
 
 # -- sizes ----------------------------------------------------------------------------------------
@@ -33,19 +22,19 @@ from ascend_lab.serving.language import (
 )
 def test_a_token_takes_the_published_bytes(layers, heads, depth, published):
     """OPT-13B: 800 KB a token, 1.6 GB for 2048 (arXiv 2309.06180); the others by its rule."""
-    assert token_bytes(layers, heads, depth) == published
+    assert lm.token_bytes(layers, heads, depth) == published
 
 
 def test_blocks_follow_mindies_rule():
-    bytes_of_token = token_bytes(32, 8, 128)
-    assert blocks_in(10 * 2**30, 128, bytes_of_token) == 640
-    assert blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
+    bytes_of_token = lm.token_bytes(32, 8, 128)
+    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token) == 640
+    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
 
 
 def test_the_last_block_wastes_half_of_itself_on_average():
     """E = (B - 1)/2 where lengths are uniform modulo B."""
     for block in (1, 16, 128):
-        cache = BlockCache(4 * 128, block)
+        cache = lm.BlockCache(4 * 128, block)
         for n in range(block):
             cache.append(n, n + 1)
         assert cache.wasted_tokens / block == (block - 1) / 2
@@ -57,7 +46,7 @@ def test_the_last_block_wastes_half_of_itself_on_average():
                           st.integers(1, 9)), max_size=60), st.integers(1, 4))  # fmt: skip
 def test_every_sequence_reads_what_it_wrote(program, block_tokens):
     """Appends, forks and drops against plain lists; the memory is written only through tables."""
-    cache, plain = BlockCache(12, block_tokens), dict[int, list[int]]()
+    cache, plain = lm.BlockCache(12, block_tokens), dict[int, list[int]]()
     memory, token = np.zeros((12, block_tokens), int), 0
     for act, one, other, number in program:
         if act == "a":
@@ -89,14 +78,14 @@ def test_every_sequence_reads_what_it_wrote(program, block_tokens):
     for one, tokens in plain.items():
         read = [memory[b, k] for b in cache.tables[one] for k in range(block_tokens)]
         assert read[: len(tokens)] == tokens
-        assert len(cache.tables[one]) == blocks_of(len(tokens), block_tokens)
+        assert len(cache.tables[one]) == lm.blocks_of(len(tokens), block_tokens)
 
 
 def test_a_cache_refuses_what_cannot_be():
     for blocks, tokens in ((0, 1), (1, 0)):
         with pytest.raises(InputError):
-            BlockCache(blocks, tokens)
-    cache = BlockCache(2, 4)
+            lm.BlockCache(blocks, tokens)
+    cache = lm.BlockCache(2, 4)
     cache.append(0)
     with pytest.raises(InputError, match="new sequence"):
         cache.fork(0, 0)
@@ -106,21 +95,21 @@ def test_a_cache_refuses_what_cannot_be():
 def some(n, seed=0, rate=1.0, longest=40):
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, n))
-    return [Request(t, p, o) for t, p, o in zip(times.tolist(),
+    return [lm.Request(t, p, o) for t, p, o in zip(times.tolist(),
             rng.integers(1, longest, n).tolist(), rng.integers(1, longest, n).tolist(),
             strict=True)]  # fmt: skip
 
 
-TIME = StepTime(0.02, 0.0005, 0.001, 0.00001)
+TIME = lm.StepTime(0.02, 0.0005, 0.001, 0.00001)
 
 
 @settings(max_examples=30)
-@given(seed=st.integers(0, 999), policy=st.sampled_from(POLICIES), blocks=st.integers(20, 60),
+@given(seed=st.integers(0, 999), policy=st.sampled_from(lm.POLICIES), blocks=st.integers(20, 60),
        batch=st.integers(1, 9), budget=st.integers(1, 90))  # fmt: skip
 def test_everybody_gets_all_tokens_in_the_end(seed, policy, blocks, batch, budget):
     requests = some(25, seed, 5.0)
-    engine = Engine(policy, blocks, 4, batch, 3, budget)
-    found = converse(requests, engine, TIME)
+    engine = lm.Engine(policy, blocks, 4, batch, 3, budget)
+    found = lm.converse(requests, engine, TIME)
     again = sum(one.prompt for one in requests)
     for one in found.requests:
         assert one.given == one.output
@@ -132,7 +121,9 @@ def test_everybody_gets_all_tokens_in_the_end(seed, policy, blocks, batch, budge
 
 def test_a_preempted_request_is_read_again_with_what_it_was_given():
     """Two of 4 + 8 tokens in 5 blocks of 4: the second yields, and reads 4 + 4 tokens again."""
-    found = converse([Request(0, 4, 8), Request(0, 4, 8)], Engine("prefill", 5, 4, 2), TIME)
+    found = lm.converse(
+        [lm.Request(0, 4, 8), lm.Request(0, 4, 8)], lm.Engine("prefill", 5, 4, 2), TIME
+    )
     assert found.preemptions == 1
     assert found.prompt_tokens == 4 + 4 + 4 + 5
     first, second = found.requests
@@ -140,11 +131,13 @@ def test_a_preempted_request_is_read_again_with_what_it_was_given():
 
 
 def test_one_request_takes_the_sum_of_its_steps():
-    for policy in POLICIES:
-        found = converse([Request(3.0, 10, 4)], Engine(policy, 8, 16), TIME)
+    for policy in lm.POLICIES:
+        found = lm.converse([lm.Request(3.0, 10, 4)], lm.Engine(policy, 8, 16), TIME)
         steps = [TIME.of(10, 0, 0), *(TIME.of(0, 1, 10 + n) for n in (1, 2, 3))]
         assert found.end_s == pytest.approx(3 + sum(steps))
-    split = converse([Request(0, 10, 4)], Engine("split", 8, 16, max_prefill_tokens=4), TIME)
+    split = lm.converse(
+        [lm.Request(0, 10, 4)], lm.Engine("split", 8, 16, max_prefill_tokens=4), TIME
+    )
     assert split.steps == 3 + 3
     assert split.requests[0].first_s == pytest.approx(3 * 0.02 + 10 * 0.0005)
 
@@ -152,8 +145,8 @@ def test_one_request_takes_the_sum_of_its_steps():
 def test_static_batches_wait_for_their_longest_member():
     """Idle places of a batch: 1 - mean/max of the decoded tokens."""
     outputs = (3, 9, 5, 33)
-    requests = [Request(0, 2, output) for output in outputs]
-    found = converse(requests, Engine("static", 99, 4, 4), TIME)
+    requests = [lm.Request(0, 2, output) for output in outputs]
+    found = lm.converse(requests, lm.Engine("static", 99, 4, 4), TIME)
     decoded = np.array(outputs) - 1
     assert found.summary()["idle_places"] == pytest.approx(1 - decoded.mean() / decoded.max())
 
@@ -164,9 +157,11 @@ def test_all_share_a_step_as_a_processor_is_shared():
     sizes = rng.choice([20, 100, 400], n, p=[0.6, 0.3, 0.1])
     rate = r / (sizes.mean() * slice_s)
     times = np.cumsum(rng.exponential(1 / rate, n))
-    requests = [Request(t, 1, x + 1) for t, x in zip(times.tolist(), sizes.tolist(), strict=True)]
-    engine = Engine("prefill", 10**6, 16, 10**6, 10**6, 10**6)
-    found = converse(requests, engine, StepTime(decode_s=slice_s))
+    requests = [
+        lm.Request(t, 1, x + 1) for t, x in zip(times.tolist(), sizes.tolist(), strict=True)
+    ]
+    engine = lm.Engine("prefill", 10**6, 16, 10**6, 10**6, 10**6)
+    found = lm.converse(requests, engine, lm.StepTime(decode_s=slice_s))
     took_s = np.array([one.end_s - one.arrival_s for one in found.requests])
     for size in (20, 100, 400):
         measured = interval(took_s[sizes == size])
@@ -176,8 +171,8 @@ def test_all_share_a_step_as_a_processor_is_shared():
 
 def test_policies_differ_as_they_are_meant_to():
     def of(policy, **how):
-        engine = Engine(policy, 4000, 16, 32, **{"max_prefill_tokens": 512, **how})
-        return converse(some(400, 7, 8.0, 300), engine, TIME).summary()
+        engine = lm.Engine(policy, 4000, 16, 32, **{"max_prefill_tokens": 512, **how})
+        return lm.converse(some(400, 7, 8.0, 300), engine, TIME).summary()
 
     static, prefill, split = of("static"), of("prefill"), of("split", max_prefill_tokens=64)
     assert prefill["latency_s"]["mean"] < static["latency_s"]["mean"]
@@ -188,14 +183,14 @@ def test_policies_differ_as_they_are_meant_to():
 
 def test_what_can_never_fit_is_refused():
     for request, engine in (
-        (Request(0, 10, 10), Engine(blocks=4, block_tokens=4)),
-        (Request(0, 0, 10), Engine()),
-        (Request(0, 1, 1), Engine("random")),
-        (Request(0, 1, 1), Engine(max_batch=0)),
+        (lm.Request(0, 10, 10), lm.Engine(blocks=4, block_tokens=4)),
+        (lm.Request(0, 0, 10), lm.Engine()),
+        (lm.Request(0, 1, 1), lm.Engine("random")),
+        (lm.Request(0, 1, 1), lm.Engine(max_batch=0)),
     ):
         with pytest.raises(InputError):
-            converse([request], engine, TIME)
-    assert isinstance(converse([Request(0, 1, 1)], Engine(), TIME), Conversation)
+            lm.converse([request], engine, TIME)
+    assert isinstance(lm.converse([lm.Request(0, 1, 1)], lm.Engine(), TIME), lm.Conversation)
 
 
 # -- our own step times ---------------------------------------------------------------------------

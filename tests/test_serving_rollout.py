@@ -2,29 +2,22 @@
 
 import numpy as np
 
-from ascend_lab.serving import (
-    Arrivals,
-    Canary,
-    Policy,
-    Scenario,
-    Service,
-    Step,
-    Version,
-    simulate_serving,
-)
+from ascend_lab import serving as s
 from ascend_lab.serving.rollout import BUCKETS, bucket_of, guard
 
-SERVICE = Service("exponential", 0.01)
+SERVICE = s.Service("exponential", 0.01)
 
 
 def rolled(canary, errors=0.0, slow=1.0, **how):
     steps = (
-        Step("old", SERVICE, Policy(2)),
-        Step("new", Service("exponential", 0.01 * slow), Policy(2)),
+        s.Step("old", SERVICE, s.Policy(2)),
+        s.Step("new", s.Service("exponential", 0.01 * slow), s.Policy(2)),
     )
-    versions = (Version("old"), Version("new", errors))
-    arrivals = Arrivals(rate_per_s=60)
-    return simulate_serving(Scenario(arrivals, steps, how.get("n", 12_000), 5, 0, versions, canary))
+    versions = (s.Version("old"), s.Version("new", errors))
+    arrivals = s.Arrivals(rate_per_s=60)
+    return s.simulate_serving(
+        s.Scenario(arrivals, steps, how.get("n", 12_000), 5, 0, versions, canary)
+    )
 
 
 def test_a_hash_is_even_and_the_same_everywhere():
@@ -36,7 +29,7 @@ def test_a_hash_is_even_and_the_same_everywhere():
 
 
 def test_a_user_sees_one_version_while_the_share_stands():
-    found = rolled(Canary((0.2,), 10**6, users=500))
+    found = rolled(s.Canary((0.2,), 10**6, users=500))
     story = found.rollout
     assert story is not None
     seen: dict[int, set[int]] = {}
@@ -49,7 +42,7 @@ def test_a_user_sees_one_version_while_the_share_stands():
 
 
 def test_who_saw_the_new_version_keeps_it_when_the_share_grows():
-    story = rolled(Canary((0.1, 0.4, 1.0), 100, users=500)).rollout
+    story = rolled(s.Canary((0.1, 0.4, 1.0), 100, users=500)).rollout
     assert story is not None and story.ended == "promoted"
     switched: dict[int, list[int]] = {}
     for job in sorted(story.sent):
@@ -59,7 +52,7 @@ def test_who_saw_the_new_version_keeps_it_when_the_share_grows():
 
 def test_a_rollback_answers_all_that_was_sent():
     for errors, slow in ((0.3, 1.0), (0.0, 20.0)):
-        found = rolled(Canary((0.3, 1.0), 100, 0.05, 0.15), errors, slow)
+        found = rolled(s.Canary((0.3, 1.0), 100, 0.05, 0.15), errors, slow)
         story = found.rollout
         assert story is not None and story.ended == "rolled back"
         assert not found.lost.any()
@@ -71,7 +64,7 @@ def test_a_rollback_answers_all_that_was_sent():
 
 
 def test_the_guard_says_what_it_minds():
-    canary = Canary(max_error_rate=0.1, max_p95_s=1.0)
+    canary = s.Canary(max_error_rate=0.1, max_p95_s=1.0)
     assert guard([0.5] * 20, [False] * 18 + [True] * 2, canary) == ""
     assert "error rate 0.1500" in guard([0.5] * 20, [False] * 17 + [True] * 3, canary)
     assert "p95" in guard([0.5] * 18 + [9.0] * 2, [False] * 20, canary)

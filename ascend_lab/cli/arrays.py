@@ -81,3 +81,10 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array))
     write_whole(path, whole.getvalue())
+
+
+def save_array(path: str, array: Any) -> None:
+    """Write an array into an .npy file."""
+    raw = io.BytesIO()
+    np.lib.format.write_array(raw, np.ascontiguousarray(array))
+    write_whole(path, raw.getvalue())

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli.common import Parser
+from ascend_lab.cli.common import Parser, check_least
 from ascend_lab.cli.terminal import complain, printable, show
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count
@@ -49,7 +49,7 @@ def _parser() -> Parser:
         "solved since.",
         allow_abbrev=False,
     )
-    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     about = {
         "export": ("write all entries as JSON Lines", "FILE.jsonl"),
         "import": ("take the better entries of JSON Lines", "FILE.jsonl"),
@@ -112,8 +112,7 @@ def _list(store: Store, arguments: argparse.Namespace) -> str:
 
 
 def _nearest(store: Store, arguments: argparse.Namespace) -> str:
-    if arguments.count < 1:
-        raise InputError("--count of at least 1", str(arguments.count))
+    check_least(arguments, "--count", 1)
     asked = [e for e in store.entries() if e.key.digest.startswith(arguments.operand)]
     if len(asked) != 1:
         got = f"{arguments.operand}, which {len(asked)} entries begin with"

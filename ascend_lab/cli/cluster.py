@@ -7,16 +7,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import (
-    CLUSTER_FILE,
-    JSON,
-    Verb,
-    emit,
-    flag,
-    import_with,
-    refuse_idle,
-    shapes_of,
-)
+from ascend_lab.cli import common
+from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 
@@ -106,8 +98,7 @@ def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
 def _fit_collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster.fit import fit_collective, read_table
 
-    if arguments.max_ranks is not None and arguments.max_ranks < 2:
-        raise InputError("--max-ranks of at least 2", str(arguments.max_ranks))
+    common.check_least(arguments, "--max-ranks", 2)
     rows = read_table(arguments.file, device=arguments.device, max_ranks=arguments.max_ranks)
     data = report(rows, fit_collective(rows))
     emit(arguments.json, data, _text(data))
@@ -236,12 +227,8 @@ def _train_plan(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse numbers and names that mean nothing."""
-    if arguments.devices < 1:
-        raise InputError("--devices of at least 1", str(arguments.devices), "raise it")
-    if arguments.batch is not None and arguments.batch < 1:
-        raise InputError("--batch of at least 1", str(arguments.batch), "raise it")
-    if arguments.plans < 1:
-        raise InputError("--plans of at least 1", str(arguments.plans), "raise it")
+    for name in ("--devices", "--batch", "--plans"):
+        common.check_least(arguments, name, 1, remedy="raise it")
     if arguments.optimizer not in OPTIMIZERS:
         wanted = f"--optimizer {' or '.join(OPTIMIZERS)}"
         raise InputError(wanted, repr(arguments.optimizer), "choose one")
@@ -268,7 +255,7 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
     if not name.endswith(".onnx"):
         refuse_idle(arguments, "with an .onnx file", "--input-shape")
         return model_of(name, chip, optimizer=optimizer, dtype=dtype)
-    shapes = shapes_of(arguments)
+    shapes = common.shapes_of(arguments)
 
     for shape in shapes.values():
         if shape[:1] not in ((1,), (-1,)):
@@ -277,7 +264,7 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
 
     def build(batch: int) -> Any:
         sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
-        return import_with(name, None, sizes, batch).graph
+        return common.import_with(name, None, sizes, batch).graph
 
     return GraphModel(name, build, chip, optimizer, dtype)
 

@@ -163,10 +163,13 @@ def check_limit(limit_s: float | None) -> None:
         raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit_s))
 
 
-def check_seed(seed: int) -> None:
-    """Raise `InputError` for a --seed below 0."""
-    if seed < 0:
-        raise InputError("--seed of at least 0", str(seed))
+def check_least(
+    arguments: argparse.Namespace, flag: str, least: int = 0, unit: str = "", remedy: str = ""
+) -> None:
+    """Raise `InputError` for a flag's number below `least`; None is none."""
+    value = getattr(arguments, flag.lstrip("-").replace("-", "_"))
+    if value is not None and value < least:
+        raise InputError(f"{flag} of at least {least}{unit}", str(value), remedy)
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
@@ -228,17 +231,25 @@ def wanted(names: Iterable[str], given: Mapping[str, Any], flag: str) -> dict[st
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     """Return the shapes given as NAME:sizes; raise `InputError` for other texts."""
+    return shapes_in(arguments.input_shape, "--input-shape NAME:sizes", "e.g. data:1,3,224,224")
+
+
+def shapes_in(texts: Iterable[str], needed: str, example: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of texts NAME:sizes; raise `InputError` with what is needed for others."""
     found: dict[str, tuple[int, ...]] = {}
-    for text in arguments.input_shape:
+    for text in texts:
         name, colon, sizes = text.rpartition(":")
-        found[name] = wholes_of(sizes, ",")
-        if not colon or not name or (sizes.strip() and not found[name]):
-            raise InputError("--input-shape NAME:sizes", repr(text), "e.g. data:1,3,224,224")
+        found[name.strip()] = wholes_of(sizes, ",")
+        if not colon or not name.strip() or (sizes.strip() and not found[name.strip()]):
+            raise InputError(needed, repr(text), example)
     return found
 
 
 def import_with(
-    model: str, given: Mapping[str, Any] | None, shapes: Mapping[str, Any], batch: int | None
+    model: str,
+    given: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Any] | None = None,
+    batch: int | None = None,
 ) -> Imported:
     """Return a file's or the zoo's model; inputs that steer shapes are pinned to the values given.
 
@@ -252,8 +263,13 @@ def import_with(
         from ascend_lab.runtime import load_offline
 
         sizes = {name: array.shape for name, array in (given or {}).items()}
-        return load_offline(model).gear({**sizes, **shapes}, batch).imported
+        return load_offline(model).gear({**sizes, **(shapes or {})}, batch).imported
     return load_model(model, given=given, shapes=shapes, batch=batch)
+
+
+def imported(arguments: argparse.Namespace, given: Mapping[str, Any] | None = None) -> Imported:
+    """Return the model of --input-shape and --batch, as `import_with` does."""
+    return import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
 
 
 _ARGUMENT = re.compile(

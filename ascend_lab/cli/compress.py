@@ -112,7 +112,7 @@ def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
     from ascend_lab.graph.onnx.tensors import Limits
 
     if model.startswith(ZOO):
-        return import_with(model, None, {}, None).graph, False
+        return import_with(model).graph, False
     stated = load(model, Limits())[0].graph
     entries = {e.name: sizes_of(e) for e in stated.input}
     wanted(entries.keys() - {t.name for t in stated.initializer}, arrays, "--calibration")
@@ -120,7 +120,7 @@ def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
     is_open = any(not isinstance(head, int) for head in heads.values())
     rows = {name: head if isinstance(head, int) else ROWS for name, head in heads.items()}
     cut = {name: array[: rows.get(name)] if array.ndim else array for name, array in arrays.items()}
-    return import_with(model, cut, {}, None).graph, is_open
+    return import_with(model, cut).graph, is_open
 
 
 def _opened(model: str, arrays: dict[str, Any], found: Quantised, plan: Plan) -> ModelProto | None:
@@ -130,7 +130,7 @@ def _opened(model: str, arrays: dict[str, Any], found: Quantised, plan: Plan) ->
     made = []
     for rows in TRIAL_BATCHES:
         sizes = {name: np.resize(array, (rows, *array.shape[1:])) for name, array in arrays.items()}
-        graph = import_with(model, sizes, {}, None).graph
+        graph = import_with(model, sizes).graph
         made.append(qdq_model(at_batch(found, graph, plan)))
     return with_open_batch(*made)
 

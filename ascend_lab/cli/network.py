@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ascend_lab.cli import common
 from ascend_lab.cli.arrays import Arrays, load_arrays, save_arrays
 from ascend_lab.cli.common import (
     BATCH,
@@ -18,19 +19,10 @@ from ascend_lab.cli.common import (
     SHAPES,
     TUNED,
     Verb,
-    check_fits,
-    check_seed,
-    chip_with,
     emit,
     flag,
-    import_with,
-    is_tuned,
     refuse_idle,
-    shapes_of,
-    wanted,
-    with_tuned,
 )
-from ascend_lab.cli.hosted import WHOLE, placed, values_of
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
@@ -41,12 +33,14 @@ if TYPE_CHECKING:
     from ascend_lab.graph.compile import Front, Road
     from ascend_lab.graph.decide import Switches
     from ascend_lab.graph.fusion import Fused
+    from ascend_lab.graph.hosted import Hosted
     from ascend_lab.graph.ir import Graph
     from ascend_lab.runtime import OfflineModel
 
 
 WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64."""
+WHOLE = "for models whose operators the compiler takes"
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -54,10 +48,10 @@ def _run(arguments: argparse.Namespace) -> int:
         refuse_idle(arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank")
     if arguments.inputs:
         refuse_idle(arguments, "without --inputs", "--seed")
-    check_seed(arguments.seed)
+    common.check_least(arguments, "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
     try:
-        found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
+        found = common.imported(arguments, given)
     except UnsupportedError as error:
         refuse_idle(arguments, WHOLE, "--compiled")
         hosted = placed(arguments, given, error)
@@ -109,9 +103,9 @@ def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -
     if _is_offline(arguments.model):
         sizes = {name: graph.types[name].shape for name in graph.inputs}
         return _offline(arguments).gear(sizes).run(inputs, kernels=True)
-    compiled = compile_graph(graph, chip_with(arguments))
-    if is_tuned(arguments):
-        compiled = with_tuned(compiled, arguments)
+    compiled = compile_graph(graph, common.chip_with(arguments))
+    if common.is_tuned(arguments):
+        compiled = common.with_tuned(compiled, arguments)
     return run_tasks(compiled, inputs, graph.outputs)
 
 
@@ -140,7 +134,7 @@ def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
 
     if given is None:
         return random_inputs(graph, seed)
-    return wanted(graph.inputs, given, "--inputs")
+    return common.wanted(graph.inputs, given, "--inputs")
 
 
 def _check_size(graph: Graph) -> None:
@@ -169,6 +163,43 @@ def _summary(array: Any) -> dict[str, Any]:
     }
 
 
+# -- operators that no graph holds ----------------------------------------------------------------
+def placed(
+    arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
+) -> Hosted:
+    """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
+    from ascend_lab.graph.hosted import place_model
+    from ascend_lab.media import UNITS
+
+    if not arguments.model.endswith(".onnx"):
+        raise error
+    refuse_idle(arguments, WHOLE, "--tuned", "--bank")
+    chip = common.chip_with(arguments)
+    vpc = UNITS.get(chip.name, {}).get("VPC")
+    try:
+        return place_model(
+            arguments.model, chip, given=given, shapes=common.shapes_of(arguments),
+            batch=arguments.batch, dtype=getattr(arguments, "dtype", "fp16"),
+            seed=getattr(arguments, "seed", 0),
+            media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
+        )  # fmt: skip
+    except UnsupportedError as other:
+        raise error from other
+
+
+def values_of(hosted: Hosted) -> dict[str, Any]:
+    """Return the outputs as arrays that a file can hold; raise `UnsupportedError` for lists."""
+    found = {}
+    for name, value in hosted.run().items():
+        if not isinstance(value, np.ndarray | np.generic):
+            kind = type(value).__name__
+            raise UnsupportedError(f"{hosted.name}: outputs that are tensors", f"{name}, a {kind}")
+        array = np.asarray(value)
+        found[name] = array.astype(str) if array.dtype.kind == "O" else array
+    return found
+
+
+# -- time -----------------------------------------------------------------------------------------
 LONGEST = 44
 """Characters of an operator's name in the table; the front is left out."""
 
@@ -182,14 +213,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
         return _simulate_offline(arguments)
     if arguments.chip is None:
         raise InputError("--chip with a chip name or file", "none", "see `ascend-lab chips`")
-    chip = chip_with(arguments)
-    if arguments.memory_limit is not None and arguments.memory_limit < 1:
-        raise InputError(
-            "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"
-        )
+    chip = common.chip_with(arguments)
+    common.check_least(arguments, "--memory-limit", 1, " byte", "raise it")
     switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else Switches()
     try:
-        graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
+        graph = common.imported(arguments).graph
     except UnsupportedError as error:
         return _simulate_placed(arguments, error)
     if unknown := unknown_names(switches):
@@ -235,7 +263,7 @@ def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, 
 def _simulate_offline(arguments: argparse.Namespace) -> int:
     """Print the times that a compiled model holds."""
     model = _offline(arguments)
-    gear = model.gear(shapes_of(arguments), arguments.batch)
+    gear = model.gear(common.shapes_of(arguments), arguments.batch)
     times, batches = gear.times, ", ".join(str(one.batch) for one in model.gears)
     first = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
@@ -253,11 +281,12 @@ def _timed(
     from ascend_lab.graph.compile import finish_stages
     from ascend_lab.graph.tiled import simulate_within
 
-    if not is_tuned(arguments):
+    if not common.is_tuned(arguments):
         return simulate_within(front, chip, arguments.memory_limit, road)
     stages = finish_stages(front, chip, road)
-    check_fits(stages.compiled, arguments.memory_limit)
-    return simulate_graph(with_tuned(stages.compiled, arguments, arguments.dtype)), stages.fused
+    common.check_fits(stages.compiled, arguments.memory_limit)
+    tuned = common.with_tuned(stages.compiled, arguments, arguments.dtype)
+    return simulate_graph(tuned), stages.fused
 
 
 def unknown_names(switches: Switches) -> list[str]:

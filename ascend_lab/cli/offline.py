@@ -10,16 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import (
-    JSON,
-    MODEL,
-    Verb,
-    emit,
-    flag,
-    import_with,
-    refuse_idle,
-    with_cores,
-)
+from ascend_lab.cli import common
+from ascend_lab.cli.common import JSON, MODEL, Verb, emit, flag, refuse_idle
 from ascend_lab.cli.network import told, unknown_names
 from ascend_lab.cli.terminal import complain
 from ascend_lab.cli.tune_flags import FRAMEWORKS, REFUSED, dtype_of
@@ -57,7 +49,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     from ascend_lab.runtime import OfflineModel, compile_offline, unpack_parts
 
     _check_flags(arguments)
-    chip = with_cores(arguments.chip, arguments.aicore_num, "--aicore_num")
+    chip = common.with_cores(arguments.chip, arguments.aicore_num, "--aicore_num")
     road = _road(arguments)
     if arguments.check_report and not _report(arguments):
         return 1
@@ -137,7 +129,7 @@ def _report(arguments: argparse.Namespace) -> bool:
     batch = _batches(arguments.dynamic_batch_size)[0]
     error: AscendLabError | None = None
     try:
-        import_with(arguments.model, None, _sized(arguments, batch), batch)
+        common.import_with(arguments.model, None, _sized(arguments, batch), batch)
     except AscendLabError as found_error:
         error = found_error
     found = precheck(arguments.model, error)
@@ -182,7 +174,7 @@ def _sized(arguments: argparse.Namespace, batch: int | None) -> dict[str, tuple[
 def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imported]:
     """Return the model's graph for every gear, camera frames in place of images if asked for."""
     batches = _batches(arguments.dynamic_batch_size)
-    load = partial(import_with, arguments.model, None)
+    load = partial(common.import_with, arguments.model, None)
     found = {n: load(_sized(arguments, n), n) for n in batches}
     if arguments.compression:
         found = {n: _compressed(arguments.compression, one) for n, one in found.items()}

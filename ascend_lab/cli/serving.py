@@ -1,4 +1,4 @@
-"""The verbs `serve-sim` and `serve`: a server on a simulated clock, and a real one."""
+"""The verbs `aipp`, `serve-sim` and `serve`: camera frames, a simulated server and a real one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ascend_lab import limits
+from ascend_lab.cli.arrays import load_array, save_array
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, shapes_of
 from ascend_lab.cli.terminal import say
 from ascend_lab.errors import InputError
@@ -17,6 +21,49 @@ from ascend_lab.output import write_whole
 if TYPE_CHECKING:
     from ascend_lab.serving import Served
 
+
+def _aipp(arguments: argparse.Namespace) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.media import aipp_each, check, read_config, unpack_block
+
+    found = [op for op in read_config(arguments.config) if op.rank == arguments.rank]
+    if not found:
+        raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "--rank N")
+    op, chip = found[0], load_chip(arguments.chip) if arguments.chip else None
+    frames = load_array(arguments.image)
+    if op.settings is not None:
+        if arguments.block:
+            raise InputError("--block only with aipp_mode: dynamic", "static", "drop it")
+        with limits.naming(arguments.config):
+            size = check(op.settings, chip).frame_bytes
+        each = [op.settings] * max(1, frames.size // size)
+    else:
+        if not arguments.block:
+            raise InputError("--block F.bin with aipp_mode: dynamic", "none", "64 + 96 n bytes")
+        block = limits.read_file(
+            arguments.block, "a parameter block of dynamic AIPP", limits.TABLE_BYTES
+        )
+        each = [check(s, chip) for s in unpack_block(block)]
+        total = sum(s.frame_bytes for s in each)
+        limits.refuse_above("frames of max_src_image_size", total, op.max_bytes, "raise it")
+    width, height = each[0].size
+    limits.refuse_above("bytes of the result", len(each) * width * height * 6, limits.ARRAY_BYTES)
+    result = aipp_each(frames, each)
+    save_array(arguments.output, result)
+    wide = result.astype(np.float64)
+    data = {
+        "frames": len(result), "shape": list(result.shape), "dtype": str(result.dtype),
+        "min": float(wide.min()), "max": float(wide.max()), "mean": float(wide.mean()),
+    }  # fmt: skip
+    line = (
+        f"{len(result)} frames of {each[0].width} x {each[0].height} ({each[0].input_format}) -> "
+        f"{result.dtype}{list(result.shape)}, {wide.min():g} to {wide.max():g}"
+    )
+    emit(arguments.json, data, [line])
+    return 0
+
+
+# -- servers --------------------------------------------------------------------------------------
 PICTURES = (".svg", ".png", ".pdf")
 
 
@@ -133,6 +180,18 @@ ensemble; two [[versions]] name, error_rate, service, server with [canary] stage
 max_error_rate, max_p95_s, users."""
 
 VERBS = (
+    Verb(
+        "aipp", "raw camera frames through an AIPP configuration", _aipp,
+        (
+            flag("config", metavar="CONFIG.cfg"),
+            flag("--image", required=True, metavar="X.npy", help="raw frames, flat uint8"),
+            flag("--output", required=True, metavar="Y.npy", help="write fp16 (n, c, h, w) to it"),
+            flag("--rank", type=whole, default=0, metavar="N", help="related_input_rank (0)"),
+            flag("--block", metavar="F.bin", help="parameters, with aipp_mode: dynamic"),
+            flag("--chip", help="keep this chip's limits, too"),
+            JSON,
+        ),
+    ),
     Verb(
         "serve-sim", "simulate a server: latency, throughput and batches", _serve_sim,
         (

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, check_limit, check_seed, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_least, check_limit, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
@@ -30,7 +30,7 @@ PROFILES = (
 def _check_memory(arguments: argparse.Namespace) -> None:
     """Refuse numbers and names that mean nothing."""
     check_limit(arguments.time_limit)
-    check_seed(arguments.seed)
+    check_least(arguments, "--seed")
     from ascend_lab.graph.memory import METHODS
 
     if arguments.method not in METHODS:
@@ -39,8 +39,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
     if arguments.method not in ("best of", "exact"):
         searching = 'with a --method that searches ("best of", exact)'
         refuse_idle(arguments, searching, "--time-limit", "--seed")
-    if arguments.capacity is not None and arguments.capacity < 0:
-        raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
+    check_least(arguments, "--capacity", unit=" bytes")
     if not 1 <= arguments.alignment <= 2**30:
         raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
 
@@ -78,9 +77,8 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    for name in ("budget", "seeds"):
-        if getattr(arguments, name) < 1:
-            raise InputError(f"--{name} of at least 1", str(getattr(arguments, name)))
+    for name in ("--budget", "--seeds"):
+        check_least(arguments, name, 1)
     refuse_above("--seeds", arguments.seeds, SEEDS)
     from ascend_lab.aoe.recorded import read_recorded, replay
     from ascend_lab.aoe.search import paced, search_named
@@ -115,11 +113,10 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _subgraph(arguments: argparse.Namespace) -> int:
     check_limit(arguments.time_limit)
-    check_seed(arguments.seed)
+    check_least(arguments, "--seed")
     if arguments.evaluations is not None:
         refuse_idle(arguments, "without --evaluations", "--time-limit")
-        if arguments.evaluations < 0:
-            raise InputError("--evaluations of at least 0", str(arguments.evaluations))
+        check_least(arguments, "--evaluations")
     from ascend_lab.lab.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
@@ -153,7 +150,7 @@ def _subgraph_table(found: Solution, operations: int) -> list[str]:
 
 def _strategy(arguments: argparse.Namespace) -> int:
     check_limit(arguments.time_limit)
-    check_seed(arguments.seed)
+    check_least(arguments, "--seed")
     if arguments.method not in STRATEGY_METHODS:
         raise InputError(f"--method among {', '.join(STRATEGY_METHODS)}", repr(arguments.method))
     from ascend_lab.parallel.strategy import read_problem, solve
@@ -187,7 +184,7 @@ def _gradient(arguments: argparse.Namespace) -> int:
     from ascend_lab.aoe.gradient.splits import out_of_order
     from ascend_lab.aoe.gradient.tuning import bound_text, forms_text, plan_table
 
-    check_seed(arguments.seed)
+    check_least(arguments, "--seed")
     cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
     rows = read_profile(arguments.file)
     limit = arguments.max_bytes

@@ -17,20 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli import tune_flags as flags
 from ascend_lab.cli.bank import bank_main
 from ascend_lab.cli.common import in_flags
 from ascend_lab.cli.terminal import INTERRUPTED, complain
 from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
-from ascend_lab.cli.tune_flags import (
-    chip_of,
-    dtype_of,
-    executor_of,
-    job_of,
-    parser,
-    refuse,
-    settings_of,
-    topology_of,
-)
 from ascend_lab.cli.tune_inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 
@@ -58,8 +49,8 @@ def run(argv: Sequence[str]) -> int:
         with _CtrlC():
             if argv[:1] == ["bank"]:
                 return bank_main(argv[1:])
-            refuse(argv)
-            return _tune_all(parser().parse_args(argv), started)
+            flags.refuse(argv)
+            return _tune_all(flags.parser().parse_args(argv), started)
     except AscendLabError as error:
         raise InputError(in_flags(str(error), "aoe")) from error
 
@@ -161,15 +152,15 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     from ascend_lab.aoe.saved import usable_folder
     from ascend_lab.aoe.workers import workers_of
 
-    job, chip, dtype = job_of(arguments), chip_of(arguments), dtype_of(arguments)
-    settings = settings_of(arguments, os.environ)
+    job, chip, dtype = flags.job_of(arguments), flags.chip_of(arguments), flags.dtype_of(arguments)
+    settings = flags.settings_of(arguments, os.environ)
     sources = sources_of(arguments)
     if job == "4":
         return _tune_gradients(arguments, sources, chip)
     folder = usable_folder(arguments.output)
     bars = Bars(False if arguments.progress_bar == "off" else None)
     with (
-        workers_of(executor_of(arguments, os.environ)) as workers,
+        workers_of(flags.executor_of(arguments, os.environ)) as workers,
         open_knowledge(resume=arguments.reload) as ledger,
     ):
         asked = "" if arguments.soc_version else " (--soc_version chooses another)"
@@ -313,9 +304,9 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     from ascend_lab.aoe.report import write_report
     from ascend_lab.aoe.saved import usable_folder
 
-    topology, repeat = topology_of(arguments), repeat_tune(os.environ)
+    topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
     folder, most = usable_folder(arguments.output), arguments.max_segments
-    settings = {"dtype": dtype_of(arguments), "optimizer": arguments.optimizer}
+    settings = {"dtype": flags.dtype_of(arguments), "optimizer": arguments.optimizer}
     if other := _other_chip(chip, topology):
         _complain(other)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli.common import CLUSTER_FILE, Parser, check_seed, refuse_idle, with_cores
+from ascend_lab.cli.common import CLUSTER_FILE, Parser, check_least, refuse_idle, with_cores
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
@@ -182,7 +182,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         raise InputError(
             "--time_limit above 0 seconds", f"{limit_s:g}", "raise it, or leave it out"
         )
-    check_seed(arguments.seed)
+    check_least(arguments, "--seed")
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(
         budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),
@@ -238,9 +238,8 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
     from ascend_lab.cluster import load_topology
 
     name, devices = arguments.cluster, arguments.devices
+    check_least(arguments, "--devices", 1)
     if devices is not None:
-        if devices < 1:
-            raise InputError("--devices of at least 1", str(devices))
         if ":" in name or name.endswith(".toml"):
             found = load_topology(name)
             if found.size != devices:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import import_with
+from ascend_lab.cli.common import import_with, shapes_in
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown, wholes_of
 
@@ -60,15 +60,9 @@ def _ready(graph: Graph) -> Network:
 
 def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of "x:1,3,224,224;y:1,10"; -1 may stand first, for the batch."""
-    found: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        name, colon, sizes = part.rpartition(":")
-        found[name.strip()] = wholes_of(sizes, ",")
-        if not colon or not name.strip() or (sizes.strip() and not found[name.strip()]):
-            raise InputError("--input_shape NAME:sizes;...", repr(part), 'e.g. "x:1,3,224,224"')
-    if text and not found:
-        raise InputError("--input_shape NAME:sizes;...", repr(text), 'e.g. "x:1,3,224,224"')
-    return found
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    parts = [text] if text and not parts else parts
+    return shapes_in(parts, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
 
 
 def _batches(text: str) -> list[int]:

@@ -9,31 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import (
-    cluster,
-    compress,
-    course,
-    media,
-    migrate,
-    models,
-    network,
-    offline,
-    serving,
-    solve,
-)
-from ascend_lab.cli.common import (
-    CHIP,
-    JSON,
-    TRACE,
-    Flag,
-    Parser,
-    Verb,
-    check_outputs,
-    emit,
-    flag,
-    in_flags,
-    refuse_idle,
-)
+from ascend_lab.cli import cluster, compress, course, models, network, offline, serving, solve
+from ascend_lab.cli import common as shared
+from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 
@@ -44,18 +22,18 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Run a verb and return its exit code."""
     arguments = _parser().parse_args(argv)
-    check_outputs(arguments)
+    shared.check_outputs(arguments)
     try:
         code: int = arguments.run(arguments)
     except AscendLabError as error:
-        raise InputError(in_flags(str(error), "ascend-lab", arguments)) from error
+        raise InputError(shared.in_flags(str(error), "ascend-lab", arguments)) from error
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
+    parser = shared.Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
     parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in VERBS:
         verb.add_to(verbs)
     return parser
@@ -382,11 +360,9 @@ VERBS = (
     *network.VERBS,
     *offline.VERBS,
     *models.VERBS,
-    *migrate.VERBS,
     *compress.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
-    *media.VERBS,
     *serving.VERBS,
     *course.VERBS,
 )  # fmt: skip

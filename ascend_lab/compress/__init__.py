@@ -3,16 +3,16 @@
 # fmt: off
 # isort: off
 from ascend_lab.compress.calibrators import METHODS, calibrate
-from ascend_lab.compress.config import parse_config, read_config
+from ascend_lab.compress.config import LayerPlan, Plan, parse_config, read_config
 from ascend_lab.compress.deploy import deploy
-from ascend_lab.compress.layers import LayerPlan, Plan, Quantised, layers_of
 from ascend_lab.compress.learned import cross_entropy, distil, retrain, ulq_slopes
 from ascend_lab.compress.low_rank import decomposed
 from ascend_lab.compress.mixed import fastest
 from ascend_lab.compress.pruning import prune
 from ascend_lab.compress.qdq import qdq_model, with_open_batch
 from ascend_lab.compress.quantise import (
-    at_batch, batches_of, fake_quantised, output_error, quantise_graph, seen, with_records,
+    Quantised, at_batch, batches_of, fake_quantised, layers_of, output_error, quantise_graph,
+    seen, with_records,
 )
 from ascend_lab.compress.scales import (
     LayerScales, parse_records, read_records, records_text, Scale, channel_scales,

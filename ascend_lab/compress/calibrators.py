@@ -256,25 +256,6 @@ def levelled(mass: Values, seen: Values, edges: Values) -> Values:
     return found
 
 
-def ada_scale(x: Values, bits: int = 8) -> float:
-    """Return the symmetric scale of AMCT's form; 1 for zeros."""
-    most = np.abs(x).max()
-    if most == 0:
-        return 1.0
-    counts = histogram(x, BINS, -float(most), float(most))[0]
-    losses = []
-    for i in range(CANDIDATES):
-        p = counts[i : BINS - i].copy()
-        p[0] += counts[:i].sum()
-        p[-1] += counts[BINS - i :].sum()
-        edges = np.ceil(np.arange(2**bits) * (len(p) / (2**bits - 1)))
-        edges[-1] = len(p)
-        q = levelled(p, p > 0, edges)
-        losses.append(divergence(_gained(p), _gained(q)))
-    width = 2 * most / np.float32(BINS)
-    return float((most - np.float32(int(np.argmin(losses))) * width) / np.float32(2 ** (bits - 1)))
-
-
 def _gained(counts: Values) -> Values:
     """Return counts with empty bins at 1e-4; the others gain 1e-4 zeros / nonzeros."""
     empty = counts == 0
@@ -338,8 +319,23 @@ def _lost(counts: Values) -> Values:
 
 
 def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
-    """Trim up to 19 of 512 bins a side: least divergence in AMCT's form."""
-    scale = ada_scale(_joined(batches), bits)
+    """Trim up to 19 of 512 bins a side: least divergence in AMCT's form; 1 for zeros."""
+    x = _joined(batches)
+    most = np.abs(x).max()
+    if most == 0:
+        return Scale(1.0, 0, bits)
+    counts = histogram(x, BINS, -float(most), float(most))[0]
+    losses = []
+    for i in range(CANDIDATES):
+        p = counts[i : BINS - i].copy()
+        p[0] += counts[:i].sum()
+        p[-1] += counts[BINS - i :].sum()
+        edges = np.ceil(np.arange(2**bits) * (len(p) / (2**bits - 1)))
+        edges[-1] = len(p)
+        losses.append(divergence(_gained(p), _gained(levelled(p, p > 0, edges))))
+    width = 2 * most / np.float32(BINS)
+    end = most - np.float32(int(np.argmin(losses))) * width
+    scale = float(end / np.float32(2 ** (bits - 1)))
     return Scale(scale if scale >= EPSILON else 1.0, 0, bits)
 
 

@@ -1,4 +1,6 @@
-"""The simplified configuration file of AMCT as a plan: protobuf text, the keys that mean something.
+"""How each layer is to be quantised: a plan, or AMCT's simplified configuration file that says it.
+
+The file is protobuf text; read are the keys that mean something.
 
     batch_num: 2
     skip_layers: "fc"
@@ -8,19 +10,92 @@
 Source: github hicann/amct, calibration_config_pytorch.proto. Without `batch_num` all samples count.
 """
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress.layers import LayerPlan, Plan
+from ascend_lab.compress.calibrators import SYMMETRIC
 from ascend_lab.compress.prototext import read_text
 from ascend_lab.compress.weights import STRONGEST, WEAKEST, Rounding
 from ascend_lab.errors import InputError
+from ascend_lab.graph import Graph, Node
 from ascend_lab.limits import TABLE_BYTES, Range, read_file
 
+CONVOLUTIONS = ("conv2d", "depthwise_conv2d", "conv_transpose2d")
+PRODUCTS = ("matmul", "gemm", "batch_matmul")
+TYPES: Mapping[str, tuple[str, ...]] = {
+    **{op: (op,) for op in (*CONVOLUTIONS, *PRODUCTS)},
+    **dict.fromkeys(("Conv2d", "Conv"), ("conv2d", "depthwise_conv2d")),
+    **dict.fromkeys(("ConvTranspose2d", "ConvTranspose"), ("conv_transpose2d",)),
+    "Linear": PRODUCTS,
+    "MatMul": ("matmul", "batch_matmul"),
+    "Gemm": ("gemm", "matmul"),
+}
+"""Operators by the names that frameworks, ONNX and this library have for types of layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """How a layer is to be quantised; `options` are those of the method.
+
+    `strength` is that of the balance with what the layer reads, None for no balance; `rounding`
+    None rounds weights to the nearest.
+    """
+
+    method: str = "ifmr"
+    asymmetric: bool = True
+    bits: int = 8
+    weight_bits: int = 8
+    channel_wise: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    strength: float | None = None
+    rounding: Rounding | None = None
+
+    @property
+    def with_offset(self) -> bool:
+        """Tell whether activations get an offset: never by a rule that knows none."""
+        return self.asymmetric and self.method not in SYMMETRIC
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with each layer: a layer's own plan beats its type's, that the common one."""
+
+    common: LayerPlan = field(default_factory=LayerPlan)
+    types: Mapping[str, LayerPlan] = field(default_factory=dict)
+    layers: Mapping[str, LayerPlan] = field(default_factory=dict)
+    skip_layers: frozenset[str] = frozenset()
+    skip_types: frozenset[str] = frozenset()
+    fold: bool = True
+    unfolded: frozenset[str] = frozenset()
+    batches: int | None = None
+
+    def of(self, node: Node) -> LayerPlan | None:
+        """Return the plan of a layer; None if it is to stay as it is."""
+        if node.name in self.skip_layers or any(node.op in TYPES[t] for t in self.skip_types):
+            return None
+        if node.name in self.layers:
+            return self.layers[node.name]
+        return next((p for t, p in self.types.items() if node.op in TYPES[t]), self.common)
+
+    def check(self, graph: Graph) -> None:
+        """Raise `InputError` for a layer or a type of layers that is named and not there."""
+        known = {node.name for node in graph.nodes}
+        for name in (*self.layers, *self.skip_layers, *self.unfolded):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 3)
+                remedy = f"did you mean {' or '.join(near)}?" if near else "check it"
+                raise InputError(f"{graph.name}: a layer of the graph", repr(name), remedy)
+        for kind in (*self.types, *self.skip_types):
+            if kind not in TYPES:
+                raise InputError(f"a type of layers among {', '.join(TYPES)}", repr(kind))
+
+
+# -- the file -------------------------------------------------------------------------------------
 _ACTIVATION = {"asymmetric": bool, "dst_type": ("INT8", "INT16")}
 _PERCENT, _BETA = Range(float, 0.5, 1), Range(float, 1, 1e3)
 _LAYER: Mapping[str, Any] = {

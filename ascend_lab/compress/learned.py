@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress.layers import Quantised, channel_axis
-from ascend_lab.compress.quantise import Feeds, by_node, seen
+from ascend_lab.compress.quantise import Feeds, Quantised, by_node, channel_axis, seen
 from ascend_lab.compress.scales import EPSILON, LayerScales, along, fake, limits, scale_between
 from ascend_lab.graph import Constant, Graph, Node, TensorType
 from ascend_lab.graph.ir import Values, operator_of
@@ -218,31 +217,11 @@ def cross_entropy(labels: Sequence[Values]) -> Loss:
     """Return the mean -log softmax(z)[label] over rows."""
 
     def loss(z: Values, place: int) -> tuple[float, Values]:
-        p, wanted = softmax(z), labels[place]
-        rows = np.arange(len(z))
-        slope = p.copy()
+        e, wanted = np.exp(z - z.max(axis=-1, keepdims=True)), labels[place]
+        p = e / e.sum(axis=-1, keepdims=True)
+        rows, slope = np.arange(len(z)), p.copy()
         slope[rows, wanted] -= 1
         return float(-np.log(np.maximum(p[rows, wanted], 1e-300)).mean()), slope / len(z)
-
-    return loss
-
-
-def softmax(z: Values, temperature: float = 1.0) -> Values:
-    """Return exp(z / T) over the last axis, shares of their sum."""
-    e = np.exp((z - z.max(axis=-1, keepdims=True)) / temperature)
-    return np.asarray(e / e.sum(axis=-1, keepdims=True))
-
-
-def soft_targets(teacher: Sequence[Values], temperature: float = 4.0) -> Loss:
-    """Return T^2 KL(teacher || student) of softened answers, mean over rows (Hinton 2015).
-
-    The square keeps the size of the slope: it is T (q - p) / rows.
-    """
-
-    def loss(z: Values, place: int) -> tuple[float, Values]:
-        p, q = softmax(teacher[place], temperature), softmax(z, temperature)
-        value = np.sum(p * np.log(p / q)) / len(z)
-        return float(temperature**2 * value), temperature * (q - p) / len(z)
 
     return loss
 

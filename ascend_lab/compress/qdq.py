@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ascend_lab.compress.layers import Quantised, channel_axis
-from ascend_lab.compress.quantise import bias_scales, by_node, weight_scales, whole_bias
+from ascend_lab.compress import quantise as q
 from ascend_lab.compress.scales import LayerScales, quantise
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import Draft, Graph, Node
@@ -24,15 +23,25 @@ if TYPE_CHECKING:
 WIDTHS = {8: np.int8, 16: np.int16}
 
 
-def qdq_model(found: Quantised) -> ModelProto:
+def qdq_model(found: q.Quantised) -> ModelProto:
     """Return the model, operator set 22; weights of fewer than 8 bits lie in int8.
 
     Raises `UnsupportedError` for activations in other than 8 or 16 bits, and as `export_onnx`.
     """
     from ascend_lab.graph.onnx import export_onnx
 
-    layers = by_node(found)
-    graph, marks = _marked(found.graph, layers)
+    marks: dict[str, tuple[LayerScales, Node]] = {}
+
+    def put(draft: Draft, node: Node, layer: LayerScales, place: int) -> str:
+        """Write a node that does nothing, and keep by its name what is to stand there."""
+        if layer.bits not in WIDTHS:
+            raise UnsupportedError(f"{node.name}: activations in 8 or 16 bits", f"{layer.bits}")
+        x = node.inputs[place]
+        name = draft.insert("trans_data", [x], {"layout": "ND"}, f"{x}_dequantised")
+        marks[name] = layer, node
+        return name
+
+    graph = q.with_reads(found.graph, q.by_node(found), put)
     model: ModelProto = export_onnx(graph)
     nodes, tensors = list(model.graph.node), list(model.graph.initializer)
     del model.graph.node[:], model.graph.initializer[:]
@@ -48,33 +57,6 @@ def qdq_model(found: Quantised) -> ModelProto:
     read = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(one for one in tensors if one.name in read)
     return model
-
-
-def _marked(
-    graph: Graph, layers: dict[str, LayerScales]
-) -> tuple[Graph, dict[str, tuple[LayerScales, Node]]]:
-    """Return the graph with a node that does nothing where values are to be rounded, by name."""
-    draft = Draft(graph)
-    marks: dict[str, tuple[LayerScales, Node]] = {}
-    known: dict[tuple[str, float, int, int], str] = {}
-    for node in graph.nodes:
-        if node.name not in layers:
-            continue
-        layer = layers[node.name]
-        if layer.bits not in WIDTHS:
-            raise UnsupportedError(f"{node.name}: activations in 8 or 16 bits", f"{layer.bits}")
-        x = node.inputs[0]
-        key = (x, layer.scale, layer.offset, layer.bits)
-        if key not in known:
-            known[key] = draft.insert("trans_data", [x], {"layout": "ND"}, f"{x}_dequantised")
-            marks[known[key]] = layer, node
-        reads = [known[key], *node.inputs[1:]]
-        for place in (1, 2) if whole_bias(layer, node, graph) is not None else (1,):
-            name = f"{reads[place]}_dequantised"
-            reads[place] = draft.insert("trans_data", [reads[place]], {"layout": "ND"}, name)
-            marks[reads[place]] = layer, node
-        draft.become(node, node.op, reads, node.attrs)
-    return draft.finish(), marks
 
 
 Written = tuple[list["NodeProto"], list["TensorProto"]]
@@ -99,15 +81,15 @@ def _constant(node: NodeProto, layer: LayerScales, reader: Node, graph: Graph) -
     from onnx import helper, numpy_helper
 
     name, before = node.output[0], node.input[0]
-    axis = channel_axis(reader, graph)
+    axis = q.channel_axis(reader, graph)
     if before == reader.inputs[1]:
-        scales = weight_scales(layer, reader, graph)
+        scales = q.weight_scales(layer, reader, graph)
         values = quantise(graph.constants[before].array(), scales, 0, layer.weight_bits)
         whole = values.astype(WIDTHS.get(layer.weight_bits, np.int8))
     else:
-        found = whole_bias(layer, reader, graph)
+        found = q.whole_bias(layer, reader, graph)
         assert found is not None
-        scales, whole, axis = bias_scales(layer), found, 0
+        scales, whole, axis = q.bias_scales(layer), found, 0
     scales = scales.reshape(-1) if scales.size > 1 else scales.reshape(())
     given, tensors = _grid(name, scales, np.zeros_like(scales, whole.dtype))
     tensors.append(numpy_helper.from_array(whole, f"{name}/whole"))

@@ -5,39 +5,88 @@
 What comes out says how; `fake_quantised` puts the rounding where the hardware rounds, in fp32.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ascend_lab.compress import scales as rule
 from ascend_lab.compress.calibrators import calibrate
-from ascend_lab.compress.layers import (
-    LayerPlan,
-    Plan,
-    Quantised,
-    channel_axis,
-    folded,
-    input_axes,
-    layers_of,
-)
-from ascend_lab.compress.scales import (
-    LayerScales,
-    Scale,
-    along,
-    channel_scales,
-    checked,
-    fake,
-    limits,
-)
+from ascend_lab.compress.config import CONVOLUTIONS, PRODUCTS, LayerPlan, Plan
+from ascend_lab.compress.scales import LayerScales, along, fake
 from ascend_lab.compress.weights import adaptive_rounding, balance_factors, largest_along
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
 from ascend_lab.graph.ir import Values, operator_of
+from ascend_lab.graph.passes.images import into_convolution
+from ascend_lab.graph.passes.rewrite import sweep
 
 Feeds = Sequence[Mapping[str, Any]]
 
 
+# -- layers ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A graph in fp32 made ready (norms folded, balanced, rounded), and the scales of its layers.
+
+    Nodes without scales stay in floating point.
+    """
+
+    graph: Graph
+    layers: tuple[LayerScales, ...]
+
+
+def folded(graph: Graph, keep: frozenset[str] = frozenset()) -> Graph:
+    """Return the graph with batch norms folded into convolutions, but not into those to keep."""
+
+    def rule(draft: Draft, node: Node) -> bool:
+        conv = draft.maker(node.inputs[0])
+        return (conv is None or conv.name not in keep) and into_convolution(draft, node)
+
+    return sweep(rule, "batch_norm")(graph)[0]
+
+
+def layers_of(graph: Graph) -> tuple[Node, ...]:
+    """Return the convolutions and products of fp32 tensors with constant weights, in order."""
+    return tuple(
+        node
+        for node in graph.nodes
+        if node.op in (*CONVOLUTIONS, *PRODUCTS)
+        and node.inputs[1] in graph.constants
+        and node.inputs[0] not in graph.constants
+        and all(graph.types[name].dtype == "fp32" for name in (*node.inputs[:2], node.output))
+        and not node.attr("trans_a")
+    )
+
+
+def channel_axis(node: Node, graph: Graph) -> int | None:
+    """Return the axis of a layer's weights along which its output channels lie.
+
+    None for a transposed convolution in groups, whose channels lie along two axes.
+    """
+    if node.op in CONVOLUTIONS[:2]:
+        return 0
+    if node.op == "conv_transpose2d":
+        return 1 if node.attr("groups", 1) == 1 else None
+    rank = len(graph.types[node.inputs[1]].shape)
+    return rank - 2 if node.attr("trans_b") else rank - 1
+
+
+def input_axes(node: Node, graph: Graph) -> tuple[int, int] | None:
+    """Return the axes of a layer's input and weights along which input channels lie.
+
+    None where they cannot be balanced: groups, whose weights see only some of the channels.
+    """
+    if node.op in PRODUCTS:
+        rank = len(graph.types[node.inputs[1]].shape)
+        last = len(graph.types[node.inputs[0]].shape) - 1
+        return last, rank - 1 if node.attr("trans_b") else rank - 2
+    grouped = node.op == "depthwise_conv2d" or node.attr("groups", 1) != 1
+    return None if grouped else (1, 0 if node.op == "conv_transpose2d" else 1)
+
+
+# -- samples --------------------------------------------------------------------------------------
 def batches_of(graph: Graph, arrays: Mapping[str, Any]) -> Feeds:
     """Return arrays of many rows as feeds of as many rows as the graph's inputs have.
 
@@ -87,7 +136,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     graph, factors = balanced(graph, feeds, chosen)
     nodes = [node for node in layers_of(graph) if node.name in chosen]
     values = seen(graph, feeds, (node.inputs[0] for node in nodes))
-    scales: dict[tuple[str, str], Scale] = {}
+    scales: dict[tuple[str, str], rule.Scale] = {}
     layers = []
     for node in nodes:
         one, name = chosen[node.name], node.inputs[0]
@@ -104,10 +153,10 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
 
 def _weight_steps(node: Node, graph: Graph, plan: LayerPlan) -> tuple[float, ...]:
     """Return the scales of a layer's weights: by range, or by divergence if rounding is learned."""
-    weights = checked(graph.constants[node.inputs[1]].array(), f"weights of {node.name}")
+    weights = rule.checked(graph.constants[node.inputs[1]].array(), f"weights of {node.name}")
     axis = channel_axis(node, graph) if plan.channel_wise else None
     if plan.rounding is None:
-        return channel_scales(weights, axis, plan.weight_bits)
+        return rule.channel_scales(weights, axis, plan.weight_bits)
     rows = weights[None] if axis is None else np.moveaxis(weights, axis, 0)
     return tuple(calibrate(row, "kl", bits=plan.weight_bits).scale for row in rows)
 
@@ -218,28 +267,47 @@ def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     return along(np.array(layer.weight_scales, np.float32), axis or 0, len(kind.shape))
 
 
+def with_reads(
+    graph: Graph,
+    layers: Mapping[str, LayerScales],
+    put: Callable[[Draft, Node, LayerScales, int], str],
+) -> Graph:
+    """Return the graph whose layers read what `put` writes in place of an input.
+
+    Its places are what a layer reads, 0, once for equal scales; the weights, 1; a whole bias, 2.
+    """
+    draft, made = Draft(graph), dict[tuple[str, float, int, int], str]()
+    for node in graph.nodes:
+        if node.name not in layers:
+            continue
+        layer, reads = layers[node.name], list(node.inputs)
+        key = (reads[0], layer.scale, layer.offset, layer.bits)
+        if key not in made:
+            made[key] = put(draft, node, layer, 0)
+        reads[0], reads[1] = made[key], put(draft, node, layer, 1)
+        if whole_bias(layer, node, graph) is not None:
+            reads[2] = put(draft, node, layer, 2)
+        draft.become(node, node.op, reads, node.attrs)
+    return draft.finish()
+
+
 def fake_quantised(found: Quantised) -> Graph:
     """Return the graph that rounds what layers read as whole numbers would, in fp32.
 
     Raises `InputError` for scales of a layer that the graph has not.
     """
-    graph, draft = found.graph, Draft(found.graph)
-    layers = by_node(found)
-    made: dict[tuple[str, float, int, int], str] = {}
-    for node in graph.nodes:
-        if node.name not in layers:
-            continue
-        layer, (x, w) = layers[node.name], node.inputs[:2]
-        key = (x, layer.scale, layer.offset, layer.bits)
-        if key not in made:
-            made[key] = _fake_node(draft, x, layer)
-        scales = weight_scales(layer, node, graph)
-        weights = fake(graph.constants[w].array(), scales, 0, layer.weight_bits)
-        reads = [made[key], draft.add(_constant(weights), f"{w}_fake"), *node.inputs[2:]]
-        if (whole := whole_bias(layer, node, graph)) is not None:
-            reads[2] = draft.add(_constant(whole * bias_scales(layer)), f"{reads[2]}_fake")
-        draft.become(node, node.op, reads, node.attrs)
-    return draft.finish()
+
+    def put(draft: Draft, node: Node, layer: LayerScales, place: int) -> str:
+        name, graph = node.inputs[place], found.graph
+        if place == 0:
+            return _fake_node(draft, name, layer)
+        if place == 1:
+            array, scales = graph.constants[name].array(), weight_scales(layer, node, graph)
+            return draft.add(_constant(fake(array, scales, 0, layer.weight_bits)), f"{name}_fake")
+        bias = whole_bias(layer, node, graph) * bias_scales(layer)
+        return draft.add(_constant(bias), f"{name}_fake")
+
+    return with_reads(found.graph, by_node(found), put)
 
 
 def bias_scales(layer: LayerScales) -> Values:
@@ -270,7 +338,7 @@ def by_node(found: Quantised) -> dict[str, LayerScales]:
 
 def _fake_node(draft: Draft, x: str, layer: LayerScales) -> str:
     """Write (clip(round(x / scale) + offset) - offset) scale; return its name."""
-    low, high = limits(layer.bits)
+    low, high = rule.limits(layer.bits)
     step = draft.add(_constant(np.asarray(layer.scale, np.float32)), f"{x}_scale")
     y = draft.insert("round", [draft.insert("div", [x, step])])
     bounds = {"low": float(low - layer.offset), "high": float(high - layer.offset)}
