@@ -19,3 +19,11 @@ def run_json(capsys, *words):
     code, out, err = run(capsys, *words, "--json", "-")
     assert (code, err) == (0, "")
     return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def refused(capsys, *words):
+    """Return the one line in which a command says that it cannot be done; nothing else is said."""
+    code, out, err = run(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1), (words, err)
+    assert err.startswith("ascend-lab: ") and err.endswith("\n") and "Traceback" not in err
+    return err

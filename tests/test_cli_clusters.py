@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from command_lines import refused, run, run_json
 
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cli.cluster import parse_bytes
 from ascend_lab.errors import InputError
 
@@ -19,37 +19,10 @@ ALPHA_S, BETA_S_PER_BYTE = 5e-6, 1e-10
 FORBIDDEN = 10**18
 
 
-@pytest.fixture
-def run(capsys):
-    """Return a function that runs a verb with --json - and returns what it wrote."""
-
-    def found(*arguments):
-        code = main([*map(str, arguments), "--json", "-"])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    return found
-
-
-@pytest.fixture
-def refused(capsys):
-    """Return a function that runs a verb, expects one line of complaint and returns it."""
-
-    def found(*arguments):
-        code = main(list(map(str, arguments)))
-        out, err = capsys.readouterr()
-        assert (code, out) == (2, "")
-        assert err.startswith("ascend-lab: ") and err.count("\n") == 1
-        return err
-
-    return found
-
-
 # -- collective -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", ["star", "mesh"])
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
-def test_flat_collectives_take_what_the_textbook_says(run, shape, p):
+def test_flat_collectives_take_what_the_textbook_says(capsys, shape, p):
     n, log, share = 3.3e7, math.ceil(math.log2(p)), (p - 1) / p
     expected_s = {
         ("allreduce", "ring"): 2 * (p - 1) * ALPHA_S + 2 * share * n * BETA_S_PER_BYTE,
@@ -61,7 +34,7 @@ def test_flat_collectives_take_what_the_textbook_says(run, shape, p):
     }
     for (op, algorithm), time_s in expected_s.items():
         flags = ("--op", op, "--algorithm", algorithm, "--bytes", n, "--topology", f"{shape}:{p}")
-        found = run("collective", *flags)
+        found = run_json(capsys, "collective", *flags)
         assert found["time_s"] == pytest.approx(time_s), op
         assert found["lower_bound_s"] <= found["time_s"] * (1 + 1e-9), op
         assert found["algorithm_bandwidth"] == pytest.approx(n / time_s)
@@ -69,12 +42,12 @@ def test_flat_collectives_take_what_the_textbook_says(run, shape, p):
 
 @pytest.mark.parametrize("topology", ["star:6", "ring:7", "910a-server"])
 @pytest.mark.parametrize("op", ["broadcast", "reduce"])
-def test_no_algorithm_by_name_is_quicker_than_auto(run, topology, op):
+def test_no_algorithm_by_name_is_quicker_than_auto(capsys, topology, op):
     flags = ("--op", op, "--topology", topology, "--bytes")
     for n in (1e3, 1e6, 1e7):
-        auto_s = run("collective", *flags, n)["time_s"]
+        auto_s = run_json(capsys, "collective", *flags, n)["time_s"]
         for algorithm in ("tree", "chain", "star", "mesh", "nhr", "hierarchical"):
-            named = run("collective", *flags, n, "--algorithm", algorithm)
+            named = run_json(capsys, "collective", *flags, n, "--algorithm", algorithm)
             assert auto_s <= named["time_s"] * (1 + 1e-12), (n, algorithm)
 
 
@@ -87,19 +60,19 @@ def test_no_algorithm_by_name_is_quicker_than_auto(run, topology, op):
         ("ring:1024", "mesh", "131072 messages a round"),
     ],
 )
-def test_schedules_that_would_take_minutes_are_refused(refused, topology, algorithm, says):
+def test_schedules_that_would_take_minutes_are_refused(capsys, topology, algorithm, says):
     flags = ("--bytes", "1e8", "--topology", topology, "--algorithm", algorithm)
-    assert says in refused("collective", "--op", "allreduce", *flags)
+    assert says in refused(capsys, "collective", "--op", "allreduce", *flags)
 
 
 @pytest.mark.parametrize(
     "slip", ["beta_s_per_byte = 1e308", "beta_s_per_byte = 1e14", "gbytes_per_s = 1e-20"]
 )
-def test_links_slower_than_anything_are_refused(refused, tmp_path, slip):
+def test_links_slower_than_anything_are_refused(capsys, tmp_path, slip):
     file = tmp_path / "slip.toml"
     file.write_text(f'devices = 2\n[[links]]\nfrom = "npu0"\nto = "npu1"\nalpha_us = 1\n{slip}\n')
     flags = ("--bytes", "1e6", "--topology", file)
-    assert "at most 1e+" in refused("collective", "--op", "allreduce", *flags)
+    assert "at most 1e+" in refused(capsys, "collective", "--op", "allreduce", *flags)
 
 
 def at(size, topology):
@@ -107,8 +80,8 @@ def at(size, topology):
 
 
 @pytest.mark.parametrize("op", ["allreduce", "all-reduce", "all_reduce"])
-def test_json_has_what_is_promised(run, op):
-    found = run("collective", "--op", op, "--algorithm", "ring", *at("1e6", "star:4"))
+def test_json_has_what_is_promised(capsys, op):
+    found = run_json(capsys, "collective", "--op", op, "--algorithm", "ring", *at("1e6", "star:4"))
     assert found["op"] == "all_reduce" and found["algorithm"] == "ring" and found["ranks"] == 4
     assert found["steps"] == 6 and found["bytes"] == 1e6
     expected_s = 6 * (5e-6 + 1e6 / 4 * 1e-10)
@@ -118,32 +91,33 @@ def test_json_has_what_is_promised(run, op):
     assert 0 < found["lower_bound_s"] <= found["time_s"]
 
 
-def test_auto_takes_the_quickest(run):
+def test_auto_takes_the_quickest(capsys):
     arguments = ("collective", "--op", "allreduce", *at("64M", "910b-roce:16"))
-    found = run(*arguments)
+    found = run_json(capsys, *arguments)
     assert found["bytes"] == 64 * 2**20
     assert found["time_s"] == min(found["candidates"].values())
     assert found["candidates"][found["algorithm"]] == found["time_s"]
-    again = run(*arguments, "--algorithm", found["algorithm"])
+    again = run_json(capsys, *arguments, "--algorithm", found["algorithm"])
     assert again["time_s"] == found["time_s"] and "candidates" not in again
 
 
 def test_the_table_has_a_row_for_each_algorithm(capsys):
-    assert main(["collective", "--op", "alltoall", *at("1MB", "910a-server")]) == 0
-    out = capsys.readouterr().out
+    out = run(capsys, "collective", "--op", "alltoall", *at("1MB", "910a-server"))[1]
     for name in ("mesh", "pairwise", "bruck", "no schedule is faster"):
         assert name in out
-    words = ["collective", "--op", "broadcast", *at("1MB", "star:8"), "--algorithm", "tree"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+    words = ("collective", "--op", "broadcast", *at("1MB", "star:8"), "--algorithm", "tree")
+    out = run(capsys, *words)[1]
     assert "tree" in out and "chain" not in out
 
 
-def test_fewer_ranks_another_root_and_nothing_to_move(run):
+def test_fewer_ranks_another_root_and_nothing_to_move(capsys):
     options = ("--ranks", "4", "--root", "3")
-    assert run("collective", "--op", "reduce", *at("8", "910a-server"), *options)["ranks"] == 4
+    assert (
+        run_json(capsys, "collective", "--op", "reduce", *at("8", "910a-server"), *options)["ranks"]
+        == 4
+    )
     for size, topology in (("0", "star:4"), ("1e9", "star:1")):
-        found = run("collective", "--op", "allreduce", *at(size, topology))
+        found = run_json(capsys, "collective", "--op", "allreduce", *at(size, topology))
         assert found["time_s"] == found["algorithm_bandwidth"] == found["steps"] == 0
 
 
@@ -170,8 +144,8 @@ def test_sizes():
         ("allreduce", "--algorithm", "hierarchical", "--ranks", "12", *at("1", "910b-roce:16")),
     ],
 )
-def test_bad_input_is_one_line(refused, words):
-    assert refused("collective", "--op", *words)
+def test_bad_input_is_one_line(capsys, words):
+    assert refused(capsys, "collective", "--op", *words)
 
 
 # -- fit-collective -------------------------------------------------------------------------------
@@ -185,19 +159,19 @@ def table(file, sizes, ranks):
     return file
 
 
-def test_a_table_of_many_sizes_is_fitted(run, tmp_path):
+def test_a_table_of_many_sizes_is_fitted(capsys, tmp_path):
     sizes = [float(round(1e3 * 10 ** (i / 20))) for i in range(121)]
-    found = run("fit-collective", table(tmp_path / "many.csv", sizes, [2, 8]))
+    found = run_json(capsys, "fit-collective", table(tmp_path / "many.csv", sizes, [2, 8]))
     low, high = found["bands"][0], found["bands"][-1]
     assert low["alpha_s"] == pytest.approx(3e-6, rel=0.02)
     assert high["beta_s_per_byte"] == pytest.approx(1e-10, rel=0.02)
     assert found["rows"] == 242 and 0 <= found["held_out_mape"] < 0.05
 
 
-def test_too_many_rows_are_refused(refused, tmp_path):
+def test_too_many_rows_are_refused(capsys, tmp_path):
     sizes = [float(n) for n in range(1000, 2001)]
     assert "at most 2000 rows; got 2002" in refused(
-        "fit-collective", table(tmp_path / "long.csv", sizes, [2, 4])
+        capsys, "fit-collective", table(tmp_path / "long.csv", sizes, [2, 4])
     )
 
 
@@ -244,44 +218,44 @@ def best_cost(problem):
     return min(costs, default=None)
 
 
-def test_strategies_equal_brute_force_whatever_the_size_of_costs(run, refused, tmp_path):
+def test_strategies_equal_brute_force_whatever_the_size_of_costs(capsys, tmp_path):
     rng, file, solved = random.Random(11), tmp_path / "problem.json.gz", 0
     for _ in range(60):
         problem = random_problem(rng)
         file.write_bytes(gzip.compress(json.dumps({"problem": problem}).encode()))
         best = best_cost(problem)
         if best is None:
-            refused("strategy", file)
+            refused(capsys, "strategy", file)
             continue
-        found = run("strategy", file)
+        found = run_json(capsys, "strategy", file)
         assert found["cost"] == found["lower_bound"] == best
         assert found["proven"] is True
         solved += best > 10**9  # where one part in a billion is more than one
     assert solved >= 5
 
 
-def test_costs_written_as_floats_are_whole_numbers(run, tmp_path):
+def test_costs_written_as_floats_are_whole_numbers(capsys, tmp_path):
     file = tmp_path / "floats.json"
     nodes = {"intervals": [[0, 1]], "costs": [[1e18, 7.0]], "usages": [[1, 1]]}
     file.write_text(json.dumps({"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}))
-    assert run("strategy", file)["strategies"] == [1]
+    assert run_json(capsys, "strategy", file)["strategies"] == [1]
 
 
 # -- gradient-plan --------------------------------------------------------------------------------
 COST = ("--alpha-us", 10, "--beta-us-per-byte", 0.01)
 
 
-def test_shares_of_bytes_do_not_beat_the_plan_by_mixing_formats(run, tmp_path):
+def test_shares_of_bytes_do_not_beat_the_plan_by_mixing_formats(capsys, tmp_path):
     file = tmp_path / "mixed.csv"
     rows = ["a,0,100000,fp16", "b,1,4,fp32", "c,2,100000,fp16"]  # b's share rounds to nothing
     file.write_text("\n".join(["name,ready_us,bytes,dtype", *rows]))
-    found = run("gradient-plan", file, *COST)
+    found = run_json(capsys, "gradient-plan", file, *COST)
     assert found["segments"] == [[0, 0], [1, 1], [2, 2]]
     assert found["forms"]["hccl"]["by_size_end_us"] >= found["end_us"]
 
 
-def test_a_trace_with_true_for_a_count_is_refused(refused, tmp_path):
+def test_a_trace_with_true_for_a_count_is_refused(capsys, tmp_path):
     file = tmp_path / "trace.json"
     args = {"Collective name": "allreduce", "In msg nelems": True, "dtype": "Float"}
     file.write_text(json.dumps([{"ph": "X", "ts": 1, "name": "x", "args": args}]))
-    assert "In msg nelems as a whole number" in refused("gradient-plan", file, *COST)
+    assert "In msg nelems as a whole number" in refused(capsys, "gradient-plan", file, *COST)

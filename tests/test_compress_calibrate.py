@@ -1,10 +1,8 @@
 """Calibrators: golden values of the original tools, ONNX Runtime's own, edges, properties."""
 
-import json
-
 import numpy as np
 import pytest
-from command_lines import run
+from command_lines import refused, run, run_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
@@ -240,12 +238,10 @@ def test_a_long_tail_is_worth_cutting():
 def test_the_command_prints_scale_and_offset(tmp_path, capsys):
     file = tmp_path / "values.npy"
     np.save(file, RELU)
-    code, out, err = run(capsys, "calibrate", file, "--method", "ifmr", "--json", "-")
-    assert (code, err) == (0, "")
-    assert json.loads(out)["scale"] == pytest.approx(0.0772486255, abs=2e-8)
+    found = run_json(capsys, "calibrate", file, "--method", "ifmr")
+    assert found["scale"] == pytest.approx(0.0772486255, abs=2e-8)
     words = ("calibrate", file, "--method", "minmax", "--asymmetric", "--bits", 4)
-    code, out, err = run(capsys, *words, "--json", "-")
-    assert json.loads(out)["offset"] == -8
+    assert run_json(capsys, *words)["offset"] == -8
     code, out, err = run(capsys, *words)
     assert (code, err) == (0, "") and "offset -8" in out
 
@@ -263,5 +259,4 @@ def test_the_command_refuses_in_one_line(tmp_path, capsys):
         (good, "--method", "no"), (good, "--method", "kl", "--asymmetric"), (good,),
         (good, "--method", "hfmg", "--bits", 99), (__file__, "--method", "minmax"),
     ):  # fmt: skip
-        code, out, err = run(capsys, "calibrate", *words)
-        assert (code, out, err.count("\n")) == (2, "", 1), words
+        refused(capsys, "calibrate", *words)

@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from command_lines import refused, run
 from onnx import TensorProto, helper
 
 from ascend_lab import limits, ops
 from ascend_lab.aoe.recorded import read_recorded
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cli.arrays import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
@@ -75,10 +75,8 @@ FLAGS = {
 def test_a_flag_that_cannot_be_meant_is_one_line(case, capsys, monkeypatch):
     monkeypatch.setattr("ascend_lab.isa.builder.INSTRUCTIONS", 500)
     line, message = FLAGS[case]
-    assert main(line.split()) == 2
-    said = capsys.readouterr()
-    assert message in said.err and said.err.count("\n") == 1 and len(said.err) < 500
-    assert not said.out
+    said = refused(capsys, *line.split())
+    assert message in said and len(said) < 500
 
 
 # -- attributes ------------------------------------------------------------------------------------
@@ -239,8 +237,8 @@ def test_a_node_of_20_000_operands_is_refused(tmp_path, capsys):
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [40_000, 3])
     node = helper.make_node("Concat", ["x"] * 20_000, ["y"], axis=0)
     onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y])), tmp_path / "y.onnx")
-    assert main(["simulate", str(tmp_path / "y.onnx"), "--chip", "Toy"]) == 2
-    assert "operands of at most 4,096; got 20,000" in capsys.readouterr().err
+    said = refused(capsys, "simulate", tmp_path / "y.onnx", "--chip", "Toy")
+    assert "operands of at most 4,096; got 20,000" in said
 
 
 def test_a_model_whose_output_is_a_constant_runs(tmp_path, capsys):
@@ -249,12 +247,10 @@ def test_a_model_whose_output_is_a_constant_runs(tmp_path, capsys):
     graph = helper.make_graph([helper.make_node("Shape", ["x"], ["y"])], "shapes", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     onnx.save(model, tmp_path / "y.onnx")
-    assert main(["run", str(tmp_path / "y.onnx")]) == 0
-    assert "min 2  max 3" in capsys.readouterr().out
+    assert "min 2  max 3" in run(capsys, "run", tmp_path / "y.onnx")[1]
     for verb in (["simulate"], ["run", "--compiled"]):
-        assert main([*verb, str(tmp_path / "y.onnx"), "--chip", "Toy"]) in (0, 2)
-        said = capsys.readouterr()
-        assert "too large" not in said.err and said.err.count("\n") <= 1
+        code, _, said = run(capsys, *verb, tmp_path / "y.onnx", "--chip", "Toy")
+        assert code in (0, 2) and "too large" not in said and said.count("\n") <= 1
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -324,14 +320,13 @@ def test_a_chain_whose_paths_double_is_timed(tmp_path, capsys):
     ]
     model = _model(tmp_path / "x.onnx", add, "t1500")
     with processor_time(5):
-        assert main(["simulate", model, "--chip", "Ascend310"]) == 0
-    assert "1500 nodes" in capsys.readouterr().out
+        assert "1500 nodes" in run(capsys, "simulate", model, "--chip", "Ascend310")[1]
 
 
 def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
     relu = [helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(30_000)]
-    assert main(["run", _model(tmp_path / "x.onnx", relu, "t30000")]) == 2
-    assert "at most 20000 nodes; got 30000" in capsys.readouterr().err
+    model = _model(tmp_path / "x.onnx", relu, "t30000")
+    assert "at most 20000 nodes; got 30000" in refused(capsys, "run", model)
 
 
 @pytest.mark.parametrize(
@@ -346,8 +341,7 @@ def test_an_image_resized_to_a_trillion_pixels_is_refused(tmp_path, capsys, size
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     onnx.save(model, tmp_path / "x.onnx")
     with processor_time(3):
-        assert main(["simulate", str(tmp_path / "x.onnx"), "--chip", "Toy"]) == 2
-    assert needed in capsys.readouterr().err
+        assert needed in refused(capsys, "simulate", tmp_path / "x.onnx", "--chip", "Toy")
 
 
 IMAGES = (("x", [1, 1, 2, 2]), ("y", None))

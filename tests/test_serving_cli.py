@@ -1,13 +1,12 @@
 """`ascend-lab serve-sim`: the answers' keys, models as servers, and files that are wrong."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from command_lines import refused, run, run_json
 
-from ascend_lab.cli import ascend_lab as main
 from ascend_lab.graph import zoo
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.serving import affine, closed_forms, read_scenario
@@ -33,14 +32,15 @@ Simulate = Callable[..., Any]
 
 
 @pytest.fixture
-def simulate(tmp_path, capsys):
-    def found(text, *flags):
-        config = tmp_path / "server.toml"
+def config(tmp_path):
+    return tmp_path / "server.toml"
+
+
+@pytest.fixture
+def simulate(config, capsys):
+    def found(text):
         config.write_text(text, "utf-8")
-        code = main(["serve-sim", str(config), "--json", "-", *flags])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return json.loads(out)
+        return run_json(capsys, "serve-sim", config)
 
     return found
 
@@ -62,11 +62,10 @@ def test_the_answer_has_the_promised_keys_and_values(simulate):
     assert simulate(PLAIN.replace("seed = 4", "seed = 5")) != data
 
 
-def test_text_and_figure_say_the_same(tmp_path, capsys, simulate):
+def test_text_and_figure_say_the_same(tmp_path, capsys, config, simulate):
     data = simulate(PLAIN)
     figure = tmp_path / "f.svg"
-    assert main(["serve-sim", str(tmp_path / "server.toml"), "--figure", str(figure)]) == 0
-    out = capsys.readouterr().out
+    out = run(capsys, "serve-sim", config, "--figure", figure)[1]
     assert f"{data['throughput_per_s']:.6g} requests/s (simulated), 30000 answered, 0 lost" in out
     assert out.count("batch    ") == 4 and "####" in out
     assert "<svg" in figure.read_text("utf-8")
@@ -193,13 +192,10 @@ BAD = [(old, new) for old, many in WRONG.items() for new in many]
 
 
 @pytest.mark.parametrize(("old", "new"), BAD)
-def test_a_wrong_file_is_one_line(old, new, tmp_path, capsys):
-    config = tmp_path / "server.toml"
+def test_a_wrong_file_is_one_line(old, new, config, capsys):
     config.write_text(PLAIN.replace(old, new), "utf-8")
-    assert main(["serve-sim", str(config), "--json", str(tmp_path / "out.json")]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1), err
-    assert not (tmp_path / "out.json").exists()
+    refused(capsys, "serve-sim", config, "--json", config.with_name("out.json"))
+    assert not config.with_name("out.json").exists()
 
 
 OVERLOAD = (
@@ -219,11 +215,9 @@ PAIR = "[[priorities]]\nshare = 0.5\n[[priorities]]\nshare = {}\n[run]"
         ("[run]", PAIR.replace("share = {}\n", ""), "got a sum of 1.5"),
     ],
 )
-def test_a_slip_names_the_file_and_what_was_meant(old, new, said, tmp_path, capsys):
-    config = tmp_path / "server.toml"
+def test_a_slip_names_the_file_and_what_was_meant(old, new, said, config, capsys):
     config.write_text(PLAIN.replace(old, new), "utf-8")
-    assert main(["serve-sim", str(config)]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(capsys, "serve-sim", config)
 
 
 @pytest.mark.parametrize(
@@ -238,37 +232,30 @@ def test_a_slip_names_the_file_and_what_was_meant(old, new, said, tmp_path, caps
          [OVERLOAD]),
     ],
 )  # fmt: skip
-def test_what_surprises_is_noted(old, new, notes, tmp_path, capsys):
-    config = tmp_path / "server.toml"
+def test_what_surprises_is_noted(old, new, notes, config, capsys):
     config.write_text(PLAIN.replace("30000", "300").replace(old, new), "utf-8")
-    assert main(["serve-sim", str(config)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run(capsys, "serve-sim", config)[1].splitlines()
     assert [line[8:] for line in lines if line.startswith("  note: ")] == notes
 
 
 def test_a_compiled_model_cannot_be_served(tmp_path, capsys):
     (tmp_path / "s.alm").write_bytes(b"x")
-    assert main(["serve", str(tmp_path / "s.alm")]) == 2
-    err = capsys.readouterr().err
-    assert "compiled models cannot be served" in err and err.count("\n") == 1
+    assert "compiled models cannot be served" in refused(capsys, "serve", tmp_path / "s.alm")
 
 
 @pytest.mark.parametrize("name", ["none.toml", ".", "picture.gif"])
-def test_no_file_a_folder_and_no_picture(name, tmp_path, capsys):
-    config = tmp_path / "server.toml"
+def test_no_file_a_folder_and_no_picture(name, config, capsys):
     config.write_text(PLAIN, "utf-8")
-    words = [str(tmp_path / name)]
-    if name == "picture.gif":
-        words = [str(config), "--figure", *words]
-    assert main(["serve-sim", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    words = [config.with_name(name)]
+    refused(
+        capsys, "serve-sim", *([config, "--figure", *words] if name == "picture.gif" else words)
+    )
 
 
-def test_a_model_stands_beside_its_file(tmp_path):
+def test_a_model_stands_beside_its_file(tmp_path, config):
     from ascend_lab.graph.onnx import save_onnx
 
     save_onnx(zoo.build("squeezenet"), tmp_path / "net.onnx")
-    config = tmp_path / "server.toml"
     config.write_text('model = "net.onnx"\nchip = "Ascend310"\n[arrivals]\nrate_per_s = 1\n')
     (seconds,) = read_scenario(config).scenario.steps[0].service.seconds
     own = compile_stages(zoo.build("squeezenet"), "Ascend310").timeline().time_s
