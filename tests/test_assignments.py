@@ -8,8 +8,7 @@ from scripts import load_script
 from test_course import COURSE, NAMES, tried, with_mistake
 
 from ascend_lab.course import load
-from ascend_lab.course.grade import graded_cases
-from ascend_lab.course.marking import mark_of, try_cases
+from ascend_lab.course.grade import graded_cases, mark_of, try_cases
 
 
 def reference(name):

@@ -14,10 +14,9 @@ from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
-from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster
+from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster, try_cases
 from ascend_lab.course.gradescope import autograde, pack
 from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
-from ascend_lab.course.marking import try_cases
 from ascend_lab.course.report import fingerprints, hints, likeness
 
 ROOT = Path(__file__).parent.parent

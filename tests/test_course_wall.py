@@ -50,7 +50,7 @@ ATTACKS = {
     "not a number": "def sums(values, offset): return {'sums': [], 'steps': float('nan')}",
     "negative cost": "def sums(values, offset): return {'sums': [offset], 'steps': -1e9}",
     "patches the judge": (
-        "import ascend_lab.course.marking as m\nm.mark_of = lambda *a: {'public': 1e9}\n"
+        "import ascend_lab.course.grade as m\nm.mark_of = lambda *a: {'public': 1e9}\n"
         "m.Judged = lambda *a, **k: None\n"
         f"def sums(values, offset): return {ANSWER}"
     ),

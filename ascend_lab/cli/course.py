@@ -81,8 +81,8 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     from ascend_lab.course import check
+    from ascend_lab.course.grade import faults_said, mark_of
     from ascend_lab.course.handin import source_of
-    from ascend_lab.course.marking import faults_said, mark_of
 
     path = Path(arguments.work)
     source = source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)

@@ -202,18 +202,21 @@ def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
         whole = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         lines = [line for line in whole.splitlines() if not line.lstrip().startswith(("%", "!"))]
         source = "\n".join(lines)
-        try:
-            ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        yield CodeCell(number, source, frozenset(), "")
+        if _parsed(source) is not None:
+            yield CodeCell(number, source, frozenset(), "")
+
+
+def _parsed(source: str) -> list[ast.stmt] | None:
+    """Return the statements of a source, None where Python cannot read it."""
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _defined(source: str) -> set[str]:
     """Return the functions that a source defines at its top."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if (body := _parsed(source)) is None:
         # a file that cannot be read still counts as the student's: running it says where it fails
         return set(re.findall(r"^def (\w+)", source, re.MULTILINE))
     return {node.name for node in body if isinstance(node, ast.FunctionDef)}
@@ -221,11 +224,7 @@ def _defined(source: str) -> set[str]:
 
 def _begun(source: str) -> set[str]:
     """Return the functions that still raise `NotImplementedError`, as they were handed out."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    functions = (node for node in body if isinstance(node, ast.FunctionDef))
+    functions = (node for node in _parsed(source) or () if isinstance(node, ast.FunctionDef))
     return {
         node.name
         for node in functions

@@ -22,6 +22,7 @@ import keyword
 import tokenize
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ from typing import Any
 import ascend_lab
 from ascend_lab import __version__
 from ascend_lab.course.assignment import PARTS, Assignment
-from ascend_lab.course.grade import graded_cases
-from ascend_lab.course.marking import Mark, Tried, as_record, faults_said
+from ascend_lab.course.grade import Mark, Tried, faults_said, graded_cases
 from ascend_lab.output import write_whole
 
 RUN, WINDOW = 12, 8
@@ -135,7 +135,7 @@ def write_report(
     given = own.read_text("utf-8") if own.is_file() else ""
     sources = {mark.student: mark.source for mark in marks}
     alike = hints(sources, given, our_sources())
-    records = [as_record(mark.student, tried) for mark in marks for tried in mark.tried]
+    records = [{"student": mark.student, **asdict(tried)} for mark in marks for tried in mark.tried]
     files = {
         "grades.csv": _csv(_grades(task, marks)),
         "leaderboard.csv": _csv([("place", "name", "cost / optimum"), *leaderboard(marks)]),
