@@ -1,8 +1,6 @@
 """The command line: verbs, the JSON contract, exit codes, and one line for every bad input."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -379,35 +377,7 @@ def test_errors_in_a_kernel_name_its_line(capsys, tmp_path):
     assert "line 5: NameError: name 'undefined' is not defined" in err
 
 
-# -- as a process ----------------------------------------------------------------------------------
-
-
-def process(*arguments, **options):
-    command = [sys.executable, "-W", "error", "-m", "ascend_lab.cli", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False, **options
-    )
-
-
-def test_the_process_exits_with_the_code():
-    done = process("gemm", 64, 64, 64, "--chip", "Toy", "--json", "-")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["chip"] == "Toy"
-    failed = process("gemm", 64, 64, 64, "--chip", "Moon")
-    assert failed.returncode == 2
-    assert failed.stdout == ""
-    assert failed.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs a shell pipe")
-def test_a_closed_pipe_is_no_error():
-    command = f"'{sys.executable}' -m ascend_lab.cli chips Toy | head -n 1"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.stderr == ""
-    assert done.stdout.startswith("Toy")
+# -- operators -------------------------------------------------------------------------------------
 
 
 def test_op_times_an_operator_and_shows_its_nest(capsys):

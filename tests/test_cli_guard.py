@@ -57,6 +57,7 @@ def shell(command, **environ):
         ("$LAB chips no 2> /dev/full", 2, ""),
         ("$LAB chips no 2>&-", 2, ""),
         ("$AOE --help | head -n 1 > /dev/null", 0, ""),
+        ("$LAB chips Toy | head -n 1 > /dev/null", 0, ""),
     ],
 )
 def test_streams_that_take_nothing_end_in_one_line(words, code, said):

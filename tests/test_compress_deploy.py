@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from test_compress_quantise import onnx_runtime
 
 from ascend_lab import compress, ops
 from ascend_lab.chip import load_chip
@@ -94,15 +94,6 @@ def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8", width=18):
     return m.bytes("x", y, [2, 3, 19, width]), 0.02
 
 
-def ort_run(model, feed):
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    data = model.SerializeToString()
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return session.run(None, feed)[0]
-
-
 def drawn(shape, seed=1):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32) * 2
 
@@ -114,7 +105,7 @@ def test_folded_layers_equal_onnx_runtime_to_a_step(kind, per_channel, zero):
     model, step = residual_net(zero=zero, per_channel=per_channel, kind=kind)
     onnx.checker.check_model(model)
     x = drawn((2, 3, 19, 18))
-    wanted = ort_run(model, {"x": x})
+    wanted = onnx_runtime(model, {"x": x}, plain=True)
     graph = run_passes(import_onnx(model))[0]
     ops = [node.op for node in graph.nodes]
     assert (ops.count("requantise"), ops.count("conv2d"), ops.count("add")) == (4, 3, 0)
@@ -138,7 +129,7 @@ def test_kernels_compute_the_deployed_network(chip, width):
     )
     assert tasks.count("conv2d+requantise") == 2
     got = next(iter(run_tasks(stages.compiled, {"x": x.astype(np.float16)}).values()))
-    wanted = ort_run(model, {"x": x.astype(np.float16).astype(np.float32)})
+    wanted = onnx_runtime(model, {"x": x.astype(np.float16).astype(np.float32)}, plain=True)
     assert np.abs(got.astype(np.float64) - wanted).max() <= 1.1 * step  # fp16 output
 
 
@@ -217,13 +208,16 @@ def test_the_sum_of_two_layers_is_in_steps_of_its_bytes(chip):
     sums = [n for n in graph.nodes if n.op == "quantise" and n.inputs[0] != "x"]
     assert not any(node.attr("scale") for node in sums)
     x = drawn((1, 16, 9, 8), 3)
-    got, wanted = next(iter(evaluate(graph, {"x": x}).values())), ort_run(model, {"x": x})
+    got, wanted = (
+        next(iter(evaluate(graph, {"x": x}).values())),
+        onnx_runtime(model, {"x": x}, plain=True),
+    )
     assert np.abs(got - wanted).max() <= 1.001 * 0.05
     stages = compile_stages(import_onnx(model), chip)
     ops = [sorted(task.op.split("+")) for task in stages.compiled.tasks]
     assert sorted(["conv2d", "dequantise"] * 2 + ["add", "quantise"]) in ops  # two sums, one kernel
     got = next(iter(run_tasks(stages.compiled, {"x": x.astype(np.float16)}).values()))
-    wanted = ort_run(model, {"x": x.astype(np.float16).astype(np.float32)})
+    wanted = onnx_runtime(model, {"x": x.astype(np.float16).astype(np.float32)}, plain=True)
     assert np.abs(got.astype(np.float64) - wanted).max() <= 1.1 * 0.05
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import onnx
-import onnxruntime
+import onnxruntime as ort
 import pytest
 from command_lines import refused, run, run_json
 
@@ -36,12 +36,17 @@ def network(batch=4):
     return net.build()
 
 
-def onnx_runtime(model, feed):
-    options = onnxruntime.SessionOptions()
+def onnx_runtime(model, feed, *, plain=False):
+    """Return what ONNX Runtime computes: by its fused int8 kernels, or node by node as written."""
+    options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    if plain:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+    else:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     data = model if isinstance(model, bytes) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return session.run(None, feed)[0]
 
 

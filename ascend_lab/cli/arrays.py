@@ -4,8 +4,8 @@ import io
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +16,6 @@ from ascend_lab.limits import ARRAY_BYTES, refuse_above, shown
 from ascend_lab.output import write_whole
 
 Arrays = dict[str, Any]
-
-
-def load_arrays(path: str) -> Arrays:
-    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
-    what = "an .npz file of arrays of numbers"
-    try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except _DAMAGED as error:
-        raise InputError(what, f"{path}: {_damage(error)}", "write one with numpy.savez") from None
-    for name, array in found.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
-    return found
-
-
-def load_array(path: str) -> Any:
-    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
-    what = "an .npy file of numbers"
-    try:
-        file = Path(path)
-        if file.exists() and not file.is_file():
-            raise InputError(what, f"{path}, which is no file", "give a file")
-        refuse_above(f"{path}: bytes", file.stat().st_size, ARRAY_BYTES, "use fewer")
-        with file.open("rb") as stream:
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-    except _DAMAGED as error:
-        raise InputError(what, f"{path}: {_damage(error)}", "write one with numpy.save") from None
-    if array.dtype.kind not in "biuf":
-        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
-    return array
 
 
 _DAMAGED: tuple[type[Exception], ...] = (
@@ -71,6 +35,44 @@ def _damage(error: BaseException) -> str:
     if "pickle" in text:
         return "Python objects in it"
     return "another kind of file" if "magic" in text else text
+
+
+@contextmanager
+def _reading(path: str, what: str, remedy: str) -> Iterator[None]:
+    """Raise `InputError` for a path that is no file, and for whatever is wrong with one."""
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        yield
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {_damage(error)}", remedy) from None
+
+
+def load_arrays(path: str) -> Arrays:
+    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
+    what = "an .npz file of arrays of numbers"
+    with _reading(path, what, "write one with numpy.savez"):
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
+    return found
+
+
+def load_array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of numbers"
+    with _reading(path, what, "write one with numpy.save"):
+        refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer")
+        with Path(path).open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    if array.dtype.kind not in "biuf":
+        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+    return array
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli import common
@@ -125,13 +126,7 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
 
     return {
         "bands": [
-            {
-                "bytes_from": band.bytes_from,
-                "bytes_to": band.bytes_to,
-                "alpha_s": band.alpha_s,
-                "beta_s_per_byte": band.beta_s_per_byte,
-                **errors([size for size in sizes if fit.band_of(size) is band]),
-            }
+            {**asdict(band), **errors([size for size in sizes if fit.band_of(size) is band])}
             for band in fit.bands
         ],
         **errors(sizes),
@@ -197,11 +192,14 @@ LEGEND = """\
 
 def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
+    from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
     from ascend_lab.parallel.plans.search import best_plans
 
     _check(arguments)
-    topology = _topology(arguments.cluster, arguments.devices)
-    start = arguments.cluster.partition("-")[0]
+    name = arguments.cluster  # a preset that takes a count and has none gets the devices'
+    open_preset = name in TOPOLOGIES and TOPOLOGIES[name].limit
+    topology = load_topology(f"{name}:{arguments.devices}" if open_preset else name)
+    start = name.partition("-")[0]
     chip = load_chip(arguments.chip or CHIPS.get(start, "Ascend910A"))
     batch = arguments.batch or SAMPLES * arguments.devices
     limit = arguments.memory_limit
@@ -237,14 +235,6 @@ def _check(arguments: argparse.Namespace) -> None:
     limit = arguments.memory_limit
     if limit is not None and not limit > 0:
         raise InputError("--memory-limit above 0 bytes", str(limit), "raise it")
-
-
-def _topology(text: str, devices: int) -> Topology:
-    """Return the topology; a preset that takes a count and has none gets the devices'."""
-    from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
-
-    known = TOPOLOGIES.get(text)
-    return load_topology(f"{text}:{devices}" if known is not None and known.limit else text)
 
 
 def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +80,7 @@ def _serve_sim(arguments: argparse.Namespace) -> int:
     data = served.summary()
     if found.timed:
         data["service"] = {
-            name: {
-                "seconds": {str(size): seconds for size, seconds in timed.items()},
-                "mean_s": line.mean_s,
-                "per_item_s": line.per_item_s,
-                "worst_error": line.worst_error,
-            }
+            name: {"seconds": {str(size): s for size, s in timed.items()}, **asdict(line)}
             for name, (timed, line) in found.timed.items()
         }
     if arguments.figure:

@@ -212,25 +212,14 @@ def _searched(
     """Return what a search finds where streams, slowdown or noise were asked for."""
     from ascend_lab.aoe.gradient import Scenario, improve
 
-    scenario = Scenario(
-        cost,
-        streams=arguments.streams,
-        slowdown=arguments.slowdown,
-        noise=arguments.noise,
-        seed=arguments.seed,
-    )
+    given = {name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")}
+    scenario = Scenario(cost, **given)
     if scenario == Scenario(cost, seed=arguments.seed):
         needed = "with --streams, --slowdown or --noise"
         refuse_idle(arguments, needed, "--budget", "--seed")
         return None
-    better = improve(
-        rows,
-        scenario,
-        max_segments=arguments.max_segments,
-        max_bytes=arguments.max_bytes,
-        budget=arguments.budget,
-        seed=arguments.seed,
-    )
+    names = ("max_segments", "max_bytes", "budget", "seed")
+    better = improve(rows, scenario, **{name: getattr(arguments, name) for name in names})
     return _scenario_dict(scenario, better), _scenario_text(scenario, better)
 
 

@@ -92,13 +92,8 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    add(
-        "--job_type",
-        "-j",
-        required=True,
-        metavar="J",
-        help="1 subgraph, 2 operator, 1,2 both, 4 gradient",
-    )
+    jobs = "1 subgraph, 2 operator, 1,2 both, 4 gradient"
+    add("--job_type", "-j", required=True, metavar="J", help=jobs)
     add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model")

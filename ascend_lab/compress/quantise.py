@@ -299,8 +299,12 @@ def fake_quantised(found: Quantised) -> Graph:
 
     def put(draft: Draft, node: Node, layer: LayerScales, place: int) -> str:
         name, graph = node.inputs[place], found.graph
-        if place == 0:
-            return _fake_node(draft, name, layer)
+        if place == 0:  # (clip(round(x / scale) + offset) - offset) scale
+            step = draft.add(_constant(np.asarray(layer.scale, np.float32)), f"{name}_scale")
+            y = draft.insert("round", [draft.insert("div", [name, step])])
+            low, high = (float(end - layer.offset) for end in rule.limits(layer.bits))
+            y = draft.insert("clip", [y], {"low": low, "high": high})
+            return draft.insert("muls", [y], {"number": layer.scale}, f"{name}_fake")
         if place == 1:
             array, scales = graph.constants[name].array(), weight_scales(layer, node, graph)
             return draft.add(_constant(fake(array, scales, 0, layer.weight_bits)), f"{name}_fake")
@@ -334,16 +338,6 @@ def by_node(found: Quantised) -> dict[str, LayerScales]:
         if layer.name not in known:
             raise InputError(f"{found.graph.name}: a layer", repr(layer.name), "check the records")
     return {layer.name: layer for layer in found.layers}
-
-
-def _fake_node(draft: Draft, x: str, layer: LayerScales) -> str:
-    """Write (clip(round(x / scale) + offset) - offset) scale; return its name."""
-    low, high = rule.limits(layer.bits)
-    step = draft.add(_constant(np.asarray(layer.scale, np.float32)), f"{x}_scale")
-    y = draft.insert("round", [draft.insert("div", [x, step])])
-    bounds = {"low": float(low - layer.offset), "high": float(high - layer.offset)}
-    y = draft.insert("clip", [y], bounds)
-    return draft.insert("muls", [y], {"number": layer.scale}, f"{x}_fake")
 
 
 def output_error(graph: Graph, found: Graph, feeds: Feeds) -> float:

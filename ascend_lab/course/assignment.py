@@ -34,6 +34,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
 from ascend_lab.output import write_whole
 
+CHECKOUT = Path(__file__).resolve().parents[2] / "course"
 PARTS = ("public", "hidden", "performance", "log")
 REQUIRED = ("title", "version", "chapters", "hours", "functions", "points", "weights")
 
@@ -115,7 +116,7 @@ class Assignment:
 
 def find(name: str, course: str | Path | None = None) -> Path:
     """Return the folder of an assignment such as "A1": below `course`, here, or in the checkout."""
-    roots = [Path(course)] if course else [Path(), Path("course"), _checkout()]
+    roots = [Path(course)] if course else [Path(), Path("course"), CHECKOUT]
     for root in roots:
         for folder in (root, *sorted(root.glob("A*"))):
             known = folder / "assignment.toml"
@@ -125,10 +126,6 @@ def find(name: str, course: str | Path | None = None) -> Path:
     there = f"there are {', '.join(named)}" if named else f"none in {', '.join(map(str, roots))}"
     remedy = "name the course's folder, or work in the folder that was handed out"
     raise InputError(f"assignment {name}", there, remedy)
-
-
-def _checkout() -> Path:
-    return Path(__file__).resolve().parents[2] / "course"
 
 
 def _name_of(table: Path) -> str:

@@ -213,21 +213,17 @@ def kernel_data(kernel: Kernel) -> dict[str, Any]:
 def kernel_of(data: Mapping[str, Any]) -> Kernel:
     """Return the kernel that `kernel_data` wrote."""
     if "phases" not in data:
-        reads, writes = (tuple(map(_tensor, data[side])) for side in ("reads", "writes"))
+        reads, writes = (
+            tuple(Buffer(name, "GM", dtype, elements) for name, dtype, elements in data[side])
+            for side in ("reads", "writes")
+        )
         return CpuKernel(data["name"], (), reads, writes, *data["rest"])
-    phases = tuple(Launch(name, tuple(_part(*part) for part in parts), *mix)
-                   for name, parts, *mix in data["phases"])  # fmt: skip
-    return Kernel(data["name"], phases)
-
-
-def _tensor(data: Sequence[Any]) -> Buffer:
-    name, dtype, elements = data
-    return Buffer(name, "GM", dtype, elements)
-
-
-def _part(text: str, bindings: Sequence[Sequence[Sequence[Any]]]) -> Part:
-    cores = tuple(tuple((name, value) for name, value in core) for core in bindings)
-    return Part(parse_program(text), cores)
+    phases = []
+    for name, parts, *mix in data["phases"]:
+        own = (Part(parse_program(text), tuple(tuple(map(tuple, core)) for core in bindings))
+               for text, bindings in parts)  # fmt: skip
+        phases.append(Launch(name, tuple(own), *mix))
+    return Kernel(data["name"], tuple(phases))
 
 
 # -- reading --------------------------------------------------------------------------------------
