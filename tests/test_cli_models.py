@@ -1,6 +1,10 @@
-"""Models by name on the command lines: `zoo`, and `zoo:NAME` wherever a model is taken."""
+"""Models on the command lines: `zoo`, `zoo:NAME` wherever one is taken, and `simulate`."""
+
+import json
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from command_lines import refused, run, run_json
 
@@ -9,7 +13,198 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import evaluate, random_inputs, zoo
 from ascend_lab.graph.models import load_model, model_name
 
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+SQUEEZENET = LIGHT / "light_squeezenet.onnx"
+ALEXNET = LIGHT / "light_bvlc_alexnet.onnx"
+KEYS = {"name", "type", "time_s", "bound_by", "cube_utilisation", "bytes", "l2_hit_rate"}
 
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Write a model of one convolution with a symbolic batch, and its classifier."""
+    rng = np.random.default_rng(0)
+    make = onnx.helper
+    tensors = [
+        onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32), name)
+        for name, shape in (("w", (16, 3, 3, 3)), ("b", (16,)), ("v", (16, 10)))
+    ]
+    nodes = [
+        make.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+        make.make_node("Relu", ["c"], ["r"]),
+        make.make_node("GlobalAveragePool", ["r"], ["p"]),
+        make.make_node("Flatten", ["p"], ["f"]),
+        make.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    x = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, 16, 16])
+    y = make.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 10])
+    graph = make.make_graph(nodes, "tiny", [x], [y], tensors)
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "tiny.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "gmac"), [(SQUEEZENET, "Ascend910A", 0.35), (ALEXNET, "Ascend910B2", 0.65)]
+)
+def test_shipped_models_keep_the_contract(capsys, model, chip, gmac):
+    data = run_json(capsys, "simulate", model, "--chip", chip)
+    assert data["chip"] == chip
+    assert data["time_s"] == pytest.approx(sum(row["time_s"] for row in data["operators"]))
+    for row in data["operators"]:
+        assert row.keys() >= KEYS and row["bound_by"]
+        assert row["time_s"] > 0
+        assert 0 <= row["cube_utilisation"] <= 1 and 0 <= row["l2_hit_rate"] <= 1
+    totals = data["totals"]
+    assert totals["kernels"] == len(data["operators"])
+    assert gmac <= totals["macs"] / 1e9 < 5 * gmac  # the published count, and padding
+    assert 0 < totals["launch_time_s"] < data["time_s"] < 0.01
+
+
+def test_the_table_ends_in_the_total(capsys, tiny):
+    code, out, err = run(capsys, "simulate", tiny, "--chip", "Ascend310", "--batch", 1)
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].startswith("tiny on Ascend310: 5 nodes, ")
+    assert "bound by" in lines[1] and "conv2d" in out and lines[-1].startswith("total ")
+    data = run_json(capsys, "simulate", tiny, "--chip", "Ascend310", "--batch", 1)
+    assert lines.index("where the time goes:") == 2 + len(data["operators"])
+    assert f"total {data['time_s'] * 1e6:.1f} us" in lines[-1]
+    assert all(len(line) <= 100 for line in lines[1:-1])
+
+
+def test_no_fusion_costs_launches(capsys, tiny):
+    base = (tiny, "--chip", "Ascend910A", "--batch", 2)
+    fused, apart = (
+        run_json(capsys, "simulate", *base),
+        run_json(capsys, "simulate", *base, "--no-fusion"),
+    )
+    assert "conv2d+relu" in {row["type"] for row in fused["operators"]}
+    assert not any("+" in row["type"] for row in apart["operators"])
+    assert apart["totals"]["kernels"] > fused["totals"]["kernels"]
+    assert apart["time_s"] > fused["time_s"]
+
+
+def test_larger_batches_take_longer_but_not_per_image(capsys, tiny):
+    times = [
+        run_json(capsys, "simulate", tiny, "--chip", "Ascend310", "--batch", n)["time_s"]
+        for n in (1, 64)
+    ]
+    assert times[0] < times[1] < 64 * times[0]
+    by_shape = run_json(
+        capsys, "simulate", tiny, "--chip", "Ascend310", "--input-shape", "x:64,3,16,16"
+    )
+    assert by_shape["time_s"] == times[1]
+
+
+def test_formats(capsys, tiny):
+    base = (tiny, "--batch", 1, "--chip")
+    low = run_json(capsys, "simulate", *base, "Ascend910A", "--dtype", "int8")
+    assert any("quantise" in row["type"] for row in low["operators"])
+    assert run_json(capsys, "simulate", *base, "Ascend910B2", "--dtype", "bf16")["time_s"] > 0
+    assert "bf16" in refused(capsys, "simulate", *base, "Ascend910A", "--dtype", "bf16")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TbeConvElemwiseFusionPass:off\nAutomaticUbFusion:off\n",
+        json.dumps({"Switch": {"UBFusion": {"ALL": "off"}, "GraphFusion": {"ALL": "on"}}}),
+    ],
+)
+def test_fusion_switches(capsys, tiny, tmp_path, text):
+    file = tmp_path / "fusion_switch.cfg"
+    file.write_text(text)
+    result = tmp_path / "fusion_result.json"
+    base = (tiny, "--chip", "Ascend910A", "--batch", 1, "--fusion-result", result)
+    on = run_json(capsys, "simulate", *base)
+    counts = json.loads(result.read_text())[0]["ub_fusion"]
+    assert counts["TbeConvElemwiseFusionPass"] == {"effect_times": "1", "match_times": "1"}
+    off = run_json(capsys, "simulate", *base, "--fusion-switch", file)
+    assert "conv2d+relu" in {row["type"] for row in on["operators"]}
+    assert "conv2d+relu" not in {row["type"] for row in off["operators"]}
+    assert "TbeConvElemwiseFusionPass" not in json.loads(result.read_text())[0]["ub_fusion"]
+
+
+def test_trace_and_json_files(capsys, tiny, tmp_path):
+    trace, numbers = tmp_path / "t.json", tmp_path / "n.json"
+    code, out, err = run(
+        capsys, "simulate", tiny, "--chip", "Toy", "--batch", 1, "--trace", trace, "--json", numbers
+    )
+    assert (code, out, err) == (0, "", "")
+    data = json.loads(numbers.read_text())
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = {e["name"] for e in events if e["ph"] == "X" and e["tid"] == 1}
+    assert spans == {row["name"] for row in data["operators"]}
+
+
+# -- bad input ------------------------------------------------------------------------------------
+CHIP = ("--chip", "Toy")
+
+
+def test_files_that_are_no_models(capsys, tmp_path):
+    text = tmp_path / "text.onnx"
+    text.write_text("this is not a model")
+    empty = tmp_path / "empty.onnx"
+    empty.write_bytes(b"")
+    half = tmp_path / "half.onnx"
+    half.write_bytes(SQUEEZENET.read_bytes()[:3000])
+    for path in (tmp_path / "missing.onnx", tmp_path, text, empty):
+        assert path.name in refused(capsys, "simulate", path, *CHIP)
+    assert refused(capsys, "simulate", half, *CHIP)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--chip", "Ascend999"), "Ascend999"),
+        ((*CHIP, "--dtype", "fp64", "--batch", "1"), "a dtype among fp16, bf16, int8; got fp64"),
+        ((*CHIP, "--dtype", "bf16", "--batch", "1"), "bf16"),
+        (CHIP, "sizes that are numbers"),
+        ((*CHIP, "--batch", "0"), "0"),
+        ((*CHIP, "--batch", "-3"), "-3"),
+        ((*CHIP, "--input-shape", "x"), "NAME:sizes"),
+        ((*CHIP, "--input-shape", "z:1,2"), "z"),
+        ((*CHIP, "--input-shape", "x:1,3,four,4"), "NAME:sizes"),
+        ((*CHIP, "--input-shape", "x:1,4,16,16"), "16"),
+        ((*CHIP, "--batch", "1", "--json", "/no/such/dir/f"), "/no/such/dir/f"),
+        ((*CHIP, "--batch", "1", "--trace", "/no/such/dir/f"), "/no/such/dir/f"),
+        ((*CHIP, "--batch", "1", "--fusion-result", "/no/such/dir/f"), "/no/such/dir/f"),
+        ((*CHIP, "--batch", "1", "--fusion-switch", "/no/such/file"), "/no/such/file"),
+    ],
+)
+def test_options_that_do_not_fit(capsys, tiny, options, message):
+    assert message in refused(capsys, "simulate", tiny, *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SoftmaxFusionPass:maybe", "line 1: on or off; got 'maybe'"),
+        ("\nSoftmaxFusionPass", "line 2: on or off"),
+        ('{"Switch": ', "mend the JSON"),
+        ('{"Switch": {"Fusion": {"ALL": "on"}}}', "got Fusion"),
+        ('{"Switch": {"UBFusion": {"ALL": 1}}}', "ALL: on or off"),
+        ('{"Switch": []}', "mend the JSON"),
+        ('{"switch": {}}', "mend the JSON"),
+    ],
+)
+def test_switch_files_that_are_wrong(capsys, tiny, tmp_path, text, message):
+    file = tmp_path / "fusion_switch.cfg"
+    file.write_text(text)
+    line = refused(capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file)
+    assert message in line
+
+
+def test_a_switch_file_of_bytes(capsys, tiny, tmp_path):
+    file = tmp_path / "fusion_switch.cfg"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "a fusion switch file" in refused(
+        capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file
+    )
+
+
+# -- models by name -------------------------------------------------------------------------------
 def test_zoo_lists_all_models_and_counts_one(capsys):
     rows = run_json(capsys, "zoo")
     assert list(rows) == list(zoo.ZOO)

@@ -246,7 +246,7 @@ def test_a_compiled_model_cannot_be_served(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["none.toml", ".", "picture.gif"])
 def test_no_file_a_folder_and_no_picture(name, config, capsys):
     config.write_text(PLAIN, "utf-8")
-    words = [config.with_name(name)]
+    words = [config.parent / name]
     refused(
         capsys, "serve-sim", *([config, "--figure", *words] if name == "picture.gif" else words)
     )
