@@ -63,8 +63,7 @@ def check_writable(path: str | Path) -> None:
 
 def _refused(path: str | Path, error: OSError | ValueError) -> InputError:
     """Return what the system says about a path as our error."""
-    number = getattr(error, "errno", None) or 0
-    remedy = _REMEDIES.get(number, "check the name and the permissions")
+    remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "check the name and the permissions")
     got = getattr(error, "strerror", None) or str(error)
     return InputError(f"to write {str(path)[:200]!r}", got, remedy)
 

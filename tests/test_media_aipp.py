@@ -103,18 +103,8 @@ def test_resize_is_opencv_s_to_the_bit(method):
 def test_order_swap_crop_colour_normalise_pad():
     frame = np.arange(4 * 2 * 3, dtype=np.uint8)
     scale = (0.5, 1.0, 2.0, 1.0)
-    s = m.Aipp(
-        "RGB888_U8",
-        4,
-        2,
-        rbuv_swap=True,
-        crop=(1, 1, 2, 1),
-        padding=(1, 0, 0, 2),
-        padding_value=7.5,
-        mean=(1, 2, 3, 0),
-        least=(0.5, 0.0, 0.0, 0.0),
-        var_reci=scale,
-    )
+    s = m.Aipp("RGB888_U8", 4, 2, rbuv_swap=True, crop=(1, 1, 2, 1), padding=(1, 0, 0, 2))
+    s = replace(s, padding_value=7.5, mean=(1, 2, 3, 0), least=(0.5, 0.0, 0.0, 0.0), var_reci=scale)
     got = m.aipp(frame, s)
     assert (got.dtype, got.shape) == (np.dtype(np.float16), (1, 3, 2, 4))
     pixel = frame.reshape(2, 4, 3)[1, 1, ::-1].astype(float)  # mean is of the swapped channels
@@ -196,19 +186,9 @@ def test_a_block_comes_back_as_it_went(images):
 
 def test_every_byte_of_a_block_stands_where_the_header_says():
     csc = m.Csc(((1, 2, 3), (4, 5, 6), (7, 8, -9)), in_bias=(16, 127, 128), out_bias=(1, 2, 3))
-    s = m.Aipp(
-        "RGB888_U8",
-        640,
-        480,
-        csc,
-        True,
-        False,
-        (10, 20, 300, 200),
-        (150, 100),
-        (1, 2, 3, 4),
-        mean=(104, 117, 123, 0),
-        var_reci=(0.5, 1.0, 2.0, 1.0),
-    )
+    places = (10, 20, 300, 200), (150, 100), (1, 2, 3, 4)
+    s = m.Aipp("RGB888_U8", 640, 480, csc, True, False, *places)
+    s = replace(s, mean=(104, 117, 123, 0), var_reci=(0.5, 1.0, 2.0, 1.0))
     raw = m.pack_block([s])
     assert len(raw) == 160
     assert raw[:5] == bytes([3, 1, 1, 0, 1]) and struct.unpack_from("<2i", raw, 8) == (640, 480)

@@ -54,8 +54,7 @@ def _collective(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.root < ranks:
         raise InputError(f"--root below {ranks}", str(arguments.root))
     places, root = range(ranks), arguments.root
-    op = op_name(arguments.op)
-    if op not in ROOTED:
+    if op_name(arguments.op) not in ROOTED:
         refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
         times = compare(arguments.op, topology, size_bytes, places, root)
@@ -199,8 +198,7 @@ def _train_plan(arguments: argparse.Namespace) -> int:
     name = arguments.cluster  # a preset that takes a count and has none gets the devices'
     open_preset = name in TOPOLOGIES and TOPOLOGIES[name].limit
     topology = load_topology(f"{name}:{arguments.devices}" if open_preset else name)
-    start = name.partition("-")[0]
-    chip = load_chip(arguments.chip or CHIPS.get(start, "Ascend910A"))
+    chip = load_chip(arguments.chip or CHIPS.get(name.partition("-")[0], "Ascend910A"))
     batch = arguments.batch or SAMPLES * arguments.devices
     limit = arguments.memory_limit
     ranking = best_plans(

@@ -130,8 +130,7 @@ def _opened(model: str, arrays: dict[str, Any], found: Quantised, plan: Plan) ->
     made = []
     for rows in TRIAL_BATCHES:
         sizes = {name: np.resize(array, (rows, *array.shape[1:])) for name, array in arrays.items()}
-        graph = import_with(model, sizes).graph
-        made.append(qdq_model(at_batch(found, graph, plan)))
+        made.append(qdq_model(at_batch(found, import_with(model, sizes).graph, plan)))
     return with_open_batch(*made)
 
 

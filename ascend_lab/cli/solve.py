@@ -34,8 +34,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
     from ascend_lab.graph.memory import METHODS
 
     if arguments.method not in METHODS:
-        needed = f"--method as one of {', '.join(METHODS)}"
-        raise InputError(needed, repr(arguments.method))
+        raise InputError(f"--method as one of {', '.join(METHODS)}", repr(arguments.method))
     if arguments.method not in ("best of", "exact"):
         searching = 'with a --method that searches ("best of", exact)'
         refuse_idle(arguments, searching, "--time-limit", "--seed")
@@ -135,8 +134,7 @@ def _subgraph_table(found: Solution, operations: int) -> list[str]:
             break
         w, h, k = step.granularity
         count = len(step.operations)
-        kept = len(step.retain)
-        rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {kept:9} {latency:14.1f}")
+        rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {len(step.retain):9} {latency:14.1f}")
     best = "optimal for the tiles weighed" if found.proven else "best found"
     rows += [
         f"{operations} operations in {len(found.steps)} subgraphs: {best}",
@@ -215,8 +213,7 @@ def _searched(
     given = {name: getattr(arguments, name) for name in ("streams", "slowdown", "noise", "seed")}
     scenario = Scenario(cost, **given)
     if scenario == Scenario(cost, seed=arguments.seed):
-        needed = "with --streams, --slowdown or --noise"
-        refuse_idle(arguments, needed, "--budget", "--seed")
+        refuse_idle(arguments, "with --streams, --slowdown or --noise", "--budget", "--seed")
         return None
     names = ("max_segments", "max_bytes", "budget", "seed")
     better = improve(rows, scenario, **{name: getattr(arguments, name) for name in names})

@@ -236,8 +236,7 @@ def _print(report: Report) -> None:
     name, tuning = report.name, report.tuning
 
     print(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
-    steps = [("sgat", tuning.subgraph), ("opat", tuning.operators)]
-    for job, found in steps:
+    for job, found in [("sgat", tuning.subgraph), ("opat", tuning.operators)]:
         if found is not None:
             before, after = found.before_s, found.after_s
             end = "interrupted" if found.interrupted else "finished"

@@ -206,8 +206,7 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
 
 def _add_gradient(made: Parser) -> None:
     """Add the flags of job 4."""
-    group = made.add_argument_group("job 4, gradients")
-    add = group.add_argument
+    add = made.add_argument_group("job 4, gradients").add_argument
     add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
     add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
     add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")

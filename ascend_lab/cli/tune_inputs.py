@@ -42,8 +42,7 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
         if shapes or batches:
             raise InputError("--singleop without sizes", "--input_shape or --dynamic_batch_size")
         file = Path(arguments.singleop)
-        graphs = single_operators(file)
-        return [Source(file.stem, [_ready(graph) for graph in graphs])]
+        return [Source(file.stem, [_ready(graph) for graph in single_operators(file)])]
     if arguments.model:
         return [_model(arguments.model, shapes, batches)]
     folder = Path(arguments.model_path)

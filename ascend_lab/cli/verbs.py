@@ -174,8 +174,7 @@ def _conv(arguments: argparse.Namespace) -> int:
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
         given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
-    shape = ConvShape(**given)
-    return _time(arguments, chip, shape)
+    return _time(arguments, chip, ConvShape(**given))
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:

@@ -176,8 +176,7 @@ def _layer(found: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
             )  # fmt: skip
     if (arq := found.get("arq_quantize")) is not None:
         each = arq.get("channel_wise", plan.channel_wise)
-        bits = arq.get("quant_bits", 8)
-        plan = replace(plan, weight_bits=bits, channel_wise=each, rounding=None)
+        plan = replace(plan, weight_bits=arq.get("quant_bits", 8), channel_wise=each, rounding=None)
     if (ada := found.get("ada_quantize")) is not None:
         each = ada.get("channel_wise", plan.channel_wise)
         plan = replace(plan, weight_bits=8, channel_wise=each, rounding=_rounding(ada, where))

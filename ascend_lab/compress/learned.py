@@ -100,8 +100,7 @@ class Rounded:
         bits, steps = self.layer.bits, learned[self.name("steps")]
 
         def x_slope(grads: Any) -> Any:
-            found = ulq_slopes(x.values[0], low, high, grads[0], bits)
-            return [[np.asarray(one)] for one in found]
+            return [[np.asarray(one)] for one in ulq_slopes(x.values[0], low, high, grads[0], bits)]
 
         step, axis = steps.values[0], self.axis if len(steps.values[0]) > 1 else None
         wide, width = along(step, axis, w.values[0].ndim), self.layer.weight_bits

@@ -74,8 +74,7 @@ class _Reader:
         found = self.token
         self.line = self.ahead if found else self.line
         if not found or (wanted and found not in wanted):
-            needed = " or ".join(wanted) or "a value"
-            raise self.error(needed, shown(found) if found else "the end")
+            raise self.error(" or ".join(wanted) or "a value", shown(found) if found else "the end")
         self.token = next(self.tokens, "")
         return found
 

@@ -157,5 +157,4 @@ def sparse_cost(graph: Graph, chip: Chip | str) -> SparseCost:
         rows, groups = int(np.prod(shape)) // channels, -(-channels // GROUP)
         dense += rows * channels
         small += rows * groups * KEPT + -(-rows * groups * KEPT // GROUP)
-    saved = max(dense - small, 0) / chip.device_memory.rate_bytes_per_s
-    return SparseCost(dense, small, saved)
+    return SparseCost(dense, small, max(dense - small, 0) / chip.device_memory.rate_bytes_per_s)

@@ -80,8 +80,7 @@ def _page_names(chapter: str) -> Mapping[str, str]:
     """Return the function that each exercise of a chapter asks for; nothing without the pages."""
     found: dict[str, str] = {}
     for page in NOTEBOOKS.glob(f"{chapter}_*.ipynb"):
-        calls = re.findall(r"check_(ex_\w+)\((\w+)\)", page.read_text("utf-8"))
-        found |= dict(calls)
+        found |= dict(re.findall(r"check_(ex_\w+)\((\w+)\)", page.read_text("utf-8")))
     return found
 
 

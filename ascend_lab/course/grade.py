@@ -279,8 +279,7 @@ def grade(
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
 
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(_mark_row, rows))
 
 

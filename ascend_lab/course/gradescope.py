@@ -54,8 +54,7 @@ def _entries(task: Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
                 (path.read_bytes()),
             )
     package = Path(ascend_lab.__file__).parent
-    project = package.parent / "pyproject.toml"
-    if not project.is_file():
+    if not (package.parent / "pyproject.toml").is_file():
         raise InputError("the project's checkout", str(package.parent), "pack from a git clone")
     for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT"):
         yield f"package/{name}", (package.parent / name).read_bytes()

@@ -133,8 +133,7 @@ def write_report(
     (out / "students").mkdir(parents=True, exist_ok=True)
     own = task.folder / "start.py"
     given = own.read_text("utf-8") if own.is_file() else ""
-    sources = {mark.student: mark.source for mark in marks}
-    alike = hints(sources, given, our_sources())
+    alike = hints({mark.student: mark.source for mark in marks}, given, our_sources())
     records = [{"student": mark.student, **asdict(tried)} for mark in marks for tried in mark.tried]
     files = {
         "grades.csv": _csv(_grades(task, marks)),
@@ -209,8 +208,7 @@ def _scale(tried: Tried) -> str:
 
 def _grades(task: Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
     parts = [part for part in PARTS if part in task.points]
-    head = ("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")
-    rows = [head]
+    rows = [("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")]
     for mark in marks:
         points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
         rows.append((

@@ -195,8 +195,7 @@ def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Im
         sizes = ", ".join(sorted({f"{s.size[0]} x {s.size[1]}" for s in each}))
         raise InputError("one size of result for all images of a batch", sizes, "resize or pad")
     parts = np.split(flat, np.cumsum([s.frame_bytes for s in each])[:-1])
-    found = [aipp(part, s, dtype=dtype) for part, s in zip(parts, each, strict=True)]
-    return np.concatenate(found)
+    return np.concatenate([aipp(part, s, dtype=dtype) for part, s in zip(parts, each, strict=True)])
 
 
 def _planes(frames: Image, s: Aipp) -> Image:

@@ -23,8 +23,7 @@ def init(*chips: Chip | str, kernels: bool = True) -> None:
     need(not PROCESSES, TWICE, "acl.init once", "a second", "call acl.finalize first")
     found = [load_chip(c) if isinstance(c, str) else c for c in chips or ("Ascend310",)]
     _ENDED.clear()
-    devices = tuple(Device(i, chip) for i, chip in enumerate(found))
-    PROCESSES.append(Process(devices, kernels))
+    PROCESSES.append(Process(tuple(Device(i, chip) for i, chip in enumerate(found)), kernels))
 
 
 def finalize() -> tuple[str, ...]:

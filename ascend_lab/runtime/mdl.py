@@ -161,8 +161,7 @@ def get_num_outputs(desc: Desc) -> int:
 def _getters(what: str) -> tuple[Callable[[Desc, int], Any], ...]:
     def of(side: str, desc: Desc, index: int) -> Any:
         found = _described(desc, side)
-        known = f"an {side} from 0 to {len(found) - 1}"
-        need(0 <= index < len(found), INVALID, known, repr(index))
+        need(0 <= index < len(found), INVALID, f"an {side} from 0 to {len(found) - 1}", repr(index))
         return getattr(found[index], what)
 
     return partial(of, "input"), partial(of, "output")

@@ -254,8 +254,7 @@ class Gear:
     def imported(self) -> Imported:
         """The graph as the model states it, with its element types."""
         data = self._graphs
-        graph = self.model.graph(data["source"])
-        return Imported(graph, data["input_types"], data["output_types"])
+        return Imported(self.model.graph(data["source"]), data["input_types"], data["output_types"])
 
     @cached_property
     def compiled(self) -> Compiled:
@@ -270,8 +269,7 @@ class Gear:
         if "kernel" in row:
             kernel = self.model.kernels[row["kernel"]]
             forms = {n: _form(array(key)) for n, key in row.get("forms", {}).items()}
-            extra = {n: array(key) for n, key in row["extra"].items()}
-            lowered = Lowered(kernel, forms, extra)
+            lowered = Lowered(kernel, forms, {n: array(key) for n, key in row["extra"].items()})
         op = "+".join(node.op for node in nodes)
         return Task(nodes[-1].name, op, tuple(row["nodes"]), piece_of(graph, nodes), lowered)
 
@@ -312,8 +310,7 @@ class OfflineModel:
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
         """All kernels, each once."""
-        data = json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))
-        return tuple(map(kernel_of, data))
+        return tuple(map(kernel_of, json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))))
 
     @cached_property
     def chip(self) -> Chip:

@@ -224,8 +224,7 @@ def process(*, waits: bool = False) -> Process:
 
     What `waits` or allocates is refused inside a callback.
     """
-    begun = bool(PROCESSES)
-    need(begun, UNINITIALISED, "acl.init before everything else", "none", "call it once")
+    need(bool(PROCESSES), UNINITIALISED, "acl.init before everything else", "none", "call it once")
     needed, remedy = "a callback that neither waits nor allocates", "do it in another thread"
     need(not (waits and PROCESSES[0].in_callback), INVALID, needed, "one that does", remedy)
     return PROCESSES[0]

@@ -164,8 +164,7 @@ def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
     found = process()
     handle, what = found.stream(stream), found.get(Event, event)
     got = f"{handle.context} and {what.context}"
-    fine = handle.context is what.context
-    need(fine, MISMATCH, "a stream and an event of one context", got)
+    need(handle.context is what.context, MISMATCH, "a stream and an event of one context", got)
     return handle, what.signal
 
 
@@ -333,8 +332,7 @@ def subscribe_report(thread: int, stream: Stream | None = None) -> None:
     """Let a thread take a stream's callbacks: this one by `process_report`, others in a loop."""
     found = process()
     own = found.stream(stream)
-    first = own.thread is None
-    need(first, SUBSCRIBED, f"one thread for {own}", "a second", "unsubscribe_report")
+    need(own.thread is None, SUBSCRIBED, f"one thread for {own}", "a second", "unsubscribe_report")
     threads = {s.thread for s in found.all(Stream)} - {None} | {thread}
     need(len(threads) <= MOST_THREADS, NO_MEMORY, f"at most {MOST_THREADS} threads", "one more")
     own.thread = thread

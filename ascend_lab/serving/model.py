@@ -149,8 +149,7 @@ def open_model(
         loaded = {1: load_model(path, shapes=shapes)}
 
     def gear_of(rows: int) -> Callable[[Arrays], Arrays]:
-        found = loaded.get(rows) or load_model(path, batch=rows)
-        return _runner(found.graph, chip)
+        return _runner((loaded.get(rows) or load_model(path, batch=rows)).graph, chip)
 
     graph = loaded[1].graph
 

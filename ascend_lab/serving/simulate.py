@@ -214,8 +214,7 @@ class _Run:
         self.total = total = scenario.warmup + scenario.requests
         streams = np.random.SeedSequence(scenario.seed).spawn(4 + len(scenario.steps))
         self.rng = [np.random.default_rng(stream) for stream in streams]
-        levels = scenario.steps[0].policy.levels
-        shares = np.cumsum([level.share for level in levels])
+        shares = np.cumsum([level.share for level in scenario.steps[0].policy.levels])
         drawn = np.searchsorted(shares[:-1] / shares[-1], self.rng[1].random(total), side="right")
         items = scenario.arrivals.items
         sizes = self.rng[2].choice(items, total).tolist() if len(items) > 1 else [items[0]] * total

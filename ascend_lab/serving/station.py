@@ -118,8 +118,7 @@ class Station:
         self.again: deque[Entry] = deque()
         self.fresh: list[deque[Entry]] = [deque() for _ in policy.levels]
         self.late: list[deque[Entry]] = [deque() for _ in policy.levels]
-        pairs = chain.from_iterable(zip(self.fresh, self.late, strict=True))
-        self.queues = (self.again, *pairs)
+        self.queues = (self.again, *chain.from_iterable(zip(self.fresh, self.late, strict=True)))
         self.free = list(range(policy.instances))[::-1]
         self.running: dict[int, tuple[float, list[Entry]]] = {}
         self.batches = Batches()
