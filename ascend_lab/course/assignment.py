@@ -1,6 +1,6 @@
 """What an assignment is: its table, public cases and judge, hidden cases, and what is handed out.
 
-assignment.toml   title, version, chapters, hours, functions, points, weights, limits, twist
+    assignment.toml   title, version, chapters, hours, functions, points, weights, limits, twist
     public.py         instance(rng, twist), cases(instance, rng), judge(case, answer), chart(...)
     hidden.py         cases(instance, rng): never handed out
     start.py          the stub that students fill in, in cells `# %%`; README.md, the task
@@ -8,10 +8,8 @@ assignment.toml   title, version, chapters, hours, functions, points, weights, l
 A case calls one function with plain data. Its judge says of each property whether it holds, and
 what the answer costs next to a plain solution and a certified optimum.
 
-What a student is given: the task, a start file as script and as notebook, the public cases.
-
-Both start files come from one source, `start.py` in cells `# %%`; the instance of the student is
-laid beside them. Keys, wrong solutions and hidden cases stay where they are.
+A student is given the task, the public cases, `start.py` as script and as notebook, and an instance
+of the own. Keys, wrong solutions and hidden cases stay where they are.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """What grading leaves behind: tables, pages, a log for regrading, and texts that are alike.
 
-grades.csv        a line a student: points of each part, total, late, digest of the file
+    grades.csv        a line a student: points of each part, total, late, digest of the file
     index.html        the instructor's page, self-contained: sortable, with charts of what failed
     students/ID.html  the student's page, students/ID.json as Gradescope reads it: no hidden case
     leaderboard.csv   pseudonyms of those who gave one; similarity.csv, hints, no verdicts
@@ -8,9 +8,8 @@ grades.csv        a line a student: points of each part, total, late, digest of 
 
 Nothing carries a time of day: the same hand-ins give the same bytes.
 
-How much of one text stands in another: fingerprints of its tokens, as a hint and no verdict.
-
-Names, numbers and texts become kinds of tokens; the hashes of all runs of `RUN` tokens are thinned
+How much of one text stands in another is a hint and no verdict, by fingerprints of its tokens:
+names, numbers and texts become kinds of tokens; the hashes of all runs of `RUN` tokens are thinned
 by winnowing (Schleimer, Wilkerson and Aiken, SIGMOD 2003): of each window of `WINDOW` the least.
 """
 

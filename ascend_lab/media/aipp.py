@@ -1,6 +1,6 @@
 """AIPP: what happens to a camera's bytes on their way into a network, and the file that says so.
 
-static    swap > crop > colours > (x - mean - min) var_reci > padding
+    static    swap > crop > colours > (x - mean - min) var_reci > padding
     dynamic   the same, with a resize behind the crop; parameters per image, see `insert`
 
 A frame is flat uint8, as cameras and decoders give it; the result is (n, c, h, w) in fp16, or in
@@ -8,16 +8,16 @@ uint8 for a network that starts quantised (nothing is normalised then). Chroma o
 for four pixels as it is. Parameters are fp16; each result is rounded once. Of four bytes a pixel
 the first three behind `ax_swap` count, and the fourth only where a network asks for four channels.
 
-Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
-
-The configuration file of AIPP: protobuf text, read with one table of keys.
+The configuration file is protobuf text, read with one table of keys.
 
     aipp_op { aipp_mode: static  input_format: YUV420SP_U8  crop: true  crop_size_w: 224 ... }
 
 A key left out has the default of the published template: a matrix of which half is given is
 completed from it in silence, and its rows end in blue, green, red. Without `crop: true` or
 `padding: true` their sizes count for nothing. Keys that the documents reserve may be given with
-their default only. Source: CANN, AIPP, config_file_template; GE, insert_op.proto.
+their default only.
+
+Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
 """
 
 from collections.abc import Iterable, Sequence

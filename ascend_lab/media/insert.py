@@ -1,6 +1,6 @@
 """AIPP inside a graph: an operator in front of the first layer, and its block of parameters.
 
-frames: uint8[n, bytes] -> aipp -> what read the input before
+    frames: uint8[n, bytes] -> aipp -> what read the input before
 
 On the chip AIPP stands on the way into the core: it is no kernel, needs no launch, and what it
 makes lies in NC1HWC0 blocks at once. The model counts the bytes of the frames, at the rate of
@@ -10,13 +10,12 @@ hands them over inside the core.
 Small channels: a first convolution fills 3 of 16 lanes of the cube's depth. AIPP may write pixels
 of 4 channels instead, so that the convolution takes four taps at once (`NC1HWC0:4`).
 
-Source: CANN, AIPP, how_to_enable_aipp; ATC, --insert_op_conf and --enable_small_channel.
+A network with dynamic AIPP takes a block of parameters as one more input, 64 bytes for the batch,
+then 96 for each image; the program writes it before every run, so cameras of other sizes or formats
+can share one network. All numbers are little-endian, `min` and `var_reci` fp16.
 
-The parameter block of dynamic AIPP: 64 bytes for the batch, then 96 for each image.
-
-A network with dynamic AIPP takes this block as one more input; the program writes it before every
-run, so cameras of other sizes or formats can share one network. All numbers are little-endian,
-`min` and `var_reci` fp16. Source: GE, the header of AIPP's parameters; CANN, aclmdlCreateAIPP.
+Sources: CANN, AIPP, how_to_enable_aipp, aclmdlCreateAIPP; ATC, --insert_op_conf and
+--enable_small_channel; GE, the header of AIPP's parameters.
 """
 
 import struct

@@ -1,11 +1,9 @@
 """Whether a model can be compiled, node by node, and running it online or from a file.
 
-Values and times are equal to the last bit; what differs is who pays for compiling, and when.
-
-Which nodes of an ONNX model can be compiled, in the form of ATC's `check_result.json`.
-
-Codes: 0 fine, 1 the type of the operator is not supported, 2 a parameter is invalid, 9 a name is
-repeated (CANN documentation, `--mode=3`). A repeated name is only told: here names are labels.
+Values and times are equal to the last bit; what differs is who pays for compiling, and when. The
+report on nodes has the form of ATC's `check_result.json` and its codes: 0 fine, 1 the type of the
+operator is not supported, 2 a parameter is invalid, 9 a name is repeated, which is only told: here
+names are labels (CANN documentation, `--mode=3`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A real server on loopback: the KServe v2 REST protocol around a model and its dynamic batcher.
 
-GET  /v2, /v2/health/live, /v2/health/ready, /metrics
+    GET  /v2, /v2/health/live, /v2/health/ready, /metrics
     GET  /v2/models/NAME[/versions/V], .../ready
     POST /v2/models/NAME[/versions/V]/infer       tensors as JSON
     POST /v2/repository/models/NAME/load, .../unload
