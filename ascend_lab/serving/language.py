@@ -10,9 +10,9 @@ token a step; a prompt read to its end gives the first. Requests are taken in or
                 (supportSelectBatch of MindIE-LLM's scheduler)
     split       each step has a budget of tokens: decodes first, then parts of prompts (SplitFuse)
 
-A sequence's cache of keys and values lies in blocks of so many tokens, anywhere in memory; its table
-says where. Sequences with a common start share blocks, each with a count of its readers. Who writes
-into a shared block gets a copy first (Kwon et al., 2023, arXiv 2309.06180).
+A sequence's keys and values lie in blocks of so many tokens, anywhere in memory; its table says
+where. Sequences with a common start share blocks, each with a count of its readers. Who writes into
+a shared block gets a copy first (Kwon et al., 2023, arXiv 2309.06180).
 """
 
 from collections import deque
