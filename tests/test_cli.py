@@ -17,8 +17,6 @@ GEMM_KEYS = {"time_s", "cycles", "tflops", "busy", "bound_by", "bytes", "schedul
 
 
 # -- verbs -----------------------------------------------------------------------------------------
-
-
 def test_chips_lists_all_and_shows_one(capsys):
     assert tuple(run_json(capsys, "chips")) == PRESETS
     data = run_json(capsys, "chips", "Ascend910A")
@@ -111,7 +109,6 @@ def test_version_and_help(capsys):
 
 
 # -- kernels of one's own --------------------------------------------------------------------------
-
 KERNEL = MY_KERNEL.read_text("utf-8")
 
 
@@ -191,7 +188,6 @@ def test_a_kernel_in_place_is_clean(capsys, tmp_path):
 
 
 # -- bad input: exit code 2, one line, no traceback ------------------------------------------------
-
 TOY = ("--chip", "Toy")
 CUBE = ("gemm", 64, 64, 64)
 
@@ -378,8 +374,6 @@ def test_errors_in_a_kernel_name_its_line(capsys, tmp_path):
 
 
 # -- operators -------------------------------------------------------------------------------------
-
-
 def test_op_times_an_operator_and_shows_its_nest(capsys):
     words = ("op", "softmax", "64x100", "--chip", "Ascend910A")
     code, out, _ = run(capsys, *words, "--show")

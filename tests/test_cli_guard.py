@@ -54,8 +54,6 @@ def shell(command, **environ):
 
 
 # -- streams -----------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
@@ -84,8 +82,6 @@ def test_a_narrow_encoding_gets_escapes(folder):
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "start",
     ["$LAB run x", "$AOE -j 2 -m x.onnx"],
@@ -113,8 +109,6 @@ def test_the_guard_is_there_before_anything_else_is_imported():
 
 
 # -- mistakes of ours --------------------------------------------------------------------------
-
-
 def failing(error, cause=None):
     def verb(_):
         raise error from cause
@@ -142,8 +136,6 @@ def test_what_ctrl_c_was_turned_into_is_ctrl_c(monkeypatch, capsys):
 
 
 # -- words -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", PARSERS)
 def test_an_empty_text_is_refused_for_every_flag(name):
     words, parser = PARSERS[name]
@@ -204,7 +196,6 @@ def test_train_plan_takes_the_sizes_of_an_image(folder):
 
 
 # -- files -------------------------------------------------------------------------------------
-
 WRITERS = {
     "--json": "gemm 16 16 16 --chip Toy --json",
     "--trace": "gemm 16 16 16 --chip Toy --trace",
@@ -287,8 +278,6 @@ def test_no_path_is_too_awkward_for_any_argument(tmp_path_factory, monkeypatch, 
 
 
 # -- names from files --------------------------------------------------------------------------
-
-
 def test_names_are_shown_and_not_obeyed(folder):
     fill(folder, CONTENTS)
     for words in (

@@ -40,8 +40,6 @@ def tried(task, source, student="carol"):
 
 
 # -- the assignments -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_start_file_earns_nothing_and_the_reference_most(name):
     task = load(name, COURSE)
@@ -125,8 +123,6 @@ def test_the_keys_are_nowhere_else(tmp_path):
 
 
 # -- from a file to a mark -------------------------------------------------------------------------
-
-
 def test_notebook_and_script_get_equal_marks(toy):
     other = GOOD.replace("total +=", "total -=")
     cells = ["%matplotlib inline\nimport os", "this is no Python", other,
@@ -242,8 +238,6 @@ def test_gradescope_runs_the_zip(tmp_path, toy):
 
 
 # -- alike -----------------------------------------------------------------------------------------
-
-
 def test_a_renamed_copy_is_alike_and_other_code_is_not():
     one = (COURSE / "keys" / "A4_memory" / "reference.py").read_text()
     other = (COURSE / "keys" / "A3_fusion" / "reference.py").read_text()
@@ -254,8 +248,6 @@ def test_a_renamed_copy_is_alike_and_other_code_is_not():
 
 
 # -- the command line ------------------------------------------------------------------------------
-
-
 def test_a_student_starts_and_checks(tmp_path, capsys):
     out = tmp_path / "mine"
     begin = ("course", "start", "A0", "--student", "ada", "--output", out, "--course", TOY)
@@ -317,8 +309,6 @@ def test_thirty_hand_ins_are_graded_as_predicted(tmp_path, toy):
 
 
 # -- what newcomers stumbled over ------------------------------------------------------------------
-
-
 def command(capsys, *words):
     return run(capsys, "course", *words, "--course", TOY)
 

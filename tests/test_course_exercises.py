@@ -118,7 +118,6 @@ def test_every_solution_passes_and_every_mistake_fails(exercise, verdicts):
 
 
 # -- what a hand-in may not do ---------------------------------------------------------------------
-
 ATTACKS = {
     "hangs": "def groups(*given):\n    while True: pass",
     "exits": "import os\ndef groups(*given): os._exit(0)",
@@ -292,8 +291,6 @@ def test_of_what_was_handed_over_only_the_public_part_can_be_reached():
 
 
 # -- the command line ------------------------------------------------------------------------------
-
-
 def test_a_copy_of_a_chapter_is_checked_and_graded(tmp_path, capsys):
     page = next((HERE.parent / "notebooks").glob("11_*.ipynb"))
     whole = json.loads(page.read_text("utf-8"))

@@ -173,8 +173,6 @@ def test_files_of_a_call_lie_in_its_folder():
 
 
 # -- files that are no files ---------------------------------------------------------------------
-
-
 def test_links_and_bombs_are_not_followed(tmp_path):
     secret = tmp_path / "secret.py"
     secret.write_text(GOOD)

@@ -157,8 +157,6 @@ def test_a_figure_that_is_missing_is_an_error(slides, tmp_path, monkeypatch):
 
 
 # -- notebooks without solutions -------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def script():
     names: dict[str, Any] = {"__name__": "page"}

@@ -42,8 +42,6 @@ TABLES = {("tune_flags", "REFUSED"), ("common", "_FLAGS")}
 
 
 # -- the parsers -----------------------------------------------------------------------------------
-
-
 @cache
 def parsers():
     """Return the parser of every command, such as "ascend-lab run" or "aoe bank list"."""
@@ -90,8 +88,6 @@ def missing_in(command):
 
 
 # -- the source ------------------------------------------------------------------------------------
-
-
 def texts_in(piece, *, docs=False):
     """Yield the strings in a piece of source with {} for what is put in; docstrings if asked."""
     skip = set()
@@ -177,8 +173,6 @@ def roots():
 
 
 # -- the tests -------------------------------------------------------------------------------------
-
-
 def test_every_verb_is_walked():
     verbs = {name for name in parsers() if not name.startswith("aoe bank ")}
     assert set(roots()) == verbs - {"ascend-lab"}
@@ -252,8 +246,6 @@ def test_commands_on_the_pages_are_taken(page):
 
 
 # -- sizes left open, as each front says it --------------------------------------------------------
-
-
 @pytest.fixture
 def open_model(tmp_path):
     nodes = [helper.make_node("Relu", ["data"], ["y"], "relu")]

@@ -138,8 +138,6 @@ def _attribute(text: str) -> tuple[str, Any]:
 
 
 # -- verbs --------------------------------------------------------------------------------------
-
-
 def _chips(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip, presets
     from ascend_lab.chip.model import chip_dict, chip_lines, chip_table
@@ -196,8 +194,6 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
 
 
 # -- helpers ------------------------------------------------------------------------------------
-
-
 def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
     values = wholes_of(text.lower(), separator)
     if len(values) != count:

@@ -85,8 +85,6 @@ def _page_names(chapter: str) -> Mapping[str, str]:
 
 
 # -- what an assignment's public.py has ------------------------------------------------------------
-
-
 def instance(rng: np.random.Generator, twist: Mapping[str, Any]) -> dict[str, Any]:
     """Return the exercises; every student has the same."""
     return dict(twist)

@@ -292,8 +292,6 @@ def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
 
 
 # -- what comes with a term ------------------------------------------------------------------------
-
-
 def read_secret(path: str | Path | None) -> str:
     """Return the term's secret from a TOML file with the line secret = "..."."""
     if path is None:

@@ -98,8 +98,6 @@ def _gradescope_emails(folder: Path) -> dict[str, str]:
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
 def _files_in(place: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of the readable files at a place; links and large files only noted."""
     paths = [place]

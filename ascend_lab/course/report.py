@@ -232,8 +232,6 @@ def _json(value: Any) -> str:
 
 
 # -- pages -----------------------------------------------------------------------------------------
-
-
 def _page(title: str, *blocks: str) -> str:
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join((f"<h1>{html.escape(title)}</h1>", *blocks))

@@ -250,8 +250,6 @@ def _no_number(text: str) -> Any:
 
 
 # -- the end of a process and of what it started -----------------------------------------------
-
-
 def _adopt_orphans() -> None:
     """Become the parent of processes whose parent ends (Linux)."""
     if sys.platform == "linux":
