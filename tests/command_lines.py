@@ -14,10 +14,10 @@ def run(capsys, *words):
     return code, out, err
 
 
-def run_json(capsys, *words):
-    """Return what a command that succeeds prints as JSON, and nothing beside it."""
-    code, out, err = run(capsys, *words, "--json", "-")
-    assert (code, err) == (0, "")
+def run_json(capsys, *words, code=0):
+    """Return what a command that succeeds, or ends with a code, prints as JSON and nothing else."""
+    found, out, err = run(capsys, *words, "--json", "-")
+    assert (found, err) == (code, "")
     return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 

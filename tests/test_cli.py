@@ -54,14 +54,8 @@ def test_gemm_sizes_are_m_n_k(capsys):
 def test_gemm_takes_a_schedule(capsys):
     options = ("--tile", "128,64,256", "--step-k", 4, "--grid", "4x6")
     data = run_json(capsys, "gemm", 1536, 1536, 1536, "--chip", "Ascend910B2", *options)
-    assert data["schedule"] == {
-        "base_m": 128,
-        "base_k": 64,
-        "base_n": 256,
-        "step_k": 4,
-        "grid_rows": 4,
-        "grid_cols": 6,
-    }
+    names = ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols")
+    assert data["schedule"] == dict(zip(names, (128, 64, 256, 4, 4, 6), strict=True))
     assert data["cores"] == 24
 
 
@@ -81,10 +75,8 @@ def test_text_output_names_what_bounds_it(capsys):
 
 def test_json_and_trace_go_to_files(capsys, tmp_path):
     target, trace = tmp_path / "out.json", tmp_path / "trace.json"
-    code, out, err = run(
-        capsys, "gemm", 64, 64, 64, "--chip", "Toy", "--json", target, "--trace", trace
-    )
-    assert (code, out, err) == (0, "", "")
+    files = ("--json", target, "--trace", trace)
+    assert run(capsys, "gemm", 64, 64, 64, "--chip", "Toy", *files) == (0, "", "")
     assert json.loads(target.read_text("utf-8")).keys() >= GEMM_KEYS
     assert json.loads(trace.read_text("utf-8"))["traceEvents"]
 
@@ -127,15 +119,12 @@ def test_the_example_kernel_is_right_and_clean(capsys, chip):
 
 
 def test_wrong_values_exit_with_1(capsys, tmp_path):
-    wrong = KERNEL.replace("np.maximum(arrays", "np.minimum(arrays")
-    code, out, err = run(capsys, "run-kernel", kernel_file(tmp_path, wrong), "--chip", "Toy")
+    file = kernel_file(tmp_path, KERNEL.replace("np.maximum(arrays", "np.minimum(arrays"))
+    code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy")
     assert (code, err) == (1, "")
     assert "values WRONG, largest error: y " in out
     assert out.splitlines()[1] == "y[0]: expected 0, got 0.125732, tolerance 0.02"
-    file = kernel_file(tmp_path, wrong)
-    code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy", "--json", "-")
-    assert (code, err) == (1, "")
-    assert json.loads(out)["values_ok"] is False
+    assert run_json(capsys, "run-kernel", file, "--chip", "Toy", code=1)["values_ok"] is False
 
 
 def test_the_report_names_time_cores_and_the_longest_stalls(capsys):
@@ -149,12 +138,9 @@ def test_the_report_names_time_cores_and_the_longest_stalls(capsys):
 
 
 def test_poison_in_the_output_exits_with_1(capsys, tmp_path):
-    missing = KERNEL.replace("        k.copy(y.region", "        (y.region")
-    code, out, err = run(
-        capsys, "run-kernel", kernel_file(tmp_path, missing), "--chip", "Toy", "--json", "-"
-    )
-    assert (code, err) == (1, "")
-    assert json.loads(out)["max_error"] == {"y": None}  # infinite, which JSON cannot say
+    file = kernel_file(tmp_path, KERNEL.replace("        k.copy(y.region", "        (y.region"))
+    found = run_json(capsys, "run-kernel", file, "--chip", "Toy", code=1)
+    assert found["max_error"] == {"y": None}  # infinite, which JSON cannot say
 
 
 RACY = KERNEL.replace("        x_ub.enqueue()\n", "").replace(
@@ -170,9 +156,8 @@ RACY = RACY.replace(
 
 def test_a_race_exits_with_1_only_when_asked_to_look(capsys, tmp_path):
     file = kernel_file(tmp_path, RACY)
-    code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy", "--sanitize", "--json", "-")
-    assert (code, err) == (1, "")
-    kinds = {finding["kind"] for finding in json.loads(out)["findings"]}
+    found = run_json(capsys, "run-kernel", file, "--chip", "Toy", "--sanitize", code=1)
+    kinds = {finding["kind"] for finding in found["findings"]}
     assert kinds & {"race", "uninitialised-read"}
 
 

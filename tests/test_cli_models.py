@@ -128,10 +128,8 @@ def test_fusion_switches(capsys, tiny, tmp_path, text):
 
 def test_trace_and_json_files(capsys, tiny, tmp_path):
     trace, numbers = tmp_path / "t.json", tmp_path / "n.json"
-    code, out, err = run(
-        capsys, "simulate", tiny, "--chip", "Toy", "--batch", 1, "--trace", trace, "--json", numbers
-    )
-    assert (code, out, err) == (0, "", "")
+    words = ("simulate", tiny, "--chip", "Toy", "--batch", 1)
+    assert run(capsys, *words, "--trace", trace, "--json", numbers) == (0, "", "")
     data = json.loads(numbers.read_text())
     events = json.loads(trace.read_text())["traceEvents"]
     spans = {e["name"] for e in events if e["ph"] == "X" and e["tid"] == 1}
