@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from command_lines import refused, run, run_json
@@ -12,9 +10,7 @@ from command_lines import refused, run, run_json
 from ascend_lab.cli.cluster import parse_bytes
 from ascend_lab.errors import InputError
 
-Run = Callable[..., Any]
 ALPHA_S, BETA_S_PER_BYTE = 5e-6, 1e-10
-FORBIDDEN = 10**18
 
 
 # -- collective -----------------------------------------------------------------------------------

@@ -406,7 +406,7 @@ def test_a_start_over_work_says_what_to_do(tmp_path, capsys):
 
 def test_a_long_wait_is_said(monkeypatch):
     monkeypatch.setattr(sandbox, "PATIENCE_S", 0.2)
-    told: list[str] = []
+    told = []
     source = "import time\ndef f(): time.sleep(1)"
     (found,) = sandbox.answers_of(source, [sandbox.Call("f", {})], told=told.append)
     assert found.error == ""

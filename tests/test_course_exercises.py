@@ -74,7 +74,7 @@ def source_with(exercise, answers):
 @pytest.fixture
 def verdicts():
     """Return a function that says what an exercise's check says to each of some answers."""
-    opened: list[Session] = []
+    opened = []
 
     def try_all(exercise, answers, seed=20):
         for number in range(len(answers)):
@@ -164,7 +164,7 @@ def test_an_attack_costs_only_its_own_exercise(attack):
 
 def linked(roots):
     """Return the near and the far side of a wire in one process."""
-    lines: tuple[list[str], list[str]] = [], []
+    lines = [], []
 
     def hear(at):
         if not lines[at]:

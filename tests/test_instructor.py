@@ -9,7 +9,6 @@ import tomllib
 import xml.etree.ElementTree as ET
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -159,7 +158,7 @@ def test_a_figure_that_is_missing_is_an_error(slides, tmp_path, monkeypatch):
 # -- notebooks without solutions -------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def script():
-    names: dict[str, Any] = {"__name__": "page"}
+    names = {"__name__": "page"}
     (text,) = fenced(PAGE, "python")
     exec(compile(text, "<instructor.md>", "exec"), names)
     return names

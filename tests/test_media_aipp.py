@@ -4,7 +4,6 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -28,8 +27,7 @@ def pixels(rows):
 
 
 def listed(image):
-    found: list[list[int]] = image[0, :, :, 0].T.tolist()
-    return found
+    return image[0, :, :, 0].T.tolist()
 
 
 # -- colours --------------------------------------------------------------------------------------
@@ -299,7 +297,7 @@ def test_a_wrong_file_is_named(text, said):
 def text_of(s, rank):
     """Return settings as a configuration file says them."""
     sizes = {"src_image_size_w": s.width, "src_image_size_h": s.height}
-    lines: dict[str, Any] = {"aipp_mode": "static", "related_input_rank": rank, **sizes}
+    lines = {"aipp_mode": "static", "related_input_rank": rank, **sizes}
     lines |= {"input_format": s.input_format, "padding": "true", "padding_value": s.padding_value}
     lines |= {"rbuv_swap_switch": s.rbuv_swap, "ax_swap_switch": s.ax_swap}
     sides = zip(("top", "bottom", "left", "right"), s.padding, strict=True)

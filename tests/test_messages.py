@@ -45,8 +45,8 @@ TABLES = {("tune_flags", "REFUSED"), ("common", "_FLAGS")}
 @cache
 def parsers():
     """Return the parser of every command, such as "ascend-lab run" or "aoe bank list"."""
-    found: dict[str, argparse.ArgumentParser] = {}
-    todo: list[argparse.ArgumentParser] = [lab_parser(), aoe_parser(), bank_parser()]
+    found = {}
+    todo = [lab_parser(), aoe_parser(), bank_parser()]
     for parser in todo:
         found[parser.prog] = parser
         for action in parser._actions:
@@ -109,7 +109,7 @@ def flags_in(text):
 @cache
 def defined(stem):
     """Return what a module of the command lines defines, by name."""
-    found: dict[str, ast.stmt] = {}
+    found = {}
     for one in FRONTS[stem].body:
         if isinstance(one, ast.FunctionDef | ast.ClassDef):
             found[one.name] = one
@@ -143,7 +143,7 @@ def modules(stem):
 
 def reached(start):
     """Return all pieces of the command lines that one may use."""
-    seen: set[Piece] = set()
+    seen = set()
     todo = [start]
     while todo:
         stem, name = here = todo.pop()

@@ -1,8 +1,5 @@
 """`ascend-lab serve-sim`: the answers' keys, models as servers, and files that are wrong."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from command_lines import refused, run, run_json
@@ -28,7 +25,6 @@ queue_limit = 0
 requests = 30000
 seed = 4
 """
-Simulate = Callable[..., Any]
 
 
 @pytest.fixture
@@ -47,9 +43,8 @@ def simulate(config, capsys):
 
 def test_the_answer_has_the_promised_keys_and_values(simulate):
     data = simulate(PLAIN)
-    assert {"throughput_per_s", "latency_s", "wait_s", "mean_batch", "utilisation", "lost"} <= set(
-        data
-    )
+    keys = {"throughput_per_s", "latency_s", "wait_s", "mean_batch", "utilisation", "lost"}
+    assert keys <= set(data)
     assert set(data["latency_s"]) == {"p50", "p95", "p99", "mean"}
     queue = closed_forms.batches(3, 1, 4)
     assert data["throughput_per_s"] == pytest.approx(3, rel=0.02)
@@ -247,10 +242,8 @@ def test_a_compiled_model_cannot_be_served(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["none.toml", ".", "picture.gif"])
 def test_no_file_a_folder_and_no_picture(name, config, capsys):
     config.write_text(PLAIN, "utf-8")
-    words = [config.parent / name]
-    refused(
-        capsys, "serve-sim", *([config, "--figure", *words] if name == "picture.gif" else words)
-    )
+    first = (config, "--figure") if name == "picture.gif" else ()
+    refused(capsys, "serve-sim", *first, config.parent / name)
 
 
 def test_a_model_stands_beside_its_file(tmp_path, config):

@@ -120,7 +120,7 @@ def test_batches_without_a_maximum_have_the_published_response_time(rate, size, 
 
 
 # -- the simulator inside 99 % intervals ----------------------------------------------------------
-CASES: dict[str, tuple[float, Service, Policy, theory.Queue]] = {
+CASES = {
     "M/M/1": (0.8, EXPONENTIAL, Policy(), theory.mg1(0.8, 1)),
     "M/D/1": (0.8, DETERMINISTIC, Policy(), theory.mg1(0.8, 1, 0)),
     "M/E2/1": (0.7, Service("erlang", 1, shape=2), Policy(), theory.mg1(0.7, 1, 0.5)),
@@ -440,7 +440,7 @@ def test_a_user_sees_one_version_while_the_share_stands():
     found = rolled(Canary((0.2,), 10**6, users=500))
     story = found.rollout
     assert story is not None
-    seen: dict[int, set[int]] = {}
+    seen = {}
     for job, place in story.sent.items():
         seen.setdefault(story.users[job], set()).add(place)
     assert all(len(places) == 1 for places in seen.values())
@@ -452,7 +452,7 @@ def test_a_user_sees_one_version_while_the_share_stands():
 def test_who_saw_the_new_version_keeps_it_when_the_share_grows():
     story = rolled(Canary((0.1, 0.4, 1.0), 100, users=500)).rollout
     assert story is not None and story.ended == "promoted"
-    switched: dict[int, list[int]] = {}
+    switched = {}
     for job in sorted(story.sent):
         switched.setdefault(story.users[job], []).append(story.sent[job])
     assert all(places == sorted(places) for places in switched.values())

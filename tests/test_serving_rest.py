@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 import httpx
 import numpy as np
@@ -129,7 +128,7 @@ def metrics(served):
 
 
 GOOD = tensor([[1.0, 2.0, 3.0, 4.0]])
-WRONG: dict[str, Any] = {
+WRONG = {
     "no object": [1],
     "no inputs": {},
     "inputs no list": {"inputs": {"x": 1}},
@@ -301,7 +300,7 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path):
     model = tmp_path / "linear.onnx"
     save_model(model)
     running = Running(model, "--max-delay-s", "1")
-    found: list[httpx.Response] = []
+    found = []
 
     def ask():
         body = {"inputs": [GOOD]}
