@@ -12,17 +12,7 @@ import numpy as np
 
 from ascend_lab.cli import common
 from ascend_lab.cli.arrays import Arrays, load_arrays, save_arrays
-from ascend_lab.cli.common import (
-    BATCH,
-    COMPILED,
-    JSON,
-    SHAPES,
-    TUNED,
-    Verb,
-    emit,
-    flag,
-    refuse_idle,
-)
+from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
@@ -45,15 +35,17 @@ WHOLE = "for models whose operators the compiler takes"
 
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.compiled:
-        refuse_idle(arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank")
+        common.refuse_idle(
+            arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank"
+        )
     if arguments.inputs:
-        refuse_idle(arguments, "without --inputs", "--seed")
+        common.refuse_idle(arguments, "without --inputs", "--seed")
     common.check_least(arguments, "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
     try:
         found = common.imported(arguments, given)
     except UnsupportedError as error:
-        refuse_idle(arguments, WHOLE, "--compiled")
+        common.refuse_idle(arguments, WHOLE, "--compiled")
         hosted = placed(arguments, given, error)
         nodes = sum(len(part.nodes) for part in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
@@ -123,7 +115,7 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     decided = ("tuned", "bank", "aicore-num", "dtype", "fusion-switch", "fusion-result",
                "no-fusion", "memory-limit")  # fmt: skip
     idle = (f"--{name}" for name in decided)
-    refuse_idle(arguments, "for a model that is not compiled yet", *idle)
+    common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)
 
@@ -173,7 +165,7 @@ def placed(
 
     if not arguments.model.endswith(".onnx"):
         raise error
-    refuse_idle(arguments, WHOLE, "--tuned", "--bank")
+    common.refuse_idle(arguments, WHOLE, "--tuned", "--bank")
     chip = common.chip_with(arguments)
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
@@ -239,7 +231,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     from ascend_lab.graph.ledger import account
     from ascend_lab.graph.network import write_network_trace
 
-    refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
+    common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
                 "--memory-limit")  # fmt: skip
     hosted = placed(arguments, None, error)
     times = hosted.timeline()

@@ -41,9 +41,8 @@ def _aipp(arguments: argparse.Namespace) -> int:
     else:
         if not arguments.block:
             raise InputError("--block F.bin with aipp_mode: dynamic", "none", "64 + 96 n bytes")
-        block = limits.read_file(
-            arguments.block, "a parameter block of dynamic AIPP", limits.TABLE_BYTES
-        )
+        what = "a parameter block of dynamic AIPP"
+        block = limits.read_file(arguments.block, what, limits.TABLE_BYTES)
         each = [check(s, chip) for s in unpack_block(block)]
         total = sum(s.frame_bytes for s in each)
         limits.refuse_above("frames of max_src_image_size", total, op.max_bytes, "raise it")
