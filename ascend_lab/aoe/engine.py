@@ -9,21 +9,10 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ascend_lab import __version__
-from ascend_lab.aoe.bank import (
-    BankEntry,
-    BankKey,
-    Decision,
-    Knowledge,
-    Outcome,
-    chip_digest,
-    decide,
-    settle,
-)
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, jobs_of
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, planned, tune_subgraph
@@ -106,14 +95,12 @@ def tune(
     deadline = deadline or Deadline.of(settings.time_limit_s)
     chip = load_chip(chip) if isinstance(chip, str) else chip
     with ExitStack() as own:  # what is opened here is closed here
-        workers = executor
-        if not isinstance(workers, Workers):
-            workers = own.enter_context(workers_of(workers))
-        knowledge = bank
-        if not isinstance(knowledge, Knowledge):
-            knowledge = own.enter_context(Knowledge(knowledge))
+        if not isinstance(executor, Workers):
+            executor = own.enter_context(workers_of(executor))
+        if not isinstance(bank, Knowledge):
+            bank = own.enter_context(Knowledge(bank))
         told = progress or (lambda *_: None)
-        run = _Jobs(chip, jobs, settings, knowledge, workers, wanted, told, deadline)
+        run = _Jobs(chip, jobs, settings, bank, executor, wanted, told, deadline)
         return run.tune(graph, dtype)
 
 
@@ -181,32 +168,29 @@ def slice_network(
     chip: Chip,
     settings: Settings,
     knowledge: Knowledge,
-    progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    progress: Progress,
+    deadline: Deadline,
 ) -> tuple[SubgraphResult, Outcome | None]:
     """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
-    deadline = deadline or Deadline.of(settings.time_limit_s)
     graph = canonical(front.rewritten, chip)
     key = key_of_graph(graph, chip)
-    decision = decide(knowledge, key, settings.repeat)
-    if not decision.tune and (known := _from_bank(graph, chip, decision)):
-        return known, settle(knowledge, decision)
+    known = None if settings.repeat else knowledge.find(key)
+    if known and (plan := _from_bank(graph, chip, known[0])):
+        return plan, "hit"
     try:
         left_s = None if math.isinf(deadline.end) else deadline.left_s
         found = tune_subgraph(front, chip, time_limit_s=left_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
-        found = planned(graph, SlicePlan(), chip)
-        found = replace(found, interrupted=True)
+        found = replace(planned(graph, SlicePlan(), chip), interrupted=True)
     if found.interrupted:
         return found, None
     cycles = (found.before_s, found.after_s, found.bound_s)
     before, after, bound = (round(t * chip.clock_hz) for t in cycles)
     entry = BankEntry(
         key, numbered(found.plan, graph), before, min(after, before), min(bound, after), False,
-        "dynamic programming, descent", settings.seed, found.tried, __version__,
-        datetime.now(UTC).isoformat(timespec="seconds"),
+        "dynamic programming, descent", settings.seed, found.tried,
     )  # fmt: skip
-    return found, settle(knowledge, decision, entry)
+    return found, settle(knowledge, entry)
 
 
 def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
@@ -216,8 +200,7 @@ def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
         if node.op == "reshape":
             shape = graph.types[node.output].shape
             nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
-    problem = piece_of(graph, nodes).key
-    return BankKey(chip.name, chip_digest(chip), chip.core_count, "graph", "network", problem)
+    return BankKey.of(chip, "graph", "network", piece_of(graph, nodes).key)
 
 
 def numbered(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
@@ -235,11 +218,10 @@ def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
     return SlicePlan.of({**data, "regions": rows})
 
 
-def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult | None:
+def _from_bank(graph: Graph, chip: Chip, entry: BankEntry) -> SubgraphResult | None:
     """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
-    assert decision.entry is not None
     try:
-        found = planned(graph, named(decision.entry.schedule, graph), chip)
+        found = planned(graph, named(entry.schedule, graph), chip)
     except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
         return None
     return None if found.after_s > found.before_s else found

@@ -8,19 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
-from ascend_lab import __version__
-from ascend_lab.aoe.bank import (
-    MODEL_VERSION,
-    BankEntry,
-    BankKey,
-    Knowledge,
-    Outcome,
-    chip_digest,
-    decide,
-    settle,
-)
+from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankKey, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
@@ -150,16 +139,13 @@ class _Operators:
 
     def _known(self, operator: Tunable) -> bool:
         """Take an operator from the bank if that is what the settings ask for."""
-        decision = decide(self.knowledge, key_of(operator), self.settings.repeat)
-        if decision.tune:
-            return False
-        assert decision.entry is not None and decision.origin is not None
-        if self.settings.deeper and not decision.entry.proven:
+        found = None if self.settings.repeat else self.knowledge.find(key_of(operator))
+        if found is None or (self.settings.deeper and not found[0].proven):
             return False
         if self.knowledge.trials(self._run_id(operator)):  # an interrupted run goes on
             return False
-        self.results[operator.name] = from_bank(operator, decision.entry, decision.origin)
-        self.outcomes.append(settle(self.knowledge, decision))
+        self.results[operator.name] = from_bank(operator, *found)
+        self.outcomes.append("hit")
         return True
 
     def _run_id(self, operator: Tunable) -> str:
@@ -187,8 +173,7 @@ class _Operators:
         self.interrupted = found.trace.end == "interrupted"
         worth = found.choice is not None if self.interrupted else found.source == "tuned"
         if worth and len(found.trace.failures) < found.trials:
-            decision = decide(self.knowledge, key_of(operator), True)
-            self.outcomes.append(settle(self.knowledge, decision, entry_of(found, self.settings)))
+            self.outcomes.append(settle(self.knowledge, entry_of(found, self.settings)))
             if not self.interrupted:
                 self.knowledge.forget_trials(run_id)
 
@@ -257,9 +242,7 @@ def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) 
 
 def key_of(operator: Tunable) -> BankKey:
     """Return the bank's key of an operator."""
-    chip = operator.chip
-    chip_is = chip.name, chip_digest(chip), chip.core_count
-    return BankKey(*chip_is, "op", operator.op, operator.problem)
+    return BankKey.of(operator.chip, "op", operator.op, operator.problem)
 
 
 def features_of(operator: Tunable) -> tuple[float, ...]:
@@ -277,7 +260,6 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
     return BankEntry(
         key_of(result.operator), choice, result.before_cycles, result.after_cycles,
         result.bound_cycles, result.proven, result.search, settings.seed, result.trials,
-        __version__, datetime.now(UTC).isoformat(timespec="seconds"),
         features=features_of(result.operator),
     )  # fmt: skip
 

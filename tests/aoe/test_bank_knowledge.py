@@ -9,20 +9,14 @@ import pytest
 from bank_cases import ENTRY, KEY, banks, entry
 from hypothesis import given, settings
 
+from ascend_lab.aoe import bank
 from ascend_lab.aoe.bank import (
-    BUILTIN_FILE,
     FILE_NAME,
     MODEL_VERSION,
     BankEntry,
     BankError,
     Knowledge,
     Store,
-    bank_file,
-    builtin_entries,
-    decide,
-    open_knowledge,
-    repeat_tune,
-    repo_summary,
     settle,
     write_builtin,
 )
@@ -59,12 +53,12 @@ def test_the_built_in_bank_is_small(tmp_path: Path) -> None:
     text = "conv2d of a long description " * 20
     write_builtin([entry(f"{text} {i}", seed=i % 5) for i in range(500)], file)
     assert file.stat().st_size < 500 * 40
-    assert len(builtin_entries(file)) == 500
+    assert len(bank.builtin_entries(file)) == 500
 
 
 def test_the_package_works_without_the_file_and_with_the_one_it_has(tmp_path: Path) -> None:
-    assert dict(builtin_entries(tmp_path / "none.gz")) == {}
-    for e in builtin_entries(BUILTIN_FILE).values():
+    assert dict(bank.builtin_entries(tmp_path / "none.gz")) == {}
+    for e in bank.builtin_entries(bank.BUILTIN_FILE).values():
         assert e.model_version == MODEL_VERSION, "generate the built-in bank again"
 
 
@@ -82,7 +76,7 @@ def test_a_damaged_built_in_bank_is_named(tmp_path: Path, damage: str) -> None:
             "line": gzip.compress(text[:-9]),
         }[damage]
     )
-    builtin_entries.cache_clear()
+    bank.builtin_entries.cache_clear()
     with pytest.raises(BankError, match=r"bank\.gz") as caught, Knowledge(None, file) as knowledge:
         knowledge.find(KEY)
     assert caught.value.reason == "damaged"
@@ -173,57 +167,40 @@ def test_a_file_that_is_no_bank_stops_before_anything_is_tuned(custom: Path) -> 
 
 DEFAULT = entry(after_cycles=200, proven=True)
 FLOW = {
-    "hit": (ENTRY, False, None, "hit", ENTRY),
-    "hit, repeat, better": (ENTRY, True, entry(after_cycles=110), "update", 110),
-    "hit, repeat, proof of the same": (ENTRY, True, entry(proven=True), "update", 120),
-    "hit, repeat, equal": (ENTRY, True, entry(seed=9), "reserved", ENTRY),
-    "hit, repeat, worse": (ENTRY, True, entry(after_cycles=121), "reserved", ENTRY),
-    "miss, better than the default": (None, False, ENTRY, "add", ENTRY),
-    "miss, repeat": (None, True, ENTRY, "add", ENTRY),
-    "miss, nothing better": (None, False, DEFAULT, "unsatisfied", DEFAULT),
-    "the default is known to be best": (DEFAULT, False, None, "hit", DEFAULT),
+    "known, better": (ENTRY, entry(after_cycles=110), "update", 110),
+    "known, proof of the same": (ENTRY, entry(proven=True), "update", 120),
+    "known, equal": (ENTRY, entry(seed=9), "reserved", ENTRY),
+    "known, worse": (ENTRY, entry(after_cycles=121), "reserved", ENTRY),
+    "new, better than the default": (None, ENTRY, "add", ENTRY),
+    "new, nothing better": (None, DEFAULT, "unsatisfied", DEFAULT),
 }
 
 
 @pytest.mark.parametrize("bank", ["custom", "builtin"])
 @pytest.mark.parametrize("case", FLOW)
-def test_the_published_flow(tmp_path: Path, case: str, bank: str) -> None:
-    known, repeat, tuned, outcome, left = FLOW[case]
-    custom, builtin = tmp_path / FILE_NAME, tmp_path / "builtin.gz"
-    if known is not None and bank == "builtin":
-        write_builtin([known], builtin)
+def test_the_published_flow(custom: Path, builtin: Path, case: str, bank: str) -> None:
+    known, tuned, outcome, left = FLOW[case]
+    write_builtin([known] if known and bank == "builtin" else [], builtin)
     with Knowledge(custom, builtin) as knowledge:
         if known is not None and bank == "custom":
             knowledge.keep(known)
-        decision = decide(knowledge, KEY, repeat)
-        assert decision.tune == (tuned is not None)
-        assert decision.entry == known
-        assert decision.origin == (bank if known else None)
-        assert settle(knowledge, decision, tuned) == outcome
-        after = decide(knowledge, KEY)
-        assert not after.tune
-        assert after.entry is not None
-        assert left in (after.entry, after.entry.after_cycles)
-        if bank == "builtin":
-            written = outcome in ("add", "update", "unsatisfied")
-            assert after.origin == ("custom" if written else "builtin")
+        assert knowledge.find(KEY) == ((known, bank) if known else None)
+        assert settle(knowledge, tuned) == outcome
+        after, origin = knowledge.find(KEY)  # type: ignore[misc]
+        assert left in (after, after.after_cycles)
+        assert bank == "custom" or origin == ("builtin" if outcome == "reserved" else "custom")
 
 
 def test_another_process_that_was_faster_is_respected(custom: Path) -> None:
     with Knowledge(custom, None) as one, Knowledge(custom, None) as two:
-        decision = decide(one, KEY)
+        assert one.find(KEY) is None
         assert two.keep(entry(after_cycles=105)) == "add"
-        assert settle(one, decision, ENTRY) == "reserved"
+        assert settle(one, ENTRY) == "reserved"
         assert one.find(KEY) == (entry(after_cycles=105), "custom")
 
 
-def test_using_what_is_not_there_is_an_error(custom: Path) -> None:
-    with Knowledge(custom, None) as knowledge, pytest.raises(InputError, match="none in the bank"):
-        settle(knowledge, decide(knowledge, KEY))
-
-
 def test_the_summary_counts_under_the_published_names() -> None:
-    assert repo_summary(["hit", "add", "hit", "unsatisfied", "update", "reserved", "hit"]) == {
+    assert bank.repo_summary(["hit", "add", "hit", "unsatisfied", "update", "reserved", "hit"]) == {
         "repo_add_num": 1,
         "repo_hit_num": 3,
         "repo_reserved_num": 1,
@@ -231,79 +208,78 @@ def test_the_summary_counts_under_the_published_names() -> None:
         "repo_update_num": 1,
         "total_num": 7,
     }
-    assert set(repo_summary([]).values()) == {0}
+    assert set(bank.repo_summary([]).values()) == {0}
 
 
 # -- where the bank lies ---------------------------------------------------------------------------
 
 
-def test_the_places_in_their_order(tmp_path: Path) -> None:
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A home folder, and no word of the environment about banks."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("TUNE_BANK_PATH", "ASCEND_CACHE_PATH", "REPEAT_TUNE"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_places_in_their_order(tmp_path: Path, places: pytest.MonkeyPatch) -> None:
     home, root, cache = tmp_path / "home", tmp_path / "root", tmp_path / "cache"
     root.mkdir()
-    both = {"TUNE_BANK_PATH": str(root), "ASCEND_CACHE_PATH": str(cache)}
-    assert bank_file(both, home) == root / FILE_NAME
-    assert not cache.exists()
-    assert bank_file({**both, "TUNE_BANK_PATH": ""}, home) == cache / "aoe_data" / FILE_NAME
-    assert not home.exists()
-    assert bank_file({}, home) == home / ".ascend_lab" / "aoe" / FILE_NAME
-    assert (home / ".ascend_lab" / "aoe").is_dir()
-
-
-def test_the_environment_of_the_process_is_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
-    monkeypatch.setenv("REPEAT_TUNE", "TRUE")
-    assert bank_file() == tmp_path / FILE_NAME
-    assert repeat_tune()
-    with open_knowledge() as knowledge:
+    places.setenv("TUNE_BANK_PATH", str(root))
+    places.setenv("ASCEND_CACHE_PATH", str(cache))
+    assert bank.bank_file() == root / FILE_NAME and not cache.exists()
+    with bank.open_knowledge() as knowledge:
         knowledge.keep(ENTRY)
-    assert (tmp_path / FILE_NAME).is_file()
+    assert (root / FILE_NAME).is_file()
+    places.setenv("TUNE_BANK_PATH", "")
+    assert bank.bank_file() == cache / "aoe_data" / FILE_NAME and not home.exists()
+    places.delenv("ASCEND_CACHE_PATH")
+    assert bank.bank_file(make=False) == home / ".ascend_lab" / "aoe" / FILE_NAME
+    assert not home.exists() and bank.bank_file().parent.is_dir()
 
 
 @pytest.mark.parametrize("wrong", ["nothing there", "a file", "no permission"])
 def test_a_wrong_tune_bank_path_is_an_error_that_names_it(
-    tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wrong: str, places: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "bank"
     if wrong == "a file":
         place.touch()
     elif wrong == "no permission":
         place.mkdir()
-        monkeypatch.setattr("os.access", lambda path, mode: False)
-    for opening in (bank_file, open_knowledge):
+        places.setattr("os.access", lambda path, mode: False)
+    places.setenv("TUNE_BANK_PATH", str(place))
+    for opening in (bank.bank_file, bank.open_knowledge):
         with pytest.raises(InputError, match=f"TUNE_BANK_PATH.*{wrong}.*unset TUNE_BANK_PATH"):
-            opening({"TUNE_BANK_PATH": str(place)}, tmp_path)
+            opening()
 
 
 @pytest.mark.parametrize("variable", ["ASCEND_CACHE_PATH", "the home folder"])
 def test_any_other_place_that_cannot_be_made_leaves_a_warning(
-    tmp_path: Path, variable: str
+    tmp_path: Path, variable: str, places: pytest.MonkeyPatch
 ) -> None:
-    blocked = tmp_path / "blocked"
-    blocked.touch()
-    environ = {"ASCEND_CACHE_PATH": str(blocked)} if variable != "the home folder" else {}
-    with open_knowledge(environ, blocked) as knowledge:
+    (tmp_path / "blocked").touch()
+    name = "HOME" if variable == "the home folder" else variable
+    places.setenv(name, str(tmp_path / "blocked"))
+    with bank.open_knowledge() as knowledge:
         assert knowledge.keep(ENTRY) == "add"
         (warning,) = knowledge.warnings
-        assert variable in warning
-        assert "tuning goes on" in warning
+        assert variable in warning and "tuning goes on" in warning
 
 
-def test_a_damaged_bank_is_not_passed_over(tmp_path: Path) -> None:
-    folder = tmp_path / ".ascend_lab" / "aoe"
-    folder.mkdir(parents=True)
-    (folder / FILE_NAME).write_text("not a database, but long enough to be one " * 9)
+def test_a_damaged_bank_is_not_passed_over(places: pytest.MonkeyPatch) -> None:
+    bank.bank_file().write_text("not a database, but long enough to be one " * 9)
     with pytest.raises(BankError, match="left as it is"):
-        open_knowledge({}, tmp_path)
+        bank.open_knowledge()
 
 
-def test_repeat_tune_is_true_or_false() -> None:
-    assert not repeat_tune({})
-    assert not repeat_tune({"REPEAT_TUNE": "False"})
-    assert repeat_tune({"REPEAT_TUNE": "True"})
+def test_repeat_tune_is_true_or_false(places: pytest.MonkeyPatch) -> None:
+    for word, wanted in (("", False), ("False", False), ("True", True), ("TRUE", True)):
+        places.setenv("REPEAT_TUNE", word)
+        assert bank.repeat_tune() is wanted
     with pytest.raises(InputError, match="REPEAT_TUNE as True or False; got '1'"):
-        repeat_tune({"REPEAT_TUNE": "1"})
+        bank.repeat_tune({"REPEAT_TUNE": "1"})
 
 
 def test_trials_are_answered_only_to_those_who_resume(tmp_path: Path) -> None:

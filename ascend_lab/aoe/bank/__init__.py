@@ -3,8 +3,7 @@
 # fmt: off
 # isort: off
 from ascend_lab.aoe.bank.knowledge import (
-    Decision, Knowledge, Origin, Outcome, bank_file, decide, open_knowledge, repeat_tune,
-    repo_summary, settle,
+    Knowledge, Origin, Outcome, bank_file, open_knowledge, repeat_tune, repo_summary, settle,
 )
 from ascend_lab.aoe.bank.records import (
     BUILTIN_FILE, MODEL_VERSION, BankEntry, BankError, BankKey, builtin_entries, canonical,
@@ -14,7 +13,7 @@ from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written
 
 __all__ = [
     "BUILTIN_FILE", "FILE_NAME", "MODEL_VERSION", "BankEntry", "BankError", "BankKey",
-    "Decision", "Knowledge", "Origin", "Outcome", "Store", "Written", "bank_file",
-    "builtin_entries", "canonical", "chip_digest", "decide", "open_knowledge", "repeat_tune",
-    "repo_summary", "settle", "write_builtin",
+    "Knowledge", "Origin", "Outcome", "Store", "Written", "bank_file", "builtin_entries",
+    "canonical", "chip_digest", "open_knowledge", "repeat_tune", "repo_summary", "settle",
+    "write_builtin",
 ]

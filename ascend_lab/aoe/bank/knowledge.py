@@ -17,7 +17,6 @@ a second run is a hit.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -73,7 +72,7 @@ class Knowledge:
         self._builtin = builtin
         self._store: Store | None = None
         if custom is not None:
-            opened = self._surviving(lambda: Store(custom), None) if write else Store(custom, False)
+            opened = self._surviving(lambda: Store(custom)) if write else Store(custom, False)
             self._store = opened
             self.warnings += [opened.passed_over] if opened and opened.skipped else []
 
@@ -100,8 +99,7 @@ class Knowledge:
 
     def entries(self) -> list[BankEntry]:
         """Return all entries of this `MODEL_VERSION`, custom ones first, of a key the best one."""
-        none: tuple[BankEntry, ...] = ()
-        known = {entry.key: entry for entry in self._asked(Store.entries, none)}
+        known = {entry.key: entry for entry in self._asked(Store.entries) or ()}
         for key, entry in sorted(self.unsaved.items(), key=lambda pair: pair[0].digest):
             known[key] = entry if entry.better_than(known.get(key)) else known[key]
         found = [*known.values(), *self._builtin_besides(known)]
@@ -109,8 +107,7 @@ class Knowledge:
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
-        none: list[BankEntry] = []
-        near = self._asked(lambda store: store.nearest(key, features, count), none)
+        near = self._asked(lambda store: store.nearest(key, features, count)) or ()
         known = {entry.key: entry for entry in near} | self.unsaved
         others = self._builtin_besides((*known, key))
         return nearest([*known.values(), *others], key, features, count)
@@ -124,7 +121,7 @@ class Knowledge:
     def keep(self, entry: BankEntry) -> Written:
         """Write an entry if it is new or better, to memory where the bank cannot be; say which."""
         known = self.find(entry.key) is not None
-        done = self._asked(lambda store: store.put(entry), None) or self._remembered(entry)
+        done = self._asked(lambda store: store.put(entry)) or self._remembered(entry)
         new: Outcome = "add" if entry.improved else "unsatisfied"
         self.written[entry.key] = done if done == "reserved" else "update" if known else new
         return done
@@ -140,32 +137,31 @@ class Knowledge:
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
         """Keep trials of a running search if the bank can be written, those that were measured."""
         kept = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
-        self._asked(lambda store: store.save_trials(run_id, kept), None)
+        self._asked(lambda store: store.save_trials(run_id, kept))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
-        none: tuple[Trial, ...] = ()
-        found = self._asked(lambda store: store.trials(run_id), none) if self.resume else none
-        return tuple(t for t in found if not t.note.startswith(UNMEASURED))
+        found = self._asked(lambda store: store.trials(run_id)) if self.resume else None
+        return tuple(t for t in found or () if not t.note.startswith(UNMEASURED))
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of a search that is finished."""
-        self._asked(lambda store: store.forget_trials(run_id), None)
+        self._asked(lambda store: store.forget_trials(run_id))
 
     def _custom(self, key: BankKey) -> BankEntry | None:
         """Return the entry of the custom bank, or of the memory that stands in for it."""
-        stored, unsaved = self._asked(lambda store: store.get(key), None), self.unsaved.get(key)
+        stored, unsaved = self._asked(lambda store: store.get(key)), self.unsaved.get(key)
         if stored is None or unsaved is None:
             return stored or unsaved
         return unsaved if unsaved.better_than(stored) else stored
 
-    def _asked(self, action: Callable[[Store], _T], otherwise: _T) -> _T:
-        """Return what `action` does on the custom bank, or `otherwise` where it is out of reach."""
+    def _asked(self, action: Callable[[Store], _T]) -> _T | None:
+        """Return what `action` does on the custom bank, or None where it is out of reach."""
         store = self._store
-        return self._surviving(lambda: action(store), otherwise) if store else otherwise
+        return self._surviving(lambda: action(store)) if store else None
 
-    def _surviving(self, action: Callable[[], _T], otherwise: _T) -> _T:
-        """Return what `action` does, or `otherwise` and a warning if the bank is out of reach."""
+    def _surviving(self, action: Callable[[], _T]) -> _T | None:
+        """Return what `action` does, or None and a warning if the bank is out of reach."""
         try:
             return action()
         except BankError as error:
@@ -174,46 +170,22 @@ class Knowledge:
             text = NOT_STORED.format(error)
             if text not in self.warnings:
                 self.warnings.append(text)
-            return otherwise
+            return None
 
 
 # -- hit, miss, repeat ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether to tune, and what the banks hold (None on a miss)."""
-
-    tune: bool
-    entry: BankEntry | None
-    origin: Origin | None
-
-
-def decide(knowledge: Knowledge, key: BankKey, repeat: bool = False) -> Decision:
-    """Look the problem up, custom bank first: tune on a miss, or always if `repeat`."""
-    found = knowledge.find(key)
-    entry, origin = found or (None, None)
-    return Decision(entry is None or repeat, entry, origin)
-
-
-def settle(knowledge: Knowledge, decision: Decision, tuned: BankEntry | None = None) -> Outcome:
+def settle(knowledge: Knowledge, tuned: BankEntry) -> Outcome:
     """Write what tuning found, if it is worth it, and return how to count the problem.
 
-    `tuned` is None if the entry of the bank was used. It never makes the custom bank worse, nor
-    puts there what the built-in bank already holds.
+    It never makes the custom bank worse, nor puts there what the built-in bank already holds.
     """
-    if tuned is None:
-        if decision.entry is None:
-            raise InputError("a tuned entry", "none, and none in the bank", "tune on a miss")
-        return "hit"
-    if not tuned.better_than(decision.entry):
+    found = knowledge.find(tuned.key)
+    if not tuned.better_than(found[0] if found else None):
         return "reserved"
-    written = knowledge.keep(tuned)
-    if written == "reserved":  # another process was faster and better
-        return "reserved"
-    if decision.entry is not None:
-        return "update"
-    return "add" if tuned.improved else "unsatisfied"
+    knowledge.keep(tuned)
+    return knowledge.written[tuned.key]
 
 
 def repo_summary(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
@@ -231,23 +203,20 @@ REPEAT_VARIABLE = "REPEAT_TUNE"
 _SETTING = f"set {ROOT_VARIABLE} to a folder that may be written"
 
 
-def bank_file(
-    environ: Mapping[str, str] | None = None, home: Path | None = None, *, make: bool = True
-) -> Path:
+def bank_file(*, make: bool = True) -> Path:
     """Return the file of the custom bank; its folder exists then, unless nothing is to `make`.
 
     `TUNE_BANK_PATH` must name a folder that exists and may be read, written and entered; the folder
     `aoe_data` in `ASCEND_CACHE_PATH` and `.ascend_lab/aoe` in the home folder are made. Raises
     `InputError` naming the variable.
     """
-    environ = os.environ if environ is None else environ
-    root, cache = environ.get(ROOT_VARIABLE, ""), environ.get(CACHE_VARIABLE, "")
-    if root:
+    cache = os.environ.get(CACHE_VARIABLE, "")
+    if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:
         folder, variable = Path(cache) / "aoe_data", CACHE_VARIABLE
     else:
-        folder, variable = (home or _home()) / ".ascend_lab" / "aoe", "the home folder"
+        folder, variable = _home() / ".ascend_lab" / "aoe", "the home folder"
     if not make:
         return folder / FILE_NAME
     try:
@@ -258,28 +227,25 @@ def bank_file(
     return _usable(folder, variable) / FILE_NAME
 
 
-def open_knowledge(
-    environ: Mapping[str, str] | None = None, home: Path | None = None, *, resume: bool = True
-) -> Knowledge:
+def open_knowledge(*, resume: bool = True) -> Knowledge:
     """Open the banks where the environment says.
 
     A `TUNE_BANK_PATH` that cannot be used raises `InputError`, as published; any other place that
     cannot be made leaves a warning and the built-in bank.
     """
-    environ = os.environ if environ is None else environ
     try:
-        return Knowledge(bank_file(environ, home), resume=resume)
+        return Knowledge(bank_file(), resume=resume)
     except InputError as error:
-        if environ.get(ROOT_VARIABLE) or type(error) is not InputError:
+        if os.environ.get(ROOT_VARIABLE) or type(error) is not InputError:
             raise
         knowledge = Knowledge(None, resume=resume)
         knowledge.warnings.append(NOT_STORED.format(error))
         return knowledge
 
 
-def repeat_tune(environ: Mapping[str, str] | None = None) -> bool:
+def repeat_tune(environ: Mapping[str, str] = os.environ) -> bool:
     """Return what `REPEAT_TUNE` says: True or False (the default), in any case."""
-    value = (os.environ if environ is None else environ).get(REPEAT_VARIABLE, "") or "False"
+    value = environ.get(REPEAT_VARIABLE, "") or "False"
     if value.lower() not in ("true", "false"):
         raise InputError(f"{REPEAT_VARIABLE} as True or False", repr(value), "unset it")
     return value.lower() == "true"

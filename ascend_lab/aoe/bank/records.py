@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from ascend_lab import __version__
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
@@ -148,6 +150,11 @@ class BankKey:
         if self.kind not in get_args(Kind):
             raise _wrong("BankKey", "kind", '"op", "graph" or "profile"', self.kind)
 
+    @classmethod
+    def of(cls, chip: Chip, kind: Kind, op: str, problem: str) -> "BankKey":
+        """Return the key of a problem on a chip."""
+        return cls(chip.name, chip_digest(chip), chip.core_count, kind, op, problem)
+
     @property
     def digest(self) -> str:
         """128 bits that stand for the whole key, as 32 hexadecimal digits."""
@@ -173,8 +180,8 @@ class BankEntry:
     search: str
     seed: int
     trials: int
-    tool_version: str
-    created: str
+    tool_version: str = __version__
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     model_version: int = MODEL_VERSION
     features: tuple[float, ...] = ()
 

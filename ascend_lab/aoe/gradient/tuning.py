@@ -9,12 +9,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical, chip_digest
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical
 from ascend_lab.aoe.bank.records import digest
 from ascend_lab.aoe.gradient.planning import (
     HCCL_SEGMENTS,
@@ -199,7 +198,7 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
     """
     network = digest(piece_of(graph, graph.nodes).key)
     problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
-    return BankKey(chip.name, chip_digest(chip), chip.core_count, "profile", "training", problem)
+    return BankKey.of(chip, "profile", "training", problem)
 
 
 def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -> str:
@@ -209,12 +208,8 @@ def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -
     rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in found.gradients]
     total = sum(g.size_bytes for g in found.gradients)
     features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     data = {"times_s": times, "gradients": rows}
-    entry = BankEntry(
-        key, data, cycles, cycles, None, False, "simulated", 0, 1, __version__, now,
-        features=features,
-    )  # fmt: skip
+    entry = BankEntry(key, data, cycles, cycles, None, False, "simulated", 0, 1, features=features)
     return knowledge.keep(entry)
 
 
