@@ -4,44 +4,23 @@ What needs the compiler is imported when it is asked for: processes that measure
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
-from ascend_lab.aoe.space import (
-    Point,
-    Space,
-    TableSpace,
-    completed,
-    crossed,
-    mutated,
-    nearest,
-    random_completion,
-)
-from ascend_lab.aoe.workers import Workers, workers_of
-
-if TYPE_CHECKING:
-    from ascend_lab.aoe.bank import Knowledge, open_knowledge
-    from ascend_lab.aoe.cube.job import CubeJob
-    from ascend_lab.aoe.engine import Tuning, tune
-    from ascend_lab.aoe.network import NetworkResult, tune_network
-    from ascend_lab.aoe.operators import Tunable, operators_of
-    from ascend_lab.aoe.report import Report
-    from ascend_lab.aoe.search import SEARCHES, Annealing, Genetic, Mcts, random_order, search_named
-    from ascend_lab.aoe.tuning import Result, tune_operator
-    from ascend_lab.aoe.vector import VectorJob, VectorMeasure
 
 _HOMES = {
-    "bank": ("Knowledge", "open_knowledge"),
-    "cube.job": ("CubeJob",),
-    "engine": ("Tuning", "tune"),
-    "network": ("NetworkResult", "tune_network"),
-    "operators": ("Tunable", "operators_of"),
-    "report": ("Report",),
-    "search": ("SEARCHES", "Annealing", "Genetic", "Mcts", "random_order", "search_named"),
-    "tuning": ("Result", "tune_operator"),
-    "vector": ("VectorJob", "VectorMeasure"),
+    "bank": "Knowledge open_knowledge",
+    "cube.job": "CubeJob",
+    "engine": "Tuning tune",
+    "network": "NetworkResult tune_network",
+    "operators": "Tunable operators_of",
+    "report": "Report",
+    "search": "SEARCHES Annealing Genetic Mcts random_order search_named",
+    "space": "Point Space TableSpace completed crossed mutated nearest random_completion",
+    "tuning": "Result tune_operator",
+    "vector": "VectorJob VectorMeasure",
+    "workers": "Workers workers_of",
 }
-
 __all__ = [
     "SEARCHES", "Annealing", "Bars", "CubeJob", "Genetic", "Knowledge", "Mcts", "NetworkResult",
     "Point", "Report", "Result", "Settings", "Space", "TableSpace", "Trace", "Trial", "Tunable",
@@ -54,6 +33,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return a word of the facade from where it is at home."""
     for home, words in _HOMES.items():
-        if name in words:
+        if name in words.split():
             return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,10 +25,10 @@ from ascend_lab.graph.lower import (
     Piece,
     by_template,
     lower,
-    packed,
 )
 from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
+from ascend_lab.graph.lower.piece import packed
 from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import residency
 from ascend_lab.graph.tasks import CpuKernel, time_cpu

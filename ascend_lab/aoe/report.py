@@ -4,8 +4,6 @@ Published reports print improvements as (before - after) / after; so do these, a
 All times are of the model, not measured; only `tuning_time(s)` is read from a clock.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,19 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
 from ascend_lab.aoe.drive import Settings, Trace
-from ascend_lab.aoe.network import key_of
+from ascend_lab.aoe.engine import Tuning
+from ascend_lab.aoe.network import NetworkResult, key_of
+from ascend_lab.aoe.subgraph import SubgraphResult
 from ascend_lab.aoe.tuning import CERTAINTIES, Result
 from ascend_lab.output import write_whole
-
-if TYPE_CHECKING:
-    from ascend_lab.aoe.engine import Tuning
-    from ascend_lab.aoe.network import NetworkResult
-    from ascend_lab.aoe.subgraph import SubgraphResult
 
 FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"

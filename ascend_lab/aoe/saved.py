@@ -4,18 +4,17 @@ The first line of `NAME_tuned.jsonl` says for which chip and number format; each
 kernel: its piece as text (the key, equal for equal kernels) and its schedule.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ascend_lab.aoe.bank import Knowledge, Outcome, chip_digest
 from ascend_lab.aoe.bank.records import read_file, read_lines
+from ascend_lab.aoe.engine import Tuning
 from ascend_lab.aoe.network import NetworkResult, from_bank, key_of, together
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.aoe.subgraph import SlicePlan
@@ -26,9 +25,6 @@ from ascend_lab.graph import Compiled, compile_graph, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
 from ascend_lab.output import write_whole
-
-if TYPE_CHECKING:
-    from ascend_lab.aoe.engine import Tuning
 
 FORMAT, VERSION = "ascend_lab tuned schedules", 1
 WHOLE = SlicePlan()

@@ -20,17 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
-from ascend_lab.aoe.bank.records import (
-    BUILTIN_FILE,
-    MODEL_VERSION,
-    SURVIVABLE,
-    BankEntry,
-    BankError,
-    BankKey,
-    builtin_entries,
-    find_builtin,
-    short,
-)
+from ascend_lab.aoe.bank import records
+from ascend_lab.aoe.bank.records import BUILTIN_FILE, MODEL_VERSION, BankEntry, BankError, BankKey
 from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written, nearest
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.workers import UNMEASURED
@@ -92,7 +83,7 @@ class Knowledge:
         custom = self._custom(key)
         if custom is not None and custom.model_version == MODEL_VERSION:
             return custom, "custom"
-        builtin = find_builtin(key, self._builtin) if self._builtin else None
+        builtin = records.find_builtin(key, self._builtin) if self._builtin else None
         if builtin is not None and builtin.model_version == MODEL_VERSION:
             return builtin, "builtin"
         return None
@@ -114,8 +105,8 @@ class Knowledge:
 
     def _builtin_besides(self, keys: Iterable[BankKey]) -> list[BankEntry]:
         """Return the entries of the built-in bank for other problems than those of `keys`."""
-        shorts = {short(key) for key in keys}
-        builtin = builtin_entries(self._builtin) if self._builtin else {}
+        shorts = {records.short(key) for key in keys}
+        builtin = records.builtin_entries(self._builtin) if self._builtin else {}
         return [entry for key, entry in builtin.items() if key not in shorts]
 
     def keep(self, entry: BankEntry) -> Written:
@@ -165,7 +156,7 @@ class Knowledge:
         try:
             return action()
         except BankError as error:
-            if error.reason not in SURVIVABLE:
+            if error.reason not in records.SURVIVABLE:
                 raise
             text = NOT_STORED.format(error)
             if text not in self.warnings:

@@ -8,18 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ascend_lab.aoe.bank.records import (
-    BankEntry,
-    BankError,
-    BankKey,
-    better,
-    canonical,
-    explained,
-    from_line,
-    read_lines,
-    to_line,
-    write_lines,
-)
+from ascend_lab.aoe.bank import records
+from ascend_lab.aoe.bank.records import BankEntry, BankError, BankKey, better, explained
 from ascend_lab.aoe.drive import Trial
 
 FILE_NAME = "knowledge.db"
@@ -105,12 +95,12 @@ class Store:
     def export_jsonl(self, file: str | Path) -> int:
         """Write all entries to `file`, one JSON object a line; return how many."""
         entries = self.entries()
-        write_lines(file, entries)
+        records.write_lines(file, entries)
         return len(entries)
 
     def import_jsonl(self, file: str | Path) -> dict[Written, int]:
         """Take over the entries of `file` that are new or better; none if a line is wrong."""
-        entries, wrong = read_lines(file)
+        entries, wrong = records.read_lines(file)
         if wrong:
             remedy = "correct or delete that line; nothing was imported"
             raise BankError("line", str(wrong[0]), "", remedy)
@@ -172,7 +162,7 @@ class Store:
 
     def _replace(self, entry: BankEntry) -> None:
         key = entry.key
-        row = (key.digest, key.kind, key.op, key.chip, to_line(entry))
+        row = (key.digest, key.kind, key.op, key.chip, records.to_line(entry))
         self._con.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
 
     def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -243,7 +233,7 @@ def _point_text(trial: Trial) -> str:
     if math.isnan(trial.cost):
         raise BankError("record", "a trial's cost as a number or infinity", "nan")
     try:
-        return canonical(trial.point)
+        return records.canonical(trial.point)
     except (TypeError, ValueError) as error:
         raise BankError("record", "a point of plain values", str(error)) from None
 
@@ -253,7 +243,7 @@ def _entry(digest: object, line: object) -> BankEntry | None:
     if not isinstance(line, str) or not line.isascii():
         return None
     try:
-        found = from_line(line)
+        found = records.from_line(line)
     except BankError:
         return None
     return found if found.key.digest == digest else None

@@ -16,20 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ascend_lab.aoe.cube.pipe_work import (
-    BLOCK,
-    After,
-    after_of,
-    busy_of,
-    closed_bounds,
-    copied,
-    fed,
-    macs_per_fractal,
-    near,
-    tail_cycles,
-    turns_of,
-    vector_cycles,
-)
+from ascend_lab.aoe.cube import pipe_work
+from ascend_lab.aoe.cube.pipe_work import BLOCK, After, copied, fed, near
 from ascend_lab.aoe.cube.space import Array, Columns, Mask, Shape, up
 from ascend_lab.aoe.cube.work import CubeWork, Floats, conv_work, gemm_work, rows_of
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -61,8 +49,11 @@ class Slots:
         self.newer = np.where(where, times, self.newer)
 
 
-class State:
-    """Times per pipe in `at`, work done per pipe in `done`, slots, and turns of the loops."""
+class Walk:
+    """Kernels that go turn by turn through their loops, and drain their tiles from L0C to GM.
+
+    Times per pipe in `at`, work done per pipe in `done`, slots, and turns of the loops.
+    """
 
     def __init__(self, job: CubeWork, after: After) -> None:
         """Start all kernels; `after` is what follows a tile."""
@@ -83,17 +74,15 @@ class State:
         self.outer = np.where(w.outer_n, w.n_tiles, w.m_tiles)
         self.inner = np.where(w.outer_n, w.m_tiles, w.n_tiles)
         self.stages = up(w.units, w.stage)
+        self._load_channels()
 
-    def spend(self, pipe: str, where: Mask, until: Array, cycles: Array | int) -> None:
+    def _spend(self, pipe: str, where: Mask, until: Array, cycles: Array | int) -> None:
         """Let a pipe be busy `until`, `cycles` of the time with work."""
         self.at[pipe] = np.where(where, until, self.at[pipe])
         self.done[pipe] += np.where(where, cycles, 0)
 
-
-class Drains(State):
-    """Kernels and their way from L0C to GM."""
-
-    def load_channels(self) -> None:
+    # -- from L0C to GM ----------------------------------------------------------------------------
+    def _load_channels(self) -> None:
         """Load the numbers per channel that stay for all tiles."""
         after, w, chip, f = self.after, self.job.work, self.job.chip, self.flag
         if not after.channel_loads:
@@ -102,20 +91,20 @@ class Drains(State):
         path = chip.path("GM", "UB" if chip.combined else "L1")
         moved = w.n_own * after.channel_bytes * after.channel_cycles_per_byte
         cost = after.channel_loads * path.startup_cycles + moved.astype(np.int64) + 2 * f
-        self.spend("load", held, self.at["load"] + cost, cost)
+        self._spend("load", held, self.at["load"] + cost, cost)
         if chip.combined:
             return
         table = copied(chip.path("L1", "BT"), w.n_own * FRACTAL * 4)
         full = self.at["load"] + after.channel_latency
         fed = np.maximum(self.at["feed"], full) + 4 * f + table
         # bounds of MTE1 and the cube do not count this work, so it is not noted as done
-        self.spend("feed", held, fed, 0)
-        self.spend("cube", held, np.maximum(self.at["cube"], fed) + f, 0)
+        self._spend("feed", held, fed, 0)
+        self._spend("cube", held, np.maximum(self.at["cube"], fed) + f, 0)
 
-    def drain(self, where: Mask, m_at: Array, n: Array) -> None:
+    def _drain(self, where: Mask, m_at: Array, n: Array) -> None:
         """Send finished tiles on their way to GM."""
         f, chip, job = self.flag, self.job.chip, self.job
-        self.spend("cube", where, self.at["cube"] + f, f)
+        self._spend("cube", where, self.at["cube"] + f, f)
         index = np.flatnonzero(where)
         at = job.work.first[index] + m_at[index]
         run, fractals = job.sides.pixels[at] * FRACTAL, job.sides.fractals[at]
@@ -187,7 +176,8 @@ class Drains(State):
         if after.plan is not None and after.epilogue is not None:
             end = np.where(early, end + f, end)
             freed = np.where(on & early, end, freed)
-            steps, tiles = vector_cycles(after, chip, count, run), after.epilogue.of_kind("tile")
+            steps = pipe_work.vector_cycles(after, chip, count, run)
+            tiles = after.epilogue.of_kind("tile")
             end, work = (np.maximum(end, loaded) + f if tiles else end) + steps, work + steps
             if tiles:
                 end = end + f
@@ -195,7 +185,7 @@ class Drains(State):
         end = end + f
         path = chip.path("UB", "GM")
         copy = copied(path, count * run * size, after.out_cycles_per_byte) + 2 * f
-        store = np.maximum(self.at["store"][index], end + tail_cycles(after, chip)) + copy
+        store = np.maximum(self.at["store"][index], end + pipe_work.tail_cycles(after, chip)) + copy
         self.at["store"][index] = np.where(on, store, self.at["store"][index])
         self.done["drain"][index] += np.where(on, work + 4 * f, 0)
         self.done["store"][index] += np.where(on, copy, 0)
@@ -208,29 +198,21 @@ class Drains(State):
         every[index] = times
         self.slots[queue].free(every, mask)
 
-
-class Walk(Drains):
-    """Kernels that go turn by turn through their loops."""
-
-    def __init__(self, job: CubeWork, after: After) -> None:
-        """Start all kernels; `after` is what follows a tile."""
-        super().__init__(job, after)
-        self.load_channels()
-
+    # -- turn by turn ------------------------------------------------------------------------------
     def run(self, most: int) -> Array:
         """Return the cycles to the end; behind `most` turns, those of the busiest pipe."""
         for _ in range(most):
-            self.turn()
+            self._turn()
             if (self.ends > 0).all():
                 return self.ends
-        totals = busy_of(self.job, self.after).pipes
+        totals = pipe_work.busy_of(self.job, self.after).pipes
         left = [
             self.at[pipe] + np.maximum(np.floor(total).astype(np.int64) - self.done[pipe], 0)
             for pipe, total in zip(PIPES, totals, strict=True)
         ]
         return np.where(self.ends > 0, self.ends, np.maximum.reduce(left))
 
-    def turn(self) -> None:
+    def _turn(self) -> None:
         """One product of L0 tiles in every kernel that has not ended."""
         w, p, f = self.job.work, self.place, self.flag
         going = self.ends == 0
@@ -246,13 +228,13 @@ class Walk(Drains):
         end_stage = (p["k"] + 1) * w.k >= depth_all
         begin_tile, end_tile = begin_stage & (p["stage"] == 0), end_stage & last_stage
         cube = self.at["cube"]
-        self.spend("cube", going & begin_tile, self.slots["c"].wait(cube) + f, f)
+        self._spend("cube", going & begin_tile, self.slots["c"].wait(cube) + f, f)
         if (going & begin_stage).any():
             self._stage(going & begin_stage, begin_tile, m_at, n, units, depth_all)
         self._multiply(going, m, n, depth)
         self._free_l1(going & end_stage, end_tile)
         if (going & end_tile).any():
-            self.drain(going & end_tile, m_at, n)
+            self._drain(going & end_tile, m_at, n)
         self._step(going, end_stage, end_tile)
 
     def _stage(
@@ -273,7 +255,7 @@ class Walk(Drains):
         if before.any():
             self._bring("b", before, b_cycles, job.b.latency_cycles)
             once = copied(job.chip.path("L1", "L0B"), b_size)
-            self.spend("feed", before & near(job), self.at["feed"] + once, once)
+            self._spend("feed", before & near(job), self.at["feed"] + once, once)
         self._bring("a", a, a_cycles, job.a.latency_cycles)
         carried = np.where(a, job.a.latency_cycles - b_cycles, 0)
         self._bring("b", b & ~w.hold_b, b_cycles, np.maximum(job.b.latency_cycles, carried))
@@ -282,8 +264,8 @@ class Walk(Drains):
         """Copy to a slot of L1 and tell MTE1, which waits."""
         f = self.flag
         done = self.slots[f"{name}1"].wait(self.at["load"]) + 2 * f + cycles
-        self.spend("load", where, done, 2 * f + cycles)
-        self.spend("feed", where, np.maximum(self.at["feed"], done + latency) + f, 0)
+        self._spend("load", where, done, 2 * f + cycles)
+        self._spend("feed", where, np.maximum(self.at["feed"], done + latency) + f, 0)
 
     def _free_l1(self, end: Mask, end_tile: Mask) -> None:
         w, p = self.job.work, self.place
@@ -293,7 +275,7 @@ class Walk(Drains):
         # what an outer loop keeps is given back last
         early = b & w.hold_a & ~w.hold_b
         for name, where in (("b1", early), ("a1", a), ("b1", b & ~early)):
-            self.spend("feed", where, self.at["feed"] + self.flag, 0)
+            self._spend("feed", where, self.at["feed"] + self.flag, 0)
             self.slots[name].free(self.at["feed"], where)
 
     def _multiply(self, going: Mask, m: Array, n: Array, depth: Array) -> None:
@@ -307,12 +289,12 @@ class Walk(Drains):
             full = slots.wait(self.at["feed"]) + 2 * f + cycles
             if by.any():
                 full = self._straight(name, going, full, m, n, depth)
-            self.spend("feed", going & moves & ~by, full, 2 * f + cycles)
+            self._spend("feed", going & moves & ~by, full, 2 * f + cycles)
             cube = np.where(moves, np.maximum(cube, full) + f, cube)
-        product = chip.cube_head_cycles + m * depth * n * macs_per_fractal(job)
+        product = chip.cube_head_cycles + m * depth * n * pipe_work.macs_per_fractal(job)
         cube = cube + product
         raised = np.where(stays, f, 2 * f)
-        self.spend("cube", going, cube + raised, product + 2 * raised)
+        self._spend("cube", going, cube + raised, product + 2 * raised)
         self.slots["a0"].free(cube + f, going)
         self.slots["b0"].free(cube + 2 * f, going)
 
@@ -329,7 +311,7 @@ class Walk(Drains):
             size, times = n * area, depth
         cycles = times * copied(path, size, load.cycles_per_byte)
         done = self.slots[f"{name}0"].wait(self.at["load"]) + 2 * f + cycles
-        self.spend("load", going & by, done, 2 * f + cycles)
+        self._spend("load", going & by, done, 2 * f + cycles)
         return np.where(by, done + load.latency_cycles, full)
 
     def _step(self, going: Mask, end_stage: Mask, end_tile: Mask) -> None:
@@ -375,14 +357,14 @@ class Bounds:
             self.job: CubeWork = conv_work(shape, chip, table, warm)
         else:
             self.job = gemm_work(shape, chip, table, warm)
-        self.after: After = after_of(self.job, problem.epilogue, shape.out_dtype, warm)
+        self.after: After = pipe_work.after_of(self.job, problem.epilogue, shape.out_dtype, warm)
         self.least = _memory_cycles(self.job, self.after, warm)
         self.launch_cycles = round(chip.launch_overhead_s * chip.clock_hz)
 
     @cached_property
     def closed(self) -> Floats:
         """The bounds in closed form, for all rows."""
-        core = closed_bounds(self.job, self.after)
+        core = pipe_work.closed_bounds(self.job, self.after)
         return np.maximum(core, self.least) + self.launch_cycles
 
     def walked(self, rows: Array) -> Floats:
@@ -398,7 +380,7 @@ class Bounds:
     def turns(self) -> Array:
         """Turns of the cube on one core, per row."""
         w = self.job.work
-        return turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
+        return pipe_work.turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
 
 
 def _memory_cycles(job: CubeWork, after: After, warm: Collection[str]) -> Floats:

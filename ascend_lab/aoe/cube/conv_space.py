@@ -13,26 +13,8 @@ from math import gcd
 
 import numpy as np
 
-from ascend_lab.aoe.cube.space import (
-    MOST,
-    RATIOS,
-    SLOTS,
-    Array,
-    Columns,
-    CubeSpace,
-    area_of,
-    core_counts,
-    crossed,
-    evens,
-    grown,
-    number_of,
-    spaced,
-    taken,
-    tile_fits,
-    up,
-    with_l0_slots,
-    with_l1_slots,
-)
+from ascend_lab.aoe.cube import space
+from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, crossed, taken, up
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import Chip
 from ascend_lab.isa import c0_of
@@ -53,7 +35,7 @@ def conv_space(
     shape: ConvShape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = MOST,
+    most: int = space.MOST,
     *,
     default: bool = True,
 ) -> CubeSpace:
@@ -64,13 +46,13 @@ def conv_space(
     """
     chip = chip_left(chip, demand)
     row = _default_row(shape, chip, demand) if default else {}
-    for ratio in RATIOS:
+    for ratio in space.RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
         a, b, least = l1_bytes(shape, table)
         table = taken(table | {"a": a, "b": b}, least <= chip.buffers["L1"])
         table = crossed(table, {"order": np.arange(2)})
         table = taken(table, canonical_order(shape, table) == table["order"])
-        table = with_l1_slots(table, chip, table["a"], table["b"])
+        table = space.with_l1_slots(table, chip, table["a"], table["b"])
         table = _staged_products(shape, chip, table)
         if len(table["m"]) < most:
             break
@@ -82,12 +64,12 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
     """Return the heights of pixel tiles, in fractals."""
     oh, ow = shape.out_hw
     if strip:
-        found = evens(-(-ow // FRACTAL))
-        return spaced(found[found <= most], ratio)
+        found = space.evens(-(-ow // FRACTAL))
+        return space.spaced(found[found <= most], ratio)
     pixels = -(-oh * ow // FRACTAL)
     period = ow // gcd(ow, FRACTAL)
-    found = np.union1d(evens(pixels), np.arange(period, pixels + 1, period))
-    return spaced(found[found <= most], ratio)
+    found = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
+    return space.spaced(found[found <= most], ratio)
 
 
 def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
@@ -96,7 +78,7 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
     for window in (0,) if shape.lanes else (0, 1):
         for m in pixel_tiles(shape, most, ratio, strip=bool(window)):
             tiles = shape.n * tiles_per_image(shape, int(m), strip=bool(window))
-            counts = core_counts(chip.core_count, ratio)
+            counts = space.core_counts(chip.core_count, ratio)
             rows = {-(-tiles // -(-tiles // c)) for c in counts}
             found |= {(window, int(m), r) for r in rows}
     columns = np.array(sorted(found), np.int64).T
@@ -106,10 +88,10 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
 def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
     bundle, found = bundles_of(shape), set()
-    for cols in core_counts(chip.core_count, ratio):
+    for cols in space.core_counts(chip.core_count, ratio):
         _, inside = column_shares(bundle, cols)
         tiles = np.unique(up(bundle.n1, inside * np.arange(1, -(-bundle.n1 // inside) + 1)))
-        for tile in spaced(tiles[tiles <= most], ratio):
+        for tile in space.spaced(tiles[tiles <= most], ratio):
             found.add((used_columns(bundle, cols, int(tile)), int(tile)))
     columns = np.array(sorted(found), np.int64).T
     return dict(zip(("cols", "n"), columns, strict=True))
@@ -142,20 +124,20 @@ def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) ->
         _channel_options(shape, chip, chip.buffers["L0B"] // area, ratio),
     )
     table = taken(table, table["rows"] * table["cols"] <= chip.core_count)
-    return taken(table, tile_fits(shape.gemm, chip, demand, table))
+    return taken(table, space.tile_fits(shape.gemm, chip, demand, table))
 
 
 def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Columns:
     """Add stages in channel blocks, K tiles and the slots of L0."""
     c1, taps = bundles_of(shape).c1, shape.taps
-    stages = np.union1d(spaced(evens(c1), ratio), [c1])
+    stages = np.union1d(space.spaced(space.evens(c1), ratio), [c1])
     lists = []
     for stage in stages:
-        k = spaced(evens(int(stage) * taps), ratio)
+        k = space.spaced(space.evens(int(stage) * taps), ratio)
         lists.append(k[up(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k)
     which = np.tile(np.arange(len(stages)), len(table["m"]))
     table = crossed(table, {"stage": stages})
-    return with_l0_slots(grown(table, "k", lists, which), chip, area_of(shape.dtype))
+    return space.with_l0_slots(space.grown(table, "k", lists, which), chip, area_of(shape.dtype))
 
 
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
@@ -219,9 +201,9 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
         "order": schedule.order,
         "stage": stage,
         "k": min(schedule.base_k // c0_of(shape.dtype), stage * shape.taps),
-        **{name: getattr(schedule, f"{name}_slots") for name in SLOTS},
+        **{name: getattr(schedule, f"{name}_slots") for name in space.SLOTS},
     }
-    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in CONV_NAMES}
+    row = {name: np.array([space.number_of(name, genes[name])], np.int64) for name in CONV_NAMES}
     return row | {"order": canonical_order(shape, row)}
 
 
@@ -232,5 +214,11 @@ def conv_schedule_of(shape: ConvShape, point: Point) -> GemmSchedule:
     plain = GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]
     )
-    slots = {f"{name}_slots": g[name] for name in SLOTS}
+    slots = {f"{name}_slots": g[name] for name in space.SLOTS}
     return replace(plain, order=g["order"], window=g["window"], **slots)
+
+
+ROLES = {"x": "a", "weight": "b"}
+CONV = Kind(
+    CONV_NAMES, conv_space, conv_row, conv_schedule_of, default_schedules.conv_schedule, ROLES
+)

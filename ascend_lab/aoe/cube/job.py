@@ -2,25 +2,14 @@
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
-from ascend_lab.aoe.cube.conv_space import CONV_NAMES, conv_row, conv_schedule_of, conv_space
-from ascend_lab.aoe.cube.space import (
-    GEMM_NAMES,
-    MOST,
-    Columns,
-    CubeSpace,
-    Shape,
-    gemm_row,
-    gemm_schedule_of,
-    gemm_space,
-    number_of,
-    word_of,
-)
+from ascend_lab.aoe.cube.conv_space import CONV
+from ascend_lab.aoe.cube.space import GEMM, MOST, CubeSpace, Kind, Shape, number_of, word_of
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, TableSpace, completed
@@ -35,7 +24,7 @@ from ascend_lab.isa import Launch, as_kernel, c0_of
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.default_schedules import candidates, conv_schedule, default_schedule
+from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
@@ -43,26 +32,8 @@ from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule,
 from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What products, and what convolutions do in a way of their own; `roles` of their tensors."""
-
-    names: tuple[str, ...]
-    space: Callable[..., CubeSpace]
-    row: Callable[..., Columns]
-    schedule: Callable[..., GemmSchedule]
-    default: Callable[..., GemmSchedule]
-    roles: Mapping[str, str]
-
-
-_GEMM = _Kind(GEMM_NAMES, gemm_space, gemm_row, gemm_schedule_of, default_schedule, {})
-_CONV = _Kind(
-    CONV_NAMES, conv_space, conv_row, conv_schedule_of, conv_schedule, {"x": "a", "weight": "b"}
-)
-
-
-def _kind(shape: Shape) -> _Kind:
-    return _CONV if isinstance(shape, ConvShape) else _GEMM
+def _kind(shape: Shape) -> Kind:
+    return CONV if isinstance(shape, ConvShape) else GEMM
 
 
 def cube_space(

@@ -10,8 +10,8 @@ order alone changes nothing where nothing stays, all tiles are alike and everyth
 and stages cut K as evenly as can be, one size for each number of parts.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.default_schedules import candidates, estimate, no_room
+from ascend_lab.kernels.default_schedules import candidates, default_schedule, estimate, no_room
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, Tilings
 from ascend_lab.kernels.tiles import chunks
@@ -137,6 +137,18 @@ def word_of(name: str, number: int) -> int | str:
 def number_of(name: str, value: int | str) -> int:
     """Return how a table writes the value of a gene."""
     return TEXTS[name].index(str(value)) if name in TEXTS else int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What products, and what convolutions do in a way of their own; `roles` of their tensors."""
+
+    names: tuple[str, ...]
+    space: Callable[..., CubeSpace]
+    row: Callable[..., Columns]
+    schedule: Callable[..., GemmSchedule]
+    default: Callable[..., GemmSchedule]
+    roles: Mapping[str, str]
 
 
 GEMM_NAMES = (
@@ -354,3 +366,6 @@ def gemm_schedule_of(shape: GemmShape, point: Point) -> GemmSchedule:
     )
     slots = {f"{name}_slots": g[name] for name in SLOTS}
     return replace(plain, **{name: g[name] for name in WORDS}, **slots)
+
+
+GEMM = Kind(GEMM_NAMES, gemm_space, gemm_row, gemm_schedule_of, default_schedule, {})

@@ -32,19 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe.gradient.splits import (
-    Gradient,
-    Price,
-    Split,
-    Table,
-    best_split,
-    end_s,
-    lower_bound_s,
-    price_of,
-    split_at,
-    startup_s,
-    table_of,
-)
+from ascend_lab.aoe.gradient import splits
+from ascend_lab.aoe.gradient.splits import Gradient, Price, Split, Table, end_s, price_of, split_at
 from ascend_lab.cluster.choice import BUCKET_BYTES, FIRST_BYTES, Cost, checked, closed
 from ascend_lab.errors import InputError
 
@@ -112,7 +101,7 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
     A gradient that could be sent from `start` on goes into the next one's bucket if that one is
     ready before it would have been sent, and either before `start` or less than a startup after it.
     """
-    startup, sums, ready = startup_s(cost), table.sums_bytes.tolist(), table.ready_s.tolist()
+    startup, sums, ready = splits.startup_s(cost), table.sums_bytes.tolist(), table.ready_s.tolist()
     lasts, begin, start = list[int](), 0, ready[0]
     for i in range(table.count - 1):
         time_s = float(cost(sums[i + 1] - sums[begin]))
@@ -131,7 +120,7 @@ def gdat(table: Table, cost: Cost) -> Split:
     For every end of the first bucket: the following ones take the gradients that are computed while
     the last bucket is sent. The one with the shortest tail of at most eight buckets wins.
     """
-    start, sums = startup_s(cost), table.sums_bytes.tolist()
+    start, sums = splits.startup_s(cost), table.sums_bytes.tolist()
     at = (table.ready_s - table.ready_s[0]).tolist()  # the time of the first gradient counts as 0
     count, whole = table.count, at[-1]
     best, found = float(cost(sums[-1])), one_bucket(table, cost)
@@ -224,9 +213,9 @@ def plan(
     bucket holds one number format. Raises `InputError` for rows, costs and limits that mean nothing
     and for limits that no split keeps.
     """
-    table, price = table_of(rows, max_bytes), price_of(cost)
-    split, end = best_split(table, price, max_segments)
-    unlimited = table_of(rows)
+    table, price = splits.table_of(rows, max_bytes), price_of(cost)
+    split, end = splits.best_split(table, price, max_segments)
+    unlimited = splits.table_of(rows)
     others = {name: baseline(name, unlimited, cost) for name in BASELINES}
     ends = {name: end_s(table, price, other) for name, other in others.items()}
     over = tuple(name for name, other in others.items() if not table.allows(other, max_segments))
@@ -237,12 +226,12 @@ def plan(
 
 def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Cost) -> float:
     """Return when the last bucket of any split has been sent, in seconds; `InputError`."""
-    return end_s(table_of(rows), price_of(cost), checked(segments, len(rows)))
+    return end_s(splits.table_of(rows), price_of(cost), checked(segments, len(rows)))
 
 
 def bound(rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None) -> float:
     """Return a time that no split beats if the cost does not fall with the size."""
-    return lower_bound_s(table_of(rows, max_bytes), price_of(cost))
+    return splits.lower_bound_s(splits.table_of(rows, max_bytes), price_of(cost))
 
 
 # -- as others take it ----------------------------------------------------------------------------
@@ -297,7 +286,7 @@ def forms_of(
             if max_bytes is None:
                 raise
             hccl, too_large = plan(rows, cost, HCCL_SEGMENTS), True
-    table, price = table_of(rows), price_of(cost)
+    table, price = splits.table_of(rows), price_of(cost)
     shares = by_size(hccl.segments, rows)
     cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
     shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))
@@ -311,7 +300,7 @@ def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     A segment whose share rounds to nothing goes with the next, the last ones with the one before:
     there are no shares of 0, and without any bytes one share has all.
     """
-    sums = table_of(rows).sums_bytes
+    sums = splits.table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
     marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
     marks[-1] = PARTS
@@ -324,7 +313,7 @@ def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:
 
     A share too small for a gradient of its own makes no segment.
     """
-    sums = table_of(rows).sums_bytes
+    sums = splits.table_of(rows).sums_bytes
     reached = np.cumsum(shares[:-1])
     lasts = {int(abs(sums[1:] - share / 100 * sums[-1]).argmin()) for share in reached.tolist()}
     return split_at(sorted({*lasts, len(rows) - 1}))

@@ -15,14 +15,8 @@ from typing import Any
 from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical
 from ascend_lab.aoe.bank.records import digest
-from ascend_lab.aoe.gradient.planning import (
-    HCCL_SEGMENTS,
-    Forms,
-    GradientPlan,
-    bound,
-    forms_of,
-    plan,
-)
+from ascend_lab.aoe.gradient import planning
+from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS, Forms, GradientPlan
 from ascend_lab.aoe.gradient.splits import Gradient, Piecewise, gradients_of, sampled
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import Topology, collective_time, load_topology
@@ -129,10 +123,10 @@ def tune_gradients(
     if not rows:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
     table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
-    found = plan(rows, table, max_segments, max_bytes=max_bytes)
+    found = planning.plan(rows, table, max_segments, max_bytes=max_bytes)
     error = 0.0 if cost else _error(found, profile, table, topology)
-    forms = forms_of(found, rows, table, max_bytes=max_bytes)
-    least_s = bound(rows, table, max_bytes=max_bytes)
+    forms = planning.forms_of(found, rows, table, max_bytes=max_bytes)
+    least_s = planning.bound(rows, table, max_bytes=max_bytes)
     spent_s, warnings = time.monotonic() - started, tuple(bank.warnings)
     return GradientTuning(
         graph.name, chip, topology, profile, found, forms, least_s, error, outcome, spent_s,
