@@ -91,7 +91,7 @@ class Result:
     note: str = ""
     search: str = ""
     trace: Trace | None = None
-    spent_s: float = 0.0
+    spent_s: float = field(default=0.0, compare=False)
     decisions: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property

@@ -1,7 +1,6 @@
 """Entries of knowledge banks, made by hand and by Hypothesis."""
 
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -24,7 +23,7 @@ ENTRY = BankEntry(
 )
 
 
-def entry(problem: str = KEY.problem, /, **changes: Any) -> BankEntry:
+def entry(problem=KEY.problem, /, **changes):
     """Return ENTRY for another problem and with other fields; key fields are told by their name."""
     own = {name: changes.pop(name) for name in list(changes) if hasattr(KEY, name)}
     return replace(ENTRY, key=replace(KEY, problem=problem, **own), **changes)
@@ -48,7 +47,7 @@ keys = st.builds(
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> BankEntry:
+def entries(draw):
     """Draw any legal entry; few keys and few numbers, so that keys and ranks often agree."""
     bound, after, before = sorted(draw(st.lists(st.integers(1, 4), min_size=3, max_size=3)))
     return BankEntry(

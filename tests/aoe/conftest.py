@@ -1,13 +1,11 @@
 """A small network with small tuning jobs, and a bank of one's own, for the tests of this folder."""
 
-from pathlib import Path
-
 import pytest
 from small_jobs import small_job_of, write_mlp
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path) -> Path:
+def small(monkeypatch, tmp_path):
     """Write the small network and let tuning use small jobs and a bank in the test's folder."""
     monkeypatch.setattr("ascend_lab.aoe.tuning.job_of", small_job_of)
     monkeypatch.setattr("ascend_lab.aoe.network.job_of", small_job_of)
@@ -17,7 +15,7 @@ def small(monkeypatch, tmp_path) -> Path:
     return write_mlp(tmp_path / "mlp.onnx")
 
 
-def new_bank(monkeypatch, folder: Path) -> None:
+def new_bank(monkeypatch, folder):
     """Make a folder the place of the custom bank."""
     folder.mkdir()
     monkeypatch.setenv("TUNE_BANK_PATH", str(folder))

@@ -5,10 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from ascend_lab.aoe.cube.job import CubeMeasure
-from ascend_lab.chip import Chip, load_chip
+from ascend_lab.chip import load_chip
 from ascend_lab.kernels import ConvShape, GemmShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, Step
 
@@ -27,7 +26,7 @@ LAYERS = (
 )
 
 
-def epilogue_for(kind: str, chip: Chip, dtype: str) -> Epilogue | None:
+def epilogue_for(kind, chip, dtype):
     """Return an epilogue the chip can do: "", "bias" or "residual" (combined chips only)."""
     if not kind or dtype == "int8":
         return None
@@ -52,7 +51,7 @@ class Case(NamedTuple):
     warm: tuple[str, ...]
 
     @property
-    def measure(self) -> CubeMeasure:
+    def measure(self):
         """The operator's measure."""
         chip = load_chip(self.chip)
         epilogue = epilogue_for(self.epilogue, chip, self.shape.dtype)
@@ -60,7 +59,7 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw):
     """Draw an operator that has a space."""
     shape = draw(st.one_of(gemm_shapes(), conv_shapes()))
     kind = draw(st.sampled_from(("", "bias", "residual")))
@@ -69,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def gemm_shapes(draw: st.DrawFn) -> GemmShape:
+def gemm_shapes(draw):
     """Draw a product, mostly ragged."""
     side = st.integers(1, 700)
     dtype = draw(st.sampled_from(("fp16", "fp16", "int8")))
@@ -78,7 +77,7 @@ def gemm_shapes(draw: st.DrawFn) -> GemmShape:
 
 
 @st.composite
-def conv_shapes(draw: st.DrawFn) -> ConvShape:
+def conv_shapes(draw):
     """Draw a convolution, mostly ragged, some in groups."""
     kernel, step = draw(st.sampled_from(((1, 1), (3, 3), (3, 5), (7, 7)))), draw(st.integers(1, 2))
     groups = draw(st.sampled_from((1, 1, 1, 2, 5)))
@@ -90,7 +89,7 @@ def conv_shapes(draw: st.DrawFn) -> ConvShape:
     )
 
 
-def rows_of(size: int, count: int, seed: int = 0) -> NDArray[np.int64]:
+def rows_of(size, count, seed=0):
     """Return some rows of a table."""
     rng = np.random.default_rng(seed)
     return np.unique(rng.integers(size, size=count))

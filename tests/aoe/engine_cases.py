@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from ascend_lab.aoe import Tunable, operators_of
+from ascend_lab.aoe import operators_of
 from ascend_lab.aoe.space import Point
-from ascend_lab.aoe.tuning import Job, job_of
+from ascend_lab.aoe.tuning import job_of
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, compile_graph
+from ascend_lab.graph import GraphBuilder, compile_graph
 from ascend_lab.graph.lower import lower
 
 CHIPS = ("Ascend910A", "Ascend910B2")
@@ -22,16 +22,16 @@ CHIPS = ("Ascend910A", "Ascend910B2")
 class Net(GraphBuilder):
     """A graph whose constants are small random numbers."""
 
-    def __init__(self, dtype: str = "fp16") -> None:
+    def __init__(self, dtype="fp16"):
         super().__init__("net", dtype)
         self.rng = np.random.default_rng(3)
 
-    def numbers(self, *shape: int):
+    def numbers(self, *shape):
         """Declare a constant of small numbers."""
         return self.constant((self.rng.uniform(-1, 1, shape) / 4).astype(np.float16))
 
 
-def product(m=40, k=48, n=32, after="bias relu") -> Graph:
+def product(m=40, k=48, n=32, after="bias relu"):
     """Return a product of two matrices with what follows it."""
     net = Net()
     y = net.matmul(net.input("x", (m, k)), net.numbers(k, n))
@@ -46,7 +46,7 @@ def product(m=40, k=48, n=32, after="bias relu") -> Graph:
     return net.build()
 
 
-def convolution(n=1, c=16, side=(9, 7), k=32, size=3, after="bias add relu", **how) -> Graph:
+def convolution(n=1, c=16, side=(9, 7), k=32, size=3, after="bias add relu", **how):
     """Return a convolution with what follows it."""
     net = Net()
     reads = [net.input("x", (n, c, *side)), net.numbers(k, c // how.get("groups", 1), size, size)]
@@ -57,7 +57,7 @@ def convolution(n=1, c=16, side=(9, 7), k=32, size=3, after="bias add relu", **h
     return net.build()
 
 
-def batch(lead=(3,), m=20, k=24, n=17, relu=True, **how) -> Graph:
+def batch(lead=(3,), m=20, k=24, n=17, relu=True, **how):
     """Return a batch of products."""
     net = Net()
     a = (k, m) if how.get("trans_a") else (m, k)
@@ -67,7 +67,7 @@ def batch(lead=(3,), m=20, k=24, n=17, relu=True, **how) -> Graph:
     return net.build()
 
 
-def vector(shape=(12, 40), kind="softmax") -> Graph:
+def vector(shape=(12, 40), kind="softmax"):
     """Return an operator of the vector unit, or a chain of them."""
     net = Net()
     x = net.input("x", shape)
@@ -82,7 +82,7 @@ def vector(shape=(12, 40), kind="softmax") -> Graph:
     return net.build()
 
 
-def shared(kind="product") -> Graph:
+def shared(kind="product"):
     """Return a network in which one tensor is read twice by one kernel."""
     net = Net()
     if kind == "product":  # columns of sums are added to the rows they were made of
@@ -101,14 +101,14 @@ side = st.integers(1, 70)
 
 
 @st.composite
-def products(draw: st.DrawFn) -> Graph:
+def products(draw):
     """Draw a product with an epilogue."""
     after = draw(st.sampled_from(("", "bias", "bias relu", "add relu", "bias add", "gelu")))
     return product(draw(side), draw(side), draw(side), after)
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> Graph:
+def convolutions(draw):
     """Draw a convolution: ragged, strided, padded, spread, in groups."""
     size, stride = draw(st.sampled_from((1, 2, 3))), draw(st.integers(1, 2))
     how = {"stride": stride, "pad": draw(st.integers(0, size - 1))}
@@ -122,7 +122,7 @@ def convolutions(draw: st.DrawFn) -> Graph:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Graph:
+def batches(draw):
     """Draw a batch of products, some transposed."""
     lead = draw(st.sampled_from(((1,), (3,), (2, 2))))
     how = {name: True for name in ("trans_a", "trans_b") if draw(st.booleans())}
@@ -131,7 +131,7 @@ def batches(draw: st.DrawFn) -> Graph:
 
 
 @st.composite
-def vectors(draw: st.DrawFn) -> Graph:
+def vectors(draw):
     """Draw work for the vector unit."""
     kinds = ("chain", "softmax", "layer_norm", "reduce_sum", "reduce_max", "gelu", "sigmoid")
     kind = draw(st.sampled_from(kinds))
@@ -142,7 +142,7 @@ def vectors(draw: st.DrawFn) -> Graph:
 networks = st.one_of(products(), convolutions(), batches(), vectors())
 
 
-def jobs_of_graph(graph: Graph, chip: str, dtype: str = "fp16") -> list[Job]:
+def jobs_of_graph(graph, chip, dtype="fp16"):
     """Return the jobs of all operators of a graph that have one."""
     found = []
     for operator in operators_of(compile_graph(graph, chip, dtype=dtype)):
@@ -153,19 +153,13 @@ def jobs_of_graph(graph: Graph, chip: str, dtype: str = "fp16") -> list[Job]:
     return found
 
 
-def only(graph: Graph, chip: str = "Ascend310", unit: str = "") -> Tunable:
-    """Return the one operator of a network that can be tuned."""
+def first(graph, chip="Ascend310", unit=""):
+    """Return the first operator of a network that can be tuned, or tuned by that unit."""
     found = operators_of(compile_graph(graph, chip))
-    (operator,) = [op for op in found if op.unit and unit in ("", op.unit)]
-    return operator
+    return next(op for op in found if op.unit and unit in ("", op.unit))
 
 
-def first(graph: Graph, chip: str = "Ascend310") -> Tunable:
-    """Return the first operator of a network that can be tuned."""
-    return next(op for op in operators_of(compile_graph(graph, chip)) if op.unit)
-
-
-def with_warm(operator: Tunable, warm: frozenset[str]) -> Tunable:
+def with_warm(operator, warm):
     """Return the operator as it is where L2 holds other tensors at its start."""
     cold = replace(operator, warm=warm)
     return replace(cold, default_cycles=cold.cycles(lower(cold.piece, cold.chip).kernel))
@@ -179,13 +173,13 @@ class Trap:
     point: Point
     how: str
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         """Return everything else as the measure has it."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.measure, name)
 
-    def __call__(self, point: Point) -> float:
+    def __call__(self, point):
         """Measure a point that is no trap."""
         if point == self.point:
             if self.how == "raises":
@@ -199,7 +193,15 @@ class Trap:
         return self.measure(point)
 
 
-def trapped(job: Job, point: Point, how: str) -> Job:
+class TrapAll(Trap):
+    """A measure all of whose candidates do that."""
+
+    def __call__(self, point):
+        """Measure nothing."""
+        return super().__call__(self.point)
+
+
+def trapped(job, point, how):
     """Return the job with such a measure."""
     job.measure = Trap(job.measure, point, how)
     return job

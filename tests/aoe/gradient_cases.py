@@ -1,15 +1,11 @@
 """Gradients and costs for the tests of the gradient tuner."""
 
-from collections.abc import Sequence
-
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, Piecewise
+from ascend_lab.aoe.gradient import AlphaBeta, Gradient, Piecewise
 
 
-def rows_of(
-    ready_s: Sequence[float], sizes: Sequence[int], dtypes: Sequence[str] = ()
-) -> tuple[Gradient, ...]:
+def rows_of(ready_s, sizes, dtypes=()):
     """Return gradients named by their place."""
     formats = dtypes or ["fp16"] * len(sizes)
     return tuple(
@@ -18,7 +14,7 @@ def rows_of(
     )
 
 
-def waiting_chain(count: int) -> tuple[Gradient, ...]:
+def waiting_chain(count):
     """Return the case in which a local merge rule waits for one small gradient after another."""
     return rows_of([0.9 * i for i in range(count)], [10] + [0] * (count - 1))
 
@@ -28,7 +24,7 @@ sizes = st.integers(0, 1000)
 
 
 @st.composite
-def profiles(draw: st.DrawFn, most: int = 9, formats: int = 1) -> tuple[Gradient, ...]:
+def profiles(draw, most=9, formats=1):
     """Draw gradients whose times may be out of order."""
     count = draw(st.integers(1, most))
     ready = draw(st.lists(times, min_size=count, max_size=count))
@@ -42,7 +38,7 @@ def profiles(draw: st.DrawFn, most: int = 9, formats: int = 1) -> tuple[Gradient
 
 
 @st.composite
-def costs(draw: st.DrawFn) -> Cost:
+def costs(draw):
     """Draw a cost: a line, a measured table, or a plain function that saturates."""
     kind = draw(st.integers(0, 2))
     if kind == 0:

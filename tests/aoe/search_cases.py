@@ -2,17 +2,14 @@
 
 import math
 import os
-from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-
-from ascend_lab.aoe.space import Point, TableSpace, Value, random_completion
+from ascend_lab.aoe.space import TableSpace, random_completion
 from ascend_lab.errors import ScheduleError
 
 
-def table() -> TableSpace:
+def table():
     """Return a space with holes: a + b + c is never a multiple of 5."""
     points = [p for p in product((1, 2, 4, 8), (1, 3, 9), ("x", "y", "z")) if sum(p[:2]) % 5]
     return TableSpace(("a", "b", "c"), list(zip(*points, strict=True)))
@@ -26,26 +23,26 @@ class Triangle:
     counted: bool = True
 
     @property
-    def size(self) -> int | None:
+    def size(self):
         return sum(1 for _ in self.points()) if self.counted else None
 
-    def options(self, prefix: Point) -> tuple[Value, ...]:
+    def options(self, prefix):
         if len(prefix) == 2:
             return (False, True)
         return tuple(range(1, 8)) if not prefix else tuple(range(1, prefix[0] + 1))
 
-    def sample(self, rng: np.random.Generator) -> Point:
+    def sample(self, rng):
         return random_completion(self, (), rng)
 
-    def key(self, point: Point) -> Hashable:
+    def key(self, point):
         # where a equals b the flag means nothing
         return (*point[:2], point[2] and point[0] != point[1])
 
-    def points(self) -> Iterator[Point]:
+    def points(self):
         return ((a, b, f) for a in range(1, 8) for b in range(1, a + 1) for f in (False, True))
 
 
-def cost(point: Point) -> float:
+def cost(point):
     """Return a bumpy cost above 0, the same for a candidate however it is written."""
     first, second = point[:2]
     flag = point[2] if isinstance(point[2], str) else point[2] and first != second
@@ -53,23 +50,23 @@ def cost(point: Point) -> float:
     return abs(first - 5) + 1.5 * abs(second - 3) + extra + (first * second) % 3
 
 
-def bound(prefix: Point) -> float:
+def bound(prefix):
     """Return what no point that begins with the prefix undercuts."""
     low = abs(prefix[0] - 5) if prefix else 0.0
     return low + (1.5 * abs(prefix[1] - 3) if len(prefix) > 1 else 0.0)
 
 
-def keys(space: TableSpace | Triangle) -> set[Hashable]:
+def keys(space):
     """Return all candidates."""
     return {space.key(point) for point in space.points()}
 
 
-def optimum(space: TableSpace | Triangle) -> float:
+def optimum(space):
     """Return the least cost."""
     return min(cost(point) for point in space.points())
 
 
-def failing(point: Point) -> float:
+def failing(point):
     """Return the cost, but raise for a = 4 an error of ours and for a = 8 a foreign one."""
     if point[0] == 4:
         raise ScheduleError("a schedule that fits", "one that does not")
@@ -78,25 +75,25 @@ def failing(point: Point) -> float:
     return cost(point)
 
 
-def endless(point: Point) -> float:
+def endless(point):
     """Return the cost, but never end for a = 4."""
     while point[0] == 4:
         pass
     return cost(point)
 
 
-def deadly(point: Point) -> float:
+def deadly(point):
     """Return the cost, but end the process for one candidate."""
     if point == (2, 9, "y"):
         os._exit(7)
     return cost(point)
 
 
-def nothing_runs(point: Point) -> float:
+def nothing_runs(point):
     """Raise for every candidate."""
     raise ScheduleError("a schedule that fits", str(point))
 
 
-def not_a_number(point: Point) -> float:
+def not_a_number(point):
     """Return no number for a = 4."""
     return math.nan if point[0] == 4 else cost(point)

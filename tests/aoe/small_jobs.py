@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable
-from ascend_lab.aoe.space import Point, TableSpace
+from ascend_lab.aoe.space import TableSpace
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.lower import Choice, lower
-from ascend_lab.kernels import GemmSchedule
 
 
-def write_mlp(path: Path, sizes: Sequence[int] = (512, 256, 64), batch: int | str = 128) -> Path:
+def write_mlp(path, sizes=(512, 256, 64), batch=128):
     """Write two products with a softmax behind them as an ONNX model; return its path."""
     rng = np.random.default_rng(0)
     weights = [
@@ -40,7 +36,7 @@ def write_mlp(path: Path, sizes: Sequence[int] = (512, 256, 64), batch: int | st
     return path
 
 
-def write_convolutions(path: Path) -> Path:
+def write_convolutions(path):
     """Write three convolutions whose feature maps together exceed L2; return the path."""
     rng = np.random.default_rng(0)
     names = ["x", "a", "b", "y"]
@@ -69,37 +65,37 @@ class SmallJob:
     search: str = "exhaustive"
 
     @property
-    def default(self) -> GemmSchedule:
+    def default(self):
         """The tiling that tuning starts from."""
         tiling = lower(self.operator.piece, self.operator.chip).tiling
         assert tiling is not None
         return tiling
 
     @property
-    def space(self) -> TableSpace:
+    def space(self):
         """Tiles of 16 to 64 rows and 32 to 128 columns, on the default's grid of cores."""
         rows = [(m, n, k) for m in (16, 32, 64) for n in (32, 64, 128) for k in (64, 128)]
         return TableSpace(("base_m", "base_n", "base_k"), list(zip(*rows, strict=True)))
 
     @property
-    def measure(self) -> SmallMeasure:
+    def measure(self):
         """What a candidate costs."""
         return SmallMeasure(self)
 
-    def choice(self, point: Point) -> Choice:
+    def choice(self, point):
         """Return the default tiling with other tiles."""
         m, n, k = point
         return Choice(tiling=replace(self.default, base_m=m, base_n=n, base_k=k))
 
-    def start(self) -> Sequence[Point]:
+    def start(self):
         """Return no points."""
         return ()
 
-    def points(self, choices: Sequence[Choice]) -> list[Point]:
+    def points(self, choices):
         """Return no points."""
         return []
 
-    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+    def bound(self, trials):
         """Return a bound that is far too low, and whether all points were tried."""
         return 1, len(trials) == self.space.size
 
@@ -110,13 +106,13 @@ class SmallMeasure:
 
     job: SmallJob
 
-    def __call__(self, point: Point) -> float:
+    def __call__(self, point):
         """Lower the candidate and time it."""
         operator = self.job.operator
         return operator.cycles(lower(operator.piece, operator.chip, self.job.choice(point)).kernel)
 
 
-def small_job_of(operator: Tunable) -> SmallJob:
+def small_job_of(operator):
     """Return a job for products only."""
     if operator.unit != "cube":
         raise UnsupportedError("a product", operator.op)

@@ -9,9 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +32,7 @@ from ascend_lab.sim import simulate
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path):
     with Store(tmp_path / "knowledge.db") as opened:
         yield opened
 
@@ -41,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 # -- entries ---------------------------------------------------------------------------------------
 
 
-def test_put_writes_only_what_is_better(store: Store) -> None:
+def test_put_writes_only_what_is_better(store):
     assert store.get(KEY) is None
     assert store.put(ENTRY) == "add"
     assert store.put(ENTRY) == "reserved"
@@ -55,15 +54,7 @@ def test_put_writes_only_what_is_better(store: Store) -> None:
     assert [e.after_cycles for e in store.entries()] == [150]
 
 
-def test_a_key_is_found_by_all_its_parts(store: Store) -> None:
-    others = [entry(core_count=1), entry(kind="graph"), entry(chip_digest="1"), entry("text\n2")]
-    assert [store.put(e) for e in (ENTRY, *others)] == ["add"] * 5
-    assert [store.get(e.key) for e in others] == others
-    assert store.get(entry(chip="Toy").key) is None
-    assert len(store.entries()) == 5
-
-
-def test_the_bank_is_one_file_that_can_be_opened_again(tmp_path: Path) -> None:
+def test_the_bank_is_one_file_that_can_be_opened_again(tmp_path):
     file = tmp_path / "a bank? 100%.db"
     with Store(file) as first:
         first.put(ENTRY)
@@ -73,17 +64,12 @@ def test_the_bank_is_one_file_that_can_be_opened_again(tmp_path: Path) -> None:
         assert again.check() == ()
 
 
-def test_nearest_looks_at_like_problems_only(store: Store) -> None:
+def test_nearest_looks_at_like_problems_only(store):
     near, far = entry("near", features=(6, 6, 7)), entry("far", features=(9, 9, 9))
     other_cores = entry("near", features=(6, 6, 7), core_count=1)
     other_chip = entry("near", features=(6, 6, 7), chip_digest="edited")
-    no_use = [
-        entry("a", features=(6, 6)),
-        entry("b", op="vadd"),
-        entry("c", chip="Toy"),
-        entry("d", kind="graph"),
-    ]
-    for one in (far, other_chip, other_cores, near, ENTRY, *no_use):
+    no_use = entry("b", op="vadd"), entry("c", chip="Toy"), entry("d", kind="graph")
+    for one in (far, other_chip, other_cores, near, ENTRY, entry("a", features=(6, 6)), *no_use):
         store.put(one)
     assert store.nearest(KEY, (6, 6, 6), 10) == [near, other_cores, other_chip, far]
     assert store.nearest(KEY, (8, 9, 9), 1) == [far]
@@ -93,7 +79,7 @@ def test_nearest_looks_at_like_problems_only(store: Store) -> None:
 # -- merge -----------------------------------------------------------------------------------------
 
 
-def filled(folder: str, name: str, entries: list[BankEntry]) -> Store:
+def filled(folder, name, entries):
     """Return a new bank with `entries`; the better one of each key is in it."""
     store = Store(Path(folder) / name)
     store.take(entries)
@@ -102,7 +88,7 @@ def filled(folder: str, name: str, entries: list[BankEntry]) -> Store:
 
 @given(banks, banks)
 @settings(max_examples=15)
-def test_merge_keeps_the_better_one_and_commutes(a: list[BankEntry], b: list[BankEntry]) -> None:
+def test_merge_keeps_the_better_one_and_commutes(a, b):
     with (
         TemporaryDirectory() as folder,
         filled(folder, "a", a) as one,
@@ -122,9 +108,7 @@ def test_merge_keeps_the_better_one_and_commutes(a: list[BankEntry], b: list[Ban
         assert set(map(to_line, one.entries())) == set(map(to_line, best.values()))
 
 
-def test_merge_takes_everything_or_nothing(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_takes_everything_or_nothing(store, tmp_path, monkeypatch):
     with Store(tmp_path / "other.db") as other:
         other.take([entry(str(i)) for i in range(3)])
         texts = iter(["one", "two"])
@@ -139,7 +123,7 @@ def test_merge_takes_everything_or_nothing(
 
 @given(banks)
 @settings(max_examples=15)
-def test_an_export_gives_the_bank_back(entries: list[BankEntry]) -> None:
+def test_an_export_gives_the_bank_back(entries):
     with TemporaryDirectory() as folder, filled(folder, "a", entries) as one:
         lines, again = Path(folder) / "bank.jsonl", Path(folder) / "again.jsonl"
         assert one.export_jsonl(lines) == len(one.entries())
@@ -150,7 +134,7 @@ def test_an_export_gives_the_bank_back(entries: list[BankEntry]) -> None:
         assert again.read_bytes() == lines.read_bytes()
 
 
-def test_a_wrong_line_is_named_and_nothing_is_imported(store: Store, tmp_path: Path) -> None:
+def test_a_wrong_line_is_named_and_nothing_is_imported(store, tmp_path):
     file = tmp_path / "bank.jsonl"
     good = [to_line(entry(str(i))) for i in range(4)]
     file.write_text("\n".join([good[0], "", good[1], good[2][:-9], good[3]]))
@@ -162,14 +146,12 @@ def test_a_wrong_line_is_named_and_nothing_is_imported(store: Store, tmp_path: P
     assert store.import_jsonl(file) == {"add": 2, "update": 0, "reserved": 0}
 
 
-def test_a_failed_export_leaves_the_old_file(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_the_old_file(store, tmp_path, monkeypatch):
     file = tmp_path / "bank.jsonl"
     file.write_text("old")
     store.put(ENTRY)
 
-    def no_space(_: int) -> None:
+    def no_space(_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -182,7 +164,7 @@ def test_a_failed_export_leaves_the_old_file(
     assert file.read_text() == to_line(ENTRY) + "\n"
 
 
-def test_files_that_are_not_there_are_named(store: Store, tmp_path: Path) -> None:
+def test_files_that_are_not_there_are_named(store, tmp_path):
     with pytest.raises(BankError, match=r"nowhere\.jsonl") as caught:
         store.import_jsonl(tmp_path / "nowhere.jsonl")
     assert caught.value.reason == "missing"
@@ -196,7 +178,7 @@ def test_files_that_are_not_there_are_named(store: Store, tmp_path: Path) -> Non
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def test_trials_come_back_as_they_were(store: Store) -> None:
+def test_trials_come_back_as_they_were(store):
     points = [(1, "mnk", (2, 3)), (True, None, ()), (0.1, "é", ((1,), 2**60))]
     store.save_trials("run", [Trial(2, points[2], math.inf, "cannot be built")])
     store.save_trials("run", [Trial(i, points[i], 0.1 + i) for i in range(2)])
@@ -214,7 +196,7 @@ def test_trials_come_back_as_they_were(store: Store) -> None:
     assert len(store.trials("other")) == 1
 
 
-def test_trials_that_cannot_be_stored_are_refused_and_none_is_kept(store: Store) -> None:
+def test_trials_that_cannot_be_stored_are_refused_and_none_is_kept(store):
     for bad in (Trial(1, (1,), math.nan), Trial(1, (object(),), 1.0)):
         with pytest.raises(BankError) as caught:
             store.save_trials("run", [Trial(0, (1,), 1.0), bad])
@@ -225,7 +207,7 @@ def test_trials_that_cannot_be_stored_are_refused_and_none_is_kept(store: Store)
 # -- files that are no bank ------------------------------------------------------------------------
 
 
-def test_a_missing_file_or_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_or_folder_is_named(tmp_path):
     for file, word in ((tmp_path / "no.db", "file"), (tmp_path / "no" / "k.db", "folder")):
         with pytest.raises(BankError, match=f"no such {word}") as caught:
             Store(file, write=file.parent != tmp_path)
@@ -233,7 +215,7 @@ def test_a_missing_file_or_folder_is_named(tmp_path: Path) -> None:
         assert not file.exists()
 
 
-def test_what_is_no_bank_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_bank_is_refused_and_left_alone(tmp_path):
     text, other, empty = tmp_path / "text.db", tmp_path / "other.db", tmp_path / "empty.db"
     text.write_text("I am a letter, not a database. " * 50)
     with sqlite3.connect(other) as con:
@@ -252,7 +234,7 @@ def test_what_is_no_bank_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert caught.value.reason == "unwritable"
 
 
-def test_a_bank_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_a_bank_of_a_newer_version_is_refused(tmp_path):
     file = tmp_path / "knowledge.db"
     with Store(file) as store:
         assert store._con.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
@@ -262,7 +244,7 @@ def test_a_bank_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     assert caught.value.reason == "newer"
 
 
-def test_a_damaged_page_costs_only_its_own_rows(tmp_path: Path) -> None:
+def test_a_damaged_page_costs_only_its_own_rows(tmp_path):
     file = tmp_path / "knowledge.db"
     with Store(file) as store:
         store.take([entry(str(i), schedule=["x" * 300]) for i in range(200)])
@@ -278,7 +260,7 @@ def test_a_damaged_page_costs_only_its_own_rows(tmp_path: Path) -> None:
     assert file.read_bytes() == data and [p.name for p in tmp_path.iterdir()] == [file.name]
 
 
-def test_a_closed_bank_says_so(tmp_path: Path) -> None:
+def test_a_closed_bank_says_so(tmp_path):
     store = Store(tmp_path / "knowledge.db")
     store.close()
     store.close()
@@ -286,7 +268,7 @@ def test_a_closed_bank_says_so(tmp_path: Path) -> None:
         store.entries()
 
 
-def test_the_digest_of_a_chip_follows_its_numbers_only() -> None:
+def test_the_digest_of_a_chip_follows_its_numbers_only():
     chip = load_chip("Ascend310")
     assert chip_digest(chip) == chip_digest(replace(chip, name="Mine", summary="edited words"))
     path = chip.paths["GM", "L1"]
@@ -299,23 +281,19 @@ def test_the_digest_of_a_chip_follows_its_numbers_only() -> None:
     ]
     digests = {chip_digest(c) for c in [*presets().values(), *edited]}
     assert len(digests) == len(presets()) + len(edited)
-
-
-def test_the_digest_of_a_chip_does_not_see_the_order_or_the_kind_of_numbers() -> None:
-    chip = load_chip("Ascend310")
     turned = replace(chip, buffers=dict(reversed(chip.buffers.items())))
     assert chip_digest(replace(turned, clock_hz=int(chip.clock_hz))) == chip_digest(chip)
 
 
 @pytest.mark.parametrize("name", ["chip", "chip_digest", "core_count", "kind", "op", "problem"])
-def test_every_part_of_a_key_counts(name: str) -> None:
+def test_every_part_of_a_key_counts(name):
     other = replace(KEY, **{name: {"core_count": 3, "kind": "graph"}.get(name, "other")})
     assert other != KEY
     assert other.digest != KEY.digest
     assert replace(KEY).digest == KEY.digest
 
 
-def test_the_gap_is_what_is_left_above_the_bound() -> None:
+def test_the_gap_is_what_is_left_above_the_bound():
     assert ENTRY.gap == pytest.approx(0.2)
     assert entry(bound_cycles=120).gap == 0
     assert entry(bound_cycles=None).gap is None
@@ -324,7 +302,7 @@ def test_the_gap_is_what_is_left_above_the_bound() -> None:
     assert not entry(after_cycles=200).improved
 
 
-def test_an_entry_owns_its_schedule() -> None:
+def test_an_entry_owns_its_schedule():
     tile = [1, 2]
     mine = entry(schedule={"tile": tile, "pair": (3, 4)})
     tile.append(3)
@@ -350,7 +328,7 @@ def test_an_entry_owns_its_schedule() -> None:
         ("trials", -1),
     ],
 )
-def test_an_entry_that_cannot_be_true_is_refused(field: str, value: object) -> None:
+def test_an_entry_that_cannot_be_true_is_refused(field, value):
     with pytest.raises(BankError, match=rf"BankEntry\.{field} must be") as caught:
         entry(**{field: value})
     assert caught.value.reason == "record"
@@ -360,12 +338,12 @@ def test_an_entry_that_cannot_be_true_is_refused(field: str, value: object) -> N
     ("field", "value"),
     [("core_count", 0), ("kind", "net"), ("op", "a\nb"), ("chip", 3), ("op", "\ud800")],
 )
-def test_a_key_that_cannot_be_stored_is_refused(field: str, value: object) -> None:
+def test_a_key_that_cannot_be_stored_is_refused(field, value):
     with pytest.raises(BankError, match=rf"BankKey\.{field} must be"):
         replace(KEY, **{field: value})
 
 
-def test_better_means_newer_model_then_cycles_then_proof_then_bound() -> None:
+def test_better_means_newer_model_then_cycles_then_proof_then_bound():
     from_best = [
         entry(model_version=MODEL_VERSION + 1, after_cycles=200),
         entry(after_cycles=119),
@@ -382,7 +360,7 @@ def test_better_means_newer_model_then_cycles_then_proof_then_bound() -> None:
 
 @given(st.tuples(entries(), entries(), entries()))
 @settings(max_examples=25)
-def test_the_better_of_several_is_the_same_in_any_order(three: tuple[BankEntry, ...]) -> None:
+def test_the_better_of_several_is_the_same_in_any_order(three):
     a, b, c = (replace(e, key=KEY) for e in three)
     assert better(a, b) == better(b, a)
     assert better(a, better(b, c)) == better(better(a, b), c)
@@ -392,7 +370,7 @@ def test_the_better_of_several_is_the_same_in_any_order(three: tuple[BankEntry, 
 
 @given(entries())
 @settings(max_examples=25)
-def test_a_line_gives_the_entry_back(one: BankEntry) -> None:
+def test_a_line_gives_the_entry_back(one):
     line = to_line(one)
     assert "\n" not in line
     assert line.isascii()
@@ -411,22 +389,18 @@ WRONG_LINES = {
     "key without op": (json.dumps({**LINE, "key": {"chip": "x"}}), "no 'op'"),
     "text as cycles": (json.dumps({**LINE, "after_cycles": "1"}), "must be an integer"),
     "too deep": ("[" * 100_000, "one JSON object"),
+    "no text": (b'{"a": "\xff"}', "one JSON object"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG_LINES)
-def test_a_wrong_line_says_what_is_wrong(case: str) -> None:
+def test_a_wrong_line_says_what_is_wrong(case):
     line, message = WRONG_LINES[case]
     with pytest.raises(BankError, match=message):
         from_line(line)
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(BankError, match="one JSON object"):
-        from_line(b'{"a": "\xff"}')
-
-
-def test_the_model_version_stands_for_these_cycles() -> None:
+def test_the_model_version_stands_for_these_cycles():
     """If this fails the model or a default has changed: raise MODEL_VERSION and correct this."""
     chip = load_chip("Ascend310")
     launches = (gemm_launch(GemmShape(256, 256, 256), chip), elementwise_launch(chip, 65536))
@@ -437,7 +411,7 @@ def test_the_model_version_stands_for_these_cycles() -> None:
 GOOD = [entry(str(i), schedule=["x" * 100 * (i % 5)]) for i in range(60)]
 
 
-def made(file: Path, entries: list[BankEntry] = GOOD) -> bytes:
+def made(file, entries=GOOD):
     """Write a bank and return its bytes."""
     with Store(file) as store:
         store.take(entries)
@@ -453,7 +427,7 @@ with TemporaryDirectory() as _folder:
 @example([100 * 8]).via("the root of the schema")
 @example([4096 * 8]).via("the root of the entries")
 @settings(max_examples=25, deadline=None)
-def test_flipped_bits_never_lose_a_bank_or_show_what_was_not_there(bits: list[int]) -> None:
+def test_flipped_bits_never_lose_a_bank_or_show_what_was_not_there(bits):
     data, said = bytearray(WHOLE), []
     for bit in bits:
         data[bit // 8] ^= 1 << bit % 8
@@ -498,7 +472,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_a_bad_row_costs_itself_only_and_can_be_deleted(tmp_path: Path, bad: object) -> None:
+def test_a_bad_row_costs_itself_only_and_can_be_deleted(tmp_path, bad):
     file = tmp_path / "bank.db"
     made(file, GOOD[:4])
     with sqlite3.connect(file) as con:
@@ -520,7 +494,7 @@ def test_a_bad_row_costs_itself_only_and_can_be_deleted(tmp_path: Path, bad: obj
         assert store.put(GOOD[1]) == "add"
 
 
-def test_bad_trials_are_passed_over(tmp_path: Path) -> None:
+def test_bad_trials_are_passed_over(tmp_path):
     with Store(tmp_path / "bank.db") as store:
         store.save_trials("run", [Trial(i, (i,), 1.0) for i in range(7)])
         wrong = ["point = 'x'", "point = '5'", "cost = -1.0", "cost = 'x'", "note = x'ff'"]
@@ -529,7 +503,7 @@ def test_bad_trials_are_passed_over(tmp_path: Path) -> None:
         assert [t.number for t in store.trials("run")] == [5, 6]
 
 
-def test_reading_makes_and_changes_nothing(tmp_path: Path) -> None:
+def test_reading_makes_and_changes_nothing(tmp_path):
     bank, empty, link = tmp_path / "bank.db", tmp_path / "empty.db", tmp_path / "link.db"
     made(bank)
     empty.touch()
@@ -552,7 +526,7 @@ def test_reading_makes_and_changes_nothing(tmp_path: Path) -> None:
     assert {p.name: p.lstat().st_mtime_ns for p in tmp_path.iterdir()} == before
 
 
-def test_what_a_killed_writer_left_is_read_and_stays(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_read_and_stays(tmp_path):
     live, copy = tmp_path / "bank.db", tmp_path / "copy"
     copy.mkdir()
     with Store(live) as store:
@@ -567,7 +541,7 @@ def test_what_a_killed_writer_left_is_read_and_stays(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in copy.iterdir()} == before
 
 
-def test_lines_that_are_no_entries_are_passed_over_when_read_only(tmp_path: Path) -> None:
+def test_lines_that_are_no_entries_are_passed_over_when_read_only(tmp_path):
     file = tmp_path / "bank.jsonl"
     file.write_text(f"{to_line(GOOD[0])}\nx\n{to_line(GOOD[1])}\n")
     with bank_at(file) as knowledge:
@@ -578,7 +552,7 @@ def test_lines_that_are_no_entries_are_passed_over_when_read_only(tmp_path: Path
         bank_at(file)
 
 
-def test_trials_that_nobody_goes_on_with_are_removed(tmp_path: Path) -> None:
+def test_trials_that_nobody_goes_on_with_are_removed(tmp_path):
     file = tmp_path / "bank.db"
     with Store(file) as store:
         for run in ("old 1", "young 1", "young 2", "done 1", "done 2"):
@@ -596,7 +570,7 @@ Trouble = Callable[[Store], None]
 Action = Callable[[Path], Any]
 
 
-def write_many(file: Path, name: str) -> None:
+def write_many(file, name):
     """Write COUNT entries of one's own, and COUNT that the other process writes too."""
     with Store(file) as store:
         for i in range(COUNT):
@@ -605,7 +579,7 @@ def write_many(file: Path, name: str) -> None:
             store.save_trials(name, [Trial(i, (i,), float(i))])
 
 
-def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
+def test_two_processes_may_write_at_once(tmp_path):
     file = tmp_path / "knowledge.db"
     context = multiprocessing.get_context("spawn")
     names = ("one", "three")
@@ -640,7 +614,7 @@ WRITER = textwrap.dedent("""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is a Unix matter")
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path):
     file = tmp_path / "knowledge.db"
     done = -1
     for round_number in range(3):
@@ -666,13 +640,13 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 # -- what a bank cannot take, and what becomes of the results --------------------------------------
 
 
-def fill_disk(store: Store) -> None:
+def fill_disk(store):
     """Let the file grow no further, as on a full disk."""
     pages = store._con.execute("PRAGMA page_count").fetchone()[0]
     store._con.execute(f"PRAGMA max_page_count={pages}")
 
 
-def forbid(store: Store) -> None:
+def forbid(store):
     """Let SQLite refuse writes as for a file without permission."""
     store._con.execute("PRAGMA query_only=ON")
 
@@ -681,30 +655,23 @@ BIG = entry("big", schedule=["x" * 50_000])
 
 
 @pytest.mark.parametrize(("trouble", "reason"), [(fill_disk, "full"), (forbid, "unwritable")])
-def test_a_bank_that_cannot_be_written_keeps_what_it_has(
-    tmp_path: Path, trouble: Trouble, reason: str
-) -> None:
+def test_a_bank_that_cannot_be_written_keeps_what_it_has(tmp_path, trouble, reason):
     with Store(tmp_path / "knowledge.db") as store, Store(tmp_path / "other.db") as other:
         store.put(ENTRY)
         other.put(BIG)
         trouble(store)
-        for write in (
-            lambda: store.put(BIG),
-            lambda: store.merge(other),
-            lambda: store.save_trials("run", [Trial(0, ("x" * 50_000,), 1.0)]),
-        ):
+        long = [Trial(0, ("x" * 50_000,), 1.0)]
+        for write, *given in (store.put, BIG), (store.merge, other), (store.save_trials, "", long):
             with pytest.raises(BankError, match=r"knowledge\.db") as caught:
-                write()
-            assert caught.value.reason == reason
-            assert caught.value.remedy
-        assert store.entries() == (ENTRY,)
-        assert store.check() == ()
+                write(*given)
+            assert caught.value.reason == reason and caught.value.remedy
+        assert store.entries() == (ENTRY,) and store.check() == ()
     with Store(tmp_path / "knowledge.db") as again:
         assert again.put(BIG) == "add"
 
 
 @pytest.mark.parametrize("trouble", [fill_disk, forbid])
-def test_tuning_goes_on_when_the_bank_cannot_be_written(tmp_path: Path, trouble: Trouble) -> None:
+def test_tuning_goes_on_when_the_bank_cannot_be_written(tmp_path, trouble):
     with Knowledge(tmp_path / "knowledge.db", builtin=None) as knowledge:
         assert knowledge._store is not None
         assert knowledge.keep(ENTRY) == "add"
@@ -720,7 +687,7 @@ def test_tuning_goes_on_when_the_bank_cannot_be_written(tmp_path: Path, trouble:
         assert "tuning goes on, results are not stored" in warning
 
 
-def unprivileged(action: Action, folder: Path, answer: Connection) -> None:
+def unprivileged(action, folder, answer):
     """Send what `action` returns where permissions count: as nobody if the tests run as root."""
     with TemporaryDirectory() as warm, Knowledge(Path(warm) / "knowledge.db", builtin=None) as all_:
         all_.find(KEY)  # nobody may not be able to read the modules this imports
@@ -729,7 +696,7 @@ def unprivileged(action: Action, folder: Path, answer: Connection) -> None:
     answer.send(action(folder))
 
 
-def asked_of_nobody(action: Action, folder: Path) -> Any:
+def asked_of_nobody(action, folder):
     """Return what `action(folder)` returns in another process; EOFError if it ends badly."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -743,7 +710,7 @@ def asked_of_nobody(action: Action, folder: Path) -> Any:
         receiver.close()
 
 
-def use_locked(folder: Path) -> Any:
+def use_locked(folder):
     """Read a bank, write to it, and go on tuning, with the file or its folder locked."""
     with Store(folder / "knowledge.db") as store:
         found = store.get(KEY)
@@ -759,7 +726,7 @@ def use_locked(folder: Path) -> Any:
 
 @pytest.mark.skipif(not hasattr(os, "setuid"), reason="permissions are a Unix matter")
 @pytest.mark.parametrize("locked", ["file", "folder", "both"])
-def test_a_read_only_bank_is_read_and_never_stops_a_run(locked: str) -> None:
+def test_a_read_only_bank_is_read_and_never_stops_a_run(locked):
     with TemporaryDirectory() as name:
         folder = Path(name)
         with Store(folder / "knowledge.db") as store:
@@ -774,13 +741,13 @@ def test_a_read_only_bank_is_read_and_never_stops_a_run(locked: str) -> None:
     assert absent == (None, "add", 0 if locked == "file" else 1)
 
 
-def open_killed(folder: Path) -> Any:
+def open_killed(folder):
     """Read a bank whose writer was killed, in a folder that may not be written."""
     return [Store(folder / "knowledge.db", write).get(KEY) for write in (True, False)]
 
 
 @pytest.mark.skipif(not hasattr(os, "setuid"), reason="permissions are a Unix matter")
-def test_a_half_written_state_is_never_shown() -> None:
+def test_a_half_written_state_is_never_shown():
     """What a killed writer left in the write-ahead file must not be passed over."""
     with TemporaryDirectory() as name:
         live, folder = Path(name) / "live", Path(name) / "copy"
@@ -802,9 +769,7 @@ def test_a_half_written_state_is_never_shown() -> None:
             assert store.get(KEY) == ENTRY
 
 
-def test_a_bank_held_by_another_process_is_waited_for_and_then_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bank_held_by_another_process_is_waited_for_and_then_named(tmp_path, monkeypatch):
     monkeypatch.setattr("ascend_lab.aoe.bank.connect.BUSY_TIMEOUT_S", 0.05)
     with Store(tmp_path / "knowledge.db") as store:
         holder = sqlite3.connect(tmp_path / "knowledge.db", isolation_level=None)
@@ -818,10 +783,8 @@ def test_a_bank_held_by_another_process_is_waited_for_and_then_named(
         assert store.put(ENTRY) == "add"
 
 
-def test_an_interrupt_in_the_middle_of_a_write_leaves_the_bank_usable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(_: object) -> str:
+def test_an_interrupt_in_the_middle_of_a_write_leaves_the_bank_usable(tmp_path, monkeypatch):
+    def interrupted(_):
         raise KeyboardInterrupt
 
     with Store(tmp_path / "knowledge.db") as store:

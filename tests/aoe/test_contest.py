@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.data import data_path
 from ascend_lab.errors import CapacityError, InputError, ScheduleError
-from ascend_lab.lab.contest import (
-    Problem,
-    Step,
-    lower_bound,
-    read_problem,
-    schedule_latencies,
-    solve,
-    step_latency,
-    unfused_floor,
-    working_set,
-)
+from ascend_lab.lab import contest
+from ascend_lab.lab.contest import Step, read_problem, schedule_latencies, solve, step_latency
 from ascend_lab.lab.contest.cost import group_of
 from ascend_lab.lab.contest.merge import intervals, merge, resident_tensors
 from ascend_lab.lab.contest.price import Prices, snake
@@ -36,27 +27,27 @@ def test_the_shipped_instances_and_their_bounds():
     first = read_problem(FOLDER / "mlsys-2026-1.json")
     ninth = read_problem(FOLDER / "mlsys-2026-9.json")
     assert [len(problem.operations) for problem in (first, ninth)] == [5, 32]
-    assert [lower_bound(problem) for problem in (first, ninth)] == [112_000, 13_465_600]
-    floors = [unfused_floor(problem) for problem in (first, ninth)]
+    assert [contest.lower_bound(problem) for problem in (first, ninth)] == [112_000, 13_465_600]
+    floors = [contest.unfused_floor(problem) for problem in (first, ninth)]
     assert floors == pytest.approx([183_500.8, 16_950_886.4])
 
 
 def test_the_bound_is_the_traffic_where_that_is_more():
     problem = parse_problem({**MATMUL, "base_costs": [0]})
-    assert lower_bound(problem) == (4 * 6 + 6 * 5 + 4 * 5) / 2
+    assert contest.lower_bound(problem) == (4 * 6 + 6 * 5 + 4 * 5) / 2
 
 
-MATMUL = {
-    "widths": [6, 5, 5],
-    "heights": [4, 6, 4],
-    "inputs": [[0, 1]],
-    "outputs": [[2]],
-    "base_costs": [10],
-    "op_types": ["MatMul"],
-    "fast_memory_capacity": 100,
-    "slow_memory_bandwidth": 2,
-    "native_granularity": [4, 4],
-}
+FIELDS = ("widths", "heights", "inputs", "outputs", "base_costs", "op_types",
+          "fast_memory_capacity", "slow_memory_bandwidth", "native_granularity")  # fmt: skip
+
+
+def problem_of(*values):
+    """Return the problem with these values of the fields, in their order."""
+    return parse_problem(dict(zip(FIELDS, values, strict=True)))
+
+
+ONE = ([6, 5, 5], [4, 6, 4], [[0, 1]], [[2]], [10], ["MatMul"], 100, 2, [4, 4])
+MATMUL = dict(zip(FIELDS, ONE, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -128,22 +119,11 @@ def test_files_that_cannot_be_read(tmp_path):
 NATIVE = (128, 128, 1)
 
 
-def square(count, inputs, costs, kinds, capacity, side=128) -> Problem:
+def square(count, inputs, costs, kinds, capacity, side=128):
     """Return a problem of `count` square tensors; operation i makes the next unused tensor."""
     outputs = [[count - len(costs) + i] for i in range(len(costs))]
-    return parse_problem(
-        {
-            "widths": [side] * count,
-            "heights": [side] * count,
-            "inputs": inputs,
-            "outputs": outputs,
-            "base_costs": costs,
-            "op_types": kinds,
-            "fast_memory_capacity": capacity,
-            "slow_memory_bandwidth": 10,
-            "native_granularity": [128, 128],
-        }
-    )
+    sides = [side] * count
+    return problem_of(sides, sides, inputs, outputs, costs, kinds, capacity, 10, [128, 128])
 
 
 POINTWISE = "Pointwise"
@@ -164,11 +144,7 @@ EXAMPLE_5 = square(5, [[0, 1], [3, 2]], [2000, 2000], ["MatMul"] * 2, 45_000)
         (EXAMPLE_2, [Step((0, 1), NATIVE)], [13_107.2]),
         # The published JSON lists 3276.8, 1638.4, 3276.8 here, which are the times with tensor 2
         # kept; its prose moves tensor 2 out and in, and adds up to the total it gives, 11 468.8.
-        (
-            EXAMPLE_3,
-            [Step((0,), NATIVE), Step((1,), NATIVE), Step((2,), NATIVE)],
-            [3276.8, 3276.8, 4915.2],
-        ),
+        (EXAMPLE_3, [Step((i,), NATIVE) for i in range(3)], [3276.8, 3276.8, 4915.2]),
         (EXAMPLE_3, [Step((0, 1), NATIVE, (2,)), Step((0, 2), NATIVE)], [3000.0, 3276.8]),
         (EXAMPLE_3, [Step((0,), NATIVE, (1,)), Step((1, 2), NATIVE)], [1638.4, 3000.0]),
         (EXAMPLE_4, [Step((0,), (64, 64, 128))], [8192.0]),
@@ -182,19 +158,11 @@ def test_worked_examples(problem, steps, expected):
     assert schedule_latencies(problem, steps) == pytest.approx(expected)
 
 
-def test_example_3_totals():
-    spilled = [Step((0,), NATIVE), Step((1,), NATIVE), Step((2,), NATIVE)]
-    again = [Step((0, 1), NATIVE, (2,)), Step((0, 2), NATIVE)]
-    kept = [Step((0,), NATIVE, (1,)), Step((1, 2), NATIVE)]
-    totals = [sum(schedule_latencies(EXAMPLE_3, steps)) for steps in (spilled, again, kept)]
-    assert totals == pytest.approx([11_468.8, 6276.8, 4638.4])
-
-
 def test_example_5_fits_only_in_slices():
     chain = group_of(EXAMPLE_5, (0, 1))
-    assert working_set(chain, (128, 128, 32)) == 40_960
+    assert contest.working_set(chain, (128, 128, 32)) == 40_960
     # The first product alone, its result whole in fast memory: the 49 152 of the text.
-    assert working_set(group_of(EXAMPLE_5, (0,)), (128, 128, 128)) == 49_152
+    assert contest.working_set(group_of(EXAMPLE_5, (0,)), (128, 128, 128)) == 49_152
     for operations in ((0,), (0, 1)):
         with pytest.raises(CapacityError, match="at most 45000 elements"):
             step_latency(EXAMPLE_5, Step(operations, (128, 128, 128)))
@@ -230,21 +198,16 @@ def test_what_stays_resident_takes_room_in_both_subgraphs():
 # -- a second opinion: every step of every tile, one at a time ------------------------------------
 
 DEPTH, WIDE, HIGH, MIDDLE = 24, 40, 20, 12
-LAYERS = {
-    "widths": [DEPTH, WIDE, WIDE, MIDDLE, WIDE, WIDE, MIDDLE, MIDDLE],
-    "heights": [HIGH, DEPTH, HIGH, WIDE, HIGH, HIGH, HIGH, HIGH],
-    "inputs": [[0, 1], [4, 2], [5, 3], [6]],
-    "outputs": [[4], [5], [6], [7]],
-    "base_costs": [70, 9, 50, 3],
-    "op_types": ["MatMul", "Pointwise", "MatMul", "Pointwise"],
-    "fast_memory_capacity": 10**6,
-    "slow_memory_bandwidth": 3,
-    "native_granularity": [8, 4],
-}
+LAYERS = (
+    [DEPTH, WIDE, WIDE, MIDDLE, WIDE, WIDE, MIDDLE, MIDDLE],
+    [HIGH, DEPTH, HIGH, WIDE, HIGH, HIGH, HIGH, HIGH],
+    [[0, 1], [4, 2], [5, 3], [6]], [[4], [5], [6], [7]], [70, 9, 50, 3],
+    ["MatMul", "Pointwise"] * 2, 10**6, 3, [8, 4],
+)  # fmt: skip
 """Two products of different depth and width with an element-wise operation after each."""
 
 
-def one_step(problem: Problem, operations, granularity, i, j, s):
+def one_step(problem, operations, granularity, i, j, s):
     """Return compute, slices held and elements written in step s of tile (i, j) of LAYERS."""
     w, h, k = granularity
     ops = [problem.operations[op] for op in operations]
@@ -274,7 +237,7 @@ def one_step(problem: Problem, operations, granularity, i, j, s):
     return work, {key: area for key, area in held.items() if key[0] not in made}, out
 
 
-def loop_latency(problem: Problem, operations, granularity, order) -> float:
+def loop_latency(problem, operations, granularity, order):
     """Return the time of a subgraph of LAYERS, written down from the rules as plain loops."""
     w, h, k = granularity
     across = max(math.ceil(problem.shape(op)[1] / w) for op in operations)
@@ -300,7 +263,7 @@ def loop_latency(problem: Problem, operations, granularity, order) -> float:
     walk=st.sampled_from(["none", "rows", "columns"]),
 )
 def test_the_price_is_that_of_a_plain_loop(operations, w, h, k, walk):
-    problem = parse_problem(LAYERS)
+    problem = problem_of(*LAYERS)
     widest = max(problem.shape(op)[1] for op in operations)
     grid = (math.ceil(widest / w), math.ceil(HIGH / h))
     order = None if walk == "none" else snake(*grid, by_column=walk == "columns")
@@ -308,18 +271,11 @@ def test_the_price_is_that_of_a_plain_loop(operations, w, h, k, walk):
     assert found == pytest.approx(loop_latency(problem, operations, (w, h, k), order))
 
 
-KEYS = {
-    "subgraphs",
-    "granularities",
-    "tensors_to_retain",
-    "traversal_orders",
-    "subgraph_latencies",
-    "cost",
-    "lower_bound",
-}
+KEYS = {"subgraphs", "granularities", "tensors_to_retain", "traversal_orders",
+        "subgraph_latencies", "cost", "lower_bound"}  # fmt: skip
 
 
-def check(problem: Problem, found) -> None:
+def check(problem, found):
     """Price the schedule again and hold it against both bounds."""
     assert schedule_latencies(problem, found.steps) == pytest.approx(found.latencies)
     assert found.lower_bound <= found.cost * (1 + 1e-9)
@@ -356,7 +312,7 @@ def test_the_published_example_solves():
 
 
 @st.composite
-def problems(draw, most: int = 6, chain: bool = False) -> Problem:
+def problems(draw, most=6, chain=False):
     """Return a graph of products and element-wise operations on a few matrix shapes."""
     sizes = st.sampled_from([8, 16, 32])
     rows = draw(sizes)
@@ -380,21 +336,9 @@ def problems(draw, most: int = 6, chain: bool = False) -> Problem:
         inputs.append(reads)
         outputs.append([live[-1]])
         kinds.append(kind)
-    return parse_problem(
-        {
-            "widths": widths,
-            "heights": heights,
-            "inputs": inputs,
-            "outputs": outputs,
-            "base_costs": draw(
-                st.lists(st.integers(0, 90), min_size=len(kinds), max_size=len(kinds))
-            ),
-            "op_types": kinds,
-            "fast_memory_capacity": draw(st.sampled_from([64, 300, 1200, 5000])),
-            "slow_memory_bandwidth": draw(st.sampled_from([1, 8])),
-            "native_granularity": [8, 8],
-        }
-    )
+    costs = draw(st.lists(st.integers(0, 90), min_size=len(kinds), max_size=len(kinds)))
+    room, rate = draw(st.sampled_from([64, 300, 1200, 5000])), draw(st.sampled_from([1, 8]))
+    return problem_of(widths, heights, inputs, outputs, costs, kinds, room, rate, [8, 8])
 
 
 @settings(max_examples=20, deadline=None)
@@ -468,24 +412,12 @@ def test_the_exact_search_finds_the_published_ways(monkeypatch, allowed, cost, p
 
 
 def test_a_memory_too_small_for_one_element_is_refused():
-    problem = parse_problem(
-        {
-            "widths": [4] * 3,
-            "heights": [4] * 3,
-            "inputs": [[0, 1]],
-            "outputs": [[2]],
-            "base_costs": [1],
-            "op_types": ["Pointwise"],
-            "fast_memory_capacity": 2,
-            "slow_memory_bandwidth": 1,
-            "native_granularity": [4, 4],
-        }
-    )
+    problem = problem_of([4] * 3, [4] * 3, [[0, 1]], [[2]], [1], [POINTWISE], 2, 1, [4, 4])
     with pytest.raises(CapacityError, match="every tensor of operation 0"):
         solve(problem)
 
 
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
+def run(capsys, *arguments):
     code = main(["subgraph", *map(str, arguments)])
     out, err = capsys.readouterr()
     return code, out, err

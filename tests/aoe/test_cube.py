@@ -11,7 +11,6 @@ from cube_cases import (
     CHIPS,
     LAYERS,
     ON_CHIPS,
-    Case,
     cases,
     conv_shapes,
     epilogue_for,
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.conv_space import conv_row, conv_space
 from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, point_of, prove, schedule_of
-from ascend_lab.aoe.cube.space import SLOTS, CubeSpace, evens, gemm_row, gemm_space, sides, word_of
+from ascend_lab.aoe.cube.space import SLOTS, evens, gemm_row, gemm_space, sides, word_of
 from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
@@ -35,7 +34,7 @@ from ascend_lab.kernels.gemm_schedule import check_schedule
 from ascend_lab.sim import simulate
 
 
-def legal(space: CubeSpace, schedule: GemmSchedule) -> bool:
+def legal(space, schedule):
     """Return what the kernels themselves say."""
     shape, chip = space.shape, space.chip
     try:
@@ -48,7 +47,7 @@ def legal(space: CubeSpace, schedule: GemmSchedule) -> bool:
     return True
 
 
-def values_of(space: CubeSpace, schedule: GemmSchedule) -> tuple[object, ...]:
+def values_of(space, schedule):
     """Return the genes of a schedule, whether or not they are a point."""
     row_of = conv_row if isinstance(space.shape, ConvShape) else gemm_row
     row = row_of(space.shape, space.chip, schedule)
@@ -57,7 +56,7 @@ def values_of(space: CubeSpace, schedule: GemmSchedule) -> tuple[object, ...]:
 
 @settings(max_examples=20, deadline=None)
 @given(cases(), st.integers(0, 100))
-def test_every_point_builds_and_comes_back(case: Case, seed: int) -> None:
+def test_every_point_builds_and_comes_back(case, seed):
     measure = case.measure
     space = measure.space()
     for row in rows_of(space.size, 3, seed):
@@ -70,9 +69,7 @@ def test_every_point_builds_and_comes_back(case: Case, seed: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(gemm_shapes(), st.sampled_from(CHIPS), st.data())
-def test_a_product_of_legal_genes_is_a_point(
-    shape: GemmShape, name: str, data: st.DataObject
-) -> None:
+def test_a_product_of_legal_genes_is_a_point(shape, name, data):
     chip = load_chip(name)
     space = gemm_space(shape, chip)
     m1, k1, n1 = shape.fractals
@@ -95,9 +92,7 @@ def test_a_product_of_legal_genes_is_a_point(
 
 @settings(max_examples=25, deadline=None)
 @given(conv_shapes(), st.sampled_from(CHIPS), st.data())
-def test_a_convolution_of_legal_genes_is_a_point(
-    shape: ConvShape, name: str, data: st.DataObject
-) -> None:
+def test_a_convolution_of_legal_genes_is_a_point(shape, name, data):
     space = conv_space(shape, load_chip(name))
     row = {n: data.draw(st.sampled_from(v)) for n, v in zip(space.names, space.values, strict=True)}
     tiling = schedule_of(shape, tuple(row.values()))
@@ -109,14 +104,14 @@ def test_a_convolution_of_legal_genes_is_a_point(
         assert not _has(space, tuple(row.values()))
 
 
-def _has(space: CubeSpace, point: tuple[object, ...]) -> bool:
+def _has(space, point):
     try:
         return space.row(point) >= 0
     except InputError:
         return False
 
 
-def _has_more_slots(space: CubeSpace, point: tuple[object, ...]) -> bool:
+def _has_more_slots(space, point):
     own = point[-4:]
     more = [
         s for s in product((1, 2), repeat=4) if all(a >= b for a, b in zip(s, own, strict=True))
@@ -126,7 +121,7 @@ def _has_more_slots(space: CubeSpace, point: tuple[object, ...]) -> bool:
 
 @pytest.mark.parametrize("name", ON_CHIPS)
 @pytest.mark.parametrize("shape", LAYERS, ids=str)
-def test_the_default_is_a_point(shape: GemmShape | ConvShape, name: str) -> None:
+def test_the_default_is_a_point(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, shape.dtype))
     space, rule = measure.space(), default_schedule
@@ -142,21 +137,21 @@ def test_the_default_is_a_point(shape: GemmShape | ConvShape, name: str) -> None
         assert simulate(launch, chip).total_cycles == measure(point)
 
 
-def test_no_two_points_are_one_kernel() -> None:
+def test_no_two_points_are_one_kernel():
     shape, chip = GemmShape(64, 96, 48), load_chip("Ascend310")
     space = gemm_space(shape, chip)
     texts = [repr(CubeMeasure(shape, chip).launch(p)) for p in list(space.points())[::7]]
     assert len(set(texts)) == len(texts) > 100
 
 
-def test_other_numbers_for_one_kernel_are_one_point() -> None:
+def test_other_numbers_for_one_kernel_are_one_point():
     space = gemm_space(GemmShape(64, 96, 48), load_chip("Ascend310"))
     one = values_of(space, GemmSchedule(64, 96, 48, 1, 1, 1))
     assert one == values_of(space, GemmSchedule(128, 128, 64, 4, 2, 1))
     assert one == values_of(space, GemmSchedule(64, 96, 48, 1, 1, 2, order="nm"))
 
 
-def test_what_is_left_out_cannot_win() -> None:
+def test_what_is_left_out_cannot_win():
     shape, chip = GemmShape(80, 64, 48), load_chip("Ascend310")
     space, measure = gemm_space(shape, chip), CubeMeasure(shape, chip)
     plain = [p for p in space.points() if p[5] == p[6] == ""]
@@ -172,7 +167,7 @@ def test_what_is_left_out_cannot_win() -> None:
         assert cycles >= simulate(gemm_launch(shape, chip, tiling), chip).total_cycles - 8
 
 
-def test_spaces_stay_small() -> None:
+def test_spaces_stay_small():
     chip = load_chip("Ascend910A")
     for shape in (GemmShape(4096, 4096, 4096), LAYERS[0], LAYERS[4]):
         for most in (3000, 100_000):
@@ -183,7 +178,7 @@ def test_spaces_stay_small() -> None:
         assert np.all(np.diff(coarse.genes["rows"]) >= 0)
 
 
-def test_a_problem_without_room_names_it() -> None:
+def test_a_problem_without_room_names_it():
     chip = load_chip("Ascend310")
     tiny = replace(chip, buffers={**chip.buffers, "L1": 512})
     with pytest.raises(AscendLabError, match="fit"):
@@ -192,7 +187,7 @@ def test_a_problem_without_room_names_it() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(cases(), st.integers(0, 100))
-def test_bounds_stay_below_the_simulator(case: Case, seed: int) -> None:
+def test_bounds_stay_below_the_simulator(case, seed):
     measure = case.measure
     space = measure.space()
     bounds = Bounds(measure, space.genes)
@@ -208,9 +203,7 @@ def test_bounds_stay_below_the_simulator(case: Case, seed: int) -> None:
 @pytest.mark.parametrize("name", ON_CHIPS)
 @pytest.mark.parametrize("shape", LAYERS, ids=str)
 @pytest.mark.parametrize("kind", ["", "bias"])
-def test_bounds_are_close_where_it_counts(
-    shape: GemmShape | ConvShape, name: str, kind: str
-) -> None:
+def test_bounds_are_close_where_it_counts(shape, name, kind):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for(kind, chip, shape.dtype))
     space = measure.space()
@@ -226,7 +219,7 @@ def test_bounds_are_close_where_it_counts(
     assert np.median(ratios) >= (0.75 if uneven else 0.95)
 
 
-def test_a_walk_cut_short_is_still_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_cut_short_is_still_a_bound(monkeypatch):
     measure = CubeMeasure(LAYERS[0], load_chip("Ascend310"))
     space = measure.space()
     rows = rows_of(space.size, 12)
@@ -239,7 +232,7 @@ def test_a_walk_cut_short_is_still_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("strip", [False, True])
 @pytest.mark.parametrize("shape", [s for s in LAYERS if isinstance(s, ConvShape)], ids=str)
-def test_windows_on_arrays_are_those_of_the_kernel(shape: ConvShape, strip: bool) -> None:
+def test_windows_on_arrays_are_those_of_the_kernel(shape, strip):
     oh, ow = shape.out_hw
     for m in (1, 2, 5):
         fractals, pixels, loaded, _ = image_tiles(shape, m, strip=strip)
@@ -252,7 +245,7 @@ def test_windows_on_arrays_are_those_of_the_kernel(shape: ConvShape, strip: bool
             assert loaded[t] == window.rows.count * window.columns.count
 
 
-def test_warm_operands_lower_the_bound() -> None:
+def test_warm_operands_lower_the_bound():
     shape, chip = GemmShape(128, 768, 768, "fp16", "fp16"), load_chip("Ascend310")
     cold, warm = CubeMeasure(shape, chip), CubeMeasure(shape, chip, None, frozenset({"b"}))
     genes = cold.space().genes
@@ -266,9 +259,7 @@ SMALL = (GemmShape(70, 100, 90), ConvShape(1, 24, 12, 10, 40, 3, 3, 1, 1))
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 @pytest.mark.parametrize("name", ["Ascend310", "Ascend910B2"])
-def test_the_proven_optimum_is_that_of_the_whole_table(
-    shape: GemmShape | ConvShape, name: str
-) -> None:
+def test_the_proven_optimum_is_that_of_the_whole_table(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, "fp16"))
     space = cube_space(shape, chip, measure.demand, 250, default=False)
@@ -282,7 +273,7 @@ def test_the_proven_optimum_is_that_of_the_whole_table(
 
 @pytest.mark.parametrize("name", ON_CHIPS)
 @pytest.mark.parametrize("shape", LAYERS[:-1], ids=str)
-def test_real_layers_are_proven_with_few_trials(shape: GemmShape | ConvShape, name: str) -> None:
+def test_real_layers_are_proven_with_few_trials(shape, name):
     measure = CubeMeasure(shape, load_chip(name))
     proof = prove(measure.space(), measure)
     assert proof.proven
@@ -291,7 +282,7 @@ def test_real_layers_are_proven_with_few_trials(shape: GemmShape | ConvShape, na
 
 
 @pytest.mark.parametrize("shape", LAYERS[:2], ids=str)
-def test_without_time_the_bound_holds_all_the_same(shape: GemmShape | ConvShape) -> None:
+def test_without_time_the_bound_holds_all_the_same(shape):
     measure = CubeMeasure(shape, load_chip("Ascend310"))
     space = measure.space()
     rushed, proof = prove(space, measure, time_limit_s=0.0), prove(space, measure)
@@ -302,7 +293,7 @@ def test_without_time_the_bound_holds_all_the_same(shape: GemmShape | ConvShape)
     assert type(rushed.proven) is bool  # the bank keeps no other
 
 
-def test_a_measure_travels_to_workers() -> None:
+def test_a_measure_travels_to_workers():
     measure = CubeMeasure(SMALL[0], load_chip("Ascend310"), None, frozenset({"a"}))
     point = next(measure.space().points())
     copy = pickle.loads(pickle.dumps(measure))

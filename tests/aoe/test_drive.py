@@ -224,14 +224,8 @@ def test_early_stop_takes_the_bound_of_what_is_hopeless():
 
 
 def test_executors_are_named_and_checked():
-    for text in (
-        "threads",
-        "processes:0",
-        "processes:x",
-        "processes:²",
-        "processes:" + "9" * 5000,
-        "dask:",
-    ):
+    counts = [f"processes:{count}" for count in ("0", "x", "²", "9" * 5000)]
+    for text in ("threads", "threads:2", *counts, "dask:"):
         with pytest.raises(InputError, match="serial, processes:N or dask:ADDRESS"):
             workers_of(text)
 
@@ -248,12 +242,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # those of a dying cluster a
 
 def test_a_worker_that_is_killed_in_the_middle_loses_no_trial():
     space, killed = cases.table(), []
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
         pids = client.run(os.getpid)
         assert len(set(pids.values())) == 2
 
@@ -321,18 +311,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_file_gets_no_bars():
-    stream = io.StringIO()
-    with Bars(stream=stream) as bars:
+@pytest.mark.parametrize(("on", "stream"), [(None, io.StringIO()), (False, Terminal())])
+def test_a_file_gets_no_bars_nor_a_terminal_that_is_told_so(on, stream):
+    with Bars(on, stream) as bars:
         bars("1/2 matmul", 1, 10, "7")
     assert stream.getvalue() == "" and bars.bar is None
-
-
-def test_a_terminal_can_be_told_to_get_none():
-    stream = Terminal()
-    with Bars(False, stream) as bars:
-        bars("1/2 matmul", 1, 10, "7")
-    assert stream.getvalue() == ""
 
 
 def test_a_terminal_gets_a_bar_per_label():

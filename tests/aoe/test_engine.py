@@ -63,15 +63,6 @@ def whole():
     return tune(DEEP, TINY_L2, "1,2", settings=FEW)
 
 
-def timeless(tuning):
-    operators = tuning.operators and replace(
-        tuning.operators,
-        compiled=None,
-        results=tuple(replace(r, spent_s=0.0) for r in tuning.operators.results),
-    )
-    return replace(tuning, compiled=None, spent_s=0.0, operators=operators)
-
-
 def check(tuning):
     assert 0 <= tuning.bound_s <= tuning.result_s <= tuning.baseline_s
     assert (tuning.bound_s > 0) == (tuning.baseline_s > 0)
@@ -113,7 +104,8 @@ def test_slices_come_first_then_the_operators_of_the_sliced_network():
 
 def test_one_seed_one_result_and_a_second_run_from_the_bank(tmp_path):
     one = tune(DEEP, TINY_L2, "1,2", settings=FEW)
-    assert timeless(one) == timeless(whole())
+    assert one.operators.results == whole().operators.results
+    assert (one.result_s, one.subgraph.plan) == (whole().result_s, whole().subgraph.plan)
     heard = []
     with Knowledge(tmp_path / "bank.db", None) as knowledge:
         first = tune(DEEP, TINY_L2, "1,2", settings=FEW, bank=knowledge)
@@ -128,11 +120,6 @@ def test_one_seed_one_result_and_a_second_run_from_the_bank(tmp_path):
     assert second.subgraph.plan == first.subgraph.plan
     other = tune(DEEP, replace(TINY_L2, launch_overhead_s=1e-5), "1", bank=tmp_path / "bank.db")
     assert other.outcomes != ("hit",)
-
-
-def test_unknown_workers_are_refused():
-    with pytest.raises(InputError, match="processes:N"):
-        tune(cases.product(), "Ascend910A", executor="threads:2")
 
 
 def test_what_is_opened_here_is_closed_here(tmp_path, monkeypatch):
@@ -154,13 +141,9 @@ def test_what_is_opened_here_is_closed_here(tmp_path, monkeypatch):
     tune(graph, CHIP, settings=FEW, bank=tmp_path / "bank.db")
     assert sorted(closed) == ["bank", "workers"]
     closed.clear()
+    luck = replace(FEW, search="luck", repeat=True)
     with pytest.raises(InputError):
-        tune(
-            graph,
-            CHIP,
-            settings=replace(FEW, search="luck", repeat=True),
-            bank=tmp_path / "bank.db",
-        )
+        tune(graph, CHIP, settings=luck, bank=tmp_path / "bank.db")
     assert sorted(closed) == ["bank", "workers"]
     closed.clear()
     with Watched(tmp_path / "bank.db") as mine, Some() as own:
@@ -222,27 +205,20 @@ def test_other_number_formats(dtype, chip):
         tune(cases.product(), CHIP, dtype="fp64")
 
 
-def test_a_network_of_views_takes_no_time():
+@pytest.mark.parametrize("job", ["1", "2", "1,2"])
+@pytest.mark.parametrize("op", ["reshape", "transpose"])
+def test_where_nothing_can_be_tuned_nothing_changes(op, job):
+    """A network of views takes no time at all."""
     net = cases.Net()
-    net.output(net.reshape(net.input("x", (4, 6)), shape=(2, 12)))
-    for job in ("1", "2", "1,2"):
-        tuning = tune(net.build(), CHIP, job, settings=FEW)
-        check(tuning)
-        assert (tuning.result_s, tuning.gain, tuning.gap) == (0.0, 0.0, 0.0)
-        assert tuning.operators is None or tuning.operators.gain == 0.0
-
-
-def test_wanted_operators_and_nothing_to_tune():
-    net = cases.Net()
-    net.output(net.transpose(net.input("x", (5, 7)), perm=(1, 0)))
-    for job in ("1", "2", "1,2"):
-        tuning = tune(net.build(), CHIP, job, settings=FEW)
-        assert tuning.gain == 0.0 and tuning.result_s == tuning.baseline_s
-        if tuning.operators:
-            assert all(r.note for r in tuning.operators.results)
-    none = tune(cases.product(), CHIP, settings=FEW, wanted=lambda op: False)
-    assert none.gain == 0.0 and {r.source for r in none.operators.results} == {"none"}
-    assert "not asked for" in {r.note for r in none.operators.results}
+    x = net.input("x", (4, 6))
+    view = op == "reshape"
+    net.output(net.reshape(x, shape=(2, 12)) if view else net.transpose(x, perm=(1, 0)))
+    tuning = tune(net.build(), CHIP, job, settings=FEW)
+    check(tuning)
+    assert tuning.gain == 0.0 and tuning.result_s == tuning.baseline_s
+    assert (tuning.result_s == tuning.gap == 0.0) or not view
+    assert not tuning.operators or tuning.operators.gain == 0.0
+    assert not tuning.operators or all(r.note for r in tuning.operators.results)
 
 
 @pytest.mark.parametrize("job", ["", "3", "2,4", "1;2"])
@@ -431,7 +407,7 @@ def test_the_first_trial_of_a_replay_may_fail():
     assert found.median_ratio == math.inf and found.share_within(0.05) == 0.0
 
 
-def run_verb(*words: str) -> tuple[dict, str]:
+def run_verb(*words):
     out: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli_replay, "emit", lambda _, data, lines: out.append((data, lines)))

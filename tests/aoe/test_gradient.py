@@ -4,8 +4,6 @@ import json
 import math
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +52,7 @@ from ascend_lab.cli import aoe
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.cluster.choice import checked
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Graph, GraphBuilder
+from ascend_lab.graph import GraphBuilder
 from bench import gradient as bench_gradient
 from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
 
@@ -114,13 +112,13 @@ def test_more_segments_are_never_worse(rows, cost):
     assert ends[-1] == plan(rows, cost).end_s
 
 
-def test_the_bound_is_reached_where_nothing_waits() -> None:
+def test_the_bound_is_reached_where_nothing_waits():
     rows = rows_of([0, 0, 0], [5, 6, 7])
     assert bound(rows, AlphaBeta(1.0, 1.0)) == plan(rows, AlphaBeta(1.0, 1.0)).end_s == 19.0
 
 
 @pytest.mark.parametrize(("count", "merged"), [(3, 12.8), (13, 21.8)])
-def test_the_local_merge_rule_waits_for_ever(count: int, merged: float) -> None:
+def test_the_local_merge_rule_waits_for_ever(count, merged):
     """Each gradient is ready less than a startup after the one before, so all is merged."""
     found = plan(waiting_chain(count), AlphaBeta(1.0, 1.0))
     assert found.end_s == 12.0
@@ -128,13 +126,13 @@ def test_the_local_merge_rule_waits_for_ever(count: int, merged: float) -> None:
     assert found.segments == ((0, 0), (1, count - 1))
 
 
-def test_ties_are_broken_for_few_segments() -> None:
+def test_ties_are_broken_for_few_segments():
     rows = rows_of([0, 1, 2, 3, 100], [1] * 5)  # all but the last can be sent in many ways in time
     assert plan(rows, AlphaBeta(0.0, 1.0)).segments == ((0, 3), (4, 4))
     assert plan(rows, AlphaBeta(0.0, 0.0)).segments == ((0, 4),)
 
 
-def test_one_gradient_and_gradients_without_bytes() -> None:
+def test_one_gradient_and_gradients_without_bytes():
     assert plan(rows_of([2.0], [8]), AlphaBeta(1.0, 1.0)).segments == ((0, 0),)
     found = plan(rows_of([0, 1, 2], [0, 0, 0]), AlphaBeta(1.0, 1.0))
     assert (found.segments, found.end_s) == (((0, 2),), 3.0)
@@ -152,7 +150,7 @@ def test_times_out_of_order_are_their_running_maximum(rows, cost):
     assert out_of_order(rows) == late
 
 
-def test_baselines_split_as_their_rules_say() -> None:
+def test_baselines_split_as_their_rules_say():
     mib = [MIB] * 60
     table, cost = table_of(rows_of([0.0] * 60, mib)), AlphaBeta(1.0, 0.0)
     assert baseline("ddp_25mb", table, cost) == ((0, 0), (1, 25), (26, 50), (51, 59))
@@ -163,7 +161,7 @@ def test_baselines_split_as_their_rules_say() -> None:
     assert by_cap(table, 1)[:2] == ((0, 0), (1, 1))
 
 
-def resnet50_bytes() -> list[int]:
+def resnet50_bytes():
     """Return the bytes of ResNet-50's fp32 gradients, last registered first."""
     counts, width = [64 * 3 * 49, 64, 64], 64
     for planes, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -176,7 +174,7 @@ def resnet50_bytes() -> list[int]:
     return [4 * n for n in reversed([*counts, 2048 * 1000, 1000])]
 
 
-def test_ddp_buckets_of_resnet50_are_those_of_a_real_trace() -> None:
+def test_ddp_buckets_of_resnet50_are_those_of_a_real_trace():
     """Sizes of a profiled DDP step (HolisticTraceAnalysis, tests/data/nccl_parser_config)."""
     sizes = resnet50_bytes()
     table = table_of(rows_of([0.0] * len(sizes), sizes))
@@ -184,7 +182,7 @@ def test_ddp_buckets_of_resnet50_are_those_of_a_real_trace() -> None:
     assert found == [8196000, 31502336, 26255360, 26550272, 9724160]
 
 
-def test_gdat_fills_the_time_the_bucket_before_is_sent_in() -> None:
+def test_gdat_fills_the_time_the_bucket_before_is_sent_in():
     rows = rows_of([0, 1, 2, 3, 4, 5], [1] * 6)
     found = plan(rows, AlphaBeta(0.0, 1.0))
     split = baseline("gdat", table_of(rows), AlphaBeta(0.0, 1.0))
@@ -193,7 +191,7 @@ def test_gdat_fills_the_time_the_bucket_before_is_sent_in() -> None:
     assert baseline("gdat", table_of(slow), AlphaBeta(0.1, 1.0))[0] == (0, 0)
 
 
-def test_the_best_threshold_is_the_best_of_its_grid() -> None:
+def test_the_best_threshold_is_the_best_of_its_grid():
     rng = np.random.default_rng(1)
     rows = rows_of(np.cumsum(rng.exponential(1, 40)).tolist(), rng.integers(1, 99, 40).tolist())
     table, cost = table_of(rows), AlphaBeta(2.0, 0.03)
@@ -204,7 +202,7 @@ def test_the_best_threshold_is_the_best_of_its_grid() -> None:
     assert end == plan(rows, cost).baselines["best_threshold"]
 
 
-def test_baselines_above_the_limit_are_marked() -> None:
+def test_baselines_above_the_limit_are_marked():
     rows = rows_of(range(10), [5] * 10)
     found = plan(rows, AlphaBeta(0.0, 0.1), 2)
     assert "per_layer" in found.over_limit
@@ -217,7 +215,7 @@ def test_baselines_above_the_limit_are_marked() -> None:
     assert legal(table_of(mixed), ((0, 1),)) == ((0, 0), (1, 1))
 
 
-def test_measured_tables_are_made_to_rise() -> None:
+def test_measured_tables_are_made_to_rise():
     table = Piecewise((1.0, 2.0, 4.0), (1.0, 5.0, 3.0))
     assert [table(x) for x in (0, 1, 2, 4, 8)] == [1.0, 1.0, 4.0, 4.0, 8.0]
     assert table(1.5) == 2.5
@@ -236,7 +234,7 @@ def test_a_table_never_falls(values):
         assert table.many(np.arange(1.0, len(values) + 1)).tolist() == pytest.approx(values)
 
 
-def test_costs_from_lists_functions_and_arrays_agree() -> None:
+def test_costs_from_lists_functions_and_arrays_agree():
     cost = AlphaBeta(0.1, 0.02)
     sizes = np.array([1.0, 5.0, 1.0])
     assert price_of(cost)(sizes).tolist() == price_of(lambda n: 0.1 + 0.02 * n)(sizes).tolist()
@@ -267,27 +265,27 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_means_nothing_is_refused(case: str) -> None:
+def test_what_means_nothing_is_refused(case):
     action, message = BAD[case]
     with pytest.raises(InputError, match=message):
         action()
 
 
-def test_rows_of_a_profile_are_gradients() -> None:
+def test_rows_of_a_profile_are_gradients():
     class Row:
         name, ready_s, size_bytes = "w", 1.5, 7
 
     assert gradients_of([Row()], "fp32") == (Gradient("w", 1.5, 7, "fp32"),)
 
 
-def test_all_splits_are_all_and_different() -> None:
+def test_all_splits_are_all_and_different():
     found = list(all_splits(6))
     assert len(set(found)) == len(found) == 32
     assert {len(s) for s in all_splits(6, 2)} == {1, 2}
     assert split_at([0, 2]) == ((0, 0), (1, 2))
 
 
-def test_a_thousand_gradients_with_few_segments() -> None:
+def test_a_thousand_gradients_with_few_segments():
     rng = np.random.default_rng(3)
     rows = rows_of(
         np.cumsum(rng.exponential(1e-4, 1000)).tolist(),
@@ -322,7 +320,7 @@ def test_free_sharing_never_hurts_and_losses_never_help(rows, cost, streams, slo
     assert slowed >= alone * (1 - 1e-9)
 
 
-def test_two_streams_share_the_link_and_overlap_their_startups() -> None:
+def test_two_streams_share_the_link_and_overlap_their_startups():
     rows, split = rows_of([0, 0], [10, 10]), ((0, 0), (1, 1))
     assert evaluate(split, rows, Scenario(ONE)) == 22.0
     assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
@@ -330,20 +328,20 @@ def test_two_streams_share_the_link_and_overlap_their_startups() -> None:
     assert half == pytest.approx(1 + 1.5 * 10)  # as measured: alpha + 1.5 beta n, both of them
 
 
-def test_a_stream_more_than_there_are_buckets_waits_for_gradients() -> None:
+def test_a_stream_more_than_there_are_buckets_waits_for_gradients():
     rows, split = rows_of([0, 5], [10, 10]), ((0, 0), (1, 1))
     # 1 startup, 5 bytes alone, then 5 + 5 shared while the second starts up and follows
     assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
 
 
-def test_backward_is_slowed_while_something_is_sent() -> None:
+def test_backward_is_slowed_while_something_is_sent():
     rows, split = rows_of([0, 10], [4, 0]), ((0, 0), (1, 1))
     # 5 s of sending slow backward to half its pace: 2.5 s are lost
     assert evaluate(split, rows, Scenario(ONE, slowdown=1.0)) == pytest.approx(12.5 + 1)
     assert evaluate(((0, 1),), rows, Scenario(ONE, slowdown=1.0)) == pytest.approx(15.0)
 
 
-def test_noise_is_drawn_from_the_seed_and_has_mean_one() -> None:
+def test_noise_is_drawn_from_the_seed_and_has_mean_one():
     rows = rows_of(np.arange(1.0, 400.0).tolist(), [0] * 399)
     split, still = ((0, 398),), Scenario(AlphaBeta(0.0, 0.0))
     noisy = Scenario(AlphaBeta(0.0, 0.0), noise=0.3, samples=20, seed=1)
@@ -377,7 +375,7 @@ def test_the_search_is_never_worse_than_the_plan_nor_better_than_all(rows, scena
     assert found.tried <= 200
 
 
-def test_the_search_finds_the_best_of_small_cases() -> None:
+def test_the_search_finds_the_best_of_small_cases():
     rng, gaps, gained = np.random.default_rng(0), [], 0
     for _ in range(8):
         ready, sizes = np.cumsum(rng.exponential(1, 9)), rng.lognormal(1, 1.5, 9).astype(int)
@@ -391,7 +389,7 @@ def test_the_search_finds_the_best_of_small_cases() -> None:
     assert gained >= 2  # the plan for one stream is not the best for two
 
 
-def test_the_search_keeps_formats_apart_and_its_budget() -> None:
+def test_the_search_keeps_formats_apart_and_its_budget():
     rows = rows_of([0, 1, 2, 3], [5] * 4, ["fp16", "fp16", "fp32", "fp32"])
     found = improve(rows, Scenario(ONE, streams=2), budget=3)
     assert found.tried <= 3
@@ -412,7 +410,7 @@ BAD_SCENARIOS = {
 
 
 @pytest.mark.parametrize("case", BAD_SCENARIOS)
-def test_a_scenario_that_means_nothing_is_refused(case: str) -> None:
+def test_a_scenario_that_means_nothing_is_refused(case):
     with pytest.raises(InputError):
         BAD_SCENARIOS[case]()
 
@@ -420,7 +418,7 @@ def test_a_scenario_that_means_nothing_is_refused(case: str) -> None:
 CHIP = load_chip("Toy")
 
 
-def network(batch: int = 4, name: str = "net") -> Graph:
+def network(batch=4, name="net"):
     """Return a network of two layers, the nodes named after it."""
     net = GraphBuilder(name)
     x = net.input(f"{name}_x", (batch, 16), "fp16")
@@ -446,16 +444,16 @@ class Step:
 class Counting:
     """A profiler that counts how often it is asked."""
 
-    def __init__(self, count: int = 12) -> None:
+    def __init__(self, count=12):
         rows = tuple(Row(f"w{i}", 1e-4 * (i + 1), 100_000 * (i + 1)) for i in range(count))
         self.step, self.asked = Step(5e-4, 1.3e-3, 1e-4, rows), 0
 
-    def __call__(self, graph: Graph, chip: Any, **settings: Any) -> Step:
+    def __call__(self, graph, chip, **settings):
         self.asked += 1
         return self.step
 
 
-def test_a_new_cluster_is_planned_without_profiling_again(tmp_path: Path) -> None:
+def test_a_new_cluster_is_planned_without_profiling_again(tmp_path):
     ask = Counting()
     with Knowledge(tmp_path / "b.db", None) as bank:
         first = tune_gradients(network(), CHIP, "star:8", knowledge=bank, profiler=ask)
@@ -470,7 +468,7 @@ def test_a_new_cluster_is_planned_without_profiling_again(tmp_path: Path) -> Non
         assert again.plan == first.plan
 
 
-def test_the_key_is_of_network_batch_chip_and_training() -> None:
+def test_the_key_is_of_network_batch_chip_and_training():
     key = key_of_profile(network(), CHIP, "dtype=fp16")
     assert key == key_of_profile(network(name="other"), CHIP, "dtype=fp16")
     others = {
@@ -481,7 +479,7 @@ def test_the_key_is_of_network_batch_chip_and_training() -> None:
     assert len(others | {key}) == 4
 
 
-def test_profiles_travel_with_the_bank(tmp_path: Path, capsys: Any) -> None:
+def test_profiles_travel_with_the_bank(tmp_path, capsys):
     ask, settings = Counting(), {"dtype": "bf16"}
     with Knowledge(tmp_path / "a.db", None) as bank:
         found, _ = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
@@ -496,7 +494,7 @@ def test_profiles_travel_with_the_bank(tmp_path: Path, capsys: Any) -> None:
         assert (again, outcome, ask.asked) == (found, "hit", 1)
 
 
-def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path: Path) -> None:
+def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
     key = key_of_profile(network(), CHIP, "")
     with Store(tmp_path / "b.db") as store:
         store.put(BankEntry(key, {"times_s": 3}, 1, 1, None, False, "", 0, 1, "", ""))
@@ -507,7 +505,7 @@ def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path: Path) -> None:
         assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
 
 
-def test_a_step_is_forward_backward_or_the_exchange_and_update() -> None:
+def test_a_step_is_forward_backward_or_the_exchange_and_update():
     found = tune_gradients(
         network(), CHIP, "star:4", profiler=Counting(), cost=AlphaBeta(1e-4, 1e-10)
     )
@@ -524,7 +522,7 @@ def test_a_step_is_forward_backward_or_the_exchange_and_update() -> None:
     assert free.scaling == 1.0
 
 
-def test_all_reduces_cost_what_the_cluster_takes() -> None:
+def test_all_reduces_cost_what_the_cluster_takes():
     topology = load_topology("910a-roce:16")
     table = cluster_cost(topology, 2e7)
     for size in (3e3, 7e4, 1.1e6, 2e7):
@@ -535,7 +533,7 @@ def test_all_reduces_cost_what_the_cluster_takes() -> None:
     assert tune_gradients(network(), CHIP, "star:1", profiler=Counting()).scaling == 1.0
 
 
-def test_the_report_has_the_published_fields_and_text() -> None:
+def test_the_report_has_the_published_fields_and_text():
     found = tune_gradients(network(), CHIP, "ring:16", profiler=Counting())
     data = json.loads(json.dumps(section(found), allow_nan=False))
     assert set(data) == {"basic", "GDAT", "ascend_lab"}
@@ -556,7 +554,7 @@ def test_the_report_has_the_published_fields_and_text() -> None:
         assert word in text
 
 
-def test_a_network_without_parameters_has_nothing_to_send() -> None:
+def test_a_network_without_parameters_has_nothing_to_send():
     with pytest.raises(InputError, match="parameters to train"):
         tune_gradients(network(), CHIP, "star:2", profiler=Counting(0))
     with pytest.raises(AscendLabError, match="topology"):
@@ -566,13 +564,13 @@ def test_a_network_without_parameters_has_nothing_to_send() -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def run(capsys: Any, *words: object) -> tuple[int, str, str]:
+def run(capsys, *words):
     code = aoe([str(word) for word in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_the_command_tunes_and_reports(capsys: Any, small: Path, tmp_path: Path) -> None:
+def test_the_command_tunes_and_reports(capsys, small, tmp_path):
     words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce")
     code, out, err = run(capsys, *words, "--devices", "16")
     assert (code, err) == (0, "")
@@ -601,7 +599,7 @@ BAD_TUNINGS = {
 
 
 @pytest.mark.parametrize("case", BAD_TUNINGS)
-def test_wrong_calls_are_one_line(capsys: Any, small: Path, tmp_path: Path, case: str) -> None:
+def test_wrong_calls_are_one_line(capsys, small, tmp_path, case):
     words, message = BAD_TUNINGS[case]
     code, _, err = run(capsys, *words, "-m", small, "--output", tmp_path)
     assert code == 2
@@ -609,7 +607,7 @@ def test_wrong_calls_are_one_line(capsys: Any, small: Path, tmp_path: Path, case
     assert err.count("\n") == 1
 
 
-def test_a_chip_that_the_cluster_has_not_is_said(capsys: Any, small: Path, tmp_path: Path) -> None:
+def test_a_chip_that_the_cluster_has_not_is_said(capsys, small, tmp_path):
     words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce:2")
     code, _, err = run(capsys, *words, "--soc_version", "Ascend310")
     assert code == 0
@@ -617,23 +615,21 @@ def test_a_chip_that_the_cluster_has_not_is_said(capsys: Any, small: Path, tmp_p
     assert "warning: the devices of 910a-roce:2 are Ascend910A, --soc_version is Ascend310" in err
 
 
-def test_single_operators_are_not_trained(capsys: Any, tmp_path: Path) -> None:
+def test_single_operators_are_not_trained(capsys, tmp_path):
     words = ("-j", "4", "--cluster", "star:4", "--singleop", tmp_path / "op.json")
     code, _, err = run(capsys, *words)
     assert code == 2
     assert "--model or --model_path for job 4" in err
 
 
-def test_the_number_of_a_fixed_cluster_may_be_said(
-    capsys: Any, small: Path, tmp_path: Path
-) -> None:
+def test_the_number_of_a_fixed_cluster_may_be_said(capsys, small, tmp_path):
     words = ("-j", "4", "--cluster", "910a-server", "--devices", "8", "--output", tmp_path)
     code, out, _ = run(capsys, *words, "-m", small)
     assert code == 0
     assert "8 devices of 910a-server" in out
 
 
-def test_small_cases_are_exact_and_searched() -> None:
+def test_small_cases_are_exact_and_searched():
     assert exact_cases(12) == 0
     plan_gap, search_gap = beyond(cases=2, count=6)
     assert 0 <= search_gap <= min(0.01, plan_gap)
@@ -641,7 +637,7 @@ def test_small_cases_are_exact_and_searched() -> None:
     assert sum(row.size_bytes for row in chain(50)) > 4.9e8
 
 
-def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path: Path) -> None:
+def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path):
     ask = Counting()
     monkeypatch.setattr(bench_gradient, "NETWORKS", {"small": 4})
     monkeypatch.setattr(bench_gradient, "CLUSTERS", ("star", "ring"))

@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from gradient_cases import costs, profiles, rows_of
@@ -20,13 +19,13 @@ from ascend_lab.errors import InputError
 CSV = "name,ready_us,bytes\nfc,0,1000\nconv,2.5,300\n"
 
 
-def written(folder: Path, text: str, name: str = "p.csv") -> Path:
+def written(folder, text, name="p.csv"):
     file = folder / name
     file.write_text(text, "utf-8")
     return file
 
 
-def test_a_table_is_read(tmp_path: Path) -> None:
+def test_a_table_is_read(tmp_path):
     rows = read_profile(written(tmp_path, "﻿" + CSV + "\n# a remark\n"))
     assert rows == (Gradient("fc", 0.0, 1000), Gradient("conv", 2.5e-6, 300))
     text = "gradient_size(byte),data_type,graph_id,gradient_node_name,ready_us\n8,fp32,1,a/grad,1\n"
@@ -48,13 +47,13 @@ BAD_TABLES = {
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)
-def test_wrong_tables_name_the_line(tmp_path: Path, case: str) -> None:
+def test_wrong_tables_name_the_line(tmp_path, case):
     text, message = BAD_TABLES[case]
     with pytest.raises(InputError, match=message):
         read_profile(written(tmp_path, text))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_profile(tmp_path / "none.csv")
     (tmp_path / "latin.csv").write_bytes(b"name,ready_us,bytes\n\xe9,1,1\n")
@@ -71,7 +70,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_profile(written(tmp_path, '{"rows": []}', "t.json"))
 
 
-def test_the_bank_of_the_published_tuner_is_read(tmp_path: Path) -> None:
+def test_the_bank_of_the_published_tuner_is_read(tmp_path):
     value = {"gradientTime": [777, 1000, 2000], "gradientSize": [4, 8, 0]}
     file = written(tmp_path, json.dumps([{"modelhash": "1", "modelvalue": value}]), "g.json")
     assert [(g.ready_s, g.size_bytes) for g in read_profile(file)] == [
@@ -90,17 +89,17 @@ def test_the_bank_of_the_published_tuner_is_read(tmp_path: Path) -> None:
 # -- traces ----------------------------------------------------------------------------------------
 
 
-def event(name: str, ts: float, dur: float = 1.0, cat: str = "cpu_op", **args: object) -> dict:
+def event(name, ts, dur=1.0, cat="cpu_op", **args):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
 
 
-def reduce_event(ts: float, count: int, cat: str = "cpu_op", dtype: str = "Float") -> dict:
+def reduce_event(ts, count, cat="cpu_op", dtype="Float"):
     args = {"Collective name": "allreduce", "In msg nelems": count, "dtype": dtype}
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if cat == "kernel" else "record_param_comms"
     return event(name, ts, 5.0, cat, **args)
 
 
-def accumulate(ts: float, shape: list[int]) -> dict:
+def accumulate(ts, shape):
     dims = {"Input Dims": [shape], "Input type": ["float"]}
     return event("torch::autograd::AccumulateGrad", ts, 2.0, **dims)
 
@@ -117,12 +116,12 @@ HOST = [
 ]
 
 
-def trace_rows(folder: Path, events: list) -> list[tuple[float, int, str]]:
+def trace_rows(folder, events):
     rows = read_profile(written(folder, json.dumps({"traceEvents": events}), "t.json"))
     return [(round(g.ready_s * 1e6, 3), g.size_bytes, g.dtype) for g in rows]
 
 
-def test_on_the_host_gradients_are_done_when_they_are_accumulated(tmp_path: Path) -> None:
+def test_on_the_host_gradients_are_done_when_they_are_accumulated(tmp_path):
     assert trace_rows(tmp_path, HOST) == [(22.0, 40, "fp32"), (52.0, 80, "fp32")]
     packed = gzip.compress(json.dumps(HOST).encode())  # a bare list of events is a trace too
     (tmp_path / "t.json.gz").write_bytes(packed)
@@ -132,14 +131,14 @@ def test_on_the_host_gradients_are_done_when_they_are_accumulated(tmp_path: Path
     ]
 
 
-def test_without_shapes_the_all_reduces_of_the_host_count(tmp_path: Path) -> None:
+def test_without_shapes_the_all_reduces_of_the_host_count(tmp_path):
     bare = [e for e in HOST if "Accumulate" not in e["name"]]
     assert trace_rows(tmp_path, bare) == [(65.0, 120, "fp32")]
     alone = [reduce_event(50, 2, dtype="c10::BFloat16"), reduce_event(70, 4, dtype="Half")]
     assert trace_rows(tmp_path, alone) == [(0.0, 4, "bf16"), (20.0, 8, "fp16")]
 
 
-def test_on_a_device_its_own_kernels_count(tmp_path: Path) -> None:
+def test_on_a_device_its_own_kernels_count(tmp_path):
     device = [
         *HOST,
         event("ProfilerStep#3", 20, 1000, "gpu_user_annotation"),
@@ -154,7 +153,7 @@ def test_on_a_device_its_own_kernels_count(tmp_path: Path) -> None:
     assert rows[1][0] - rows[0][0] == 100.0
 
 
-def test_traces_of_older_releases_have_shapes_only(tmp_path: Path) -> None:
+def test_traces_of_older_releases_have_shapes_only(tmp_path):
     older = {"Input Dims": [[8, 4]], "Input type": ["c10::Half"]}
     undefined = {"Input Dims": [[]], "Input type": [""]}
     events = [
@@ -168,7 +167,7 @@ def test_traces_of_older_releases_have_shapes_only(tmp_path: Path) -> None:
     assert trace_rows(tmp_path, events[3:]) == [(0.0, 12, "fp32")]
 
 
-def test_traces_without_gradients_say_what_is_missing(tmp_path: Path) -> None:
+def test_traces_without_gradients_say_what_is_missing(tmp_path):
     for events in ([], [event("aten::mm", 1)], [1, None, {"ph": "X", "ts": "x"}]):
         with pytest.raises(InputError, match="record_shapes"):
             trace_rows(tmp_path, events)
@@ -198,7 +197,7 @@ def test_forms_say_the_same_as_the_plan(rows, cost):
     assert forms.ddp_end_s >= found.end_s * (1 - 1e-12)
 
 
-def test_forms_follow_the_published_examples() -> None:
+def test_forms_follow_the_published_examples():
     rows = rows_of([0] * 160, [1] * 160)
     found = plan(rows, AlphaBeta(1, 1))
     published = replace(found, segments=((0, 20), (21, 100), (101, 159)))
@@ -219,7 +218,7 @@ def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     assert split_by_size(by_size(split, rows), rows) == split
 
 
-def test_without_bytes_one_share_has_all() -> None:
+def test_without_bytes_one_share_has_all():
     assert by_size(((0, 0), (1, 1)), rows_of([0, 1], [0, 0])) == (100.0,)
 
 
@@ -228,7 +227,7 @@ def test_without_bytes_one_share_has_all() -> None:
 PRICE = ["--alpha-us", "1", "--beta-us-per-byte", "1"]
 
 
-def test_the_verb_answers_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_answers_in_json(tmp_path, capsys):
     file = written(tmp_path, "name,ready_us,bytes\na,0,10\nb,0.9,0\nc,1.8,0\n")
     assert main(["gradient-plan", str(file), *PRICE, "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -242,7 +241,7 @@ def test_the_verb_answers_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["segments"] == [[0, 2]]
 
 
-def test_the_verb_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_a_table(tmp_path, capsys):
     file = written(tmp_path, CSV + "late,1,5\n")
     assert main(["gradient-plan", str(file), *PRICE, "--streams", "2", "--noise", "0.1"]) == 0
     out = capsys.readouterr().out
@@ -251,9 +250,7 @@ def test_the_verb_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "1 gradients are ready before one above" in out
 
 
-def test_the_table_says_what_limits_and_small_sizes_mean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_says_what_limits_and_small_sizes_mean(tmp_path, capsys):
     file = written(tmp_path, CSV + "scale,5,0\n")
     price = ("--alpha-us", "0.001", "--beta-us-per-byte", "0.0001")
     assert main(["gradient-plan", str(file), *price, "--max-bytes", "100"]) == 0
@@ -296,9 +293,7 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("case", BAD_CALLS)
-def test_wrong_calls_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
-) -> None:
+def test_wrong_calls_are_one_line(tmp_path, capsys, case):
     arguments, message = BAD_CALLS[case]
     file = str(written(tmp_path, CSV))
     assert main(["gradient-plan", *(file if a == "FILE" else a for a in arguments)]) == 2

@@ -33,7 +33,7 @@ def width(options=TILES, usual=0):
 
 @pytest.fixture(scope="module")
 def tuned():
-    operator = cases.only(IMPROVES)
+    operator = cases.first(IMPROVES)
     return operator, tune_operator(operator, BUDGET)
 
 
@@ -67,7 +67,7 @@ def test_reductions_can_turn_a_choice_around():
 
 
 def test_an_empty_bank_says_nothing():
-    space = job_of(cases.only(IMPROVES)).space
+    space = job_of(cases.first(IMPROVES)).space
     prior = learn(Knowledge(None, None).entries()).prior(space)
     for at in range(len(space.names)):
         prefix = space.default_point[:at]

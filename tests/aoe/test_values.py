@@ -100,7 +100,7 @@ def test_a_wrong_kernel_is_refused(unit, monkeypatch):
         "vector": (cases.vector((64, 300), "relu"), cases.vector((64, 300), "abs")),
         "product": (cases.batch(m=32, k=32, n=32, relu=False), net.build()),
     }[unit]
-    operator, other = cases.only(right), cases.only(other)
+    operator, other = cases.first(right), cases.first(other)
     assert operator.unit == unit
     good = tune_operator(operator, Settings(budget=10))
     assert good.choice is not None and good.after_cycles < good.before_cycles and not good.note
@@ -116,7 +116,7 @@ def test_a_wrong_kernel_is_refused(unit, monkeypatch):
 
 def test_a_kernel_that_writes_too_little_or_fails_is_refused(monkeypatch):
     """Memory is poisoned before a kernel runs, and what it raises is an answer."""
-    operator = cases.only(cases.product())
+    operator = cases.first(cases.product())
     choice = job_of(operator).choice(job_of(operator).start()[0])
     assert agree(operator, choice) == ""
 
@@ -154,7 +154,7 @@ def overflowing():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
 def test_infinities_and_nans_of_the_default_are_no_differences(chip):
-    operator = cases.only(overflowing(), chip)
+    operator = cases.first(overflowing(), chip)
     job = job_of(operator)
     lowered = lower(operator.piece, operator.chip)
     inputs = random_inputs(operator.piece, np.random.default_rng(0))

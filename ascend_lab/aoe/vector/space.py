@@ -25,7 +25,7 @@ from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.grouping import Grouping, Structure
 from ascend_lab.aoe.vector.layout import lay
 from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
-from ascend_lab.chip import Chip, load_chip
+from ascend_lab.chip import Chip
 from ascend_lab.dsl import Schedule, Tensor, auto_schedule, lower
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import InputError
@@ -161,11 +161,6 @@ def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
     return tuple(given.get(at, value) for at, value in enumerate(LEAST))
 
 
-def vector_space(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> VectorSpace:
-    """Return the decision space of outputs on a chip; `UnsupportedError` for products."""
-    return VectorSpace(outputs, load_chip(chip) if isinstance(chip, str) else chip)
-
-
 # Vector operators as jobs: how long a point takes, and how far one can get.
 
 
@@ -205,7 +200,7 @@ def _unpacked(data: bytes) -> VectorMeasure:
 
 @lru_cache(maxsize=64)
 def _space(measure: VectorMeasure) -> VectorSpace:
-    return vector_space(measure.outputs, measure.chip)
+    return VectorSpace(measure.outputs, measure.chip)
 
 
 @lru_cache(maxsize=1024)
