@@ -15,46 +15,38 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.lower import Choice, lower
 
 
+def saved(path, name, nodes, weights, ends):
+    """Write nodes, weights w0, w1, ... and the shapes of `ends` as an ONNX model."""
+    first, last = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in ends)
+    given = [numpy_helper.from_array(array, f"w{i}") for i, array in enumerate(weights)]
+    graph = helper.make_graph(nodes, name, [first], [last], given)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
 def write_mlp(path, sizes=(512, 256, 64), batch=128):
-    """Write two products with a softmax behind them as an ONNX model; return its path."""
+    """Write two products with a softmax behind them."""
     rng = np.random.default_rng(0)
-    weights = [
-        numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 16, f"w{i}")
-        for i, shape in enumerate(pairwise(sizes))
-    ]
+    weights = [rng.standard_normal(shape, np.float32) / 16 for shape in pairwise(sizes)]
     nodes = [
         helper.make_node("MatMul", ["x", "w0"], ["h"], "first"),
         helper.make_node("Relu", ["h"], ["r"], "relu"),
         helper.make_node("MatMul", ["r", "w1"], ["y"], "second"),
         helper.make_node("Softmax", ["y"], ["p"], "prob", axis=-1),
     ]
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, sizes[0]])
-    p = helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [batch, sizes[-1]])
-    graph = helper.make_graph(nodes, "mlp", [x], [p], weights)
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
-    return path
+    return saved(path, "mlp", nodes, weights, (("x", [batch, sizes[0]]), ("p", [batch, sizes[-1]])))
 
 
 def write_convolutions(path):
-    """Write three convolutions whose feature maps together exceed L2; return the path."""
+    """Write three convolutions whose feature maps together exceed L2."""
     rng = np.random.default_rng(0)
-    names = ["x", "a", "b", "y"]
-    channels = [16, 16, 16, 16]
-    weights = [
-        numpy_helper.from_array(rng.standard_normal((n, c, 3, 3), np.float32) / 12, f"w{i}")
-        for i, (c, n) in enumerate(pairwise(channels))
-    ]
+    weights = [rng.standard_normal((16, 16, 3, 3), np.float32) / 12 for _ in range(3)]
     nodes = [
         helper.make_node("Conv", [old, f"w{i}"], [new], f"conv{i}", pads=[1, 1, 1, 1])
-        for i, (old, new) in enumerate(pairwise(names))
+        for i, (old, new) in enumerate(pairwise("xaby"))
     ]
-    size = [16, 16, 128, 128]
-    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n in "xy")
-    graph = helper.make_graph(nodes, "convs", [x], [y], weights)
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
-    return path
+    return saved(path, "convs", nodes, weights, [(name, [16, 16, 128, 128]) for name in "xy"])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from collections import namedtuple
 from functools import partial
 
 import numpy as np
@@ -11,42 +11,13 @@ from gradient_cases import costs, profiles, rows_of, waiting_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.aoe import gradient
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
-from ascend_lab.aoe.gradient import (
-    BASELINES,
-    AlphaBeta,
-    Gradient,
-    Piecewise,
-    Scenario,
-    bound,
-    end_of,
-    evaluate,
-    gradients_of,
-    improve,
-    plan,
-    sampled,
-)
+from ascend_lab.aoe.gradient import AlphaBeta, Gradient, Piecewise, Scenario, end_of, evaluate, plan
 from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
 from ascend_lab.aoe.gradient.scenario import scorer
-from ascend_lab.aoe.gradient.splits import (
-    all_splits,
-    best_split,
-    brute_force,
-    end_s,
-    out_of_order,
-    price_of,
-    split_at,
-    table_of,
-)
-from ascend_lab.aoe.gradient.tuning import (
-    cluster_cost,
-    key_of_profile,
-    known_profile,
-    profiled,
-    section,
-    tune_gradients,
-    tuning_text,
-)
+from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
+from ascend_lab.aoe.gradient.tuning import key_of_profile, profiled, tune_gradients
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.cluster import collective_time, load_topology
@@ -88,7 +59,7 @@ def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
 @settings(max_examples=60, deadline=None)
 def test_no_baseline_within_the_limits_is_better(rows, cost, most):
     found = plan(rows, cost, most)
-    assert set(found.baselines) == set(BASELINES)
+    assert set(found.baselines) == set(gradient.BASELINES)
     for name, end in found.baselines.items():
         assert name in found.over_limit or found.end_s <= end * (1 + 1e-12)
         assert found.gain(name) >= -1e-9 or name in found.over_limit
@@ -99,7 +70,7 @@ def test_no_baseline_within_the_limits_is_better(rows, cost, most):
 @settings(max_examples=60, deadline=None)
 def test_the_bound_is_below_and_the_tail_above_zero(rows, cost):
     found = plan(rows, cost)
-    assert bound(rows, cost) <= found.end_s * (1 + 1e-12)
+    assert gradient.bound(rows, cost) <= found.end_s * (1 + 1e-12)
     assert found.ready_s == max(row.ready_s for row in rows)
     assert found.tail_s >= 0
 
@@ -114,7 +85,9 @@ def test_more_segments_are_never_worse(rows, cost):
 
 def test_the_bound_is_reached_where_nothing_waits():
     rows = rows_of([0, 0, 0], [5, 6, 7])
-    assert bound(rows, AlphaBeta(1.0, 1.0)) == plan(rows, AlphaBeta(1.0, 1.0)).end_s == 19.0
+    assert (
+        gradient.bound(rows, AlphaBeta(1.0, 1.0)) == plan(rows, AlphaBeta(1.0, 1.0)).end_s == 19.0
+    )
 
 
 @pytest.mark.parametrize(("count", "merged"), [(3, 12.8), (13, 21.8)])
@@ -145,9 +118,9 @@ def test_times_out_of_order_are_their_running_maximum(rows, cost):
     ready = np.maximum.accumulate([row.ready_s for row in rows]).tolist()
     ordered = rows_of(ready, [row.size_bytes for row in rows])
     assert plan(rows, cost).end_s == plan(ordered, cost).end_s
-    assert out_of_order(ordered) == 0
+    assert gradient.splits.out_of_order(ordered) == 0
     late = sum(row.ready_s < high for row, high in zip(rows, ready, strict=True))
-    assert out_of_order(rows) == late
+    assert gradient.splits.out_of_order(rows) == late
 
 
 def test_baselines_split_as_their_rules_say():
@@ -219,7 +192,7 @@ def test_measured_tables_are_made_to_rise():
     table = Piecewise((1.0, 2.0, 4.0), (1.0, 5.0, 3.0))
     assert [table(x) for x in (0, 1, 2, 4, 8)] == [1.0, 1.0, 4.0, 4.0, 8.0]
     assert table(1.5) == 2.5
-    line = sampled(AlphaBeta(1.0, 0.5), 1e6)
+    line = gradient.sampled(AlphaBeta(1.0, 0.5), 1e6)
     assert line(12_345) == pytest.approx(1 + 0.5 * 12_345)
     assert line(0) == line(1) == 1.5
 
@@ -272,17 +245,14 @@ def test_what_means_nothing_is_refused(case):
 
 
 def test_rows_of_a_profile_are_gradients():
-    class Row:
-        name, ready_s, size_bytes = "w", 1.5, 7
-
-    assert gradients_of([Row()], "fp32") == (Gradient("w", 1.5, 7, "fp32"),)
+    assert gradient.gradients_of([Row("w", 1.5, 7)], "fp32") == (Gradient("w", 1.5, 7, "fp32"),)
 
 
 def test_all_splits_are_all_and_different():
     found = list(all_splits(6))
     assert len(set(found)) == len(found) == 32
     assert {len(s) for s in all_splits(6, 2)} == {1, 2}
-    assert split_at([0, 2]) == ((0, 0), (1, 2))
+    assert gradient.splits.split_at([0, 2]) == ((0, 0), (1, 2))
 
 
 def test_a_thousand_gradients_with_few_segments():
@@ -292,8 +262,8 @@ def test_a_thousand_gradients_with_few_segments():
         rng.lognormal(11, 2, 1000).astype(int).tolist(),
     )
     table, price = table_of(rows), price_of(AlphaBeta(3e-4, 1e-10))
-    free, end = best_split(table, price)
-    few, limited = best_split(table, price, 8)
+    free, end = gradient.splits.best_split(table, price)
+    few, limited = gradient.splits.best_split(table, price, 8)
     assert len(few) <= 8 < len(free)
     assert end < limited < plan(rows, AlphaBeta(3e-4, 1e-10), 8).baselines["one_bucket"]
 
@@ -365,7 +335,7 @@ scenarios = st.builds(
 @given(profiles(most=7), scenarios, st.one_of(st.none(), st.integers(1, 4)))
 @settings(max_examples=40, deadline=None)
 def test_the_search_is_never_worse_than_the_plan_nor_better_than_all(rows, scenario, most):
-    found = improve(rows, scenario, max_segments=most, budget=200)
+    found = gradient.improve(rows, scenario, max_segments=most, budget=200)
     planned = evaluate(plan(rows, scenario.cost, most).segments, rows, scenario)
     _, best = brute_force(table_of(rows), scorer(table_of(rows), scenario), most)
     assert best <= found.end_s * (1 + 1e-12)
@@ -381,7 +351,7 @@ def test_the_search_finds_the_best_of_small_cases():
         ready, sizes = np.cumsum(rng.exponential(1, 9)), rng.lognormal(1, 1.5, 9).astype(int)
         rows = rows_of(ready.tolist(), sizes.tolist())
         scenario = Scenario(AlphaBeta(1.0, 0.2), streams=2, sharing=0.5, slowdown=0.3)
-        found = improve(rows, scenario, budget=80)
+        found = gradient.improve(rows, scenario, budget=80)
         _, best = brute_force(table_of(rows), scorer(table_of(rows), scenario))
         gaps.append(found.end_s / best - 1)
         gained += found.gain > 0.01
@@ -391,11 +361,11 @@ def test_the_search_finds_the_best_of_small_cases():
 
 def test_the_search_keeps_formats_apart_and_its_budget():
     rows = rows_of([0, 1, 2, 3], [5] * 4, ["fp16", "fp16", "fp32", "fp32"])
-    found = improve(rows, Scenario(ONE, streams=2), budget=3)
+    found = gradient.improve(rows, Scenario(ONE, streams=2), budget=3)
     assert found.tried <= 3
     assert all(rows[first].dtype == rows[last].dtype for first, last in found.segments)
-    again = improve(rows, Scenario(ONE, streams=2), budget=50)
-    assert again == improve(rows, Scenario(ONE, streams=2), budget=50)
+    again = gradient.improve(rows, Scenario(ONE, streams=2), budget=50)
+    assert again == gradient.improve(rows, Scenario(ONE, streams=2), budget=50)
 
 
 BAD_SCENARIOS = {
@@ -404,7 +374,7 @@ BAD_SCENARIOS = {
     "sharing": lambda: Scenario(ONE, sharing=-0.1),
     "slowdown": lambda: Scenario(ONE, slowdown=float("nan")),
     "noise": lambda: Scenario(ONE, noise=float("inf")),
-    "budget": lambda: improve(rows_of([0], [1]), Scenario(ONE), budget=0),
+    "budget": lambda: gradient.improve(rows_of([0], [1]), Scenario(ONE), budget=0),
     "split": lambda: evaluate([[0, 1]], rows_of([0], [1]), Scenario(ONE)),
 }
 
@@ -426,19 +396,8 @@ def network(batch=4, name="net"):
     return net.build()
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    ready_s: float
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Step:
-    forward_s: float
-    backward_s: float
-    update_s: float
-    gradients: tuple[Row, ...]
+Row = namedtuple("Row", "name ready_s size_bytes")
+Step = namedtuple("Step", "forward_s backward_s update_s gradients")
 
 
 class Counting:
@@ -499,7 +458,7 @@ def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
     with Store(tmp_path / "b.db") as store:
         store.put(BankEntry(key, {"times_s": 3}, 1, 1, None, False, "", 0, 1, "", ""))
     with Knowledge(tmp_path / "b.db", None) as bank:
-        assert known_profile(bank, key) is None
+        assert gradient.tuning.known_profile(bank, key) is None
         ask = Counting()
         found, outcome = profiled(network(), CHIP, bank, profiler=ask)
         assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
@@ -524,7 +483,7 @@ def test_a_step_is_forward_backward_or_the_exchange_and_update():
 
 def test_all_reduces_cost_what_the_cluster_takes():
     topology = load_topology("910a-roce:16")
-    table = cluster_cost(topology, 2e7)
+    table = gradient.tuning.cluster_cost(topology, 2e7)
     for size in (3e3, 7e4, 1.1e6, 2e7):
         exact = collective_time("all_reduce", topology, size).time_s
         assert table(size) == pytest.approx(exact, rel=0.1)
@@ -535,7 +494,7 @@ def test_all_reduces_cost_what_the_cluster_takes():
 
 def test_the_report_has_the_published_fields_and_text():
     found = tune_gradients(network(), CHIP, "ring:16", profiler=Counting())
-    data = json.loads(json.dumps(section(found), allow_nan=False))
+    data = json.loads(json.dumps(gradient.tuning.section(found), allow_nan=False))
     assert set(data) == {"basic", "GDAT", "ascend_lab"}
     own = data["ascend_lab"]
     assert own["devices"] == 16
@@ -544,7 +503,7 @@ def test_the_report_has_the_published_fields_and_text():
     assert own["gradient_bytes"] == sum(100_000 * (i + 1) for i in range(12))
     before = data["GDAT"]["model_baseline_performance(ms)"]
     assert before >= data["GDAT"]["model_result_performance(ms)"]
-    text = "\n".join(tuning_text(found))
+    text = "\n".join(gradient.tuning.tuning_text(found))
     assert "optimal (among splits into at most 8 segments)" in text
     assert "(breaks the limit: not among splits into at most 8 segments)" in text
     (marked,) = [line for line in text.splitlines() if "(= before)" in line]
@@ -649,7 +608,7 @@ def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path)
     assert [row["cluster"] for row in rows] == ["star:4", "star:8", "ring:4", "ring:8"]
     assert ask.asked == 1
     for row in rows:
-        assert set(row["gains"]) == set(BASELINES)
+        assert set(row["gains"]) == set(gradient.BASELINES)
         assert min(row["gains"].values()) >= -1e-9
         assert row["hccl_loss"] >= -1e-9
         assert "small" in line_of(row)

@@ -53,31 +53,30 @@ def test_wrong_tables_name_the_line(tmp_path, case):
         read_profile(written(tmp_path, text))
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
-        read_profile(tmp_path / "none.csv")
-    (tmp_path / "latin.csv").write_bytes(b"name,ready_us,bytes\n\xe9,1,1\n")
-    with pytest.raises(InputError, match="UTF-8"):
-        read_profile(tmp_path / "latin.csv")
-    (tmp_path / "t.json.gz").write_bytes(b"no gzip")
-    with pytest.raises(InputError, match="JSON"):
-        read_profile(tmp_path / "t.json.gz")
-    with pytest.raises(InputError, match="JSON"):
-        read_profile(written(tmp_path, "{", "t.json"))
-    with pytest.raises(InputError, match="Chrome trace"):
-        read_profile(written(tmp_path, "3", "t.json"))
-    with pytest.raises(InputError, match=r"key traceEvents .* got an object with the keys rows"):
-        read_profile(written(tmp_path, '{"rows": []}', "t.json"))
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("none.csv", None, "No such file"),
+        ("latin.csv", b"name,ready_us,bytes\n\xe9,1,1\n", "UTF-8"),
+        ("t.json.gz", b"no gzip", "JSON"),
+        ("t.json", b"{", "JSON"),
+        ("t.json", b"3", "Chrome trace"),
+        ("t.json", b'{"rows": []}', r"key traceEvents .* got an object with the keys rows"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, name, data, message):
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        read_profile(tmp_path / name)
 
 
 def test_the_bank_of_the_published_tuner_is_read(tmp_path):
     value = {"gradientTime": [777, 1000, 2000], "gradientSize": [4, 8, 0]}
     file = written(tmp_path, json.dumps([{"modelhash": "1", "modelvalue": value}]), "g.json")
-    assert [(g.ready_s, g.size_bytes) for g in read_profile(file)] == [
-        (0.0, 4),
-        (pytest.approx(1e-6), 8),
-        (pytest.approx(3e-6), 0),
-    ]
+    found = read_profile(file)
+    assert [g.ready_s for g in found] == pytest.approx([0.0, 1e-6, 3e-6])
+    assert [g.size_bytes for g in found] == [4, 8, 0]
     value["gradientSize"] = [1]
     with pytest.raises(InputError, match="of one length"):
         read_profile(written(tmp_path, json.dumps([{"modelvalue": value}]), "g.json"))
@@ -125,10 +124,8 @@ def test_on_the_host_gradients_are_done_when_they_are_accumulated(tmp_path):
     assert trace_rows(tmp_path, HOST) == [(22.0, 40, "fp32"), (52.0, 80, "fp32")]
     packed = gzip.compress(json.dumps(HOST).encode())  # a bare list of events is a trace too
     (tmp_path / "t.json.gz").write_bytes(packed)
-    assert [g.name for g in read_profile(tmp_path / "t.json.gz")] == [
-        "gradient 0 10",
-        "gradient 1 10x2",
-    ]
+    names = [g.name for g in read_profile(tmp_path / "t.json.gz")]
+    assert names == ["gradient 0 10", "gradient 1 10x2"]
 
 
 def test_without_shapes_the_all_reduces_of_the_host_count(tmp_path):
@@ -276,14 +273,8 @@ BAD_CALLS = {
     "no alpha": (["FILE", "--beta-us-per-byte", "1"], "--alpha-us"),
     "negative": (["FILE", "--alpha-us", "-1", "--beta-us-per-byte", "1"], "alpha and beta"),
     "nan": (["FILE", "--alpha-us", "nan", "--beta-us-per-byte", "1"], "--alpha-us: a number, 0 or"),
-    "overflow": (
-        ["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e310"],
-        "us-per-byte: a number",
-    ),
-    "too slow": (
-        ["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e307"],
-        "us-per-byte: a number",
-    ),
+    "overflow": (["FILE", *PRICE[:3], "1e310"], "us-per-byte: a number"),
+    "too slow": (["FILE", *PRICE[:3], "1e307"], "us-per-byte: a number"),
     "segments": (["FILE", *PRICE, "--max-segments", "0"], "at least 1 segment"),
     "bytes": (["FILE", *PRICE, "--max-bytes", "-3"], "more than 0"),
     "streams": (["FILE", *PRICE, "--streams", "0"], "at least 1 stream"),
