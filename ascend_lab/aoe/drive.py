@@ -297,10 +297,8 @@ class _Driven:
 
     def hopeless(self, new: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
         """Return the candidates whose bound says to stop early, with the bound as their cost."""
-        bound, best = (
-            getattr(self.measure, "bound", None),
-            min(self.costs.values(), default=math.inf),
-        )
+        bound = getattr(self.measure, "bound", None)
+        best = min(self.costs.values(), default=math.inf)
         if not self.early_stop or bound is None or not math.isfinite(best):
             return {}
         bounds = {key: float(bound(point)) for key, point in new.items()}

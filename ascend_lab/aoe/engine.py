@@ -178,8 +178,7 @@ def slice_network(
     if known and (plan := _from_bank(graph, chip, known[0])):
         return plan, "hit"
     try:
-        left_s = None if math.isinf(deadline.end) else deadline.left_s
-        found = tune_subgraph(front, chip, time_limit_s=left_s, progress=progress)
+        found = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
         found = replace(planned(graph, SlicePlan(), chip), interrupted=True)
     if found.interrupted:

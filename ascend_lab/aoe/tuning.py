@@ -1,6 +1,5 @@
 """Tune one operator: search its space, check the winner's values, say how far from optimal."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,7 +157,7 @@ def tune_operator(
     name = settings.search or job.search
     trace = drive(
         _search(name, job, policy), job.space, job.measure, settings.budget, seed=settings.seed,
-        start=start, executor=workers, time_limit_s=None if math.isinf(own.end) else own.left_s,
+        start=start, executor=workers, time_limit_s=own.limit_s,
         trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
         on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
         patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
@@ -193,8 +192,7 @@ def _proven(
     that fail end it: what was known stays.
     """
     most = None if settings.deeper else settings.budget
-    end = ends[0].within(settings.deeper_s if settings.deeper else None)
-    limit_s = None if math.isinf(end.end) else end.left_s
+    limit_s = ends[0].within(settings.deeper_s if settings.deeper else None).limit_s
     one_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
     costs = {t.point: t.cost for t in trace.trials if not t.note}
 

@@ -44,6 +44,11 @@ class Deadline:
         return self.end - time.monotonic() if math.isfinite(self.end) else math.inf
 
     @property
+    def limit_s(self) -> float | None:
+        """Seconds until the end; None if there is none."""
+        return None if math.isinf(self.end) else self.left_s
+
+    @property
     def over(self) -> bool:
         """Whether the time is over."""
         return self.left_s <= 0
@@ -58,7 +63,7 @@ class Deadline:
 
     def cut(self) -> "Alarm":
         """Return a context whose body raises `TimeUpError` at the end."""
-        return Alarm(None if math.isinf(self.end) else self.left_s, TimeUpError)
+        return Alarm(self.limit_s, TimeUpError)
 
 
 class Alarm:

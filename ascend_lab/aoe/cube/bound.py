@@ -24,6 +24,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.sim.timeline import start_cycles
 
 PIPES = ("load", "feed", "cube", "drain", "store")
 """MTE2, MTE1, M, what empties L0C (V or FIX), MTE3."""
@@ -359,7 +360,7 @@ class Bounds:
             self.job = gemm_work(shape, chip, table, warm)
         self.after: After = pipe_work.after_of(self.job, problem.epilogue, shape.out_dtype, warm)
         self.least = _memory_cycles(self.job, self.after, warm)
-        self.launch_cycles = round(chip.launch_overhead_s * chip.clock_hz)
+        self.launch_cycles = start_cycles(chip, "cold")
 
     @cached_property
     def closed(self) -> Floats:

@@ -8,8 +8,9 @@ channels that give every core as many of them the smallest stands for all, as in
 slots stand for one where both fit. Stages and K tiles cut the depth as evenly as can be.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
-from math import gcd
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
         found = space.evens(-(-ow // FRACTAL))
         return space.spaced(found[found <= most], ratio)
     pixels = -(-oh * ow // FRACTAL)
-    period = ow // gcd(ow, FRACTAL)
+    period = ow // math.gcd(ow, FRACTAL)
     found = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
     return space.spaced(found[found <= most], ratio)
 
@@ -140,14 +141,19 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     return space.with_l0_slots(space.grown(table, "k", lists, which), chip, area_of(shape.dtype))
 
 
+def _by_window(t: Columns, value: Callable[[int, bool], int]) -> Array:
+    """Return the value of each row's tile of pixels, by its height and kind of window."""
+    found = np.zeros_like(t["m"])
+    for m in np.unique(t["m"]).tolist():
+        for strip in (False, True):
+            found[(t["m"] == m) & (t["window"] == strip)] = value(m, strip)
+    return found
+
+
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
     pixel, area = shape.pixel_bytes, area_of(shape.dtype)
-    window = np.zeros_like(t["m"])
-    for m in np.unique(t["m"]):
-        for strip in (0, 1):
-            rows, columns = window_sides(shape, int(m), strip=bool(strip))
-            window[(t["m"] == m) & (t["window"] == strip)] = rows * columns
+    window = _by_window(t, lambda m, strip: math.prod(window_sides(shape, m, strip=strip)))
     a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
 
@@ -162,11 +168,7 @@ def _staged_products(shape: ConvShape, chip: Chip, t: Columns) -> Columns:
 def canonical_order(shape: ConvShape, t: Columns) -> Array:
     """Return the loop order that stands for the same kernel: 0 where the order makes none."""
     bundle = bundles_of(shape)
-    per_image = np.zeros_like(t["m"])
-    for m in np.unique(t["m"]):
-        for strip in (0, 1):
-            tiles = tiles_per_image(shape, int(m), strip=bool(strip))
-            per_image[(t["m"] == m) & (t["window"] == strip)] = tiles
+    per_image = _by_window(t, lambda m, strip: tiles_per_image(shape, m, strip=strip))
     inside = np.zeros_like(t["cols"])
     for cols in np.unique(t["cols"]):
         inside[t["cols"] == cols] = column_shares(bundle, int(cols))[1]

@@ -30,6 +30,7 @@ from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
 from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
+from ascend_lab.sim.timeline import start_cycles
 
 
 def _kind(shape: Shape) -> Kind:
@@ -171,8 +172,8 @@ class CubeJob:
         shape, operator, own = self.measure.shape, self.operator, self.measure.own
         if not isinstance(shape, GemmShape) or own is None or own.split_k == 1:
             return math.inf
-        launch = round(operator.chip.launch_overhead_s * operator.chip.clock_hz)
-        return launch + least_cycles(shape, operator.chip, self.measure.warm)
+        least = least_cycles(shape, operator.chip, self.measure.warm)
+        return start_cycles(operator.chip, "cold") + least
 
     @property
     def default(self) -> Point:
@@ -336,8 +337,8 @@ class ProductJob:
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the cycles of the products at the cubes' peak, and whether all was timed."""
         chip, macs = self.operator.chip, self.batch * self.shape.ops // 2
-        launch = round(chip.launch_overhead_s * chip.clock_hz)
-        least = launch + -(-macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
+        busy = -(-macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
+        least = start_cycles(chip, "cold") + busy
         return self.operator.bounded(least, trials, self.space.size)
 
 

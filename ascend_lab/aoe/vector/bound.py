@@ -19,6 +19,7 @@ from ascend_lab.dsl.emit_formula import ACROSS, COMBINE, GROUPS
 from ascend_lab.dsl.schedule import create_schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read, Tensor, leaves
+from ascend_lab.sim.timeline import start_cycles
 
 ELEMENT_BYTES = 4
 """The largest element: what the scalar unit moves at a time."""
@@ -43,8 +44,7 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
         reads + compute + tail + last,
         reads + least + stores,
     )
-    launch = round(chip.launch_overhead_s * chip.clock_hz)
-    return math.ceil(max(times) - 1e-6) + launch
+    return math.ceil(max(times) - 1e-6) + start_cycles(chip, "cold")
 
 
 # -- what has to be there --------------------------------------------------------------------------
