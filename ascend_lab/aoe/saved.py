@@ -59,13 +59,6 @@ class Schedules:
         return self.launches.launched(with_choices(compiled, self.choices))
 
 
-def schedules_of(found: NetworkResult | None) -> dict[str, Choice]:
-    """Return the schedules that tuning the operators of a network chose, by `Piece.key`."""
-    if found is None or not found.after_s < found.before_s:
-        return {}
-    return {r.operator.piece.key: r.choice for r in found.results if r.choice is not None}
-
-
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The files of a tuned model, and the time they give when they are read again."""
@@ -84,7 +77,9 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     from ascend_lab.graph.onnx import export_onnx, import_onnx
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
-    chip, choices = tuning.compiled.chip, schedules_of(tuning.operators)
+    chip, found = tuning.compiled.chip, tuning.operators
+    better = found.results if found and found.after_s < found.before_s else ()
+    choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
     write_schedules(schedules, choices, chip, dtype, plan)
     write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())

@@ -41,8 +41,10 @@ class Store:
         try:
             self.skipped = hidden + len(self._unreadable())
             """Rows that are no entries, of a damaged page or by themselves: they are left alone."""
-            if write:
-                self._purge()
+            if write:  # if it can be: a search that nobody will go on with leaves its trials
+                with suppress(BankError), self._writing(durable=False):
+                    for statement in _PURGE:
+                        self._con.execute(statement)
         except BaseException:
             self.close()
             raise
@@ -182,12 +184,6 @@ class Store:
     def _delete(self, digests: Iterable[Any]) -> None:
         with self._writing(durable=True):
             self._con.executemany("DELETE FROM entries WHERE digest IS ?", [(d,) for d in digests])
-
-    def _purge(self) -> None:
-        """Delete the trials of searches that nobody will go on with, if the file can be written."""
-        with suppress(BankError), self._writing(durable=False):
-            for statement in _PURGE:
-                self._con.execute(statement)
 
     @contextmanager
     def _writing(self, durable: bool) -> Iterator[None]:

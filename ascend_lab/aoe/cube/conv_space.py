@@ -54,7 +54,9 @@ def conv_space(
         table = crossed(table, {"order": np.arange(2)})
         table = taken(table, canonical_order(shape, table) == table["order"])
         table = space.with_l1_slots(table, chip, table["a"], table["b"])
-        table = _staged_products(shape, chip, table)
+        # K tiles fit L1 as those of a product, too: `check_conv` wants that
+        tiles = (table["a_l1"] * table["m"] + table["b_l1"] * table["n"]) * table["k"]
+        table = taken(table, tiles * area_of(shape.dtype) <= chip.buffers["L1"])
         if len(table["m"]) < most:
             break
     whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in CONV_NAMES}
@@ -156,13 +158,6 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     window = _by_window(t, lambda m, strip: math.prod(window_sides(shape, m, strip=strip)))
     a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
-
-
-def _staged_products(shape: ConvShape, chip: Chip, t: Columns) -> Columns:
-    """Return the rows whose K tiles fit L1 as those of a product: `check_conv` wants that too."""
-    area = area_of(shape.dtype)
-    needed = (t["a_l1"] * t["m"] + t["b_l1"] * t["n"]) * t["k"] * area
-    return taken(t, needed <= chip.buffers["L1"])
 
 
 def canonical_order(shape: ConvShape, t: Columns) -> Array:

@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 
@@ -291,16 +292,9 @@ def prove(
 TILING_NAMES = tuple(f.name for f in fields(Tilings))
 
 
-@dataclass(frozen=True, slots=True)
-class ProductMeasure:
-    """Point -> cycles of the whole batch, launch included."""
-
-    operator: Tunable
-    shape: GemmShape
-
-    def __call__(self, point: Point) -> float:
-        """Return the cycles of a point; raises what lowering raises."""
-        return self.operator.cycles_of(Choice(tiling=tiling_of(self.shape, point)))
+def product_cycles(operator: Tunable, shape: GemmShape, point: Point) -> float:
+    """Return the cycles of a whole batch, launch included; raises what lowering raises."""
+    return operator.cycles_of(Choice(tiling=tiling_of(shape, point)))
 
 
 class ProductJob:
@@ -317,7 +311,7 @@ class ProductJob:
         self.batch = math.prod(out.shape[:-2])
         self.shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
         self.share = share_of(operator.chip, self.batch)
-        self.measure = ProductMeasure(operator, self.shape)
+        self.measure = partial(product_cycles, operator, self.shape)
         found = candidates(self.shape, self.share)
         self.space = TableSpace(TILING_NAMES, [getattr(found, name) for name in TILING_NAMES])
 

@@ -163,7 +163,8 @@ def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
 # -- traces ---------------------------------------------------------------------------------------
 def _from_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]:
     """Return the gradients of a trace in the order of their times; `InputError` without any."""
-    timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and _is_time(e)]
+    timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
+    timed = [e for e in timed if None not in map(json_number, (e.get("ts"), e.get("dur", 0)))]
     timed.sort(key=lambda e: float(e["ts"]))
     reduces = [e for e in timed if _is_all_reduce(e)]
     kernels = [e for e in reduces if e.get("cat") == "kernel"]
@@ -186,15 +187,13 @@ def _from_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]:
     begin, end = _last_step(timed, found)
     mine = [e for e in found if begin <= float(e["ts"]) < end]
     rows = [make(f"{path} event {e.get('name')} at {e['ts']}", i, e) for i, e in enumerate(mine)]
-    start = _backward_start(timed, begin, min(at for _, at, _, _ in rows))
+    first = min(at for _, at, _, _ in rows)
+    before = (e for e in timed if begin <= float(e["ts"]) <= first)
+    begun = (float(e["ts"]) for e in before if str(e.get("name")).startswith(BACKWARD))
+    start = next(begun, first)
     return tuple(
         Gradient(name, max(at - start, 0.0) * 1e-6, size, dtype) for name, at, size, dtype in rows
     )
-
-
-def _is_time(event: Event) -> bool:
-    times = (event.get("ts"), event.get("dur", 0))
-    return all(json_number(t) is not None for t in times)
 
 
 def _args(event: Event) -> Event:
@@ -230,14 +229,6 @@ def _last_step(timed: Sequence[Event], found: Sequence[Event]) -> tuple[float, f
         if any(begin <= float(e["ts"]) < end for e in found):
             return begin, end
     return -math.inf, math.inf
-
-
-def _backward_start(timed: Sequence[Event], begin: float, first: float) -> float:
-    """Return when the first backward function of the step began, at most at the first gradient."""
-    for event in timed:
-        if begin <= float(event["ts"]) <= first and str(event.get("name")).startswith(BACKWARD):
-            return float(event["ts"])
-    return first
 
 
 def _reduce_row(where: str, place: int, event: Event) -> Row:

@@ -278,14 +278,10 @@ def forms_text(forms: Forms) -> list[str]:
         ddp += f"; smaller than any useful cap{alone}"
     large = "  # segments larger than asked: HCCL takes 8" if forms.hccl_too_large else ""
     dropped = len(forms.by_idx) - len(forms.by_size)
-    shares = (
-        f"  # {dropped} segments too small for a share are joined with a neighbour"
-        if dropped
-        else ""
-    )
+    shares = f"  # {dropped} segments too small for a share are joined with a neighbour"
     return [
         f"set_split_strategy_by_idx({list(forms.by_idx)}){large}",
-        f"set_split_strategy_by_size({list(forms.by_size)}){shares}",
+        f"set_split_strategy_by_size({list(forms.by_size)}){shares * bool(dropped)}",
         f"all_reduce_fusion_config={list(forms.mindspore)}",
         f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:.9g})  # {ddp}",
     ]
@@ -296,9 +292,8 @@ def tuning_text(found: GradientTuning) -> list[str]:
     t, p = found, found.profile
     before, after = t.step_s(DEFAULT), t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
-    times = (p.forward_s, p.backward_s, p.update_s)
-    parts = zip(("forward", "backward", "update"), times, strict=True)
-    shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in parts)
+    times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
+    shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
     gain = f"{t.gain(DEFAULT):.2%} = {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
     count, spent = len(p.gradients), f"{t.spent_s:.1f} s, profile: {t.outcome}"
     return [

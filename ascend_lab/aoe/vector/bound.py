@@ -34,7 +34,10 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     compute = sum(op.cycles(chip) for op in ops)
     share = _fresh_share(state, warm)
     first, last = _least_copy(chip, "GM", "UB", share), _least_copy(chip, "UB", "GM")
-    least = min((op.least_cycles for op in ops), default=0) if _all_computed(state) else 0
+    ends = [s for s in state.stages if s.output]
+    # something to do for every output, whatever is inlined
+    computed = all(isinstance(s, Stage) and not s.is_copy for s in ends)
+    least = min((op.least_cycles for op in ops), default=0) if computed else 0
     tail = min((op.cost.tail_cycles for op in ops), default=0) if least else 0
     reads = first if loads else 0.0
     seen = _latency(chip, share) if loads and not chip.combined else 0.0
@@ -149,11 +152,6 @@ def _fresh_share(state: State, warm: Collection[str]) -> float:
     if any(i.name in warm for i in state.inputs):
         return 0.0
     return min((1.0 / (2.0 * times[i.name]) for i in state.inputs if i.name in times), default=0.0)
-
-
-def _all_computed(state: State) -> bool:
-    """True if the vector unit has something to do for every output, whatever is inlined."""
-    return all(isinstance(s, Stage) and not s.is_copy for s in state.stages if s.output)
 
 
 # -- what has to be computed -----------------------------------------------------------------------
