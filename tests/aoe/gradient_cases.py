@@ -30,11 +30,8 @@ def profiles(draw, most=9, formats=1):
     ready = draw(st.lists(times, min_size=count, max_size=count))
     ready = ready if draw(st.booleans()) else sorted(ready)
     kinds = st.sampled_from(["fp16", "fp32"][:formats])
-    return rows_of(
-        ready,
-        draw(st.lists(sizes, min_size=count, max_size=count)),
-        draw(st.lists(kinds, min_size=count, max_size=count)),
-    )
+    lists = (draw(st.lists(of, min_size=count, max_size=count)) for of in (sizes, kinds))
+    return rows_of(ready, *lists)
 
 
 @st.composite

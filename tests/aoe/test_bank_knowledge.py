@@ -68,14 +68,8 @@ def test_a_damaged_built_in_bank_is_named(tmp_path, damage):
     write_builtin([ENTRY], file)
     whole = file.read_bytes()
     text = gzip.decompress(whole)
-    file.write_bytes(
-        {
-            "no gzip": b"hello",
-            "cut": whole[:-12],
-            "header": gzip.compress(text.split(b"\n")[1]),
-            "line": gzip.compress(text[:-9]),
-        }[damage]
-    )
+    damaged = {"header": gzip.compress(text.split(b"\n")[1]), "line": gzip.compress(text[:-9])}
+    file.write_bytes({"no gzip": b"hello", "cut": whole[:-12], **damaged}[damage])
     bank.builtin_entries.cache_clear()
     with pytest.raises(BankError, match=r"bank\.gz") as caught, Knowledge(None, file) as knowledge:
         knowledge.find(KEY)
@@ -194,14 +188,9 @@ def test_another_process_that_was_faster_is_respected(custom):
 
 
 def test_the_summary_counts_under_the_published_names():
-    assert bank.repo_summary(["hit", "add", "hit", "unsatisfied", "update", "reserved", "hit"]) == {
-        "repo_add_num": 1,
-        "repo_hit_num": 3,
-        "repo_reserved_num": 1,
-        "repo_unsatisfied_num": 1,
-        "repo_update_num": 1,
-        "total_num": 7,
-    }
+    counts = {"add": 1, "hit": 3, "reserved": 4, "unsatisfied": 2, "update": 5}
+    found = bank.repo_summary([name for name, count in counts.items() for _ in range(count)])
+    assert found == {f"repo_{name}_num": n for name, n in counts.items()} | {"total_num": 15}
     assert set(bank.repo_summary([]).values()) == {0}
 
 

@@ -110,10 +110,8 @@ def test_one_seed_one_result_and_a_second_run_from_the_bank(tmp_path):
     with Knowledge(tmp_path / "bank.db", None) as knowledge:
         first = tune(DEEP, TINY_L2, "1,2", settings=FEW, bank=knowledge)
         assert first.outcomes == ("add",) and "add" in first.operators.outcomes
-    second = tune(
-        DEEP, TINY_L2, "1,2", settings=FEW, bank=tmp_path / "bank.db",
-        progress=lambda *told: heard.append(told),
-    )  # fmt: skip
+    more = {"bank": tmp_path / "bank.db", "progress": lambda *told: heard.append(told)}
+    second = tune(DEEP, TINY_L2, "1,2", settings=FEW, **more)
     assert {told[0] for told in heard} == {"all", "compile"} and second.outcomes == ("hit",)
     assert set(second.operators.outcomes) == {"hit"}
     assert second.result_s == first.result_s == one.result_s

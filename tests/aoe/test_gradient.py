@@ -256,10 +256,8 @@ def test_all_splits_are_all_and_different():
 
 def test_a_thousand_gradients_with_few_segments():
     rng = np.random.default_rng(3)
-    rows = rows_of(
-        np.cumsum(rng.exponential(1e-4, 1000)).tolist(),
-        rng.lognormal(11, 2, 1000).astype(int).tolist(),
-    )
+    ready = np.cumsum(rng.exponential(1e-4, 1000)).tolist()
+    rows = rows_of(ready, rng.lognormal(11, 2, 1000).astype(int).tolist())
     table, price = table_of(rows), price_of(AlphaBeta(3e-4, 1e-10))
     free, end = gradient.splits.best_split(table, price)
     few, limited = gradient.splits.best_split(table, price, 8)
@@ -320,15 +318,8 @@ def test_noise_is_drawn_from_the_seed_and_has_mean_one():
     assert evaluate(split, rows, noisy) == pytest.approx(399.0, rel=0.02)
 
 
-scenarios = st.builds(
-    Scenario,
-    costs(),
-    streams=st.integers(1, 3),
-    sharing=st.floats(0, 1),
-    slowdown=st.floats(0, 0.5),
-    noise=st.sampled_from([0.0, 0.2]),
-    samples=st.just(3),
-)
+how = st.integers(1, 3), st.floats(0, 1), st.floats(0, 0.5), st.sampled_from([0.0, 0.2]), st.just(3)
+scenarios = st.builds(Scenario, costs(), *how)
 
 
 @given(profiles(most=7), scenarios, st.one_of(st.none(), st.integers(1, 4)))

@@ -660,11 +660,8 @@ def test_choices_reach_the_network():
 
 BUDGET = Settings(budget=8, seed=5)
 BATCH = cases.batch(lead=(4,), relu=False)
-VECTOR_UNITS = {
-    "cube": cases.product(33, 70, 90, "bias relu"),
-    "vector": cases.vector((64, 300), "relu"),
-    "product": cases.batch(relu=False),
-}
+CUBE, VECTOR = cases.product(33, 70, 90, "bias relu"), cases.vector((64, 300), "relu")
+VECTOR_UNITS = {"cube": CUBE, "vector": VECTOR, "product": cases.batch(relu=False)}
 
 
 @lru_cache
