@@ -212,9 +212,8 @@ def test_where_nothing_can_be_tuned_nothing_changes(op, job):
     view = op == "reshape"
     net.output(net.reshape(x, shape=(2, 12)) if view else net.transpose(x, perm=(1, 0)))
     tuning = tune(net.build(), CHIP, job, settings=FEW)
-    check(tuning)
     assert tuning.gain == 0.0 and tuning.result_s == tuning.baseline_s
-    assert (tuning.result_s == tuning.gap == 0.0) or not view
+    assert (tuning.result_s == tuning.bound_s == tuning.gap == 0.0) or not view
     assert not tuning.operators or tuning.operators.gain == 0.0
     assert not tuning.operators or all(r.note for r in tuning.operators.results)
 
