@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from ascend_lab import ops
 
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 127, 128, 129)
 SMALL = (1, 2, 3, 4, 5, 7, 8, 9)
+CHANNELS = (1, 3, 16, 17)
 LIMIT = 3000
 Case = tuple[tuple[tuple[int, ...], ...], dict[str, Any]]
 
@@ -18,7 +20,6 @@ def size(choices=SIZES):
     return st.sampled_from(choices)
 
 
-@st.composite
 def shape(draw, least=1, most=4, *, empty=False):
     """A shape of at most LIMIT elements, with one size 0 now and then if `empty`."""
     sizes = draw(st.lists(size(), min_size=least, max_size=most))
@@ -29,15 +30,13 @@ def shape(draw, least=1, most=4, *, empty=False):
     return tuple(sizes)
 
 
-@st.composite
-def one_tensor(draw, empty=False):
-    return (draw(shape(empty=empty)),), {}
+def one_tensor(draw):
+    return (shape(draw, empty=True),), {}
 
 
-@st.composite
 def broadcast(draw, count=2):
     """Shapes that broadcast: axes of a common shape set to 1 or left off in front."""
-    common = draw(shape(empty=True))
+    common = shape(draw, empty=True)
     found = []
     for _ in range(count):
         kept = tuple(n if draw(st.integers(0, 3)) else 1 for n in common)
@@ -45,64 +44,56 @@ def broadcast(draw, count=2):
     return tuple(found), {}
 
 
-@st.composite
 def cast(draw):
     target = draw(st.sampled_from(("fp16", "fp32", "int32", "int8", "uint8")))
     mode = "rint"
     if "int" in target:
         mode = draw(st.sampled_from(("rint", "floor", "ceil", "trunc")))
-    return (draw(shape(most=3)),), {"dtype": target, "round": mode}
+    return (shape(draw, most=3),), {"dtype": target, "round": mode}
 
 
-@st.composite
 def whole(draw, count):
-    x = draw(shape(empty=True))
+    x = shape(draw, empty=True)
     return (x,) * count, {"scale": draw(st.floats(0.01, 2)), "offset": draw(st.integers(-128, 127))}
 
 
-@st.composite
 def reduce(draw):
-    x = draw(shape())
+    x = shape(draw)
     several = st.lists(st.integers(0, len(x) - 1), min_size=1, unique=True).map(tuple)
     axis = draw(st.one_of(st.none(), st.integers(-len(x), len(x) - 1), several))
     return (x,), {"axis": axis, "keepdims": draw(st.booleans())}
 
 
-@st.composite
 def along_axis(draw):
-    x = draw(shape())
+    x = shape(draw)
     return (x,), {"axis": draw(st.integers(-len(x), len(x) - 1))}
 
 
-@st.composite
 def lrn(draw):
-    x = draw(shape(least=2))
+    x = shape(draw, least=2)
     size = draw(st.integers(1, min(7, 2 * x[1] + 1)))
     return (x,), {"size": size, "alpha": draw(st.sampled_from((1e-4, 0.5, 2.0)))}
 
 
-@st.composite
 def norm(draw, count):
-    x = draw(shape())
+    x = shape(draw)
     axis = draw(st.integers(0, len(x) - 1))
     return (x, *(x[axis:],) * count), {"axis": axis}
 
 
-@st.composite
 def batch(draw):
-    x = draw(shape(2, 4).filter(lambda x: math.prod(x) // x[1] > 1))
+    x = shape(draw, 2, 4)
+    assume(math.prod(x) > x[1])
     return (x, *((x[1],),) * 4), {}
 
 
-@st.composite
 def transpose(draw):
-    x = draw(shape())
+    x = shape(draw)
     return (x,), {"perm": tuple(draw(st.permutations(range(len(x)))))}
 
 
-@st.composite
 def reshape(draw):
-    x = draw(shape())
+    x = shape(draw)
     total, target = math.prod(x), []
     for _ in range(draw(st.integers(0, 2))):
         divisor = draw(st.sampled_from([d for d in (1, 2, 3, 5, 7, 16) if total % d == 0]))
@@ -112,79 +103,77 @@ def reshape(draw):
     return (x,), {"shape": tuple(target)}
 
 
-@st.composite
 def expand(draw):
-    common = draw(shape())
+    common = shape(draw)
     x = tuple(n if draw(st.booleans()) else 1 for n in common)
     return (x,), {"shape": common}
 
 
-@st.composite
 def concat(draw):
-    x = draw(shape(1, 3))
+    x = shape(draw, 1, 3)
     axis = draw(st.integers(-len(x), len(x) - 1))
     at = axis % len(x)
     sizes = draw(st.lists(size((1, 3, 8, 16, 17)), min_size=1, max_size=3))
     return tuple((*x[:at], n, *x[at + 1 :]) for n in sizes), {"axis": axis}
 
 
-@st.composite
 def split(draw):
-    x = draw(shape(1, 3))
+    x = shape(draw, 1, 3)
     axis = draw(st.integers(0, len(x) - 1))
     sizes = draw(st.lists(size((1, 3, 8, 16, 17)), min_size=1, max_size=3))
     return ((*x[:axis], sum(sizes), *x[axis + 1 :]),), {"sizes": tuple(sizes), "axis": axis}
 
 
-@st.composite
 def slices(draw):
-    x = draw(shape(1, 3))
+    x = shape(draw, 1, 3)
     begin = tuple(draw(st.integers(0, n - 1)) for n in x)
     end = tuple(draw(st.integers(b + 1, n)) for b, n in zip(begin, x, strict=True))
     step = tuple(draw(st.integers(1, 3)) for _ in x)
     return (x,), {"begin": begin, "end": end, "step": draw(st.sampled_from((None, step)))}
 
 
-@st.composite
 def pad(draw):
-    x = draw(shape(1, 3))
+    x = shape(draw, 1, 3)
     pads = tuple((draw(st.integers(0, 3)), draw(st.integers(0, 17))) for _ in x)
     return (x,), {"pads": pads, "value": draw(st.sampled_from((0, 1, -2)))}
 
 
-@st.composite
 def gather(draw):
-    x = draw(shape(1, 3))
+    x = shape(draw, 1, 3)
     indices = tuple(draw(st.lists(size(SMALL), min_size=1, max_size=2)))
     return (x, indices), {"axis": draw(st.integers(-len(x), len(x) - 1))}
 
 
-@st.composite
 def rows(draw):
-    x = draw(shape(1, 3))
+    x = shape(draw, 1, 3)
     count = (draw(size(SMALL)),)
     return (x, count, (*count, *x[1:])), {}
 
 
-@st.composite
 def embedding(draw):
     return ((draw(size()), draw(size())), (draw(size(SMALL)), draw(size(SMALL)))), {}
 
 
-@st.composite
 def one_hot(draw):
     dtype = draw(st.sampled_from(("fp16", "fp32", "int32")))
-    return (draw(shape(1, 2)),), {"depth": draw(size(SMALL)), "dtype": dtype}
+    return (shape(draw, 1, 2),), {"depth": draw(size(SMALL)), "dtype": dtype}
 
 
-@st.composite
-def image(draw, channels=(1, 3, 16, 17)):
-    return (draw(size((1, 2))), draw(size(channels)), draw(size(SMALL)), draw(size(SMALL)))
+def image(draw):
+    return (draw(size((1, 2))), draw(size(CHANNELS)), draw(size(SMALL)), draw(size(SMALL)))
 
 
-@st.composite
-def pool(draw, average=False, channels=(1, 3, 16, 17)):
-    x = draw(image(channels))
+def one_image(draw):
+    return (image(draw),), {}
+
+
+def statistics(draw):
+    x = image(draw)
+    return (x, x, *((1, x[1], 1, 1),) * 2), {"epsilon": 1e-3}
+
+
+def pool(draw, average=False):
+    x = image(draw)
     kernel = tuple(draw(st.integers(1, min(3, n))) for n in x[2:])
     pads = tuple(tuple(draw(st.integers(0, k - 1)) for _ in range(2)) for k in kernel)
     stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
@@ -194,7 +183,6 @@ def pool(draw, average=False, channels=(1, 3, 16, 17)):
     return (x,), attrs
 
 
-@st.composite
 def matmul(draw, batches=False):
     m, k, n = (draw(size()) for _ in range(3))
     flags = {"trans_a": draw(st.booleans()), "trans_b": draw(st.booleans())}
@@ -206,23 +194,21 @@ def matmul(draw, batches=False):
     return (a, b), flags
 
 
-@st.composite
 def gemm(draw):
-    (a, b), flags = draw(matmul())
+    (a, b), flags = matmul(draw)
     m, n = a[1 if flags["trans_a"] else 0], b[0 if flags["trans_b"] else 1]
     bias = draw(st.sampled_from(((n,), (1, n), (m, 1), (m, n), (1,))))
     return (a, b, bias), {**flags, "alpha": draw(st.sampled_from((1.0, 0.5)))}
 
 
-@st.composite
-def conv(draw, channels=(1, 3, 16, 17)):
+def conv(draw):
     groups, kind = 1, draw(st.integers(0, 3))
-    n, c, h, w = draw(image(channels))
-    k = draw(size(channels))
+    n, c, h, w = image(draw)
+    k = draw(size(CHANNELS))
     if kind == 0:
         groups = k = c
     elif kind == 1:
-        groups, c, k = 2, 2 * draw(size(channels[:2])), 2 * draw(size(channels[:2]))
+        groups, c, k = 2, 2 * draw(size((1, 3))), 2 * draw(size((1, 3)))
     r, s = (draw(st.integers(1, min(3, m))) for m in (h, w))
     dilation = draw(st.sampled_from((1, 1, 2)))
     spans = [(k0 - 1) * dilation + 1 for k0 in (r, s)]
@@ -231,37 +217,34 @@ def conv(draw, channels=(1, 3, 16, 17)):
         (draw(st.integers(0, min(2, span - 1))), max(less, draw(st.integers(0, min(2, span - 1)))))
         for span, less in zip(spans, low, strict=True)
     )
-    attrs = {"stride": draw(st.integers(1, 3)), "pad": pads, "dilation": dilation, "groups": groups}
+    stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    attrs = {"stride": stride, "pad": pads, "dilation": dilation, "groups": groups}
     bias = ((k,),) if draw(st.integers(0, 3)) == 0 else ()
     return ((n, c, h, w), (k, c // groups, r, s), *bias), attrs
 
 
-@st.composite
 def weight_gradient(draw):
-    (x, weight, *_), attrs = draw(conv())
+    (x, weight, *_), attrs = conv(draw)
     (y,) = ops.get("conv2d").infer(x, weight, **attrs)
     return (x, y), {**attrs, "kernel": weight[2:]}
 
 
-@st.composite
 def pool_gradient(draw, average=False):
-    (x,), attrs = draw(pool(average))
+    (x,), attrs = pool(draw, average)
     (y,) = ops.get("avg_pool2d" if average else "max_pool2d").infer(x, **attrs)
     return ((y,), {**attrs, "size": x[2:]}) if average else ((x, y, y), attrs)
 
 
-@st.composite
 def depthwise(draw):
     """A convolution with as many groups as channels, its weights (c, 1, r, s)."""
-    n, c, h, w = draw(image())
+    n, c, h, w = image(draw)
     r, s = (draw(st.integers(1, min(3, m))) for m in (h, w))
     attrs = {"stride": draw(st.integers(1, 2)), "pad": (r - 1, (0, s - 1))}
     return ((n, c, h, w), (c, 1, r, s)), attrs
 
 
-@st.composite
-def deconv(draw, channels=(1, 3, 16, 17)):
-    n, c, h, w = draw(image(channels))
+def deconv(draw):
+    n, c, h, w = image(draw)
     h, w = min(h, 5), min(w, 5)
     groups = c if draw(st.integers(0, 3)) == 0 else 1
     k = draw(size((1, 2, 5)))
@@ -274,7 +257,6 @@ def deconv(draw, channels=(1, 3, 16, 17)):
     return ((n, c, h, w), (c, k, r, s)), {**attrs, "output_padding": extra}
 
 
-@st.composite
 def attention(draw, name="attention"):
     lead = tuple(draw(st.lists(size((1, 2)), max_size=2)))
     s, t, d, e = (draw(size((1, 3, 16, 17, 33))) for _ in range(4))
@@ -286,62 +268,56 @@ def attention(draw, name="attention"):
     return ((*lead, s, d), (*lead, t, d), (*lead, t, e), *mask), {}
 
 
-@st.composite
 def masked(draw):
-    x = draw(shape(2, 3))
+    x = shape(draw, 2, 3)
     return (x, x[draw(st.integers(0, len(x) - 1)) :]), {}
 
 
-@st.composite
 def same(draw, count, rank=None):
-    x = draw(shape(rank or 1, rank or 3))
+    x = shape(draw, rank or 1, rank or 3)
     return (x,) * count, {}
 
 
-@st.composite
 def numbered(draw, name, choices):
-    return (draw(shape(empty=True)),), {name: draw(st.sampled_from(choices))}
+    return (shape(draw, empty=True),), {name: draw(st.sampled_from(choices))}
 
 
-BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
-    "adds": lambda: numbered("number", (1.0, 0.1, -3.7)),
-    "muls": lambda: numbered("number", (2.0, 0.1, -3.7)),
-    "leaky_relu": lambda: numbered("alpha", (0.01, 0.3, 1.5)),
-    "elu": lambda: numbered("alpha", (1.0, 0.3)),
-    "silu": lambda: numbered("turned", (False, True)),
-    "clip": lambda: numbered("high", (1.0, 0.1)),
-    "select": lambda: broadcast(3), "cast": cast,
-    "quantise": lambda: whole(1), "dequantise": lambda: whole(1),
-    "requantise": lambda: whole(1), "add_dequantised": lambda: whole(2),
+BUILDERS: dict[str, Callable[..., Case]] = {
+    "adds": lambda draw: numbered(draw, "number", (1.0, 0.1, -3.7)),
+    "muls": lambda draw: numbered(draw, "number", (2.0, 0.1, -3.7)),
+    "leaky_relu": lambda draw: numbered(draw, "alpha", (0.01, 0.3, 1.5)),
+    "elu": lambda draw: numbered(draw, "alpha", (1.0, 0.3)),
+    "silu": lambda draw: numbered(draw, "turned", (False, True)),
+    "clip": lambda draw: numbered(draw, "high", (1.0, 0.1)),
+    "select": lambda draw: broadcast(draw, 3), "cast": cast,
+    "quantise": lambda draw: whole(draw, 1), "dequantise": lambda draw: whole(draw, 1),
+    "requantise": lambda draw: whole(draw, 1), "add_dequantised": lambda draw: whole(draw, 2),
     "softmax": along_axis, "log_softmax": along_axis, "lrn": lrn,
-    "layer_norm": lambda: norm(2), "rms_norm": lambda: norm(1),
+    "layer_norm": lambda draw: norm(draw, 2), "rms_norm": lambda draw: norm(draw, 1),
     "batch_norm": batch, "batch_norm_training": batch,
-    "bn_training_reduce": lambda: image().map(lambda x: ((x,), {})),
-    "bn_training_update_grad": lambda: image().map(
-        lambda x: ((x, x, *((1, x[1], 1, 1),) * 2), {"epsilon": 1e-3})
-    ),
+    "bn_training_reduce": one_image,
+    "bn_training_update_grad": statistics,
     "transpose": transpose, "reshape": reshape, "expand": expand,
     "concat": concat, "split": split, "slice": slices, "pad": pad,
     "gather": gather, "embedding": embedding, "one_hot": one_hot,
     "scatter_update": rows, "scatter_add": rows,
-    "max_pool2d": pool, "avg_pool2d": lambda: pool(average=True),
-    "global_max_pool": lambda: image().map(lambda x: ((x,), {})),
-    "global_avg_pool": lambda: image().map(lambda x: ((x,), {})),
-    "max_pool2d_grad": pool_gradient, "avg_pool2d_grad": lambda: pool_gradient(average=True),
-    "matmul": matmul, "batch_matmul": lambda: matmul(batches=True), "gemm": gemm,
+    "max_pool2d": pool, "avg_pool2d": lambda draw: pool(draw, average=True),
+    "global_max_pool": one_image, "global_avg_pool": one_image,
+    "max_pool2d_grad": pool_gradient,
+    "avg_pool2d_grad": lambda draw: pool_gradient(draw, average=True),
+    "matmul": matmul, "batch_matmul": lambda draw: matmul(draw, batches=True), "gemm": gemm,
     "conv2d": conv, "depthwise_conv2d": depthwise, "conv_transpose2d": deconv,
     "conv2d_grad_weight": weight_gradient,
     "attention": attention, "flash_attention": attention,
-    "attention_scores": lambda: attention("attention_scores"),
-    "attention_context": lambda: attention("attention_context"),
-    "masked_softmax": masked, "cross_entropy": lambda: same(2, 2),
-    "sgd_momentum": lambda: same(3), "adam": lambda: same(4),
+    "attention_scores": lambda draw: attention(draw, "attention_scores"),
+    "attention_context": lambda draw: attention(draw, "attention_context"),
+    "masked_softmax": masked, "cross_entropy": lambda draw: same(draw, 2, 2),
+    "sgd_momentum": lambda draw: same(draw, 3), "adam": lambda draw: same(draw, 4),
     **{f"reduce_{kind}": reduce for kind in ("sum", "mean", "max", "min", "prod")},
 }  # fmt: skip
 
 
 def case_of(name: str) -> st.SearchStrategy[Case]:
     """Return the strategy of an operator: its family's, else by its number of inputs."""
-    if name in BUILDERS:
-        return BUILDERS[name]()
-    return one_tensor(empty=True) if len(ops.get(name).inputs) == 1 else broadcast()
+    usual = one_tensor if len(ops.get(name).inputs) == 1 else broadcast
+    return st.composite(BUILDERS.get(name, usual))()

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from onnx_models import model_of
 
 from ascend_lab import ops
@@ -39,8 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the commands read: the page's files, a model, a recorded step."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, "utf-8")
-    relu = helper.make_node("Relu", ["data"], ["y"], "relu")
-    onnx.save(model_of([relu], {"data": ("N", 3, 224, 224)}, ["y"]), tmp_path / "model.onnx")
+    model = model_of("relu: Relu data -> y", {"data": ("N", 3, 224, 224)}, ["y"])
+    onnx.save(model, tmp_path / "model.onnx")
     gradient = {"ph": "X", "name": "torch::autograd::AccumulateGrad", "ts": 10, "dur": 1}
     gradient["args"] = {"Input Dims": [[10, 512]], "Input type": ["float"]}
     np.save(tmp_path / "frame.npy", np.arange(24, dtype=np.uint8))

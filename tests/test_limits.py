@@ -300,7 +300,7 @@ def test_thousands_of_buffers_alive_together_are_planned():
 def test_pooling_by_a_huge_window_counts_by_axis_and_has_a_limit():
     with processor_time(2):
         counts = window_counts((1, 10**5), (1, 40_001), (1, 1), ((0, 0), (9, 0)), False)
-    assert (counts.min(), counts.max(), counts.shape) == (39_992, 40_001, (1, 1, 1, 60_009))
+    assert (counts.min(), counts.max(), counts.shape) == (39_992, 40_001, (1, 60_009))
     with pytest.raises(InputError, match="elements in all windows of at most 4,294,967,296"):
         ops.get("max_pool2d").formula(np.zeros((1, 1, 1, 2 * 10**5)), **POOL)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.backend.test import loader
+from onnx_models import INT64, model_of, node
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, UnsupportedError
@@ -252,34 +253,19 @@ def test_no_stored_model_is_wrong_or_crashes():
 
 
 # -- the interface --------------------------------------------------------------------------------
-def model_of(nodes, inputs, outputs, **more):
-    graph = helper.make_graph(nodes, "model", inputs, outputs, **more)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-
-
-def info(name, shape, kind=TensorProto.FLOAT):
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
 def test_the_backend_is_a_backend():
     assert issubclass(onnx_backend.AscendLabBackend, onnx.backend.base.Backend)
     assert onnx_backend.supports_device("CPU")
     assert not onnx_backend.supports_device("CUDA")
-    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", (3,))], [info("y", (3,))])
+    model = model_of("Relu x -> y", {"x": (3,)}, ["y"])
     assert onnx_backend.is_compatible(model)
     with pytest.raises(UnsupportedError, match="device CPU; got CUDA:1"):
         onnx_backend.prepare(model, "CUDA:1")
 
 
 def test_outputs_are_found_by_place_and_by_name_in_their_onnx_types():
-    model = model_of(
-        [
-            helper.make_node("ArgMax", ["x"], ["place"], axis=1, keepdims=0),
-            helper.make_node("Greater", ["x", "x"], ["more"]),
-        ],
-        [info("x", (2, 3))],
-        [info("place", (2,), TensorProto.INT64), info("more", (2, 3), TensorProto.BOOL)],
-    )
+    nodes = "ArgMax x -> place axis=1 keepdims=0; Greater x x -> more"
+    model = model_of(nodes, {"x": (2, 3)}, ["place", "more"])
     x = np.array([[1, 3, 2], [5, 4, 6]], np.float32)
     prepared = onnx_backend.prepare(model)
     for given in ([x], {"x": x}, (numpy_helper.from_array(x),)):
@@ -291,21 +277,16 @@ def test_outputs_are_found_by_place_and_by_name_in_their_onnx_types():
 
 def test_a_node_runs_alone():
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    node = helper.make_node("Transpose", ["x"], ["y"])
-    (y,) = onnx_backend.run_node(node, [x])
+    (y,) = onnx_backend.run_node(node("Transpose x -> y"), [x])
     np.testing.assert_array_equal(y, x.T)
-    old = helper.make_node("Squeeze", ["x"], ["y"], axes=[0])
+    old = node("Squeeze x -> y axes=[0]")
     (y,) = onnx_backend.run_node(old, [x[None]], opset_version=11)
     np.testing.assert_array_equal(y, x)
 
 
 def test_values_that_steer_shapes_are_pinned_and_the_import_is_kept(monkeypatch):
-    model = model_of(
-        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
-        [info("x", (6,)), info("shape", (2,), TensorProto.INT64)],
-        [info("y", None)],
-    )
-    imports = []
+    entries, imports = {"x": (6,), "shape": ((2,), INT64)}, []
+    model = model_of("Reshape x shape -> y", entries, ["y"])
     original = onnx_backend.import_model
     monkeypatch.setattr(
         onnx_backend, "import_model", lambda *a, **k: imports.append(1) or original(*a, **k)
@@ -319,9 +300,7 @@ def test_values_that_steer_shapes_are_pinned_and_the_import_is_kept(monkeypatch)
 
 
 def test_open_sizes_come_from_the_inputs():
-    model = model_of(
-        [helper.make_node("Softmax", ["x"], ["y"])], [info("x", ("n", 3))], [info("y", ("n", 3))]
-    )
+    model = model_of("Softmax x -> y", {"x": ("n", 3)}, ["y"])
     prepared = onnx_backend.prepare(model)
     for n in (1, 4):
         (y,) = prepared.run([np.zeros((n, 3), np.float32)])
@@ -329,12 +308,7 @@ def test_open_sizes_come_from_the_inputs():
 
 
 def test_inputs_that_do_not_fit_are_refused():
-    add = [helper.make_node("Max", ["x", "i"], ["y"])]
-    model = model_of(
-        add,
-        [info("x", (2,), TensorProto.INT64), info("i", (2,), TensorProto.INT64)],
-        [info("y", (2,), TensorProto.INT64)],
-    )
+    model = model_of("Max x i -> y", {"x": ((2,), INT64), "i": ((2,), INT64)}, ["y"])
     prepared, small = onnx_backend.prepare(model), np.zeros(2, np.int64)
     with pytest.raises(InputError, match="inputs x, i; got 1 values"):
         prepared.run([small])
@@ -349,8 +323,8 @@ def test_inputs_that_do_not_fit_are_refused():
 
 
 def test_an_unknown_operator_is_refused_when_the_model_is_prepared():
-    node = helper.make_node("NonMaxSuppression", ["x", "s"], ["y"])
-    model = model_of([node], [info("x", (1, 4, 4)), info("s", (1, 1, 4))], [info("y", None, 7)])
+    entries = {"x": (1, 4, 4), "s": (1, 1, 4)}
+    model = model_of("NonMaxSuppression x s -> y", entries, ["y"])
     assert not onnx_backend.is_compatible(model)
     with pytest.raises(UnsupportedError, match="NonMaxSuppression"):
         onnx_backend.prepare(model)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import LIGHT, model_of, one_node
+from onnx_models import LIGHT, model_of, node, one_node
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
@@ -20,13 +20,10 @@ REAL = (LIGHT / "light_squeezenet.onnx").read_bytes()
 
 def small():
     """A model with a weight, an attribute and shape arithmetic: 400 bytes to damage."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "first", pads=[1, 1, 1, 1]),
-        helper.make_node("Shape", ["a"], ["s"]),
-        helper.make_node("Slice", ["s", "zero", "two"], ["s1"]),
-        helper.make_node("Concat", ["s1", "rest"], ["s2"], axis=0),
-        helper.make_node("Reshape", ["a", "s2"], ["y"]),
-    ]
+    nodes = (
+        "first: Conv x w -> a pads=[1,1,1,1]; Shape a -> s; Slice s zero two -> s1; "
+        "Concat s1 rest -> s2 axis=0; Reshape a s2 -> y"
+    )
     weights = {"w": np.ones((2, 1, 3, 3), np.float32), "zero": np.array([0]),
                "two": np.array([2]), "rest": np.array([-1])}  # fmt: skip
     return model_of(nodes, {"x": (1, 1, 4, 4)}, ["y"], weights)
@@ -88,32 +85,26 @@ def test_wild_numbers_in_attributes_weights_and_sizes_give_a_typed_error_or_a_gr
 
 
 # -- malformed graphs -----------------------------------------------------------------------------
-def relu(read, write, name=""):
-    return helper.make_node("Relu", [read], [write], name)
-
-
 def test_a_cycle_is_named():
-    nodes = [relu("x", "a"), relu("c", "b", "one"), relu("b", "c", "two"), relu("b", "y")]
+    nodes = "Relu x -> a; one: Relu c -> b; two: Relu b -> c; Relu b -> y"
     with pytest.raises(GraphError, match=r"without cycles; got (one -> two|two -> one)"):
         import_onnx(model_of(nodes, {"x": (2,)}, ["y"]))
 
 
 def test_nodes_out_of_order_are_sorted():
-    graph = import_onnx(model_of([relu("a", "y"), relu("x", "a")], {"x": (2,)}, ["y"]))
+    graph = import_onnx(model_of("Relu a -> y; Relu x -> a", {"x": (2,)}, ["y"]))
     assert [node.output for node in graph.nodes] == ["a", "y"]
 
 
 def test_a_missing_weight_is_named():
-    node = helper.make_node("Add", ["x", "w"], ["y"], "plus")
     with pytest.raises(GraphError, match=r"node plus \(Add\): input w; got nothing writes it"):
-        import_onnx(model_of([node], {"x": (2,)}, ["y"]))
+        import_onnx(model_of("plus: Add x w -> y", {"x": (2,)}, ["y"]))
     with pytest.raises(GraphError, match="output z"):
-        import_onnx(model_of([relu("x", "y")], {"x": (2,)}, ["z"]))
+        import_onnx(model_of("Relu x -> y", {"x": (2,)}, ["z"]))
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [[relu("x", "y"), relu("x", "y")], [relu("x", "x"), relu("x", "y")], [relu("x", "w")]],
+    "nodes", ["Relu x -> y; Relu x -> y", "Relu x -> x; Relu x -> y", "Relu x -> w"]
 )
 def test_a_name_written_twice_is_named(nodes):
     with pytest.raises(GraphError, match=r"twice"):
@@ -121,7 +112,7 @@ def test_a_name_written_twice_is_named(nodes):
 
 
 def test_two_inputs_or_weights_of_one_name():
-    model = model_of([relu("x", "y")], {"x": (2,)}, ["y"])
+    model = model_of("Relu x -> y", {"x": (2,)}, ["y"])
     model.graph.input.append(model.graph.input[0])
     with pytest.raises(GraphError, match="graph input names, each once; got 'x'"):
         import_onnx(model)
@@ -129,7 +120,7 @@ def test_two_inputs_or_weights_of_one_name():
 
 def test_versions_newer_than_known_are_refused():
     with pytest.raises(UnsupportedError, match=r"opset 1 to \d+; got 99"):
-        import_onnx(model_of([relu("x", "y")], {"x": (2,)}, ["y"], opset=99))
+        import_onnx(model_of("Relu x -> y", {"x": (2,)}, ["y"], opset=99))
     model = small()
     model.ir_version = 99
     with pytest.raises(UnsupportedError, match="IR version"):
@@ -141,7 +132,7 @@ def test_versions_newer_than_known_are_refused():
 )
 def test_sizes_below_zero_or_enormous_are_refused_before_any_work(shape, error):
     with pytest.raises(error, match="input x"):
-        import_onnx(model_of([relu("x", "y")], {"x": shape}, ["y"]))
+        import_onnx(model_of("Relu x -> y", {"x": shape}, ["y"]))
     model = one_node("ConstantOfShape", {})
     model.graph.node[0].input.append("s")
     model.graph.initializer.append(numpy_helper.from_array(np.array(shape), "s"))
@@ -166,10 +157,10 @@ def test_a_weight_whose_numbers_do_not_fill_its_sizes():
 
 
 def test_a_subgraph_and_a_sequence_are_refused():
-    body = helper.make_graph([relu("x", "z")], "body", [], [onnx.ValueInfoProto(name="z")])
-    node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=body, else_branch=body)
+    body = helper.make_graph([node("Relu x -> z")], "body", [], [onnx.ValueInfoProto(name="z")])
+    choice = helper.make_node("If", ["c"], ["y"], "choice", then_branch=body, else_branch=body)
     with pytest.raises(UnsupportedError, match=r"node choice: one of .* got If"):
-        import_onnx(model_of([node], {"x": (2,), "c": ((), TensorProto.BOOL)}, ["y"]))
+        import_onnx(model_of([choice], {"x": (2,), "c": ((), TensorProto.BOOL)}, ["y"]))
 
 
 # -- external data --------------------------------------------------------------------------------
@@ -178,7 +169,7 @@ def external(tmp_path, location, offset="0", length="32"):
     tensor = TensorProto(name="w", data_type=1, dims=[8], data_location=1)
     for key, value in {"location": location, "offset": offset, "length": length}.items():
         tensor.external_data.add(key=key, value=value)
-    model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"x": (8,)}, ["y"])
+    model = model_of("Add x w -> y", {"x": (8,)}, ["y"])
     model.graph.initializer.append(tensor)
     (tmp_path / "model").mkdir(exist_ok=True)
     path = tmp_path / "model" / "model.onnx"
@@ -234,8 +225,8 @@ def test_bad_models_end_in_one_line_and_code_2(tmp_path, capsys):
     path = tmp_path / "bad.onnx"
     damaged = bytearray(REAL)
     damaged[40] ^= 255
-    cycle = model_of([relu("b", "a"), relu("a", "b")], {"x": (2,)}, ["b"])
-    huge = model_of([relu("x", "y")], {"x": (2**40, 2**40)}, ["y"])
+    cycle = model_of("Relu b -> a; Relu a -> b", {"x": (2,)}, ["b"])
+    huge = model_of("Relu x -> y", {"x": (2**40, 2**40)}, ["y"])
     for data in (b"", b"hello", REAL[:999], bytes(damaged), cycle.SerializeToString(),
                  huge.SerializeToString()):  # fmt: skip
         path.write_bytes(data)
@@ -246,7 +237,7 @@ def test_bad_models_end_in_one_line_and_code_2(tmp_path, capsys):
 
 
 def symbolic(path):
-    path.write_bytes(model_of([relu("x", "y")], {"x": ("N", 4)}, ["y"]).SerializeToString())
+    path.write_bytes(model_of("Relu x -> y", {"x": ("N", 4)}, ["y"]).SerializeToString())
     return path
 
 
@@ -267,11 +258,7 @@ def test_bad_arguments_and_arrays_end_in_one_line_and_code_2(tmp_path, capsys):
 
 
 def test_run_computes_named_outputs_in_the_models_types(tmp_path, capsys):
-    nodes = [
-        helper.make_node("Reshape", ["a/x:0", "shape"], ["wide"]),
-        helper.make_node("Greater", ["wide", "zero"], ["file"]),
-        helper.make_node("Cast", ["file"], ["count"], to=TensorProto.INT64),
-    ]
+    nodes = "Reshape a/x:0 shape -> wide; Greater wide zero -> file; Cast file -> count to=INT64"
     entries = {"a/x:0": ("N", 4), "shape": ((2,), TensorProto.INT64)}
     model = model_of(nodes, entries, ["file", "count"], {"zero": np.float32(0)})
     path, given, out = (tmp_path / name for name in ("m.onnx", "in.npz", "out.npz"))
@@ -290,10 +277,7 @@ def test_run_computes_named_outputs_in_the_models_types(tmp_path, capsys):
 def test_an_enormous_model_needs_no_memory(tmp_path):
     """2^40 elements, announced in 100 bytes, under 1.5 GB of address space."""
     resource = pytest.importorskip("resource")
-    nodes = [
-        helper.make_node("ConstantOfShape", ["s"], ["w"]),
-        helper.make_node("Add", ["x", "w"], ["y"]),
-    ]
+    nodes = "ConstantOfShape s -> w; Add x w -> y"
     model = model_of(nodes, {"x": (1,)}, ["y"], {"s": np.array([2**20, 2**20])})
     path = tmp_path / "huge.onnx"
     path.write_bytes(model.SerializeToString())

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
+from onnx_models import model_of
 
 from ascend_lab.graph import Graph, GraphBuilder, compile_graph, simulate_graph, zoo
 from ascend_lab.graph.onnx import import_onnx, save_onnx
@@ -84,13 +85,8 @@ def test_a_factor_in_an_initialiser_is_a_number_wherever_its_bytes_are(tmp_path)
     factor = numpy_helper.from_array(np.float32(0.25), "factor")
     plain = onnx.TensorProto(name="factor", data_type=1, float_data=[0.25])
     for tensor, outside in ((factor, False), (plain, False), (factor, True)):
-        x, y = (helper.make_tensor_value_info(n, 1, (2, 3)) for n in "xy")
-        node = helper.make_node("Mul", ["x", "factor"], ["y"])
-        model = helper.make_model(
-            helper.make_graph([node], "g", [x], [y], [tensor]),
-            opset_imports=[helper.make_opsetid("", 22)],
-            ir_version=10,
-        )
+        model = model_of("Mul x factor -> y", {"x": (2, 3)}, ["y"])
+        model.graph.initializer.append(tensor)
         path = tmp_path / f"{outside}.onnx"
         onnx.save(model, path, save_as_external_data=outside, location="w.bin", size_threshold=0)
         (found,) = run_passes(import_onnx(path))[0].nodes

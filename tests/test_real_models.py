@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import BOOL, INT64, model_of
+from onnx_models import BOOL, INT64, model_of, node, run_onnx
 
 from ascend_lab.aoe.bank import chip_digest
 from ascend_lab.aoe.drive import Settings
@@ -25,14 +24,6 @@ from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.graph.zoo import ZOO
 
 INT32 = TensorProto.INT32
-
-
-def theirs(model, inputs):
-    """Return what ONNX Runtime computes, by name."""
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    return dict(
-        zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True)
-    )
 
 
 # -- parts that exporters leave out ----------------------------------------------------------------
@@ -67,21 +58,19 @@ def test_scales_and_shifts_melt_into_products_with_and_without_each_part(
         own = [f"c{i}{k}" for k in range(count)]
         kind = (4,) if count == 4 else side
         weights |= {c: np.asarray(rng.uniform(0.5, 2.0, kind), np.float32) for c in own}
-        nodes.append(helper.make_node(name, [f"t{i}", *own], [f"t{i + 1}"]))
-    nodes.append(helper.make_node("Relu", [f"t{len(nodes) - 1}"], ["y"]))
+        nodes.append(node(f"{name} t{i} {' '.join(own)} -> t{i + 1}"))
+    nodes.append(node(f"Relu t{len(nodes) - 1} -> y"))
     model = model_of(nodes, {"x": shape}, ["y"], weights)
     x = rng.standard_normal(shape, np.float32)
     got = run_compiled(import_onnx(model), {"x": x}, "Toy")["y"]
-    np.testing.assert_allclose(got, theirs(model, {"x": x})["y"], rtol=0.02, atol=0.05)
+    np.testing.assert_allclose(got, run_onnx(model, {"x": x})["y"], rtol=0.02, atol=0.05)
 
 
 # -- sizes -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", ["?", "unk__12", "", "None", "unk_1", "-1", "unknown", -1, 0])
 def test_a_size_without_a_name_is_a_size_of_its_own(size):
     """Catches placeholders that are taken for one symbol, and -1 or 0 for a number."""
-    model = model_of(
-        [helper.make_node("MatMul", ["a", "b"], ["y"])], {"a": (size, 8), "b": (8, size)}, ["y"]
-    )
+    model = model_of("MatMul a b -> y", {"a": (size, 8), "b": (8, size)}, ["y"])
     assert import_onnx(model, shapes={"a": (2, 8), "b": (8, 5)}).types["y"].shape == (2, 5)
     with pytest.raises(UnsupportedError, match="input a"):
         import_onnx(model, shapes={"b": (8, 5)})
@@ -89,8 +78,7 @@ def test_a_size_without_a_name_is_a_size_of_its_own(size):
 
 @pytest.mark.parametrize("size", ["batch", "N", "seq_len"])
 def test_a_size_with_a_name_is_one_size_and_the_message_says_where(size):
-    node = helper.make_node("Add", ["a", "b"], ["y"])
-    model = model_of([node], {"a": (size, 8), "b": (8, size)}, ["y"])
+    model = model_of("Add a b -> y", {"a": (size, 8), "b": (8, size)}, ["y"])
     with pytest.raises(InputError, match=rf"{size}; got 64 \(a axis 0\) and 192 \(b axis 1\)"):
         import_onnx(model, shapes={"a": (64, 8), "b": (8, 192)})
     with pytest.raises(InputError, match=r"input a: a size of 8 at axis 1 .*got 9"):
@@ -101,7 +89,7 @@ def test_a_size_with_a_name_is_one_size_and_the_message_says_where(size):
 
 # -- batches ---------------------------------------------------------------------------------------
 def two_inputs(a, b):
-    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Relu", ["b"], ["z"])]
+    nodes = "Relu a -> y; Relu b -> z"
     return model_of(nodes, {"a": a, "b": b}, ["y", "z"])
 
 
@@ -148,18 +136,12 @@ def test_a_batch_leaves_a_sequence_alone():
 # -- operators without a kernel --------------------------------------------------------------------
 def token_model():
     """Return masks and positions as exporters write them: no kernel takes int32 as these do."""
-    nodes = [
-        helper.make_node("Not", ["keep"], ["padded"]),
-        helper.make_node("Cast", ["keep"], ["ones"], to=INT64),
-        helper.make_node("CumSum", ["ones", "one"], ["counts"]),
-        helper.make_node("Mul", ["counts", "ones"], ["places"]),
-        helper.make_node("Gather", ["table", "places"], ["rows"]),
-        helper.make_node("Unsqueeze", ["padded", "two"], ["wide"]),
-        helper.make_node("Where", ["wide", "low", "rows"], ["masked"]),
-        helper.make_node("MatMul", ["masked", "w"], ["y"]),
-        helper.make_node("Equal", ["places", "one"], ["firsts"]),
-        helper.make_node("ReduceSum", ["places"], ["total"], keepdims=0),
-    ]
+    nodes = (
+        "Not keep -> padded; Cast keep -> ones to=INT64; CumSum ones one -> counts; "
+        "Mul counts ones -> places; Gather table places -> rows; "
+        "Unsqueeze padded two -> wide; Where wide low rows -> masked; MatMul masked w -> y; "
+        "Equal places one -> firsts; ReduceSum places -> total keepdims=0"
+    )
     rng = np.random.default_rng(0)
     weights = {
         "one": np.array(1), "two": np.array([2]), "low": np.array(-1.0, np.float32),
@@ -176,7 +158,7 @@ KEEP = np.arange(14).reshape(2, 7) % 5 > 0
 def test_compiled_values_of_whole_numbers_are_those_of_the_model(chip):
     model = token_model()
     graph = import_onnx(model, shapes={"keep": (2, 7)})
-    got, want = run_compiled(graph, {"keep": KEEP}, chip), theirs(model, {"keep": KEEP})
+    got, want = run_compiled(graph, {"keep": KEEP}, chip), run_onnx(model, {"keep": KEEP})
     for name, values in evaluate(graph, {"keep": KEEP}).items():
         np.testing.assert_allclose(values, want[name], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got[name], want[name], rtol=0.01, atol=0.02)
@@ -236,7 +218,7 @@ def test_no_network_of_the_zoo_needs_the_ai_cpu(chip):
 
 
 def test_products_of_whole_numbers_read_both_factors_of_every_multiplication():
-    nodes = [helper.make_node("MatMulInteger", ["a", "b", "z"], ["y"])]
+    nodes = "MatMulInteger a b z -> y"
     shapes = {"a": ((8, 32), TensorProto.UINT8), "z": ((), TensorProto.UINT8)}
     weight = np.ones((32, 16), np.int8)
     graph = import_onnx(model_of(nodes, shapes, ["y"], {"b": weight}))
@@ -247,19 +229,14 @@ def test_products_of_whole_numbers_read_both_factors_of_every_multiplication():
 
 
 def test_floating_point_that_no_kernel_takes_is_refused_as_ever():
-    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    nodes = "Relu x -> y"
     graph = import_onnx(model_of(nodes, {"x": (4, 4)}, ["y"]))
     with pytest.raises(TypeMismatchError, match="bf16"):
         compile_graph(graph, "Ascend310", dtype="bf16")
 
 
 def test_scalars_and_empty_tensors_of_whole_numbers():
-    nodes = [
-        helper.make_node("Add", ["n", "one"], ["m"]),
-        helper.make_node("Equal", ["n", "m"], ["same"]),
-        helper.make_node("Slice", ["x", "one", "one"], ["none"]),
-        helper.make_node("Add", ["none", "none"], ["y"]),
-    ]
+    nodes = "Add n one -> m; Equal n m -> same; Slice x one one -> none; Add none none -> y"
     inputs = {"n": ((), INT64), "x": ((4,), INT32)}
     model = model_of(nodes, inputs, ["m", "same", "y"], {"one": np.array([1])})
     model.graph.initializer[0].dims[:] = [1]
@@ -272,14 +249,10 @@ def test_scalars_and_empty_tensors_of_whole_numbers():
 
 def test_shapes_are_computed_while_importing():
     """Catches folds that stop at an operator: the reshape's sizes depend on shapes only."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Gather", ["s", "pair"], ["two"]),
-        helper.make_node("ReduceProd", ["two"], ["flat"], keepdims=1),
-        helper.make_node("Neg", ["one"], ["rest"]),
-        helper.make_node("Concat", ["flat", "rest"], ["shape"], axis=0),
-        helper.make_node("Reshape", ["x", "shape"], ["y"]),
-    ]
+    nodes = (
+        "Shape x -> s; Gather s pair -> two; ReduceProd two -> flat keepdims=1; "
+        "Neg one -> rest; Concat flat rest -> shape axis=0; Reshape x shape -> y"
+    )
     weights = {"pair": np.array([0, 1]), "one": np.array([1])}
     graph = import_onnx(model_of(nodes, {"x": (2, 3, 4)}, ["y"], weights))
     assert [node.op for node in graph.nodes] == ["reshape"]

@@ -59,11 +59,9 @@ def check_pair(source: AddressMap, target: AddressMap) -> None:
     """Raise `LayoutError` unless both maps hold the same array."""
     kinds = [format_of(layout.format).kind for layout in (source, target)]
     if kinds[0] != kinds[1]:
-        raise LayoutError(
-            f"two layouts of the same axes, as {source.format} has {' '.join(source.axes)}",
-            f"{target.format} with {' '.join(target.axes)}",
-            "name the axes of the array: NCHW for images, ND for matrices",
-        )
+        needed = f"two layouts of the same axes, as {source.format} has {' '.join(source.axes)}"
+        remedy = "name the axes of the array: NCHW for images, ND for matrices"
+        raise LayoutError(needed, f"{target.format} with {' '.join(target.axes)}", remedy)
     if (source.shape, source.dtype) != (target.shape, target.dtype):
         needed = f"a target of shape {source.shape} in {source.dtype}"
         got = f"{target.shape} in {target.dtype}"
@@ -242,8 +240,6 @@ def _order(layout: AddressMap) -> list[int]:
 
 def _check_item(layout: AddressMap, array: Values) -> None:
     if array.dtype.itemsize != DTYPE_BYTES[layout.dtype]:
-        raise LayoutError(
-            f"{layout.format}: elements of {DTYPE_BYTES[layout.dtype]} bytes ({layout.dtype})",
-            f"{array.dtype.itemsize} ({array.dtype})",
-            "C0 depends on the size: cast the array or change the layout's dtype",
-        )
+        needed = f"{layout.format}: elements of {DTYPE_BYTES[layout.dtype]} bytes ({layout.dtype})"
+        remedy = "C0 depends on the size: cast the array or change the layout's dtype"
+        raise LayoutError(needed, f"{array.dtype.itemsize} ({array.dtype})", remedy)

@@ -190,9 +190,8 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = tuple(operator.index(n) for n in shape)
     except TypeError:
-        raise LayoutError(
-            f"{form.name}: a shape of whole numbers", repr(shape), "convert it"
-        ) from None
+        needed = f"{form.name}: a shape of whole numbers"
+        raise LayoutError(needed, repr(shape), "convert it") from None
     free, fixed = REST in form.axes, len([a for a in form.axes if a != REST])
     if len(sizes) < max(fixed, 1) or (not free and len(sizes) > fixed):
         exactly = "at least " if free else ""

@@ -122,7 +122,6 @@ def copy_launch(
     target_strides: Sequence[int],
     *,
     source_offset: int = 0,
-    target_offset: int = 0,
     source_elements: int | None = None,
     target_elements: int | None = None,
     name: str = "copy",
@@ -133,7 +132,7 @@ def copy_launch(
     for views of different rank or that leave their tensor, `PathError` for a wrong format.
     """
     source = View("x", tuple(source_strides), source_offset)
-    target = View("y", tuple(target_strides), target_offset)
+    target = View("y", tuple(target_strides))
     move, tensors = Move(tuple(sizes), target, source), {}
     for view, length in ((source, source_elements), (target, target_elements)):
         fits = len(view.strides) == len(sizes)

@@ -30,32 +30,21 @@ def _activation(
     compute: Callable[..., Any],
     slope: Callable[[Site], Any],
     *,
-    wide: bool = True,
     reach: float = 6.0,
     short: float = 0.0,
-    **attrs: Any,
+    **more: Any,
 ) -> None:
     """Register y = formula(x); exp and divisions round, differences of near numbers lose digits.
 
     With `short` fp16 is not lifted: four roundings, and results up to `short` may be lost where
     e^-x overflows.
     """
-    tolerances = rounded(fp32_ulps=16, atol=2.0**-20)
+    tolerances = dict(rounded(fp32_ulps=16, atol=2.0**-20))
     if short:
-        own = Tolerance(4.0, short, "four fp16 instructions round once each")
-        tolerances = {**tolerances, "fp16": own}
-    unary(
-        name,
-        summary,
-        formula,
-        compute,
-        slope,
-        wide=wide,
-        domain=Domain(-reach, reach),
-        tolerances=tolerances,
-        lift=("bf16",) if short else NARROW,
-        **attrs,
-    )
+        tolerances["fp16"] = Tolerance(4.0, short, "four fp16 instructions round once each")
+    usual = {"wide": True, "domains": {"x": Domain(-reach, reach)}, "tolerances": tolerances}
+    lift = ("bf16",) if short else NARROW
+    unary(name, summary, formula, compute, slope, lift=lift, **{**usual, **more})
 
 
 def sigmoid_values(x: Values) -> Values:
@@ -154,13 +143,13 @@ _activation("gelu", "x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form
             _gelu, _gelu_slope, traits=(*LANES, "busy"))
 _activation("silu", "x sigmoid(x), also called swish; turned: x sigmoid(-x)",
             lambda x, *, turned: x * sigmoid_values(-x if turned else x), _silu, _silu_slope,
-            traits=(*LANES, "busy"), short=2.0**-12, turned=False)
+            traits=(*LANES, "busy"), short=2.0**-12, attrs={"turned": False})
 _activation("softplus", "ln(1 + e^x)",
             lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), _softplus,
             lambda s: s.net.mul(s.g, s.net.sigmoid(s.x())))
 _activation("elu", "x where x > 0, else alpha (e^x - 1)",
             lambda x, *, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-            _elu, _elu_slope, alpha=1.0)
+            _elu, _elu_slope, attrs={"alpha": 1.0})
 _activation("hard_sigmoid", "x / 6 + 1/2 limited to [0, 1]",
             lambda x: np.clip(x / 6 + 0.5, 0, 1), _hard_sigmoid,
             lambda s: s.net.where(inside(s, s.y(), 0.0, 1.0), s.net.muls(s.g, number=1.0 / 6.0)),

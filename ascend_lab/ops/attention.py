@@ -34,14 +34,13 @@ LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
 
 def _scale(scale: float | None, width: int) -> float:
     """Return the given scale, by default 1 / sqrt(d)."""
-    return 1.0 / math.sqrt(width) if scale is None else float(scale)
+    return default_scale(width) if scale is None else float(scale)
 
 
 def _check_pair(where: str, a: Shape, b: Shape) -> None:
     if len(a) != len(b) or len(a) < 2:
-        raise ShapeError(
-            f"{where} with equal numbers of axes, at least 2", f"{a} and {b}", "reshape"
-        )
+        needed = f"{where} with equal numbers of axes, at least 2"
+        raise ShapeError(needed, f"{a} and {b}", "reshape")
 
 
 def _site_scale(s: Site) -> float:
@@ -54,9 +53,9 @@ def _scores_shape(q: Shape, k: Shape, *, scale: float | None) -> Shape:
     return product_shape(q, k, False, True)
 
 
-def _scores(q: te.Tensor, k: te.Tensor, *, scale: float | None) -> te.Tensor:
-    total = batched(q, k, False, True, "fp32")
-    return narrow(te.vmuls(total, _scale(scale, q.shape[-1])), q.dtype)
+def _scores(q: te.Tensor, k: te.Tensor, scale: float | None) -> te.Tensor:
+    """Return scale q k^T in fp32."""
+    return te.vmuls(batched(q, k, False, True, "fp32"), _scale(scale, q.shape[-1]))
 
 
 def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
@@ -65,12 +64,12 @@ def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
 
 
 define(
-    "attention_scores", ("q", "k"), _scores_values, _scores,
+    "attention_scores", ("q", "k"), _scores_values,
+    lambda q, k, *, scale: narrow(_scores(q, k, scale), q.dtype),
     "scale * q k^T, scale 1 / sqrt(d) unless given", outputs=("scores",),
-    attrs={"scale": None}, ranges={"scale": FINITE},
-    shape_rule=_scores_shape, types=TYPES,
-    slicing=lambda shapes, *, scale: SliceRules(
-        "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
+    attrs={"scale": None}, ranges={"scale": FINITE}, shape_rule=_scores_shape, types=TYPES,
+    slicing=lambda shapes, *, scale: replace(
+        matmul_rules(shapes[0], shapes[1], False, True), reductions=()
     ),
     backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
     tolerances=SUMS,
@@ -88,11 +87,6 @@ def _masked_shape(x: Shape, mask: Shape) -> Shape:
     return x
 
 
-def _masked_slices(shapes: tuple[Shape, ...]) -> SliceRules:
-    last = len(shapes[0]) - 1
-    return elementwise_rules(shapes, shapes[0], whole={last: "softmax needs the whole axis"})
-
-
 def _masked_slopes(s: Site) -> Grads:
     slope = softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
     return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
@@ -103,10 +97,11 @@ define(
     lambda scores, mask: softmax_values(scores + mask, axis=-1),
     in_fp32(lambda scores, mask: softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
     "softmax of scores + mask along the last axis",
-    shape_rule=_masked_shape, slicing=_masked_slices,
+    shape_rule=_masked_shape, slicing=lambda shapes: elementwise_rules(
+        shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
+    ),
     backward=_masked_slopes, wide=True,
-    traits=("reduction",),
-    tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    traits=("reduction",), tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=(
         Example(((1, 1), (1, 1))), Example(((2, 3, 17), (3, 17))),
         Example(((2, 1, 5, 33), (2, 1, 1, 33))),
@@ -152,7 +147,7 @@ def _attention(
     q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, scale: float | None
 ) -> te.Tensor:
     """Scores and softmax in fp32; probabilities are rounded to the cube's input format."""
-    scores = te.vmuls(batched(q, k, False, True, "fp32"), _scale(scale, q.shape[-1]))
+    scores = _scores(q, k, scale)
     if mask:
         scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
     return batched(narrow(softmax(scores, axis=-1), q.dtype), v, False, False, None)
@@ -194,8 +189,7 @@ define(
     lambda q, k, v, *mask, scale: _weights(q, k, mask, scale) @ v, _attention,
     "softmax(scale q k^T + mask) v", outputs=("context",),
     attrs={"scale": None}, ranges={"scale": FINITE}, optional=1,
-    shape_rule=_attention_shape, types=TYPES, slicing=_attention_slices,
-    backward=_attention_slopes,
+    shape_rule=_attention_shape, types=TYPES, slicing=_attention_slices, backward=_attention_slopes,
     tolerances=LOOSE,
     examples=(
         Example(((1, 1), (1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
@@ -213,7 +207,6 @@ DTYPE = "fp16"
 def flash_shape(call: Call) -> FlashShape:
     """Return a call as the kernel's description: batch axes joined into one."""
     q, k, v = call.shapes[:3]
-    scale = call.attrs["scale"]
     kind, shared = "", [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
@@ -221,7 +214,7 @@ def flash_shape(call: Call) -> FlashShape:
         shared += ["mask"] * _single(mask)
     return FlashShape(
         math.prod(call.outputs[0][:-2]), q[-2], k[-2], q[-1], v[-1],
-        default_scale(q[-1]) if scale is None else float(scale), kind, tuple(shared),
+        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared),
     )  # fmt: skip
 
 
@@ -248,18 +241,15 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
 
     `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
     """
-    coupled = chip.combined
-    return as_kernel(
-        flash_launch(shape, chip, tiling) if coupled else flash_pipeline_launch(shape, chip)
-    )
+    if chip.combined:
+        return as_kernel(flash_launch(shape, chip, tiling))
+    return as_kernel(flash_pipeline_launch(shape, chip))
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     batch = call.outputs[0][:-2]
-    feed = {
-        name: _fractals(_whole(x, batch, x.shape[-2:]))
-        for name, x in zip("qkv", arrays, strict=False)
-    }
+    pairs = zip("qkv", arrays, strict=False)
+    feed = {name: _fractals(_whole(x, batch, x.shape[-2:])) for name, x in pairs}
     if len(arrays) > 3:
         shape = flash_shape(call)
         rows = 1 if shape.mask == "rows" else shape.rows

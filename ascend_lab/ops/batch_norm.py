@@ -4,7 +4,6 @@ The activations may be narrow; statistics, scale and bias are fp32, as the hardw
 keep them.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +27,13 @@ _SHAPES = ((1, 1), (2, 16, 3, 5), (3, 7, 1, 1), (5, 33), (2, 17, 4, 4))
 EXAMPLES = tuple(Example((x, *((x[1],),) * 4)) for x in _SHAPES)
 
 
-def _check(x: Shape, *parameters: Shape) -> None:
+def _checked(x: Shape, *parameters: Shape) -> tuple[Shape, ...]:
     if len(x) < 2:
         raise ShapeError("x with a channel axis 1", str(x), "add a batch axis")
     for name, shape in zip(PARAMETERS, parameters, strict=True):
         if shape != (x[1],):
             raise ShapeError(f"{name} of shape ({x[1]},) for x {x}", str(shape), "one per channel")
+    return x, *parameters
 
 
 def _column(values: Values, rank: int) -> Values:
@@ -56,11 +56,6 @@ def _scaled(
 
 
 # -- inference ------------------------------------------------------------------------------------
-def _inference_shape(*shapes: Shape, epsilon: float) -> Shape:
-    _check(*shapes)
-    return shapes[0]
-
-
 def _inference(x: te.Tensor, *parameters: te.Tensor, epsilon: float) -> te.Tensor:
     scale, bias, mean, variance = parameters
     rate = te.vrsqrt(te.vadds(variance, epsilon))
@@ -77,26 +72,24 @@ _CHANNELS = (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
 
 
 def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRules:
-    sources = [every_input(i) for i in range(len(shapes[0]))]
-    sources[1] = _CHANNELS
-    return axis_rules("ElemwiseBroadcast", sources)
+    rest = map(every_input, range(2, len(shapes[0])))
+    return axis_rules("ElemwiseBroadcast", [every_input(0), _CHANNELS, *rest])
 
 
 # -- training -------------------------------------------------------------------------------------
-def _training_shape(*shapes: Shape, epsilon: float, momentum: float) -> tuple[Shape, ...]:
-    _check(*shapes)
-    return shapes[0], shapes[3], shapes[4]
+def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    """Return the mean of each channel, x without it, and the biased variance."""
+    axes, share = _others(x.shape), x.shape[1] / elements(x.shape)
+    mean = te.vmuls(te.reduce_sum(x, axes), share)
+    centred = te.vsub(x, along(mean, 1, x.shape))
+    return mean, centred, te.vmuls(te.reduce_sum(te.vmul(centred, centred), axes), share)
 
 
 def _training(
     x: te.Tensor, *parameters: te.Tensor, epsilon: float, momentum: float
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     scale, bias, mean, variance = parameters
-    values, axes = wide(x), _others(x.shape)
-    count = math.prod(x.shape[a] for a in axes)
-    now = te.vmuls(te.reduce_sum(values, axes), 1.0 / count)
-    centred = te.vsub(values, along(now, 1, x.shape))
-    spread = te.vmuls(te.reduce_sum(te.vmul(centred, centred), axes), 1.0 / count)
+    now, centred, spread = _moments(wide(x))
     slope = te.vmul(scale, te.vrsqrt(te.vadds(spread, epsilon)))
     y = te.vadd(te.vmul(centred, along(slope, 1, x.shape)), along(bias, 1, x.shape))
 
@@ -187,9 +180,8 @@ define(
     "batch_norm", ("x", *PARAMETERS), _inference_values, _inference,
     "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
     attrs={"epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=_inference_shape, types=TypeRule(fixed=FIXED), slicing=_inference_slices,
-    backward=_inference_slopes, wide=True,
-    weights=(1, 2),
+    shape_rule=lambda *shapes, epsilon: _checked(*shapes)[0], types=TypeRule(fixed=FIXED),
+    slicing=_inference_slices, backward=_inference_slopes, wide=True, weights=(1, 2),
     domains=_POSITIVE, tolerances=_LOOSE,
     examples=EXAMPLES,
 )  # fmt: skip
@@ -199,11 +191,9 @@ define(
     "momentum * old + (1 - momentum) * batch",
     outputs=("y", "running_mean", "running_variance"),
     attrs={"epsilon": 1e-5, "momentum": 0.9}, ranges=EPSILON,
-    shape_rule=_training_shape,
+    shape_rule=lambda *shapes, **attrs: tuple(_checked(*shapes)[i] for i in (0, 3, 4)),
     types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
-    slicing=_training_slices,
-    backward=_training_slopes, wide=True,
-    weights=(1, 2),
+    slicing=_training_slices, backward=_training_slopes, wide=True, weights=(1, 2),
     domains=_POSITIVE, tolerances=_LOOSE,
     # one value per channel has variance 0, and y hangs on rounding alone
     examples=EXAMPLES[1:],
@@ -211,8 +201,7 @@ define(
 
 
 # -- the sums behind a batch norm that is trained --------------------------------------------------
-# With m = n h w elements in a channel, r = 1 / sqrt(variance + epsilon), and sums over n, h and
-# w:
+# With m = n h w elements in a channel, r = 1 / sqrt(variance + epsilon), sums over n, h and w:
 #     bn_training_reduce(x):                              mean = sum(x) / m, variance (biased)
 #     bn_training_update_grad(grad, x, mean, variance):   dscale = sum(grad (x - mean)) r,
 #                                                         dbias = sum(grad)
@@ -220,40 +209,22 @@ define(
 # beside the image in any layout. Source: CANN operator list, BNTrainingReduce and
 # BNTrainingUpdateGrad.
 PIXELS = (0, 2, 3)
-LANES = 16
 
 
 def _channels(x: Shape) -> Shape:
     return (1, x[1], 1, 1)
 
 
-def _sums(x: te.Tensor) -> te.Tensor:
-    return te.reduce_sum(x, PIXELS)
-
-
-def _kept(x: te.Tensor, shape: Shape) -> te.Tensor:
-    return te.reshape(x, _channels(shape))
-
-
-# -- statistics -----------------------------------------------------------------------------------
 def _reduce_shape(x: Shape) -> tuple[Shape, ...]:
     check_rank("x (n, c, h, w)", x, 4)
     return (_channels(x),) * 2
 
 
 def _reduce(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-    values, share = wide(x), x.shape[1] / np.prod(x.shape)
-    mean = te.vmuls(_sums(values), float(share))
-    centred = te.vsub(values, along(mean, 1, x.shape))
-    variance = te.vmuls(_sums(te.vmul(centred, centred)), float(share))
-    return _kept(mean, x.shape), _kept(variance, x.shape)
+    mean, _, variance = _moments(wide(x))
+    return te.reshape(mean, _channels(x.shape)), te.reshape(variance, _channels(x.shape))
 
 
-def _reduce_values(x: Values) -> tuple[Values, Values]:
-    return x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)
-
-
-# -- gradients ------------------------------------------------------------------------------------
 def _grad_shape(
     grad: Shape, x: Shape, mean: Shape, variance: Shape, *, epsilon: float
 ) -> tuple[Shape, ...]:
@@ -268,11 +239,11 @@ def _grad_shape(
 def _grad(
     grad: te.Tensor, x: te.Tensor, mean: te.Tensor, variance: te.Tensor, *, epsilon: float
 ) -> tuple[te.Tensor, te.Tensor]:
-    slope = wide(grad)
+    slope, kept = wide(grad), _channels(x.shape)
     centred = te.vsub(wide(x), te.broadcast(mean, x.shape))
-    moment = _kept(_sums(te.vmul(slope, centred)), x.shape)
+    moment = te.reshape(te.reduce_sum(te.vmul(slope, centred), PIXELS), kept)
     rate = te.vrsqrt(te.vadds(variance, epsilon))
-    return te.vmul(moment, rate), _kept(_sums(slope), x.shape)
+    return te.vmul(moment, rate), te.reshape(te.reduce_sum(slope, PIXELS), kept)
 
 
 def _grad_values(
@@ -282,48 +253,42 @@ def _grad_values(
     return moment / np.sqrt(variance + epsilon), grad.sum(axis=PIXELS, keepdims=True)
 
 
-# -- kernel ---------------------------------------------------------------------------------------
-def _applies(call: Call, chip: Chip) -> bool:
-    return DTYPE_BYTES[call.dtypes[0]] == 2
-
-
 def _kernel(call: Call, chip: Chip) -> Kernel:
     n, c, h, w = call.shapes[0]
     job = ChannelSums(n, c, h, w, call.dtypes[0], call.attrs.get("epsilon"))
     return channel_sums_kernel(job, chip)
 
 
+def _template(*names: str) -> Template:
+    def applies(call: Call, chip: Chip) -> bool:
+        return DTYPE_BYTES[call.dtypes[0]] == 2
+
+    return Template(_kernel, names, "NC1HWC0:16", "NC1HWC0:16", applies=applies)
+
+
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     why = "sums over every image and pixel"
-    return axis_rules(
-        "Reduce", [why, every_input(1, len(shapes)), why, why], kind="reduce", outputs=2
-    )
+    sources: list[Any] = [why, every_input(1, len(shapes)), why, why]
+    return axis_rules("Reduce", sources, kind="reduce", outputs=2)
 
 
-# -- registration ---------------------------------------------------------------------------------
 _IMAGES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
 _STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
 define(
-    "bn_training_reduce", ("x",), _reduce_values, _reduce,
+    "bn_training_reduce", ("x",),
+    lambda x: (x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)), _reduce,
     "mean and biased variance of each channel over images and pixels", outputs=("mean", "variance"),
     shape_rule=_reduce_shape, types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
-    slicing=_slices,
-    template=Template(_kernel, ("x",), "NC1HWC0:16", "NC1HWC0:16", applies=_applies),
-    traits=("channel sums",),
+    slicing=_slices, template=_template("x"), traits=("channel sums",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=tuple(Example((x,)) for x in _IMAGES),
 )  # fmt: skip
 define(
     "bn_training_update_grad", ("grad", "x", "mean", "variance"), _grad_values, _grad,
     "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
-    outputs=("dscale", "dbias"),
-    attrs={"epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=_grad_shape,
+    outputs=("dscale", "dbias"), attrs={"epsilon": 1e-5}, ranges=EPSILON, shape_rule=_grad_shape,
     types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")), slicing=_slices,
-    template=Template(
-        _kernel, ("grad", "x", "mean", "variance"), "NC1HWC0:16", "NC1HWC0:16", applies=_applies
-    ),
-    traits=("channel sums",),
+    template=_template("grad", "x", "mean", "variance"), traits=("channel sums",),
     domains={"variance": Domain(0.5, 2.0)}, tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
     examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
 )  # fmt: skip

@@ -49,9 +49,8 @@ def _shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
     check_groups(x[1], grad[1], groups)
     out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
     if grad != out:
-        raise ShapeError(
-            f"a gradient of shape {out}: what conv2d makes of x {x}", str(grad), "check kernel, pad"
-        )
+        needed = f"a gradient of shape {out}: what conv2d makes of x {x}"
+        raise ShapeError(needed, str(grad), "check kernel, pad")
     return (grad[1], x[1] // groups, *size)
 
 
@@ -88,15 +87,20 @@ def _expression(
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
     image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
     slope = te.reshape(wide(grad), (n, groups, k // groups, oh, ow))
-    b, i, j = (te.reduce_axis(m, name) for m, name in ((n, "b"), (oh, "i"), (ow, "j")))
+    b, i, j = pixels = _reduced(n, oh, ow)
 
     def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
         row, column = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
-        return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], (b, i, j))
+        return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
     out = cube_result(x.dtype, attrs)
     return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
+
+
+def _reduced(n: int, oh: int, ow: int) -> tuple[Any, Any, Any]:
+    """Return the axes that are summed over: images, rows and columns of the gradient."""
+    return te.reduce_axis(n, "b"), te.reduce_axis(oh, "i"), te.reduce_axis(ow, "j")
 
 
 def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te.Tensor:
@@ -109,19 +113,16 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
     step, pads, spread = geometry(**attrs)
     (r, s), (n, k1, oh, ow, lanes) = pair("kernel", attrs["kernel"]), grad.shape
     slope, image = wide(grad), wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
-    b, i, j = (te.reduce_axis(m, name) for m, name in ((n, "b"), (oh, "i"), (ow, "j")))
+    b, i, j = pixels = _reduced(n, oh, ow)
 
     def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
         place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
-        return te.sum(slope[b, f, i, j, row] * image[b, c, *place, lane], (b, i, j))
-
-    def apart(c: Any, lane: Any, p: Any, q: Any) -> Any:
-        place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
-        return te.sum(slope[b, c, i, j, lane] * image[b, c, *place, lane], (b, i, j))
+        return te.sum(slope[b, f, i, j, row] * image[b, c, *place, lane], pixels)
 
     if groups == 1:
         return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
-    each = te.reshape(te.compute((k1, lanes, r, s), apart), (k1 * lanes, r, s))
+    own = te.compute((k1, lanes, r, s), lambda c, lane, p, q: formula(c, p, q, c, lane, lane))
+    each = te.reshape(own, (k1 * lanes, r, s))
     return narrow(te.slice(each, (0, 0, 0), (groups, r, s)), out_dtype)
 
 
@@ -209,8 +210,7 @@ _EXAMPLES = (
 define(
     "conv2d_grad_weight", ("x", "grad"), _values, _expression,
     "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
-    outputs=("dw",),
-    attrs=_ATTRS,
+    outputs=("dw",), attrs=_ATTRS,
     shape_rule=_shape, types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
     slicing=_slices,
     template=Template(

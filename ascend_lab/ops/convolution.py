@@ -15,6 +15,7 @@ from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.expressions import (
     Pair,
     along,
@@ -26,24 +27,13 @@ from ascend_lab.ops.expressions import (
     window_rule,
     windows,
 )
-from ascend_lab.ops.formats import (
-    CUBE_INPUTS,
-    Pairs,
-    Shape,
-    TypeRule,
-    Values,
-    check_rank,
-    is_whole,
-    pad_pairs,
-    pair,
-    rounded,
-)
+from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, Template, define
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
+CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
 COLUMN_BYTES = 2**26
@@ -53,7 +43,11 @@ ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair, Pairs, Pair]:
     """Return stride, padding and dilation of all attributes as pairs."""
-    return pair("stride", stride), pad_pairs("conv", pad), pair("dilation", dilation)
+    return (
+        forms.pair("stride", stride),
+        forms.pad_pairs("conv", pad),
+        forms.pair("dilation", dilation),
+    )
 
 
 def _groups(x: Shape, attrs: Mapping[str, Any]) -> int:
@@ -64,12 +58,10 @@ def _groups(x: Shape, attrs: Mapping[str, Any]) -> int:
 
 def check_groups(channels: int, features: int, groups: Any) -> None:
     """Raise `ShapeError` unless the groups divide input and output channels."""
-    if not is_whole(groups) or groups < 1 or channels % groups or features % groups:
-        raise ShapeError(
-            f"groups that divide {channels} input and {features} output channels",
-            repr(groups),
-            "use 1, or the number of channels for a depthwise convolution",
-        )
+    if not forms.is_whole(groups) or groups < 1 or channels % groups or features % groups:
+        needed = f"groups that divide {channels} input and {features} output channels"
+        remedy = "use 1, or the number of channels for a depthwise convolution"
+        raise ShapeError(needed, repr(groups), remedy)
 
 
 def check_bias(bias: tuple[Shape, ...], features: int) -> None:
@@ -79,8 +71,8 @@ def check_bias(bias: tuple[Shape, ...], features: int) -> None:
 
 
 def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
-    check_rank("x (n, c, h, w)", x, 4)
-    check_rank("weight (k, c / groups, r, s)", weight, 4)
+    forms.check_rank("x (n, c, h, w)", x, 4)
+    forms.check_rank("weight (k, c / groups, r, s)", weight, 4)
     groups = attrs["groups"]
     check_groups(x[1], weight[0], groups)
     if weight[1] * groups != x[1]:
@@ -183,20 +175,24 @@ def conv_slopes(s: Site) -> Grads:
 
 
 # -- tensor expression and slices -----------------------------------------------------------------
-def plus_bias(y: te.Tensor, bias: te.Tensor, dtype: str) -> te.Tensor:
-    """Return y + bias per channel, added in y's wide format and rounded once."""
-    wide = narrow(bias, y.dtype)
-    return narrow(te.vadd(y, along(wide, 1, y.shape)), dtype)
+def convolved(
+    x: te.Tensor, weight: te.Tensor, bias: tuple[te.Tensor, ...], out: str, **window: Any
+) -> te.Tensor:
+    """Return the convolution in format `out`; a bias is added to wide sums and rounded once."""
+    sums = out if not bias or out == "int32" else "fp32"
+    y = te.conv2d(x, weight, out_dtype=sums, **window)
+    if not bias:
+        return y
+    return narrow(te.vadd(y, along(narrow(bias[0], y.dtype), 1, y.shape)), out)
 
 
 def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
     step, pads, spread = geometry(**attrs)
     if attrs.get("pad_value", 0):
         raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
-    out = cube_result(x.dtype, attrs)
-    sums = out if not bias or out == "int32" else "fp32"
-    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, _groups(x.shape, attrs), sums)
-    return plus_bias(y, bias[0], out) if bias else y
+    window = {"stride": step, "pad": (*pads[0], *pads[1]), "dilation": spread}
+    out, groups = cube_result(x.dtype, attrs), _groups(x.shape, attrs)
+    return convolved(x, weight, bias, out, groups=groups, **window)
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
@@ -235,41 +231,36 @@ def conv_shape(call: Call) -> ConvShape:
 
 
 # -- a bias: sums stay wide in memory, (n, k1, pixels, 16), a vector phase adds and rounds once --
-Feed = Callable[[Call, Sequence[Values]], dict[str, Values]]
-Fetch = Callable[[Call, Mapping[str, Values]], tuple[Values, ...]]
-Build = Callable[[Call, Chip], Any]
-
-
-def with_bias(build: Build, feed: Feed, fetch: Fetch) -> Template:
-    """Return a template of a convolution, to which a third input adds a bias."""
+def conv_template(
+    describe: Callable[[Call], Any],
+    launch: Callable[[Any, Chip], Any],
+    pack: Callable[..., dict[str, Values]],
+    unpack: Callable[[Any, Mapping[str, Values]], Values],
+) -> Template:
+    """Return a template of a convolution as the kernels describe it; a third input adds a bias."""
 
     def kernel(call: Call, chip: Chip) -> Kernel:
         if len(call.shapes) == 2:
-            return as_kernel(build(call, chip))
+            return as_kernel(launch(describe(call), chip))
         main = call.dtypes[0]
-        wide = as_kernel(build(_without_bias(call, ACCUMULATOR[main]), chip))
+        without = replace(call, attrs={**call.attrs, "out_dtype": ACCUMULATOR[main]})
+        wide = as_kernel(launch(describe(without), chip))
         phases = tuple(renamed(phase, {"y": "sums"}) for phase in wide.phases)
         pixels = next(t.elements for t in wide.tensors if t.name == "y")
         added = _bias_kernel(call, chip, pixels, cube_result(main, call.attrs))
         return Kernel(f"{wide.name}_bias", (*phases, *added.phases))
 
     def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-        packed = feed(_without_bias(call), arrays[:2])
+        packed = pack(describe(call), *arrays[:2])
         if len(arrays) > 2:
             channels = call.outputs[0][1]
             packed["bias"] = np.zeros((-(-channels // FRACTAL), FRACTAL), arrays[2].dtype)
             packed["bias"].reshape(-1)[:channels] = arrays[2]
         return packed
 
-    def outputs(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
-        return fetch(_without_bias(call), memory)
-
-    return Template(kernel, feed=tensors, fetch=outputs)
-
-
-def _without_bias(call: Call, out_dtype: str | None = None) -> Call:
-    attrs = {**call.attrs, "out_dtype": out_dtype} if out_dtype else call.attrs
-    return replace(call, shapes=call.shapes[:2], dtypes=call.dtypes[:2], attrs=attrs)
+    return Template(
+        kernel, feed=tensors, fetch=lambda call, memory: (unpack(describe(call), memory),)
+    )
 
 
 def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> Kernel:
@@ -298,15 +289,9 @@ define(
     "conv2d", ("x", "weight", "bias"), _values, _expression,
     "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
     attrs={**ATTRS, "pad_value": 0}, optional=1,
-    shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
-    backward=conv_slopes,
-    template=with_bias(
-        lambda call, chip: conv_launch(conv_shape(call), chip),
-        lambda call, arrays: pack_conv(conv_shape(call), arrays[0], arrays[1]),
-        lambda call, memory: (unpack_conv(conv_shape(call), memory),),
-    ),
-    traits=("convolution",), weights=(1, 2),
-    tolerances=SUMS,
+    shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=conv_slopes,
+    template=conv_template(conv_shape, conv_launch, pack_conv, unpack_conv),
+    traits=("convolution",), weights=(1, 2), tolerances=SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
 
@@ -315,11 +300,10 @@ define(
 # The cube would multiply mostly zeros. The vector unit multiplies and adds tap by tap in fp16: it
 # rounds twice a tap, and is faster and less exact than conv2d with as many groups as channels.
 def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
-    check_rank("x (n, c, h, w)", x, 4)
+    forms.check_rank("x (n, c, h, w)", x, 4)
     if weight[:2] != (x[1], 1):
-        raise ShapeError(
-            f"weights ({x[1]}, 1, r, s) for the {x[1]} channels of x {x}", str(weight), "reshape it"
-        )
+        needed = f"weights ({x[1]}, 1, r, s) for the {x[1]} channels of x {x}"
+        raise ShapeError(needed, str(weight), "reshape it")
     return _shape(x, weight, groups=x[1], **attrs)
 
 
@@ -327,13 +311,8 @@ define(
     "depthwise_conv2d", ("x", "weight"), _values, _expression,
     "each channel convolved with its own kernel, on the vector unit in fp16",
     attrs={"stride": 1, "pad": 0, "dilation": 1},
-    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_slices,
-    backward=conv_slopes,
-    template=Template(
-        lambda call, chip: depthwise_launch(conv_shape(call), chip),
-        feed=lambda call, arrays: pack_depthwise(conv_shape(call), arrays[0], arrays[1]),
-        fetch=lambda call, memory: (unpack_conv(conv_shape(call), memory),),
-    ),
+    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_slices, backward=conv_slopes,
+    template=conv_template(conv_shape, depthwise_launch, pack_depthwise, unpack_conv),
     traits=("convolution",), weights=(1,),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),

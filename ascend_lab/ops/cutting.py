@@ -1,6 +1,6 @@
 """Operators that cut and join tensors: slice, pad, concat, split."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.rearrange import concat_launch, pad_launch, slice_launch, split_launch
 from ascend_lab.limits import shown
-from ascend_lab.ops.formats import NOT_NAN, Shape, TypeRule, axis_of, exact, is_whole
+from ascend_lab.ops.formats import NOT_NAN, Shape, TypeRule, axis_of, exact, is_whole, span
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
@@ -43,9 +43,8 @@ def _steps(x: Shape, begin: Any, end: Any, step: Any) -> list[tuple[int, int, in
     for size, b, e, s in zip(x, begin, end, steps, strict=True):
         low, high, _ = slice(b, e).indices(size)
         if low >= high:
-            raise ShapeError(
-                f"begin before end within 0 .. {size}", f"{b} .. {e}", "mend the bounds"
-            )
+            needed = f"begin before end within 0 .. {size}"
+            raise ShapeError(needed, f"{b} .. {e}", "mend the bounds")
         out.append((low, -(-(high - low) // s), s))
     return out
 
@@ -60,9 +59,9 @@ def _slice(x: te.Tensor, **attrs: Any) -> te.Tensor:
 
 
 def _slice_kernel(call: Call, chip: Chip) -> Launch:
-    x, parts = call.shapes[0], _taken(call.shapes[0], **call.attrs)
-    begin, end, step = ([getattr(p, key) for p in parts] for key in ("start", "stop", "step"))
-    return slice_launch(chip, x, begin, end, call.dtypes[0], step=step)
+    parts = _taken(call.shapes[0], **call.attrs)
+    begin, end, step = zip(*((p.start, p.stop, p.step) for p in parts), strict=True)
+    return slice_launch(chip, call.shapes[0], begin, end, call.dtypes[0], step=step)
 
 
 def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
@@ -102,10 +101,8 @@ define(
     "x[begin:end:step] on every axis; negative bounds count from the end",
     attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
     shape_rule=lambda x, **attrs: tuple(n for _, n, _ in _steps(x, **attrs)), types=TypeRule(ANY),
-    slicing=_slice_slices,
-    backward=_slice_slope,
-    template=Template(_slice_kernel), traits=("moves",),
-    tolerances=_EXACT,
+    slicing=_slice_slices, backward=_slice_slope,
+    template=Template(_slice_kernel), traits=("moves",), tolerances=_EXACT,
     examples=(
         Example(((1,),), {"begin": (0,), "end": (1,)}),
         Example(((33,),), {"begin": (1,), "end": (-1,)}),
@@ -150,8 +147,7 @@ define(
     lambda x, *, pads, value: te.pad(x, pads, value),
     "x with (before, after) elements of one value added along each axis",
     attrs={"pads": REQUIRED, "value": 0}, ranges={"value": NOT_NAN},
-    shape_rule=_padded, types=TypeRule(ANY), slicing=_pad_slices,
-    backward=_pad_slope,
+    shape_rule=_padded, types=TypeRule(ANY), slicing=_pad_slices, backward=_pad_slope,
     template=Template(
         lambda call, chip: pad_launch(
             chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
@@ -171,13 +167,9 @@ def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     first = shapes[0]
     at = axis_of("concat", axis, first)
     for other in shapes[1:]:
-        same = len(other) == len(first) and all(
-            x == y for i, (x, y) in enumerate(zip(first, other, strict=True)) if i != at
-        )
-        if not same:
-            raise ShapeError(
-                f"inputs equal but for axis {at}", f"{first} and {other}", "reshape or pad one"
-            )
+        if (other[:at], other[at + 1 :]) != (first[:at], first[at + 1 :]):
+            needed = f"inputs equal but for axis {at}"
+            raise ShapeError(needed, f"{first} and {other}", "reshape or pad one")
     return (*first[:at], sum(s[at] for s in shapes), *first[at + 1 :])
 
 
@@ -191,13 +183,9 @@ def _concat_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
 def _concat_slopes(s: Site) -> Grads:
     axis = axis_of("axis", s.attrs["axis"], s.shape())
     sizes = tuple(s.shape(i)[axis] for i in range(len(s.inputs)))
-    found: list[Any | None] = []
-    for size, end in zip(sizes, accumulate(sizes), strict=True):
-        shape = s.out_kind().shape
-        begin = tuple(end - size if i == axis else 0 for i in range(len(shape)))
-        stop = tuple(end if i == axis else n for i, n in enumerate(shape))
-        found.append(s.net.slice(s.g, begin=begin, end=stop))
-    return found
+    bounds = pairwise(accumulate(sizes, initial=0))
+    parts = (span(s.out_kind().shape, axis, *ends) for ends in bounds)
+    return [s.net.slice(s.g, begin=begin, end=end) for begin, end in parts]
 
 
 define(
@@ -205,14 +193,12 @@ define(
     lambda *x, axis: te.concat(list(x), axis),
     "the inputs one behind the other along an axis",
     attrs={"axis": 0}, variadic=True,
-    shape_rule=_concat_shape, types=TypeRule(ANY), slicing=_concat_slices,
-    backward=_concat_slopes,
+    shape_rule=_concat_shape, types=TypeRule(ANY), slicing=_concat_slices, backward=_concat_slopes,
     template=Template(
         lambda call, chip: concat_launch(chip, call.shapes, call.attrs["axis"], call.dtypes[0]),
         reads=(),
     ),
-    traits=("moves",),
-    tolerances=_EXACT,
+    traits=("moves",), tolerances=_EXACT,
     examples=(
         Example(((1,),)), Example(((7,), (16,), (1,))), Example(((3, 17), (3, 16)), {"axis": 1}),
         Example(((2, 5, 4), (1, 5, 4)), {"axis": -3}), Example(((16, 32), (16, 32)), {"axis": 1}),
@@ -237,12 +223,14 @@ def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
 
 
 def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
-    at, given, out = axis_of("split", axis, x.shape), _split_sizes(x.shape, sizes, axis), []
-    for size, last in zip(given, accumulate(given), strict=True):
-        begin = tuple(last - size if i == at else 0 for i in range(len(x.shape)))
-        end = tuple(last if i == at else n for i, n in enumerate(x.shape))
-        out.append(te.slice(x, begin, end))
-    return tuple(out)
+    at, given = axis_of("split", axis, x.shape), _split_sizes(x.shape, sizes, axis)
+    bounds = pairwise(accumulate(given, initial=0))
+    return tuple(te.slice(x, *span(x.shape, at, *ends)) for ends in bounds)
+
+
+def _split_kernel(call: Call, chip: Chip) -> Launch:
+    x, sizes = call.shapes[0], _split_sizes(call.shapes[0], **call.attrs)
+    return split_launch(chip, x, sizes, call.attrs["axis"], call.dtypes[0])
 
 
 def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceRules:
@@ -269,19 +257,8 @@ define(
     _split,
     "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
     attrs={"sizes": REQUIRED, "axis": 0},
-    shape_rule=_split_shapes, types=TypeRule(ANY), slicing=_split_slices,
-    backward=_split_slope,
-    template=Template(
-        lambda call, chip: split_launch(
-            chip,
-            call.shapes[0],
-            _split_sizes(call.shapes[0], **call.attrs),
-            call.attrs["axis"],
-            call.dtypes[0],
-        ),
-    ),
-    traits=("moves",),
-    tolerances=_EXACT,
+    shape_rule=_split_shapes, types=TypeRule(ANY), slicing=_split_slices, backward=_split_slope,
+    template=Template(_split_kernel), traits=("moves",), tolerances=_EXACT,
     examples=(
         Example(((1,),), {"sizes": 1}), Example(((24,),), {"sizes": (7, 16, 1)}),
         Example(((3, 32),), {"sizes": 2, "axis": 1}),

@@ -13,14 +13,14 @@ from ascend_lab.ops.convolution import (
     bias_slope,
     check_bias,
     check_groups,
+    conv_template,
+    convolved,
     geometry,
     grouped,
-    plus_bias,
     window_attrs,
-    with_bias,
 )
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, reach
-from ascend_lab.ops.formats import Pairs, Shape, Values, check_rank, pair
+from ascend_lab.ops.formats import Pairs, Shape, Values, check_rank, pair, span
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, define
@@ -45,13 +45,11 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: 
     step, pads, spread = geometry(**attrs)
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
-        raise ShapeError(
-            f"weights of {x[1]} input channels, as x {x}", f"weight {weight}", "(c, k/groups, r, s)"
-        )
+        needed = f"weights of {x[1]} input channels, as x {x}"
+        raise ShapeError(needed, f"weight {weight}", "(c, k/groups, r, s)")
     if any(extra[i] >= max(step[i], spread[i]) for i in range(2)):
-        raise ShapeError(
-            f"output_padding below stride {step} or dilation {spread}", str(extra), "reduce it"
-        )
+        needed = f"output_padding below stride {step} or dilation {spread}"
+        raise ShapeError(needed, str(extra), "reduce it")
     check_bias(bias, weight[1] * groups)
     out = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
     if min(out) < 1:
@@ -112,22 +110,15 @@ def stretched(x: te.Tensor, step: Pair) -> te.Tensor:
         widths = tuple((0, stride - 1) if i == axis + 1 else (0, 0) for i in range(5))
         shape = tuple(s * stride if i == axis else s for i, s in enumerate(x.shape))
         wide = te.reshape(te.pad(te.reshape(x, split), widths), shape)
-        end = tuple(s - stride + 1 if i == axis else s for i, s in enumerate(shape))
-        x = te.slice(wide, (0, 0, 0, 0), end)
+        x = te.slice(wide, *span(shape, axis, 0, shape[axis] - stride + 1))
     return x
 
 
 def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
     """Return weights (c, k/g, r, s) turned upside down and as a convolution's (k, c/g, r, s)."""
     for axis in (2, 3):
-        rows = [
-            te.slice(
-                weight,
-                tuple(i if a == axis else 0 for a in range(4)),
-                tuple(i + 1 if a == axis else n for a, n in enumerate(weight.shape)),
-            )
-            for i in reversed(range(weight.shape[axis]))
-        ]
+        last = weight.shape[axis] - 1
+        rows = [te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last, -1, -1)]
         weight = te.concat(rows, axis) if len(rows) > 1 else weight
     c, k, r, s = weight.shape
     split = te.reshape(weight, (groups, c // groups, k, r, s))
@@ -139,23 +130,17 @@ def _expression(
 ) -> te.Tensor:
     """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
     step, pads, spread = geometry(**attrs)
-    spans, extra = (
-        reach((weight.shape[2], weight.shape[3]), spread),
-        _extra(attrs["output_padding"]),
-    )
+    spans = reach((weight.shape[2], weight.shape[3]), spread)
+    extra = _extra(attrs["output_padding"])
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
-    begin = (0, 0, *(max(0, -low) for low, _ in sides))
-    end = (
-        *image.shape[:2],
-        *(n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True)),
-    )
-    image = te.slice(image, begin, end) if min(map(min, sides)) < 0 else image
+    if min(map(min, sides)) < 0:
+        ends = (n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True))
+        begin = (0, 0, *(max(0, -low) for low, _ in sides))
+        image = te.slice(image, begin, (*image.shape[:2], *ends))
     pad = tuple(max(0, n) for side in sides for n in side)
-    out = cube_result(x.dtype, attrs)
-    sums = out if not bias or out == "int32" else "fp32"
-    y = te.conv2d(image, _flipped(weight, groups), 1, pad, spread, groups, sums)
-    return plus_bias(y, bias[0], out) if bias else y
+    out, turned = cube_result(x.dtype, attrs), _flipped(weight, groups)
+    return convolved(image, turned, bias, out, pad=pad, dilation=spread, groups=groups)
 
 
 # -- slices ---------------------------------------------------------------------------------------
@@ -220,14 +205,8 @@ define(
     "conv_transpose2d", ("x", "weight", "bias"), _values, _expression,
     "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
     attrs={**ATTRS, "output_padding": 0}, optional=1,
-    shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
-    backward=_slopes,
-    template=with_bias(
-        lambda call, chip: deconv_kernel(deconv_shape(call), chip),
-        lambda call, arrays: pack_deconv(deconv_shape(call), arrays[0], arrays[1]),
-        lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
-    ),
-    weights=(1, 2),
+    shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=_slopes,
+    template=conv_template(deconv_shape, deconv_kernel, pack_deconv, unpack_deconv), weights=(1, 2),
     tolerances=SUMS,
     examples=(
         Example(((1, 1, 1, 1), (1, 1, 1, 1))),

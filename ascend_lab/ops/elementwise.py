@@ -8,31 +8,11 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, TypeMismatchError
 from ascend_lab.kernels.rearrange import reshape_launch
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.expressions import NARROW, in_fp32, stretch
-from ascend_lab.ops.formats import (
-    FLOATS,
-    NOT_NAN,
-    NUMBERS,
-    Range,
-    Tolerances,
-    TypeRule,
-    Values,
-    exact,
-    is_float,
-    numpy_type,
-    rounded,
-)
+from ascend_lab.ops.formats import TypeRule, Values, exact, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Domain,
-    Example,
-    Grads,
-    Operator,
-    Template,
-    define,
-    register,
-)
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, Template, define
 
 EXAMPLES = tuple(
     Example((shape,))
@@ -43,10 +23,11 @@ PAIRS = (
     Example(((4, 1), (1, 5))), Example(((3, 1, 17), (2, 1))), Example(((2, 127), (127,))),
     Example(((31, 16), (31, 16))), Example(((0, 3), (1, 3))),
 )  # fmt: skip
-POSITIVE = Domain(0.05, 4.0)
+POSITIVE = {"x": Domain(0.05, 4.0)}
 DIVISORS = Domain(0.25, 3.0)
 TIES = Domain(-2.0, 2.0, step=0.5)
 LANES = ("lanes", "pointwise")
+WHOLE = TypeRule(("int32",))
 MOVED = exact("one selection or sign change, no rounding")
 
 
@@ -57,38 +38,17 @@ def unary(
     compute: Callable[..., Any],
     slope: Callable[[Site], Any] | None,
     *,
-    wide: bool = False,
-    types: tuple[str, ...] = FLOATS,
-    domain: Domain | None = None,
-    tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
-    ranges: Mapping[str, Range] | None = None,
-    traits: tuple[str, ...] = LANES,
-    **attrs: Any,
-) -> Operator:
-    """Register y = formula(x, **attrs); `slope(site)` is the gradient of x.
+    **more: Any,
+) -> None:
+    """Register y = formula(x, **attrs); `slope(site)` is the gradient of x, `more` other fields.
 
     Formats in `lift` compute in fp32: bf16 always, fp16 where several roundings would add up.
     """
-    return register(
-        Operator(
-            name,
-            ("x",),
-            formula,
-            in_fp32(compute, lift),
-            summary,
-            attrs=attrs,
-            ranges=ranges or {},
-            types=TypeRule(types),
-            backward=(lambda s: (slope(s),)) if slope else None,
-            wide=wide,
-            traits=traits,
-            domains={"x": domain} if domain else {},
-            examples=EXAMPLES,
-            tolerances=tolerances or rounded(),
-            allows_empty=True,
-        )
-    )
+    backward = (lambda s: (slope(s),)) if slope else None
+    usual = {"traits": LANES, "tolerances": rounded(), "examples": EXAMPLES, "allows_empty": True}
+    define(name, ("x",), formula, in_fp32(compute, lift), summary,
+           backward=backward, **{**usual, **more})  # fmt: skip
 
 
 def flat(s: Site) -> None:
@@ -115,22 +75,22 @@ def _signs(x: te.Tensor) -> te.Tensor:
 unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())), tolerances=MOVED,
       traits=(*LANES, "nonnegative", "even"))
 unary("neg", "-x", np.negative, lambda x: te.vmuls(x, -1), lambda s: s.net.muls(s.g, number=-1.0),
-      types=NUMBERS, tolerances=MOVED)
+      types=TypeRule(forms.NUMBERS), tolerances=MOVED)
 unary("relu", "max(x, 0)", lambda x: np.maximum(x, 0), te.vrelu, lambda s: s.net.where(s.y(), s.g),
-      types=NUMBERS, tolerances=MOVED, traits=(*LANES, "nonnegative"))
+      types=TypeRule(forms.NUMBERS), tolerances=MOVED, traits=(*LANES, "nonnegative"))
 unary("exp", "e^x", np.exp, te.vexp, lambda s: s.net.mul(s.g, s.y()), wide=True,
       traits=(*LANES, "nonnegative", "busy"))
 unary("log", "ln x, x > 0", np.log, te.vlog, lambda s: s.net.div(s.g, s.x()),
-      wide=True, domain=POSITIVE, traits=())
+      wide=True, domains=POSITIVE, traits=())
 unary("sqrt", "x^(1/2)", np.sqrt, te.vsqrt,
-      lambda s: s.net.div(s.net.muls(s.g, number=0.5), s.y()), wide=True, domain=POSITIVE,
+      lambda s: s.net.div(s.net.muls(s.g, number=0.5), s.y()), wide=True, domains=POSITIVE,
       traits=("pointwise", "nonnegative"))
 unary("rsqrt", "x^(-1/2)", lambda x: 1 / np.sqrt(x), te.vrsqrt,
       lambda s: s.net.muls(s.net.mul(s.g, s.net.div(s.y(), s.x())), number=-0.5),
-      wide=True, domain=POSITIVE, traits=())
+      wide=True, domains=POSITIVE, traits=())
 unary("rec", "1 / x", lambda x: 1 / x, te.vrec,
       lambda s: s.net.muls(s.net.mul(s.g, s.net.square(s.y())), number=-1.0),
-      wide=True, domain=POSITIVE, traits=())
+      wide=True, domains=POSITIVE, traits=())
 unary("square", "x^2", np.square, lambda x: te.vmul(x, x),
       lambda s: s.net.mul(s.net.muls(s.g, number=2.0), s.x()), wide=True, traits=(*LANES, "even"))
 unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED, traits=())
@@ -138,7 +98,7 @@ unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerance
 unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED,
       traits=())
 unary("sign", "1, 0 or -1", np.sign, _signs, flat, tolerances=MOVED, traits=())
-unary("not", "every bit turned", np.invert, te.vnot, None, types=("int32",), tolerances=MOVED,
+unary("not", "every bit turned", np.invert, te.vnot, None, types=WHOLE, tolerances=MOVED,
       traits=())
 # fmt: on
 
@@ -157,21 +117,22 @@ def _leaky_slope(s: Site) -> Any:
 # fmt: off
 unary("adds", "x + number", lambda x, *, number: x + number,
       lambda x, *, number: te.vadds(x, number), lambda s: s.g,
-      lift=NARROW, number=1.0)  # in fp16 the number itself would be rounded first
+      lift=NARROW, attrs={"number": 1.0})  # in fp16 the number itself would be rounded first
 unary("muls", "x * number", lambda x, *, number: x * number,
       lambda x, *, number: te.vmuls(x, number), lambda s: s.net.scaled(s.g, s.attrs["number"]),
-      lift=NARROW, number=2.0)
+      lift=NARROW, attrs={"number": 2.0})
 unary("clip", "x limited to [low, high]", lambda x, *, low, high: np.clip(x, low, high),
       lambda x, *, low, high: te.vmins(te.vmaxs(x, low), high),
       lambda s: s.net.where(inside(s, s.x(), s.attrs["low"], s.attrs["high"]), s.g),
-      tolerances=MOVED, ranges={"low": NOT_NAN, "high": NOT_NAN}, low=-1.0, high=1.0)
+      tolerances=MOVED, ranges={"low": forms.NOT_NAN, "high": forms.NOT_NAN},
+      attrs={"low": -1.0, "high": 1.0})
 unary("relu6", "min(max(x, 0), 6)", lambda x: np.clip(x, 0, 6),
       lambda x: te.vmins(te.vrelu(x), 6.0),
       lambda s: s.net.where(inside(s, s.y(), 0.0, 6.0), s.g),
-      domain=Domain(-9.0, 9.0), tolerances=MOVED, traits=(*LANES, "nonnegative"))
+      domains={"x": Domain(-9.0, 9.0)}, tolerances=MOVED, traits=(*LANES, "nonnegative"))
 unary("leaky_relu", "x where x > 0, else alpha * x",
       lambda x, *, alpha: np.where(x > 0, x, alpha * x), _leaky, _leaky_slope,
-      lift=NARROW, alpha=0.01)
+      lift=NARROW, attrs={"alpha": 0.01})
 # fmt: on
 
 
@@ -183,32 +144,17 @@ def binary(
     compute: Callable[..., Any],
     backward: Callable[[Site], Grads] | None,
     *,
-    wide: bool = False,
-    types: tuple[str, ...] = NUMBERS,
-    domains: dict[str, Domain] | None = None,
-    tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
-    traits: tuple[str, ...] = (),
-) -> Operator:
-    """Register z = formula(x, y), both operands broadcast."""
-    return register(
-        Operator(
-            name,
-            ("x", "y"),
-            formula,
-            in_fp32(lambda x, y: compute(*stretch(x, y)), lift),
-            summary,
-            outputs=("z",),
-            types=TypeRule(types),
-            backward=backward,
-            wide=wide,
-            traits=traits,
-            domains=domains or {},
-            examples=PAIRS,
-            tolerances=tolerances or rounded(fp32_ulps=1),
-            allows_empty=True,
-        )
-    )
+    **more: Any,
+) -> None:
+    """Register z = formula(x, y), both operands broadcast; `more` are other fields."""
+    usual = {
+        "types": TypeRule(forms.NUMBERS),
+        "tolerances": rounded(fp32_ulps=1),
+        "examples": PAIRS,
+    }
+    define(name, ("x", "y"), formula, in_fp32(lambda x, y: compute(*stretch(x, y)), lift), summary,
+           outputs=("z",), backward=backward, allows_empty=True, **{**usual, **more})  # fmt: skip
 
 
 def _back(s: Site, left: Any, right: Any) -> Grads:
@@ -250,8 +196,8 @@ binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g),
       traits=("lanes", "commutes", "broadcasts"))
 binary("sub", "x - y", np.subtract, te.vsub, _sub, traits=("lanes", "broadcasts"))
 binary("mul", "x y", np.multiply, te.vmul, _mul, traits=("lanes", "commutes", "broadcasts"))
-binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=FLOATS, domains={"y": DIVISORS},
-      traits=("broadcasts",))
+binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=TypeRule(),
+      domains={"y": DIVISORS}, traits=("broadcasts",))
 binary("max", "the larger of x and y", np.maximum, te.vmax,
        lambda s: _chosen(s, s.net.greater(s.x(0), s.x(1))), tolerances=MOVED,
       traits=("lanes", "commutes", "broadcasts"))
@@ -260,12 +206,12 @@ binary("min", "the smaller of x and y", np.minimum, te.vmin,
       traits=("lanes", "commutes", "broadcasts"))
 binary("pow", "x^y = e^(y ln x) for x > 0", np.power,
        lambda x, y: te.vexp(te.vmul(y, te.vlog(x))), _pow, wide=True,
-       types=FLOATS, domains={"x": DIVISORS}, lift=NARROW,
+       types=TypeRule(), domains={"x": DIVISORS}, lift=NARROW,
        # an error of one ulp in y ln x is |y ln x| ulps of the result
        tolerances=rounded(fp32_ulps=16), traits=("broadcasts",))
 binary("and", "bits set in both", np.bitwise_and, te.vand, None,
-       types=("int32",), tolerances=MOVED)
-binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=("int32",), tolerances=MOVED)
+       types=WHOLE, tolerances=MOVED)
+binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=WHOLE, tolerances=MOVED)
 # fmt: on
 
 
@@ -277,16 +223,10 @@ for _name, _sign, _op, _compare in (
     ("less", "<", "lt", np.less),
     ("less_equal", "<=", "le", np.less_equal),
 ):
-    binary(
-        _name,
-        f"1 where x {_sign} y, else 0, in the operands' format",
-        lambda x, y, compare=_compare: compare(x, y).astype(x.dtype),
-        lambda x, y, op=_op: te.vcmp(x, y, op),
-        lambda s: (None, None),
-        types=FLOATS,
-        domains={"x": TIES, "y": TIES},
-        tolerances=MOVED,
-    )
+    binary(_name, f"1 where x {_sign} y, else 0, in the operands' format",
+           lambda x, y, compare=_compare: compare(x, y).astype(x.dtype),
+           lambda x, y, op=_op: te.vcmp(x, y, op), lambda s: (None, None),
+           types=TypeRule(), domains={"x": TIES, "y": TIES}, tolerances=MOVED)  # fmt: skip
 
 
 def _select_slopes(s: Site) -> Grads:
@@ -299,8 +239,7 @@ define(
     "select", ("condition", "x", "y"), lambda condition, x, y: np.where(condition != 0, x, y),
     in_fp32(lambda *given: te.select(*stretch(*given)), ("bf16",)),
     "x where the condition is not 0, else y (ONNX Where)", outputs=("z",),
-    types=TypeRule(FLOATS),
-    backward=_select_slopes,
+    types=TypeRule(), backward=_select_slopes,
     domains={"condition": TIES}, tolerances=MOVED, allows_empty=True,
     examples=(
         Example(((1,), (1,), (1,))), Example(((129,), (129,), (129,))),
@@ -340,12 +279,12 @@ def _path(source: str, target: str) -> tuple[str, ...]:
 
 def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
     dtype, mode = attrs["dtype"], attrs["round"]
-    numpy_type(dtype)
+    forms.numpy_type(dtype)
     if dtype == "fp64":
         raise TypeMismatchError("cast: a format of the chips", dtype, "use fp32")
     if mode not in ROUNDINGS:
         raise InputError(f"cast: round in {', '.join(ROUNDINGS)}", repr(mode), "choose one")
-    if mode != "rint" and is_float(dtype):
+    if mode != "rint" and forms.is_float(dtype):
         what = f"cast: round={mode} only to a whole format"
         raise TypeMismatchError(what, f"{main} -> {dtype}", "leave round out")
     return str(dtype)
@@ -353,16 +292,16 @@ def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
 
 def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 - the attribute's name
     """Round and saturate in a whole format; the caller's final cast rounds floats."""
-    if is_float(dtype):
+    if forms.is_float(dtype):
         return x.astype(np.float64)
-    info = np.iinfo(numpy_type(dtype))
+    info = np.iinfo(forms.numpy_type(dtype))
     whole = np.nan_to_num(ROUNDINGS[round](x.astype(np.float64)))
     result: Values = np.clip(whole, info.min, info.max).astype(np.int64)
     return result
 
 
 def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
-    if round == "rint" or not is_float(x.dtype):
+    if round == "rint" or not forms.is_float(x.dtype):
         for step in (*_path(x.dtype, dtype), dtype):
             x = te.cast_to(x, step)
         return x
@@ -382,15 +321,13 @@ _CASTS = (
 define(
     "cast", ("x",), _cast_values, _cast,
     "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
-    attrs={"dtype": REQUIRED, "round": "rint"},
-    types=TypeRule(tuple(DIRECT), result=_cast_result),
-    backward=lambda s: (s.g if is_float(s.attrs["dtype"]) else None,),
+    attrs={"dtype": REQUIRED, "round": "rint"}, types=TypeRule(tuple(DIRECT), result=_cast_result),
+    backward=lambda s: (s.g if forms.is_float(s.attrs["dtype"]) else None,),
     template=Template(
         lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
         applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
     ),
-    traits=LANES,
-    domains={"x": Domain(-300.0, 300.0)},
+    traits=LANES, domains={"x": Domain(-300.0, 300.0)},
     tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
     examples=tuple(
         Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})

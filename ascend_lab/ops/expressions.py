@@ -21,15 +21,8 @@ from ascend_lab.isa import Kernel, var
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.layout import pack, unpack
 from ascend_lab.limits import WINDOWS, refuse_above
-from ascend_lab.ops.formats import (
-    Pairs,
-    Shape,
-    Values,
-    broadcast_shape,
-    elements,
-    format_of,
-    window_count,
-)
+from ascend_lab.ops import formats as forms
+from ascend_lab.ops.formats import Pairs, Shape, Shapes, Values
 from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Source, Window
 from ascend_lab.sim import DeviceMemory, KernelTimeline, analyse, execute, simulate_kernel
@@ -68,7 +61,7 @@ def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Call
 
 def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
     """Broadcast tensors to their common shape, explicitly."""
-    shape = broadcast_shape("operands", *(t.shape for t in tensors))
+    shape = forms.broadcast_shape("operands", *(t.shape for t in tensors))
     return tuple(t if t.shape == shape else te.broadcast(t, shape) for t in tensors)
 
 
@@ -92,7 +85,9 @@ def out_size(
 ) -> Pair:
     """Return output height and width; raise `ShapeError` if no window fits."""
     spans = reach(kernel, dilation)
-    rows, columns = (window_count(where, size[i], spans[i], stride[i], pads[i]) for i in range(2))
+    rows, columns = (
+        forms.window_count(where, size[i], spans[i], stride[i], pads[i]) for i in range(2)
+    )
     return rows, columns
 
 
@@ -161,11 +156,7 @@ def piece_pads(rule: AxisRule, pads: Pairs, piece: Range, ranges: Ranges) -> Pai
 
 # -- from an operator to a kernel ------------------------------------------------------------------
 def check(
-    operator: Operator | str,
-    shapes: Sequence[Shape],
-    dtypes: Sequence[str],
-    chip: Chip,
-    **attrs: Any,
+    operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], chip: Chip, **attrs: Any
 ) -> None:
     """Raise `ShapeError`, `TypeMismatchError` or `InputError` before any work is done."""
     resolve(operator).check(shapes, dtypes, attrs, chip)
@@ -179,7 +170,7 @@ def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple
 
 
 def express(
-    operator: Operator | str, shapes: Sequence[Shape], dtypes: Sequence[str], **attrs: Any
+    operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], **attrs: Any
 ) -> tuple[te.Tensor, ...]:
     """Return the named output tensors of the operator's expression on placeholders.
 
@@ -213,11 +204,7 @@ def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
 
 
 def compile(  # noqa: A001 - what it does
-    operator: Operator | str,
-    shapes: Sequence[Shape],
-    dtypes: Sequence[str],
-    chip: Chip,
-    **attrs: Any,
+    operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], chip: Chip, **attrs: Any
 ) -> Kernel:
     """Return the kernel of the operator's template, or of its default schedule.
 
@@ -226,10 +213,9 @@ def compile(  # noqa: A001 - what it does
     op = resolve(operator)
     op.check(shapes, dtypes, attrs, chip)
     for shape in (*shapes, *op.infer(*shapes, **attrs)):
-        if elements(tuple(shape)) == 0:
-            raise ShapeError(
-                f"{op.name}: elements to compute", str(shape), "ops.run returns at once"
-            )
+        if forms.elements(tuple(shape)) == 0:
+            needed = f"{op.name}: elements to compute"
+            raise ShapeError(needed, str(shape), "ops.run returns at once")
     call = op.call(shapes, dtypes, attrs)
     template = op.template_for(call, chip)
     return template.kernel(call, chip) if template else te.lower(_schedule(op, call, chip))
@@ -254,7 +240,7 @@ def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any)
     Raises as `compile`, and `InputError` for indices outside their tensors.
     """
     op = resolve(operator)
-    shapes, dtypes = [a.shape for a in arrays], [format_of(a) for a in arrays]
+    shapes, dtypes = [a.shape for a in arrays], [forms.format_of(a) for a in arrays]
     op.check(shapes, dtypes, attrs, chip)
     op.check_indices(arrays, op.settings(attrs))
     call = op.call(shapes, dtypes, attrs)
@@ -273,7 +259,7 @@ def _scheduled(
     names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
     feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
     for name in feed.keys() & stored.keys():
-        where = matrix_map(feed[name].shape, stored[name], format_of(feed[name]))
+        where = matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
         feed[name] = pack(where, feed[name])
     titles = output_names(op, names, len(call.outputs))
 
@@ -282,7 +268,7 @@ def _scheduled(
         for title, shape in zip(titles, call.outputs, strict=True):
             values = memory[title]
             if title in stored:
-                values = unpack(matrix_map(shape, stored[title], format_of(values)), values)
+                values = unpack(matrix_map(shape, stored[title], forms.format_of(values)), values)
             found.append(values.reshape(shape))
         return tuple(found)
 
@@ -298,8 +284,8 @@ def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> 
     op = resolve(operator)
     given = [np.asarray(a) for a in arrays]
     shapes = [a.shape for a in given]
-    op.check(shapes, [format_of(a) for a in given], attrs, chip)
-    if any(elements(shape) == 0 for shape in (*shapes, *op.infer(*shapes, **attrs))):
+    op.check(shapes, [forms.format_of(a) for a in given], attrs, chip)
+    if any(forms.elements(shape) == 0 for shape in (*shapes, *op.infer(*shapes, **attrs))):
         return op.reference(*given, **attrs)
     ready = prepare(op, *given, chip=chip, **attrs)
     results = ready.fetch(execute(ready.kernel, ready.tensors, chip))
@@ -308,7 +294,7 @@ def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> 
 
 def time(
     operator: Operator | str,
-    shapes: Sequence[Shape],
+    shapes: Shapes,
     dtypes: Sequence[str],
     chip: Chip,
     *,

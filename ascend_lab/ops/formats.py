@@ -33,9 +33,8 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
     if dtype == "fp64":
         return np.dtype(np.float64)
     if dtype not in DTYPE_BYTES:
-        raise TypeMismatchError(
-            "a number format", repr(dtype), f"use one of {', '.join(DTYPE_BYTES)}"
-        )
+        known = ", ".join(DTYPE_BYTES)
+        raise TypeMismatchError("a number format", repr(dtype), f"use one of {known}")
     found: np.dtype[Any] = np.dtype(chip_type(dtype))
     return found
 
@@ -168,9 +167,8 @@ def check_types(
     for name, wanted, given in zip(names, rule.inputs(names, main, attrs), dtypes, strict=True):
         if wanted != given:
             others = f", because the operator's format is {main}" if wanted == main else ""
-            raise TypeMismatchError(
-                f"{where}: input {name} in {wanted}{others}", given, f"cast {name} to {wanted}"
-            )
+            needed = f"{where}: input {name} in {wanted}{others}"
+            raise TypeMismatchError(needed, given, f"cast {name} to {wanted}")
     return main
 
 
@@ -178,11 +176,9 @@ def check_chip(where: str, rule: TypeRule, main: str, chip: Chip) -> None:
     """Raise `TypeMismatchError` unless the chip's unit computes the main format."""
     able = rule.on_chip(chip)
     if main not in able:
-        raise TypeMismatchError(
-            f"{where} on the {rule.unit} unit of {chip.name}: {' or '.join(able) or 'no format'}",
-            main,
-            "cast the inputs or choose another chip",
-        )
+        known = " or ".join(able) or "no format"
+        needed = f"{where} on the {rule.unit} unit of {chip.name}: {known}"
+        raise TypeMismatchError(needed, main, "cast the inputs or choose another chip")
 
 
 # -- shapes and attributes -------------------------------------------------------------------------
@@ -238,6 +234,7 @@ def _wrong_number(value: Any, low: float, high: float) -> str:
 
 # -- shapes: broadcasting, axes, windows; errors show the shapes -----------------------------------
 Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
 Pairs = tuple[tuple[int, int], ...]
 MAX_ELEMENTS = 2**31 - 1
 """Largest tensor: sizes are 32-bit signed numbers."""
@@ -274,14 +271,18 @@ def broadcast_shape(where: str, *shapes: Shape) -> Shape:
     for axis, sizes in enumerate(zip(*padded, strict=True)):
         wanted = {n for n in sizes if n != 1}
         if len(wanted) > 1:
-            raise ShapeError(
-                f"{where}: shapes that broadcast (equal sizes or 1, aligned right)",
-                f"{' and '.join(map(str, shapes))}: {' against '.join(map(str, sizes))} at axis "
-                f"{axis - rank}",
-                "reshape one of them",
-            )
+            needed = f"{where}: shapes that broadcast (equal sizes or 1, aligned right)"
+            clash = f"{' against '.join(map(str, sizes))} at axis {axis - rank}"
+            got = f"{' and '.join(map(str, shapes))}: {clash}"
+            raise ShapeError(needed, got, "reshape one of them")
         out.append(wanted.pop() if wanted else 1)
     return tuple(out)
+
+
+def span(shape: Shape, axis: int, low: int, high: int) -> tuple[Shape, Shape]:
+    """Return where the part low .. high - 1 of one axis begins and ends, other axes whole."""
+    begin = tuple(low if i == axis else 0 for i in range(len(shape)))
+    return begin, tuple(high if i == axis else n for i, n in enumerate(shape))
 
 
 def axis_of(where: str, axis: Any, shape: Shape) -> int:
@@ -308,9 +309,8 @@ def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
     """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
     both = (value, value) if is_whole(value) else tuple(value)
     if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
-        raise ShapeError(
-            f"{where}: one or two whole numbers >= {least}", repr(value), "vertical, horizontal"
-        )
+        needed = f"{where}: one or two whole numbers >= {least}"
+        raise ShapeError(needed, repr(value), "vertical, horizontal")
     return int(both[0]), int(both[1])
 
 
@@ -329,8 +329,8 @@ def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence
     room = size + sum(pads)
     if kernel > room:
         needed = f"{where}: a window no larger than the padded input ({size} + {sum(pads)})"
-        got = f"{kernel} (dilation included)"
-        raise ShapeError(needed, got, "add padding or use a smaller kernel")
+        remedy = "add padding or use a smaller kernel"
+        raise ShapeError(needed, f"{kernel} (dilation included)", remedy)
     return (room - kernel) // stride + 1
 
 

@@ -14,19 +14,8 @@ from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.rearrange import gather_launch, one_hot_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.ops.formats import (
-    FLOATS,
-    NOT_NAN,
-    Shape,
-    TypeRule,
-    Values,
-    axis_of,
-    elements,
-    exact,
-    is_float,
-    is_whole,
-    rounded,
-)
+from ascend_lab.ops import formats as forms
+from ascend_lab.ops.formats import Shape, TypeRule, Values, exact, rounded
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
@@ -38,13 +27,13 @@ INDICES = (("indices", "int32"),)
 def _gather_kernel(call: Call, chip: Chip) -> Kernel:
     """Return the kernel of rows picked from a table; another axis is turned to the front first."""
     (x, indices), dtype = call.shapes, call.dtypes[0]
-    at = axis_of("gather", call.attrs.get("axis", 0), x)
-    picks = elements(indices)
-    rows = gather_launch(chip, x[at], elements(x) // x[at], picks, dtype)
-    if elements(x[:at]) == 1:
+    at = forms.axis_of("gather", call.attrs.get("axis", 0), x)
+    picks = forms.elements(indices)
+    rows = gather_launch(chip, x[at], forms.elements(x) // x[at], picks, dtype)
+    if forms.elements(x[:at]) == 1:
         return as_kernel(rows)
     # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
-    before, after = elements(x[:at]), elements(x[at + 1 :])
+    before, after = forms.elements(x[:at]), forms.elements(x[at + 1 :])
     front = transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
     back = transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
     phases = (
@@ -60,13 +49,13 @@ GATHER = Template(_gather_kernel, ("x", "index"))
 
 # -- gather ---------------------------------------------------------------------------------------
 def _gather_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
-    at = axis_of("gather", axis, x)
+    at = forms.axis_of("gather", axis, x)
     return (*x[:at], *indices, *x[at + 1 :])
 
 
 def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0) -> SliceRules:
     x, indices = shapes
-    at = axis_of("gather", axis, x)
+    at = forms.axis_of("gather", axis, x)
     named = [(Source(1, i),) for i in range(len(indices))]
     before, after = ([every_input(i) for i in part] for part in (range(at), range(at + 1, len(x))))
     return axis_rules("Segment", [*before, *named, *after])
@@ -74,7 +63,7 @@ def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0) -> SliceRules:
 
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
     """Gather rows; another axis comes to the front first and goes back after."""
-    at, width = axis_of("gather", axis, x.shape), len(indices.shape)
+    at, width = forms.axis_of("gather", axis, x.shape), len(indices.shape)
     order = (at, *(i for i in range(len(x.shape)) if i != at))
     rows = te.gather(te.transpose(x, order), indices, 0)
     behind = range(width + at, len(rows.shape))
@@ -82,13 +71,13 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
 
 
 def _gather_slope(s: Site) -> Grads:
-    axis = axis_of("axis", s.attrs["axis"], s.shape())
+    axis = forms.axis_of("axis", s.attrs["axis"], s.shape())
     return added(s, s.g, s.x(1), axis, s.shape()[axis]), None
 
 
 def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
     """Return the size of the indexed axis: the first index that is too large."""
-    return x[axis_of("axis", axis, x)]
+    return x[forms.axis_of("axis", axis, x)]
 
 
 define(
@@ -96,8 +85,7 @@ define(
     "the slices of x along an axis that indices name, in their order",
     attrs={"axis": 0},
     shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
-    backward=_gather_slope,
-    template=GATHER, traits=("moves",), weights=(0,),
+    backward=_gather_slope, template=GATHER, traits=("moves",), weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(
         Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
@@ -116,12 +104,9 @@ define(
     "embedding", ("table", "indices"), lambda table, indices: table[indices],
     lambda table, indices: te.gather(table, indices, 0),
     "rows of a (words, width) table; gather on axis 0",
-    shape_rule=_embedding_shape, types=TypeRule(FLOATS, INDICES),
-    slicing=_gather_slices,
-    backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
-    template=GATHER,
-    weights=(0,),
-    index_bounds={"indices": row_limit}, tolerances=exact(),
+    shape_rule=_embedding_shape, types=TypeRule(forms.FLOATS, INDICES), slicing=_gather_slices,
+    backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None), template=GATHER,
+    weights=(0,), index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
 )  # fmt: skip
 
@@ -131,19 +116,19 @@ def _one_hot_values(
     indices: Values, *, depth: int, on_value: float, off_value: float, dtype: str
 ) -> Values:
     hit = indices[..., None] == np.arange(depth)
-    kind = np.float64 if is_float(dtype) else np.int64
+    kind = np.float64 if forms.is_float(dtype) else np.int64
     return np.where(hit, on_value, off_value).astype(kind)
 
 
 def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
-    if not is_whole(depth) or depth < 1:
+    if not forms.is_whole(depth) or depth < 1:
         raise ShapeError("depth of at least 1", repr(depth), "the number of classes")
     return (*indices, depth)
 
 
 def _one_hot_kernel(call: Call, chip: Chip) -> Kernel:
     """Return the kernel that marks with 1 and 0, and behind it the scaling to other values."""
-    picks, attrs = elements(call.shapes[0]), call.attrs
+    picks, attrs = forms.elements(call.shapes[0]), call.attrs
     marks = one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
     on, off = attrs["on_value"], attrs["off_value"]
     if (on, off) == (1, 0):
@@ -158,8 +143,7 @@ define(
     "one_hot", ("indices",), _one_hot_values, None,
     "on_value where the last axis equals the index, else off_value",
     attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
-    ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
-    shape_rule=_one_hot_shape,
+    ranges={"on_value": forms.NOT_NAN, "off_value": forms.NOT_NAN}, shape_rule=_one_hot_shape,
     types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
     slicing=lambda shapes, **attrs: axis_rules(
         "Broadcast", [*map(every_input, range(len(shapes[0]))), "classes are counted from 0"]
@@ -190,7 +174,7 @@ def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
-    count = elements(indices.shape)
+    count = forms.elements(indices.shape)
     flat = te.reshape(indices, (count,))
     return te.scatter(x, flat, te.reshape(updates, (count, *x.shape[1:])), mode)
 
@@ -209,24 +193,19 @@ def _added(x: Values, indices: Values, updates: Values) -> Values:
     return result
 
 
-def _scatter_template(mode: str) -> Template:
+def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
     def build(call: Call, chip: Chip) -> Launch:
         x, indices, _ = call.shapes
-        columns, picks = elements(x[1:]), elements(indices)
+        columns, picks = forms.elements(x[1:]), forms.elements(indices)
         return scatter_launch(chip, x[0], columns, picks, call.dtypes[0], mode=mode)
 
-    return Template(build, ("y", "index", "u"))  # changes y in place: it starts as x
-
-
-def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
     define(
         f"scatter_{mode}", ("x", "indices", "updates"), formula,
         lambda x, indices, updates: _scatter(mode, x, indices, updates),
         summary,
-        shape_rule=_scatter_shape, slicing=_scatter_slices,
-        backward=backward,
-        template=_scatter_template(mode), traits=("in place",),
-        index_bounds={"indices": row_limit},
+        shape_rule=_scatter_shape, slicing=_scatter_slices, backward=backward,
+        template=Template(build, ("y", "index", "u")),  # changes y in place: it starts as x
+        traits=("in place",), index_bounds={"indices": row_limit},
         examples=(
             Example(((1, 1), (1,), (1, 1))), Example(((17, 16), (5,), (5, 16))),
             Example(((7, 33), (2, 3), (2, 3, 33))), Example(((3, 4, 5), (8,), (8, 4, 5))),

@@ -23,16 +23,9 @@ from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm import parts_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels.timed_schedules import promising
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.ops.formats import (
-    CUBE_INPUTS,
-    Shape,
-    TypeRule,
-    Values,
-    broadcast_shape,
-    check_rank,
-    rounded,
-)
+from ascend_lab.ops.formats import Shape, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Example, Grads, define
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
@@ -47,13 +40,12 @@ def cube_result(main: str, attrs: Mapping[str, Any]) -> str:
     able = ("int32",) if main == "int8" else (main, "fp32")
     out = attrs.get("out_dtype") or able[0]
     if out not in able:
-        raise TypeMismatchError(
-            f"out_dtype {' or '.join(able)} for {main} operands", str(out), "cast the result"
-        )
+        needed = f"out_dtype {' or '.join(able)} for {main} operands"
+        raise TypeMismatchError(needed, str(out), "cast the result")
     return str(out)
 
 
-CUBE_TYPES = TypeRule(CUBE_INPUTS, result=cube_result, unit="cube")
+CUBE_TYPES = TypeRule(forms.CUBE_INPUTS, result=cube_result, unit="cube")
 
 
 def product_shape(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> Shape:
@@ -61,24 +53,22 @@ def product_shape(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> Shape:
     m, ka = a[-2:][::-1] if trans_a else a[-2:]
     kb, n = b[-2:][::-1] if trans_b else b[-2:]
     if ka != kb:
-        raise ShapeError(
-            "equal inner sizes", f"{ka} in a {a} and {kb} in b {b}", "transpose or reshape one"
-        )
-    return (*broadcast_shape("batches", a[:-2], b[:-2]), m, n)
+        got = f"{ka} in a {a} and {kb} in b {b}"
+        raise ShapeError("equal inner sizes", got, "transpose or reshape one")
+    return (*forms.broadcast_shape("batches", a[:-2], b[:-2]), m, n)
 
 
 def _matrices(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Shape:
-    check_rank("a (m, k)", a, 2)
-    check_rank("b (k, n)", b, 2)
+    forms.check_rank("a (m, k)", a, 2)
+    forms.check_rank("b (k, n)", b, 2)
     return product_shape(a, b, trans_a, trans_b)
 
 
 def _batches(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Shape:
     for name, shape in (("a", a), ("b", b)):
         if len(shape) < 2:
-            raise ShapeError(
-                f"{name}: a batch of matrices (..., rows, columns)", str(shape), "reshape it"
-            )
+            needed = f"{name}: a batch of matrices (..., rows, columns)"
+            raise ShapeError(needed, str(shape), "reshape it")
     return product_shape(a, b, trans_a, trans_b)
 
 
@@ -132,7 +122,7 @@ def batched(
     a: te.Tensor, b: te.Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None
 ) -> te.Tensor:
     """Return a @ b with batches broadcast explicitly."""
-    batch = broadcast_shape("batches", a.shape[:-2], b.shape[:-2])
+    batch = forms.broadcast_shape("batches", a.shape[:-2], b.shape[:-2])
     left, right = (te.broadcast(t, (*batch, *t.shape[-2:])) for t in (a, b))
     return te.matmul(left, right, trans_a, trans_b, out_dtype)
 
@@ -145,12 +135,10 @@ def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...])
     define(
         name, ("a", "b"), product, batched,
         summary, outputs=("c",),
-        attrs=_ATTRS,
-        shape_rule=rule, types=CUBE_TYPES,
+        attrs=_ATTRS, shape_rule=rule, types=CUBE_TYPES,
         slicing=lambda shapes, **attrs: matmul_rules(*shapes, **attrs),
         backward=lambda s: slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"]),
-        traits=("product",), weights=(0, 1),
-        tolerances=SUMS,
+        traits=("product",), weights=(0, 1), tolerances=SUMS,
         examples=examples,
     )  # fmt: skip
 
@@ -184,7 +172,7 @@ def _gemm_shape(
     a: Shape, b: Shape, bias: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any
 ) -> Shape:
     out = _matrices(a, b, trans_a=trans_a, trans_b=trans_b)
-    if broadcast_shape("bias and product", out, bias) != out:
+    if forms.broadcast_shape("bias and product", out, bias) != out:
         raise ShapeError(f"a bias that broadcasts to {out}", str(bias), "reshape it")
     return out
 
@@ -231,10 +219,8 @@ def _gemm_slopes(s: Site) -> Grads:
     """Return the product's gradients times alpha, and the bias's: the rows' sum times beta."""
     net, alpha, beta = s.net, s.attrs["alpha"], s.attrs["beta"]
     bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
-    left, right = slopes(
-        s, "matmul", net.scaled(s.g, alpha), s.attrs["trans_a"], s.attrs["trans_b"]
-    )
-    return left, right, bias
+    turns = s.attrs["trans_a"], s.attrs["trans_b"]
+    return *slopes(s, "matmul", net.scaled(s.g, alpha), *turns), bias
 
 
 define(
@@ -242,9 +228,7 @@ define(
     "alpha a b + beta bias, bias broadcast over rows: a fully connected layer", outputs=("c",),
     attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
     shape_rule=_gemm_shape, types=TypeRule(("fp16", "bf16"), unit="cube"), slicing=_gemm_slices,
-    backward=_gemm_slopes,
-    traits=("product",), weights=(0, 1, 2),
-    tolerances=SUMS,
+    backward=_gemm_slopes, traits=("product",), weights=(0, 1, 2), tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1), (1,))), Example(((17, 33), (33, 16), (16,))),
         Example(((5, 16), (7, 16), (5, 7)), {"trans_b": True, "alpha": 0.5, "beta": 2.0}),

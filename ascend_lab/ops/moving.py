@@ -13,9 +13,9 @@ from ascend_lab.kernels.rearrange import reshape_launch
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout.moves import copy_launch, row_major
 from ascend_lab.ops.formats import Shape, TypeRule, axis_of, broadcast_shape, elements, exact
-from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Template, define
 from ascend_lab.ops.slicing import (
+    Adjust,
     AxisRule,
     Range,
     Ranges,
@@ -36,15 +36,9 @@ def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
         return tuple(range(len(shape)))[::-1]
     order = tuple(axis_of("perm", p, shape) for p in perm)
     if sorted(order) != list(range(len(shape))):
-        raise ShapeError(
-            f"perm: each of the {len(shape)} axes of {shape} once", str(tuple(perm)), "mend perm"
-        )
+        needed = f"perm: each of the {len(shape)} axes of {shape} once"
+        raise ShapeError(needed, str(tuple(perm)), "mend perm")
     return order
-
-
-def _transpose_slope(s: Site) -> Grads:
-    inverse = np.argsort(_order(s.attrs["perm"], s.shape()))
-    return (s.net.transpose(s.g, perm=tuple(int(i) for i in inverse)),)
 
 
 define(
@@ -53,18 +47,18 @@ define(
     "axis d of y is axis perm[d] of x (default: axes reversed)",
     attrs={"perm": None},
     shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)), types=TypeRule(ANY),
-
     slicing=lambda shapes, *, perm: axis_rules(
         "Transpose", [(Source(0, p),) for p in _order(perm, shapes[0])]
     ),
-    backward=_transpose_slope,
+    backward=lambda s: (
+        s.net.transpose(s.g, perm=tuple(np.argsort(_order(s.attrs["perm"], s.shape())).tolist())),
+    ),
     template=Template(
         lambda call, chip: transpose_launch(
             chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
         ),
     ),
-    traits=("moves",),
-    tolerances=_EXACT,
+    traits=("moves",), tolerances=_EXACT,
     examples=(
         Example(((1,),)), Example(((16, 16),)), Example(((17, 33),), {"perm": (1, 0)}),
         Example(((2, 3, 5),), {"perm": (0, 2, 1)}), Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
@@ -78,9 +72,8 @@ def _target(x: Shape, *, shape: Any) -> Shape:
     """Return the new shape: 0 keeps a size, one -1 takes what is left (ONNX Reshape)."""
     sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
-        raise ShapeError(
-            "shape: sizes, 0 to keep one, at most one -1", str(tuple(shape)), "mend it"
-        )
+        needed = "shape: sizes, 0 to keep one, at most one -1"
+        raise ShapeError(needed, str(tuple(shape)), "mend it")
     if -1 in sizes:
         rest = -elements(tuple(sizes))
         if rest == 0 or elements(x) % rest:
@@ -120,6 +113,15 @@ def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
     return found
 
 
+def _reshaped(out: Shape) -> Adjust:
+    """Return how the attribute `shape` changes for a piece."""
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
+
+    return adjust
+
+
 def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     x, out = shapes[0], _target(shapes[0], shape=shape)
     groups = _axis_groups(x, out) if elements(x) else {}
@@ -131,25 +133,19 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
         else:
             rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
         axes.append(rule)
-
-    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
-
-    return SliceRules("Transpose", tuple(axes), adjust=adjust)
+    return SliceRules("Transpose", tuple(axes), adjust=_reshaped(out))
 
 
 define(
     "reshape", ("x",), lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
     lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
     "the same elements in row-major order; 0 keeps a size, one size may be -1",
-    attrs={"shape": REQUIRED},
-    shape_rule=_target, types=TypeRule(ANY), slicing=_reshape_slices,
+    attrs={"shape": REQUIRED}, shape_rule=_target, types=TypeRule(ANY), slicing=_reshape_slices,
     backward=lambda s: (s.net.shaped(s.g, s.shape()),),
     template=Template(
         lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
     ),
-    traits=("moves", "renames"),
-    tolerances=_EXACT,
+    traits=("moves", "renames"), tolerances=_EXACT,
     examples=(
         Example(((1,),), {"shape": (1, 1)}), Example(((6, 35),), {"shape": (7, 30)}),
         Example(((2, 3, 17),), {"shape": (0, -1)}), Example(((129,),), {"shape": (3, 43)}),
@@ -160,27 +156,16 @@ define(
 # -- expand ---------------------------------------------------------------------------------------
 def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     out = broadcast_shape("expand", shapes[0], tuple(shape))
-
-    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
-
-    return axis_rules("Broadcast", following(shapes, out), adjust=adjust)
+    return axis_rules("Broadcast", following(shapes, out), adjust=_reshaped(out))
 
 
 def _expand_kernel(call: Call, chip: Chip) -> Launch:
     """Return a copy whose source stands still along the repeated axes."""
     x, out = call.shapes[0], call.outputs[0]
-    wide = (1,) * (len(out) - len(x)) + x
-    steps = zip(wide, row_major(wide), strict=True)
-    return copy_launch(
-        chip,
-        call.dtypes[0],
-        out,
-        [0 if n == 1 else step for n, step in steps],
-        row_major(out),
-        source_elements=elements(x),
-        name="expand",
-    )
+    wide, dtype = (1,) * (len(out) - len(x)) + x, call.dtypes[0]
+    steps = [0 if n == 1 else step for n, step in zip(wide, row_major(wide), strict=True)]
+    views = out, steps, row_major(out)
+    return copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
 
 
 define(
@@ -192,8 +177,7 @@ define(
     shape_rule=lambda x, *, shape: broadcast_shape("x and shape", x, tuple(shape)),
     types=TypeRule(("fp16", "fp32", "bf16", "int32")), slicing=_expand_slices,
     backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
-    template=Template(_expand_kernel), traits=("moves",),
-    tolerances=_EXACT,
+    template=Template(_expand_kernel), traits=("moves",), tolerances=_EXACT,
     examples=(
         Example(((1,),), {"shape": (17,)}), Example(((3, 1),), {"shape": (3, 33)}),
         Example(((5,),), {"shape": (4, 5)}), Example(((2, 1, 16),), {"shape": (2, 7, 16)}),

@@ -85,21 +85,17 @@ _EXAMPLES = (
 define(
     "softmax", ("x",), softmax_values, in_fp32(softmax),
     "e^x / sum(e^x) along an axis",
-    attrs={"axis": -1},
-    shape_rule=_same_shape, slicing=_keep_axis,
+    attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
     backward=lambda s: (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),),
-    wide=True,
-    traits=("reduction", "nonnegative", "busy"),
+    wide=True, traits=("reduction", "nonnegative", "busy"),
     domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
     examples=_EXAMPLES,
 )  # fmt: skip
 define(
     "log_softmax", ("x",), _log_softmax_values, in_fp32(_log_softmax),
     "x - ln(sum(e^x)) along an axis",
-    attrs={"axis": -1},
-    shape_rule=_same_shape, slicing=_keep_axis,
-    backward=_log_softmax_slope, wide=True,
-    traits=("reduction",),
+    attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
+    backward=_log_softmax_slope, wide=True, traits=("reduction",),
     domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -138,103 +134,68 @@ def _mean(x: te.Tensor) -> te.Tensor:
     return te.broadcast(te.vmuls(total, 1.0 / x.shape[1]), x.shape)
 
 
-def _scaled(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
-    """Return x times a vector as long as a row."""
-    return te.vmul(x, te.broadcast(te.reshape(factor, (1, x.shape[1])), x.shape))
+def _beside(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
+    """Return a vector as long as a row of x, repeated for every row."""
+    return te.broadcast(te.reshape(factor, (1, x.shape[1])), x.shape)
 
 
-def _layer_norm(
-    x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int, epsilon: float
-) -> te.Tensor:
+def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: float) -> te.Tensor:
+    """Return the layer norm, or without a bias the root-mean-square norm, which is not centred."""
     rows = _rows(x, axis)
-    centred = te.vsub(rows, _mean(rows))
+    centred = te.vsub(rows, _mean(rows)) if bias else rows
     variance = _mean(te.vmul(centred, centred))
     normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
-    offset = te.broadcast(te.reshape(bias, (1, rows.shape[1])), rows.shape)
-    return te.reshape(te.vadd(_scaled(normal, scale), offset), x.shape)
+    y = te.vmul(normal, _beside(rows, scale))
+    return te.reshape(te.vadd(y, _beside(rows, bias[0])) if bias else y, x.shape)
 
 
-def _rms_norm(x: te.Tensor, scale: te.Tensor, *, axis: int, epsilon: float) -> te.Tensor:
-    rows = _rows(x, axis)
-    rate = te.vrsqrt(te.vadds(_mean(te.vmul(rows, rows)), epsilon))
-    return te.reshape(_scaled(te.vmul(rows, rate), scale), x.shape)
-
-
-def _layer_norm_values(
-    x: Values, scale: Values, bias: Values, *, axis: int, epsilon: float
-) -> Values:
+def _norm_values(x: Values, scale: Values, *bias: Values, axis: int, epsilon: float) -> Values:
     axes = _tail_axes(x.shape, axis)
-    centred = x - x.mean(axis=axes, keepdims=True)
+    centred = x - x.mean(axis=axes, keepdims=True) if bias else x
     variance = (centred**2).mean(axis=axes, keepdims=True)
-    result: Values = centred / np.sqrt(variance + epsilon) * scale + bias
-    return result
+    result: Values = centred / np.sqrt(variance + epsilon) * scale
+    return result + bias[0] if bias else result
 
 
-def _rms_norm_values(x: Values, scale: Values, *, axis: int, epsilon: float) -> Values:
-    axes = _tail_axes(x.shape, axis)
-    result: Values = x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + epsilon) * scale
-    return result
+def _norm_slopes(s: Site) -> Grads:
+    """Return r (h - mean(h) - n mean(h n)), sum(g n), sum(g); h = g scale, n = normalised x.
 
+    Without a bias nothing was centred: there is no mean(h), and no sum(g).
+    """
+    net, centre = s.net, len(s.inputs) > 2
+    axes = _tail_axes(s.shape(), s.attrs["axis"])
 
-def _tail(s: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes in front of the normalised ones, and those."""
-    at, rank = axis_of("axis", s.attrs["axis"], s.shape()), len(s.shape())
-    return tuple(range(at)), tuple(range(at, rank))
+    def mean(x: Any) -> Any:
+        return net.reduce_mean(x, axis=axes, keepdims=True)
 
+    def over(x: Any) -> Any:
+        return net.reduce_sum(x, axis=tuple(range(axes[0])), keepdims=False) if axes[0] else x
 
-def _rate(s: Site, centred: Any, axes: tuple[int, ...]) -> Any:
-    spread = s.net.reduce_mean(s.net.square(centred), axis=axes, keepdims=True)
-    return s.net.rsqrt(s.net.adds(spread, number=s.attrs["epsilon"]))
-
-
-def _over(s: Site, x: Any, axes: tuple[int, ...]) -> Any:
-    """Return x summed over its leading axes."""
-    return s.net.reduce_sum(x, axis=axes, keepdims=False) if axes else x
-
-
-def _layer_norm_slopes(s: Site) -> Grads:
-    """Return r (h - mean(h) - n mean(h n)), sum(g n), sum(g); h = g scale, n = normalised x."""
-    net, (lead, axes) = s.net, _tail(s)
-    centred = net.sub(s.x(), net.reduce_mean(s.x(), axis=axes, keepdims=True))
-    rate = _rate(s, centred, axes)
+    centred = net.sub(s.x(), mean(s.x())) if centre else s.x()
+    rate = net.rsqrt(net.adds(mean(net.square(centred)), number=s.attrs["epsilon"]))
     grad, normal = s.g, net.mul(centred, rate)
-    dscale, dbias = _over(s, net.mul(grad, normal), lead), _over(s, grad, lead)
+    dscale, dbias = over(net.mul(grad, normal)), (over(grad),) if centre else ()
     scaled = net.mul(grad, s.x(1))
-    share = net.reduce_mean(net.mul(scaled, normal), axis=axes, keepdims=True)
-    mean = net.reduce_mean(scaled, axis=axes, keepdims=True)
-    dx = net.mul(rate, net.sub(net.sub(scaled, mean), net.mul(normal, share)))
-    return dx, dscale, dbias
-
-
-def _rms_norm_slopes(s: Site) -> Grads:
-    net, (lead, axes) = s.net, _tail(s)
-    rate = _rate(s, s.x(), axes)
-    normal = net.mul(s.x(), rate)
-    dscale = _over(s, net.mul(s.g, normal), lead)
-    scaled = net.mul(s.g, s.x(1))
-    share = net.reduce_mean(net.mul(scaled, normal), axis=axes, keepdims=True)
-    return net.mul(rate, net.sub(scaled, net.mul(normal, share))), dscale
+    share = mean(net.mul(scaled, normal))
+    rest = net.sub(scaled, mean(scaled)) if centre else scaled
+    return net.mul(rate, net.sub(rest, net.mul(normal, share))), dscale, *dbias
 
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
 define(
-    "layer_norm", ("x", "scale", "bias"), _layer_norm_values, in_fp32(_layer_norm),
+    "layer_norm", ("x", "scale", "bias"), _norm_values, in_fp32(_norm),
     "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=_norm_shape, slicing=_norm_slices,
-    backward=_layer_norm_slopes, wide=True,
-    traits=("reduction", "busy"), weights=(1, 2),
-    tolerances=_LOOSE,
+    shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
+    traits=("reduction", "busy"), weights=(1, 2), tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
 define(
-    "rms_norm", ("x", "scale"), _rms_norm_values, in_fp32(_rms_norm),
+    "rms_norm", ("x", "scale"), _norm_values, in_fp32(_norm),
     "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=_norm_shape, slicing=_norm_slices,
-    backward=_rms_norm_slopes, wide=True,
-    traits=("reduction",), weights=(1,),
-    tolerances=_LOOSE,
+    shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
+    traits=("reduction",), weights=(1,), tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
 

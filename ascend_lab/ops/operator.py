@@ -12,23 +12,16 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.formats import (
     Attrs,
     Range,
     Shape,
+    Shapes,
     Tolerances,
     TypeRule,
     Values,
-    broadcast_shape,
-    check_attribute,
-    check_chip,
-    check_shape,
-    check_types,
-    elements,
-    format_of,
-    round_to,
     rounded,
-    widen,
 )
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
 
@@ -97,7 +90,7 @@ class Template:
 
 def _map(layout: str, array: Values, shape: Shape | None = None) -> AddressMap:
     name, _, c0 = layout.partition(":")
-    kind, lanes = format_of(array), int(c0) if c0 else None
+    kind, lanes = forms.format_of(array), int(c0) if c0 else None
     return address_map(name, array.shape if shape is None else shape, kind, c0=lanes)
 
 
@@ -173,7 +166,9 @@ class Operator:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     optional: int = 0
     variadic: bool = False
-    shape_rule: Callable[..., Any] = lambda *shapes, **attrs: broadcast_shape("operands", *shapes)
+    shape_rule: Callable[..., Any] = lambda *shapes, **attrs: forms.broadcast_shape(
+        "operands", *shapes
+    )
     types: TypeRule = field(default_factory=TypeRule)
     slicing: Callable[..., SliceRules] | None = None
     backward: Callable[[Any], Grads] | None = None
@@ -212,7 +207,7 @@ class Operator:
                 needed = f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}"
                 raise InputError(needed, key, f"did you mean {near[0]}?" if near else "drop it")
             where = f"{self.name}: attribute {key}"
-            check_attribute(where, value, self.attrs[key], self.ranges.get(key))
+            forms.check_attribute(where, value, self.attrs[key], self.ranges.get(key))
         full = {**self.attrs, **attrs}
         for key, value in full.items():
             if value is REQUIRED:
@@ -230,31 +225,33 @@ class Operator:
             what = f"{self.name}: {error.needed}"
             raise type(error)(what, error.got, error.remedy) from None
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise InputError(
-                f"{self.name}: attributes of the kind of {dict(self.attrs) or 'no attributes'}",
-                str(error),
-                "compare with the operator's examples",
-            ) from error
+            kinds, remedy = dict(self.attrs), "compare with the operator's examples"
+            needed = f"{self.name}: attributes of the kind of {kinds or 'no attributes'}"
+            raise InputError(needed, str(error), remedy) from error
 
     # -- what the operator means ----------------------------------------------------------------
     def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
         """Return the output shapes; raise `ShapeError` that shows the shapes."""
         names = self.names(len(shapes))
-        given = [check_shape(f"{self.name}: {n}", s) for n, s in zip(names, shapes, strict=True)]
+        given = [
+            forms.check_shape(f"{self.name}: {n}", s) for n, s in zip(names, shapes, strict=True)
+        ]
         settings = self.settings(attrs)
-        empty = [s for s in given if elements(s) == 0]
+        empty = [s for s in given if forms.elements(s) == 0]
         if empty and not self.allows_empty:
             raise ShapeError(f"{self.name}: tensors that are not empty", str(empty[0]), "skip it")
         with self._named():
             out = self.shape_rule(*given, **settings)
         many = out if out and isinstance(out[0], tuple) else (out,)
-        return tuple(check_shape(f"{self.name}: output", shape) for shape in many)
+        return tuple(forms.check_shape(f"{self.name}: output", shape) for shape in many)
 
     def dtypes(self, *dtypes: str, **attrs: Any) -> tuple[str, ...]:
         """Return the output formats; raise `TypeMismatchError` naming the input at fault."""
         settings = self.settings(attrs)
         with self._named():
-            main = check_types(self.name, self.types, self.names(len(dtypes)), dtypes, settings)
+            main = forms.check_types(
+                self.name, self.types, self.names(len(dtypes)), dtypes, settings
+            )
             return self.types.outputs(main, settings, len(self.outputs))
 
     def input_types(self, count: int, main: str, **attrs: Any) -> tuple[str, ...]:
@@ -271,16 +268,15 @@ class Operator:
         given = [np.asarray(a) for a in arrays]
         self.infer(*(a.shape for a in given), **attrs)
         self.check_indices(given, settings)
-        formats = tuple(format_of(a) for a in given)
+        formats = tuple(forms.format_of(a) for a in given)
         results = None if "fp64" in formats else self.dtypes(*formats, **attrs)
         with np.errstate(all="ignore"):
-            wide = self.formula(*(widen(a) for a in given), **settings)
+            wide = self.formula(*(forms.widen(a) for a in given), **settings)
         many = wide if isinstance(wide, tuple) else (wide,)
-        if results is None:
-            cast = tuple(np.asarray(v) for v in many)
-        else:
+        cast = tuple(np.asarray(values) for values in many)
+        if results is not None:
             kinds = results if len(results) == len(many) else results[:1] * len(many)
-            cast = tuple(round_to(np.asarray(v), d) for v, d in zip(many, kinds, strict=True))
+            cast = tuple(map(forms.round_to, cast, kinds))
         return cast if len(cast) > 1 else cast[0]
 
     def expression(self, *tensors: Any, **attrs: Any) -> Any:
@@ -289,7 +285,7 @@ class Operator:
             raise InputError(f"{self.name}: a tensor expression", "none", "set compute=")
         return self.compute(*tensors, **self.settings(attrs))
 
-    def slice_rules(self, shapes: Sequence[Shape], attrs: Attrs | None = None) -> SliceRules:
+    def slice_rules(self, shapes: Shapes, attrs: Attrs | None = None) -> SliceRules:
         """Return how the output may be cut at these input shapes."""
         outs = self.infer(*shapes, **(attrs or {}))
         if self.slicing is None:
@@ -301,9 +297,7 @@ class Operator:
         return any(trait in self.traits for trait in traits)
 
     # -- checks and tests -----------------------------------------------------------------------
-    def check(
-        self, shapes: Sequence[Shape], dtypes: Sequence[str], attrs: Attrs, chip: Chip
-    ) -> None:
+    def check(self, shapes: Shapes, dtypes: Sequence[str], attrs: Attrs, chip: Chip) -> None:
         """Raise a typed error before any work: inputs, attributes, shapes, formats, chip."""
         self.names(len(shapes))
         if len(shapes) != len(dtypes):
@@ -314,10 +308,10 @@ class Operator:
             raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
         self.dtypes(*dtypes, **attrs)
         main = self.types.main(self.names(len(dtypes)), tuple(dtypes))
-        check_chip(self.name, self.types, main, chip)
+        forms.check_chip(self.name, self.types, main, chip)
         self.infer(*shapes, **attrs)
 
-    def call(self, shapes: Sequence[Shape], dtypes: Sequence[str], attrs: Attrs) -> Call:
+    def call(self, shapes: Shapes, dtypes: Sequence[str], attrs: Attrs) -> Call:
         """Return shapes, formats, all attributes and output shapes as one record."""
         outs = self.infer(*shapes, **attrs)
         return Call(tuple(shapes), tuple(dtypes), self.settings(attrs), outs)
@@ -327,14 +321,11 @@ class Operator:
         template = self.template
         return template if template is not None and template.applies(call, chip) else None
 
-    def index_limits(self, shapes: Sequence[Shape], attrs: Attrs) -> dict[int, int]:
+    def index_limits(self, shapes: Shapes, attrs: Attrs) -> dict[int, int]:
         """Return, for each input that holds indices, the first index that is too large."""
         names, settings = self.names(len(shapes)), self.settings(attrs)
-        return {
-            i: self.index_bounds[name](*shapes, **settings)
-            for i, name in enumerate(names)
-            if name in self.index_bounds
-        }
+        places = [(i, name) for i, name in enumerate(names) if name in self.index_bounds]
+        return {i: self.index_bounds[name](*shapes, **settings) for i, name in places}
 
     def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
         """Raise `InputError` naming the first index that points outside its tensor."""
@@ -342,11 +333,9 @@ class Operator:
             wrong = np.argwhere((arrays[i] < 0) | (arrays[i] >= limit))
             if len(wrong):
                 at = tuple(int(n) for n in wrong[0])
-                raise InputError(
-                    f"{self.name}: {self.names(len(arrays))[i]} from 0 to {limit - 1}",
-                    f"{arrays[i][at]} at {at}",
-                    "the hardware does not wrap negative indices; check them first",
-                )
+                needed = f"{self.name}: {self.names(len(arrays))[i]} from 0 to {limit - 1}"
+                remedy = "the hardware does not wrap negative indices; check them first"
+                raise InputError(needed, f"{arrays[i][at]} at {at}", remedy)
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -356,15 +345,12 @@ OPERATORS: dict[str, Operator] = {}
 def register(operator: Operator, *, replace: bool = False) -> Operator:
     """Add an operator and return it; raise `InputError` if the name is taken, unless `replace`."""
     if operator.name in OPERATORS and not replace:
-        raise InputError(
-            "an operator name that is free", operator.name, "rename it, or pass replace=True"
-        )
+        remedy = "rename it, or pass replace=True"
+        raise InputError("an operator name that is free", operator.name, remedy)
     unknown = set(operator.traits) - TRAITS.keys()
     if unknown:
-        known = ", ".join(TRAITS)
-        raise InputError(
-            f"{operator.name}: traits of {known}", ", ".join(sorted(unknown)), "mend it"
-        )
+        needed = f"{operator.name}: traits of {', '.join(TRAITS)}"
+        raise InputError(needed, ", ".join(sorted(unknown)), "mend it")
     OPERATORS[operator.name] = operator
     return operator
 

@@ -20,8 +20,8 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Launch
-from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.deconvolution import stretched
 from ascend_lab.ops.expressions import (
     Pair,
@@ -33,9 +33,9 @@ from ascend_lab.ops.expressions import (
     wide,
     windows,
 )
-from ascend_lab.ops.formats import FLOATS, Pairs, Shape, TypeRule, Values, check_rank, pair, rounded
+from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
-from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
+from ascend_lab.ops.pooling import LOWEST, as_convolution, geometry, window_counts
 from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 LANES = 16
@@ -71,7 +71,7 @@ def _cropped(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
 
 # -- maximum --------------------------------------------------------------------------------------
 def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
-    check_rank("x (n, c, h, w)", x, 4)
+    forms.check_rank("x (n, c, h, w)", x, 4)
     out = (*x[:2], *out_size("pool", (x[2], x[3]), *geometry(**attrs)))
     for name, shape in (("y", y), ("grad", grad)):
         if shape != out:
@@ -111,14 +111,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
 
 
 def _max_launch(call: Call, chip: Chip) -> Launch:
-    return pool_gradient_launch(PoolGradient(_as_convolution(call, call.shapes[0]), True), chip)
-
-
-def _as_convolution(call: Call, image: Shape) -> ConvShape:
-    """Return the pooling of an image as a convolution with a group per channel."""
-    n, c, h, w = image
-    size, step, pads = geometry(**call.attrs)
-    return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c)
+    return pool_gradient_launch(PoolGradient(as_convolution(call, call.shapes[0]), True), chip)
 
 
 def _applies(launch: Callable[[Call, Chip], Launch]) -> Callable[[Call, Chip], bool]:
@@ -138,8 +131,8 @@ def _applies(launch: Callable[[Call, Chip], Launch]) -> Callable[[Call, Chip], b
 
 # -- average --------------------------------------------------------------------------------------
 def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
-    check_rank("grad (n, c, oh, ow)", grad, 4)
-    plane = pair("size", size)
+    forms.check_rank("grad (n, c, oh, ow)", grad, 4)
+    plane = forms.pair("size", size)
     out = out_size("pool", plane, *geometry(**attrs))
     if grad[2:] != out:
         raise ShapeError(f"a gradient of {out} pixels for images of {plane}", str(grad), "fix size")
@@ -148,12 +141,11 @@ def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
 
 def _counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
     """Return how many elements each window averages, (oh, ow)."""
-    found: Values = window_counts(pair("size", size), *geometry(**attrs), count_include_pad)[0, 0]
-    return found
+    return window_counts(forms.pair("size", size), *geometry(**attrs), count_include_pad)
 
 
 def _average_values(grad: Values, **attrs: Any) -> Values:
-    (window, step, pads), plane = geometry(**attrs), pair("size", attrs["size"])
+    (window, step, pads), plane = geometry(**attrs), forms.pair("size", attrs["size"])
     share = grad / _counts(**attrs)
     parts = np.broadcast_to(share[..., None, None], (*share.shape, *window))
     image = add_windows(parts, (*grad.shape[:2], *_room(plane, pads)), step)
@@ -162,7 +154,7 @@ def _average_values(grad: Values, **attrs: Any) -> Values:
 
 def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     """Add the gradient at every tap; the counts of an axis are a pooling of ones, as forward."""
-    (window, step, pads), plane = geometry(**attrs), pair("size", attrs["size"])
+    (window, step, pads), plane = geometry(**attrs), forms.pair("size", attrs["size"])
     room, share, total, counts = _room(plane, pads), wide(grad), None, _counts(**attrs)
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
         share = _scaled(share, 2 + i, column)
@@ -181,16 +173,15 @@ def _scaled(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
     ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
     pieces = []
     for low, high in pairwise(ends):
-        begin = tuple(low if i == axis else 0 for i in range(4))
-        end = tuple(high if i == axis else n for i, n in enumerate(x.shape))
-        pieces.append(te.vmuls(te.slice(x, begin, end), 1.0 / float(column[low])))
+        part = te.slice(x, *forms.span(x.shape, axis, low, high))
+        pieces.append(te.vmuls(part, 1.0 / float(column[low])))
     return te.concat(pieces, axis)
 
 
 def _average_launch(call: Call, chip: Chip) -> Launch:
     counts = _counts(**call.attrs)
     share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
-    shape = _as_convolution(call, call.outputs[0])
+    shape = as_convolution(call, call.outputs[0])
     return pool_gradient_launch(PoolGradient(shape, False, share), chip)
 
 
@@ -213,13 +204,11 @@ _STEPS = Domain(-1.0, 1.0, step=0.5)
 define(
     "max_pool2d_grad", ("x", "y", "grad"), _max_values, _max_expression,
     "each window's gradient at its first largest element", outputs=("dx",),
-    attrs=_ATTRS,
-    shape_rule=_max_shape, types=TypeRule(FLOATS), slicing=_slices,
+    attrs=_ATTRS, shape_rule=_max_shape, types=TypeRule(), slicing=_slices,
     template=Template(
         _max_launch, ("x", "top", "grad"), "NC1HWC0", "NC1HWC0", applies=_applies(_max_launch),
     ),
-    traits=("pool gradient",),
-    domains={"x": _STEPS, "y": _STEPS},
+    traits=("pool gradient",), domains={"x": _STEPS, "y": _STEPS},
     # up to four windows share an element; a kernel in fp16 rounds after each addition
     tolerances=rounded(ulps=2.0, atol=2.0**-9),
     examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
@@ -228,7 +217,7 @@ define(
     "avg_pool2d_grad", ("grad",), _average_values, _average_expression,
     "each window's gradient, divided by what it averaged, at all its elements", outputs=("dx",),
     attrs={**_ATTRS, "count_include_pad": False, "size": REQUIRED},
-    shape_rule=_average_shape, types=TypeRule(FLOATS), slicing=_slices,
+    shape_rule=_average_shape, types=TypeRule(), slicing=_slices,
     template=Template(
         _average_launch, ("grad",), "NC1HWC0", "NC1HWC0", _rates, _applies(_average_launch),
     ),

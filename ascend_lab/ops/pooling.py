@@ -20,6 +20,7 @@ from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.images import BytePool, byte_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.expressions import (
     NARROW,
     Pair,
@@ -32,19 +33,7 @@ from ascend_lab.ops.expressions import (
     wide,
     window_rule,
 )
-from ascend_lab.ops.formats import (
-    FLOATS,
-    Pairs,
-    Shape,
-    TypeRule,
-    Values,
-    check_rank,
-    exact,
-    numpy_type,
-    pad_pairs,
-    pair,
-    rounded,
-)
+from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
 from ascend_lab.ops.reduction import shared
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
@@ -59,18 +48,17 @@ LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
 
 def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, Pair, Pairs]:
     """Return kernel, stride (default: the kernel) and padding as pairs; padding < kernel."""
-    size = pair("kernel", kernel)
-    step = size if stride is None else pair("stride", stride)
-    pads = pad_pairs("pool", pad)
+    size = forms.pair("kernel", kernel)
+    step = size if stride is None else forms.pair("stride", stride)
+    pads = forms.pad_pairs("pool", pad)
     if any(max(pads[i]) >= size[i] for i in range(2)):
-        raise ShapeError(
-            f"padding smaller than the kernel {size}", str(pads), "a window needs a real element"
-        )
+        needed = f"padding smaller than the kernel {size}"
+        raise ShapeError(needed, str(pads), "a window needs a real element")
     return size, step, pads
 
 
 def _shape(x: Shape, **attrs: Any) -> Shape:
-    check_rank("x (n, c, h, w)", x, 4)
+    forms.check_rank("x (n, c, h, w)", x, 4)
     return (*x[:2], *out_size("pool", (x[2], x[3]), *geometry(**attrs)))
 
 
@@ -87,14 +75,14 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return SliceRules("SlidingWindow", rules, adjust=adjust)
 
 
-def window_counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
-    """Return how many elements each window averages, (1, 1, oh, ow)."""
+def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
+    """Return how many elements each window averages, (oh, ow)."""
     axes = []
     for n, width, stride, (before, after) in zip(size, kernel, step, pads, strict=True):
         real = np.pad(np.ones(n), (before, after), constant_values=float(include))
         sums = np.append(0, np.cumsum(real))
         axes.append((sums[width:] - sums[:-width])[::stride])
-    counts: Values = np.multiply.outer(*axes)[None, None]
+    counts: Values = np.multiply.outer(*axes)
     return counts
 
 
@@ -156,6 +144,12 @@ def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
     return te.compute(out, formula)
 
 
+def as_convolution(call: Call, image: Shape, **formats: Any) -> ConvShape:
+    """Return the pooling of an image as a convolution with a group per channel."""
+    (size, step, pads), (n, c, h, w) = geometry(**call.attrs), image
+    return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c, **formats)
+
+
 def _image(call: Call) -> te.Tensor:
     blocks = address_map("NC1HWC0", call.shapes[0], call.dtypes[0]).storage_shape
     return te.placeholder(blocks, call.dtypes[0], "x")
@@ -168,11 +162,9 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
         planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
         pool = BytePool(planes, sizes, size, step, sides, out)
         return as_kernel(byte_pool_launch(pool, chip))
-    (n, c, h, w), around = call.shapes[0], (*pads[0], *pads[1])
-    if x.dtype == "fp16" and any(around):  # the expression would store the padded image
-        shape = ConvShape(n, c, h, w, c, *size, step, around, groups=c)
+    if x.dtype == "fp16" and any(map(any, pads)):  # the expression would store the padded image
         with suppress(CapacityError):
-            return as_kernel(max_pool_launch(shape, chip))
+            return as_kernel(max_pool_launch(as_convolution(call, call.shapes[0]), chip))
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
@@ -180,11 +172,8 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
 
 
 def _counts(call: Call) -> Values:
-    h, w = call.shapes[0][2:]
-    counts: Values = window_counts(
-        (h, w), *geometry(**call.attrs), call.attrs["count_include_pad"]
-    )[0, 0]
-    return counts
+    size, include = call.shapes[0][2:], call.attrs["count_include_pad"]
+    return window_counts(size, *geometry(**call.attrs), include)
 
 
 def _average_kernel(call: Call, chip: Chip) -> Kernel:
@@ -208,19 +197,18 @@ def _rates(call: Call) -> dict[str, Values]:
     counts, shape = _counts(call), _summed(call)
     found = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
     if shape:
-        ones = np.ones((shape.c, 1, shape.r, shape.s), numpy_type(shape.dtype))
+        ones = np.ones((shape.c, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))
         found["weight"] = pack_weights(shape, ones)
     return found
 
 
 def _summed(call: Call) -> ConvShape | None:
     """Return the depthwise convolution that adds the windows; None for large ones, and in fp32."""
-    (size, step, pads), (n, c, h, w) = geometry(**call.attrs), call.shapes[0]
-    if call.dtypes[0] not in NARROW or prod(size) > MOST_TAPS:
+    size, dtype = geometry(**call.attrs)[0], call.dtypes[0]
+    if dtype not in NARROW or prod(size) > MOST_TAPS:
         return None
-    around, dtype = (*pads[0], *pads[1]), call.dtypes[0]
     out = "fp32" if np.ptp(_counts(call)) else dtype
-    return ConvShape(n, c, h, w, c, *size, step, around, dtype, out, groups=c)
+    return as_convolution(call, call.shapes[0], dtype=dtype, out_dtype=out)
 
 
 def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
@@ -252,11 +240,9 @@ define(
     "max_pool2d", ("x",), _max_values,
     in_fp32(lambda x, **attrs: _largest(x, *geometry(**attrs)), ("bf16",)),
     "largest element of each window; padding never wins",
-    attrs=_ATTRS,
-    shape_rule=_shape, types=TypeRule((*FLOATS, "int8")), slicing=_slices,
+    attrs=_ATTRS, shape_rule=_shape, types=TypeRule((*forms.FLOATS, "int8")), slicing=_slices,
     backward=lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
-    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"),
-    traits=("pooling", "busy"),
+    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"), traits=("pooling", "busy"),
     domains=_DISTINCT, tolerances=exact(),
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -264,11 +250,10 @@ define(
     "avg_pool2d", ("x",), _average_values, in_fp32(_average),
     "mean of each window, over real elements only or, with count_include_pad, over padding too",
     attrs={**_ATTRS, "count_include_pad": False},
-    shape_rule=_shape, types=TypeRule(FLOATS), slicing=_slices,
+    shape_rule=_shape, types=TypeRule(), slicing=_slices,
     backward=lambda s: (s.net.avg_pool2d_grad(s.g, size=s.shape()[2:], **s.attrs),),
     template=Template(_average_kernel, ("x",), "NC1HWC0", "NC1HWC0", extra=_rates),
-    traits=("pooling", "busy"),
-    tolerances=_SUMS,
+    traits=("pooling", "busy"), tolerances=_SUMS,
     examples=(
         *_EXAMPLES,
         Example(_EXAMPLES[2].shapes, {**_EXAMPLES[2].attrs, "count_include_pad": True}),
@@ -278,7 +263,7 @@ define(
 
 # -- the whole image ------------------------------------------------------------------------------
 def _global_shape(x: Shape) -> Shape:
-    check_rank("x (n, c, h, w)", x, 4)
+    forms.check_rank("x (n, c, h, w)", x, 4)
     return (*x[:2], 1, 1)
 
 
@@ -300,33 +285,27 @@ def _means_kernel(call: Call, chip: Chip) -> Kernel:
     return as_kernel(plane_means_launch(PlaneMeans(n * up(c, C0), h * w, call.dtypes[0]), chip))
 
 
-def _global_mean(x: te.Tensor) -> te.Tensor:
-    total = te.reduce_sum(x, (2, 3), keepdims=True)
-    return te.vmuls(total, 1.0 / (x.shape[2] * x.shape[3]))
-
-
 _GLOBAL = tuple(Example((s,)) for s in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 16, 4, 4), (2, 17, 7, 1)))
 define(
     "global_max_pool", ("x",), lambda x: x.max(axis=(2, 3), keepdims=True),
     in_fp32(lambda x: te.reduce_max(x, (2, 3), keepdims=True), ("bf16",)),
     "largest element of each channel",
-    shape_rule=_global_shape, types=TypeRule(FLOATS),
+    shape_rule=_global_shape, types=TypeRule(),
     slicing=_global_slices(*(Reduction(((0, i),), "max") for i in (2, 3))),
     backward=lambda s: (shared(s, s.g, s.y(), (2, 3)),), wide=True,
-    traits=("reduction", "image fold"),
-    domains=_DISTINCT, tolerances=exact(),
+    traits=("reduction", "image fold"), domains=_DISTINCT, tolerances=exact(),
     examples=_GLOBAL,
 )  # fmt: skip
 define(
-    "global_avg_pool", ("x",), lambda x: x.mean(axis=(2, 3), keepdims=True), in_fp32(_global_mean),
+    "global_avg_pool", ("x",), lambda x: x.mean(axis=(2, 3), keepdims=True),
+    in_fp32(lambda x: te.vmuls(te.reduce_sum(x, (2, 3), True), 1.0 / prod(x.shape[2:]))),
     "mean of each channel",
-    shape_rule=_global_shape, types=TypeRule(FLOATS), slicing=_global_slices(),
+    shape_rule=_global_shape, types=TypeRule(), slicing=_global_slices(),
     backward=lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
     template=Template(
         _means_kernel, ("x",), "NC1HWC0", "NC1HWC0", applies=_by_cube,
-        extra=lambda call: {"ones": ones_and_zeros(numpy_type(call.dtypes[0]))},
+        extra=lambda call: {"ones": ones_and_zeros(forms.numpy_type(call.dtypes[0]))},
     ),
-    traits=("reduction", "image fold"),
-    tolerances=_SUMS,
+    traits=("reduction", "image fold"), tolerances=_SUMS,
     examples=_GLOBAL,
 )  # fmt: skip

@@ -147,8 +147,7 @@ define(
     "requantise", ("x", "scales", "bias"), _requantised, _requantise,
     "round((x + bias) scale) + offset in int8, of int32 sums; relu before it is rounded",
     outputs=("q",), attrs={**_ATTRS, "relu": False, "small_bias": False}, ranges=_RANGES,
-    optional=2,
-    types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
+    optional=2, types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
     domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
     tolerances=_STEP, examples=_PAIRS, allows_empty=True,
 )  # fmt: skip

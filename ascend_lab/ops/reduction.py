@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -9,21 +10,12 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops import formats as forms
 from ascend_lab.ops.expressions import NARROW, in_fp32
-from ascend_lab.ops.formats import (
-    FLOATS,
-    NUMBERS,
-    Shape,
-    TypeRule,
-    Values,
-    axes_of,
-    elements,
-    exact,
-    rounded,
-)
+from ascend_lab.ops.formats import Shape, TypeRule, Values, exact, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain, Example, Grads, define
-from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
+from ascend_lab.ops.slicing import Reduction, SliceRules, Source, axis_rules
 
 Combine = Literal["sum", "max", "min", "prod"]
 EXAMPLES = (
@@ -40,48 +32,22 @@ EMPTY = Example(((3, 0),), {"axis": 1})
 
 def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the shape left after folding the axes; folded ones have size 1 with `keepdims`."""
-    axes = axes_of("reduce", axis, x)
-    if keepdims:
-        return tuple(1 if i in axes else n for i, n in enumerate(x))
-    return tuple(n for i, n in enumerate(x) if i not in axes)
+    axes = forms.axes_of("reduce", axis, x)
+    return tuple(1 if i in axes else n for i, n in enumerate(x) if keepdims or i not in axes)
 
 
 def _slices(shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool, combine: Any) -> SliceRules:
     x = shapes[0]
-    folded = axes_of("reduce", axis, x)
-    rules, position = [], 0
-    for own in range(len(x)):
-        if own not in folded:
-            rules.append(AxisRule(position, "free", (Source(0, own),), (position,)))
-            position += 1
-        elif keepdims:
-            rules.append(AxisRule(position, "whole", reason="size 1", joins=(position,)))
-            position += 1
+    folded = forms.axes_of("reduce", axis, x)
+    kept = [own for own in range(len(x)) if keepdims or own not in folded]
+    rules = axis_rules("Reduce", ["size 1" if a in folded else (Source(0, a),) for a in kept])
     ways = tuple(Reduction(((0, a),), combine) for a in folded) if combine else ()
-    return SliceRules("Reduce", tuple(rules), ways)
-
-
-def _folded(formula: Callable[..., Values]) -> Callable[..., Values]:
-    """Return the NumPy fold with its axes counted from 0."""
-
-    def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
-        return np.asarray(formula(x, axis=axes_of("reduce", axis, x.shape), keepdims=keepdims))
-
-    return values
-
-
-def _expressed(compute: Callable[..., te.Tensor]) -> Callable[..., te.Tensor]:
-    """Return the fold of a tensor with its axes counted from 0."""
-
-    def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
-        return compute(x, axes_of("reduce", axis, x.shape), keepdims)
-
-    return expression
+    return replace(rules, reductions=ways)
 
 
 def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the reduced shape of a fold without an identity: it needs an element."""
-    if 0 in (x[a] for a in axes_of("reduce", axis, x)):
+    if 0 in (x[a] for a in forms.axes_of("reduce", axis, x)):
         raise ShapeError("axes that are not empty", str(x), "there is no value to return")
     return reduced_shape(x, axis=axis, keepdims=keepdims)
 
@@ -99,17 +65,25 @@ def _reduction(
     **more: Any,
 ) -> None:
     """Register a reduction; `combine` joins partial results, `identity` allows empty axes."""
+
+    def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
+        return np.asarray(
+            formula(x, axis=forms.axes_of("reduce", axis, x.shape), keepdims=keepdims)
+        )
+
+    def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
+        return compute(x, forms.axes_of("reduce", axis, x.shape), keepdims)
+
     base: dict[str, Any] = {
-        "types": TypeRule(NUMBERS),
+        "types": TypeRule(forms.NUMBERS),
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
     }
     define(
-        name, ("x",), _folded(formula), in_fp32(_expressed(compute), lift),
+        name, ("x",), values, in_fp32(expression, lift),
         summary,
         attrs={"axis": None, "keepdims": False},
         shape_rule=reduced_shape if identity else _not_empty,
-        slicing=partial(_slices, combine=combine),
-        backward=backward, traits=("reduction",),
+        slicing=partial(_slices, combine=combine), backward=backward, traits=("reduction",),
         allows_empty=True,
         examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
         **{**base, **more},
@@ -118,19 +92,14 @@ def _reduction(
 
 def _restored(s: Site, value: Any) -> tuple[Any, Shape]:
     """Return a reduced tensor with its folded axes back as size 1, and the input's shape."""
-    shape = s.shape()
-    axes = axes_of("reduce", s.attrs["axis"], shape)
-    kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    return s.net.shaped(value, kept), shape
-
-
-def _reduce_sum(s: Site) -> Grads:
-    return (s.net.stretched(*_restored(s, s.g)),)
+    kept = reduced_shape(s.shape(), axis=s.attrs["axis"], keepdims=True)
+    return s.net.shaped(value, kept), s.shape()
 
 
 def _reduce_mean(s: Site) -> Grads:
     grad, shape = _restored(s, s.g)
-    return (s.net.stretched(s.net.scaled(grad, elements(grad.shape) / elements(shape)), shape),)
+    share = forms.elements(grad.shape) / forms.elements(shape)
+    return (s.net.stretched(s.net.scaled(grad, share), shape),)
 
 
 def shared(s: Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
@@ -142,7 +111,7 @@ def shared(s: Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _reduce_extreme(s: Site) -> Grads:
-    axes = axes_of("reduce", s.attrs["axis"], s.shape())
+    axes = forms.axes_of("reduce", s.attrs["axis"], s.shape())
     return (shared(s, _restored(s, s.g)[0], _restored(s, s.y())[0], axes),)
 
 
@@ -152,10 +121,13 @@ def _mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
 
 
 _distinct = Domain(distinct=True)
-_reduction("reduce_sum", "sum over axes", np.sum, te.reduce_sum, _reduce_sum, "sum")
+_reduction(
+    "reduce_sum", "sum over axes", np.sum, te.reduce_sum,
+    lambda s: (s.net.stretched(*_restored(s, s.g)),), "sum",
+)  # fmt: skip
 _reduction(
     "reduce_mean", "mean over axes", np.mean, _mean, _reduce_mean, None,
-    types=TypeRule(FLOATS), identity=False,
+    types=TypeRule(), identity=False,
 )  # fmt: skip
 _extreme: dict[str, Any] = {
     "backward": _reduce_extreme, "lift": ("bf16",), "identity": False, "domains": {"x": _distinct},
@@ -166,6 +138,6 @@ _reduction("reduce_max", _max, np.max, te.reduce_max, combine="max", **_extreme)
 _reduction("reduce_min", _min, np.min, te.reduce_min, combine="min", **_extreme)
 _reduction(
     "reduce_prod", "product over axes", np.prod, te.reduce_prod, None, "prod",
-    types=TypeRule(FLOATS), domains={"x": Domain(0.8, 1.2)},
+    types=TypeRule(), domains={"x": Domain(0.8, 1.2)},
     tolerances=rounded(fp32_ulps=600),  # n - 1 roundings of half an ulp each
 )  # fmt: skip

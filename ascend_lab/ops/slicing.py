@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import ShapeError
-from ascend_lab.ops.formats import Shape
+from ascend_lab.ops.formats import Shape, Shapes
 
 Kind = Literal["free", "halo", "reduce", "indices", "whole"]
 Pattern = Literal[
@@ -119,7 +119,7 @@ class Cut:
 
 
 def cut(
-    rules: SliceRules, shapes: Sequence[Shape], attrs: Mapping[str, Any], axis: int, piece: Range
+    rules: SliceRules, shapes: Shapes, attrs: Mapping[str, Any], axis: int, piece: Range
 ) -> Cut:
     """Return what outputs piece[0] .. piece[1]-1 of `axis` need.
 
@@ -133,9 +133,8 @@ def cut(
         raise ShapeError(needed, got, "split another axis, or combine partial results")
     low, high = piece
     if low % rule.grain or high % rule.grain or low >= high:
-        raise ShapeError(
-            f"a piece of axis {axis} in whole grains of {rule.grain}", str(piece), "round it"
-        )
+        needed = f"a piece of axis {axis} in whole grains of {rule.grain}"
+        raise ShapeError(needed, str(piece), "round it")
     ranges: Ranges = tuple({} for _ in shapes)
     for source in rule.sources:
         scaled = low // rule.grain * source.grain, high // rule.grain * source.grain
@@ -161,7 +160,7 @@ def take(arrays: Sequence[NDArray[Any]], ranges: Ranges) -> list[NDArray[Any]]:
     return parts
 
 
-def following(shapes: Sequence[Shape], out: Shape) -> list[tuple[Source, ...]]:
+def following(shapes: Shapes, out: Shape) -> list[tuple[Source, ...]]:
     """Return for each output axis the input axes that follow it under broadcasting."""
     leads = [len(out) - len(shape) for shape in shapes]
     return [
@@ -198,7 +197,7 @@ def axis_rules(
 
 
 def elementwise_rules(
-    shapes: Sequence[Shape], out: Shape, *, outputs: int = 1, whole: Mapping[int, str] | None = None
+    shapes: Shapes, out: Shape, *, outputs: int = 1, whole: Mapping[int, str] | None = None
 ) -> SliceRules:
     """Every axis is free but those of `whole`, which need a reduction (axis -> reason)."""
     kept = whole or {}

@@ -18,17 +18,13 @@ from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 def _loss_shape(logits: Shape, target: Shape) -> Shape:
     check_rank("logits (n, classes)", logits, 2)
     if target != logits:
-        raise ShapeError(
-            f"a target distribution of shape {logits}", str(target), "one_hot makes it from labels"
-        )
+        needed = f"a target distribution of shape {logits}"
+        raise ShapeError(needed, str(target), "one_hot makes it from labels")
     return (logits[0],)
 
 
 def _loss_values(logits: Values, target: Values) -> Values:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    result: Values = -(target * (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))).sum(
-        axis=1
-    )
+    result: Values = -(target * get("log_softmax").formula(logits, axis=1)).sum(axis=1)
     return result
 
 
@@ -64,9 +60,8 @@ define(
 def _all_equal(*shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
     for shape in shapes[1:]:
         if shape != shapes[0]:
-            raise ShapeError(
-                f"every tensor of the parameter's shape {shapes[0]}", str(shape), "reshape it"
-            )
+            needed = f"every tensor of the parameter's shape {shapes[0]}"
+            raise ShapeError(needed, str(shape), "reshape it")
     return tuple(shapes[i] for i in (0, *range(2, len(shapes))))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph import Constant, Fill, Graph, Node, Value, verify
+from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import is_float
 from ascend_lab.train.step import (
     FORMATS,
@@ -24,7 +25,6 @@ from ascend_lab.train.step import (
     copies_named,
     declare_states,
     in_compute_format,
-    master_constant,
     master_of,
     optimiser,
     running,
@@ -185,7 +185,8 @@ class _Step:
 
     def _input(self, name: str, dtype: str) -> None:
         """Declare a constant of the given graph as an input."""
-        constant = master_constant(self.given.constants[name], dtype)
+        constant = self.given.constants[name]
+        constant = constant if constant.type.dtype == dtype else in_format(constant, dtype)
         self.initial[name] = constant
         self.net.input(name, constant.type.shape, dtype)
 
@@ -277,8 +278,7 @@ class _Step:
                 grad = self.grads[leaf]
                 self.net.prefix = f"{name}.grad"
                 if name in found:
-                    both = (self.net.wide(found[name]), self.net.wide(grad))
-                    grad = self.net.add(*both)
+                    grad = self.net.add(self.net.wide(found[name]), self.net.wide(grad))
                 found[name] = grad
         return found
 

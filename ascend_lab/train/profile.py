@@ -8,9 +8,7 @@ lies as one tensor, as fused optimisers keep them (torch_npu, NpuFused optimiser
 running averages of all batch norms. One kernel updates all parameters, one all averages.
 """
 
-import csv
 import inspect
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +38,6 @@ from ascend_lab.train.autodiff import training_graph
 from ascend_lab.train.compile import TRAINING
 from ascend_lab.train.step import RUNNING_MOMENTUM, TrainingGraph, optimiser
 
-HEADER = ("name", "ready_us", "bytes")
 LONGEST_STAY = 2500
 """Nodes up to which tensors are kept in fractals wherever that saves conversions."""
 
@@ -88,14 +85,6 @@ class StepProfile:
     def gradient_bytes(self) -> int:
         """Bytes of all gradients."""
         return sum(row.size_bytes for row in self.gradients)
-
-    def to_csv(self) -> str:
-        """Return the gradients as rows of name, ready_us, bytes, in backward order."""
-        out = io.StringIO()
-        rows = csv.writer(out, lineterminator="\n")
-        rows.writerow(HEADER)
-        rows.writerows((g.name, f"{g.ready_s * 1e6:.3f}", g.size_bytes) for g in self.gradients)
-        return out.getvalue()
 
 
 def profile_training(
@@ -278,10 +267,10 @@ def layer_prefix(names: Sequence[str]) -> str:
 
     Raises `InputError` where nothing is numbered so.
     """
-    found = {m[1]: set[str]() for name in names if (m := re.match(r"(\D*)(\d+)\.", name))}
+    found: dict[str, set[str]] = {}
     for name in names:
         if match := re.match(r"(\D*)(\d+)\.", name):
-            found[match[1]].add(match[2])
+            found.setdefault(match[1], set()).add(match[2])
     fitting = [prefix for prefix, numbers in found.items() if numbers == {"0", "1", "2"}]
     if not fitting:
         raise InputError("a network of 3 layers numbered from 0", "none", "profile it whole")

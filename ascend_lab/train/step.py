@@ -22,7 +22,6 @@ from ascend_lab.graph import (
 )
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.passes import convert
-from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import Operator, get
 from ascend_lab.train.tape import Tape
@@ -174,11 +173,6 @@ def copies_named(
     return made, {names[n]: master for n, master in masters.items()}
 
 
-def master_constant(constant: Constant, dtype: str) -> Constant:
-    """Return the initial values of a parameter in its master format."""
-    return constant if constant.type.dtype == dtype else in_format(constant, dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class DynamicLossScale:
     """A loss scale that halves when a gradient overflows and doubles after many good steps.
@@ -216,9 +210,8 @@ def found_inf(values: Mapping[str, Any]) -> bool:
 
 
 # -- update: gradients become fp32 and unscaled, parameters and states new -------------------------
-STATES = {"sgd": ("velocity",), "adam": ("mean", "square")}
-"""What each optimiser remembers about a parameter."""
-_OPERATORS = {"sgd": "sgd_momentum", "adam": "adam"}
+OPTIMISERS = {"sgd": "sgd_momentum", "adam": "adam"}
+"""The operator that updates a parameter: its inputs are the parameter, the gradient, states."""
 RUNNING_MOMENTUM = 0.9
 """Share of the old running statistics of a batch norm that stays at each step."""
 
@@ -233,12 +226,12 @@ class Optimiser:
     @property
     def operator(self) -> Operator:
         """The operator that updates one parameter."""
-        return get(_OPERATORS[self.name])
+        return get(OPTIMISERS[self.name])
 
     @property
     def states(self) -> tuple[str, ...]:
         """What it remembers about a parameter."""
-        return STATES[self.name]
+        return self.operator.inputs[2:]
 
 
 def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | None:
@@ -247,8 +240,8 @@ def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | 
         if attrs:
             raise InputError("settings of an optimiser", "optimizer=None", "name the optimiser")
         return None
-    if name not in STATES:
-        raise InputError(f"optimizer {', '.join(STATES)} or None", repr(name), "choose one")
+    if name not in OPTIMISERS:
+        raise InputError(f"optimizer {', '.join(OPTIMISERS)} or None", repr(name), "choose one")
     found = Optimiser(name, dict(attrs or {}))
     found.operator.settings(found.attrs)
     return found
@@ -323,8 +316,8 @@ def at_step(step: TrainingGraph, number: int) -> TrainingGraph:
     """Return the graph as it is at a step counted from 1: Adam's averages start at zero."""
     if number == 1 or not any(node.op == "adam" for node in step.graph.nodes):
         return step
-    nodes = tuple(
+    nodes = (
         replace(node, attrs={**node.attrs, "step": number}) if node.op == "adam" else node
         for node in step.graph.nodes
     )
-    return replace(step, graph=replace(step.graph, nodes=nodes))
+    return replace(step, graph=replace(step.graph, nodes=tuple(nodes)))

@@ -53,13 +53,6 @@ class StepTimeline:
         """Communication during which nothing is computed: step - compute."""
         return self.step_s - self.compute_s
 
-    @property
-    def hidden_share(self) -> float:
-        """Share of the communication behind which backward computes; 1 if there is none."""
-        if not self.communication_s:
-            return 1.0
-        return 1.0 - self.exposed_s / self.communication_s
-
     def lane(self, name: str) -> tuple[Span, ...]:
         """Return the spans of a lane, "compute" or "communication"."""
         return tuple(span for span in self.spans if span.lane == name)

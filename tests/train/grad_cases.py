@@ -69,14 +69,12 @@ def mlp(dtype: str = "fp32") -> Graph:
     return net.build()
 
 
-def _norm(net: GraphBuilder, x: Any, name: str) -> Any:
+def norm(net: GraphBuilder, x: Any, name: str) -> Any:
+    """Return x normalised over channels, the scale and bias of each a weight."""
     channels = x.shape[1]
     rows = [net.weight((channels,), f"{name}.{key}", scale=0.3) for key in ("scale", "bias")]
-    mean, variance = (
-        net.fill((channels,), 0.0, f"{name}.mean"),
-        net.fill((channels,), 1.0, f"{name}.var"),
-    )
-    return net.batch_norm(x, *rows, mean, variance, name=name)
+    rows += [net.fill((channels,), n, f"{name}.{key}") for n, key in ((0.0, "mean"), (1.0, "var"))]
+    return net.batch_norm(x, *rows, name=name)
 
 
 def convolutions(dtype: str = "fp32") -> Graph:
@@ -84,12 +82,12 @@ def convolutions(dtype: str = "fp32") -> Graph:
     net = GraphBuilder("convolutions", dtype)
     x = net.input("x", (2, 3, 9, 8))
     x = net.conv2d(x, net.weight((8, 3, 3, 3), "w0"), net.weight((8,), "b0"), pad=1, name="conv0")
-    x = net.relu(_norm(net, x, "bn0"), name="relu0")
+    x = net.relu(norm(net, x, "bn0"), name="relu0")
     x = net.max_pool2d(x, kernel=3, stride=2, pad=1, name="pool")
     y = net.conv2d(x, net.weight((8, 8, 3, 3), "w1"), pad=1, name="conv1")
-    y = net.relu6(_norm(net, y, "bn1"), name="relu1")
+    y = net.relu6(norm(net, y, "bn1"), name="relu1")
     y = net.conv2d(y, net.weight((8, 8, 3, 3), "w2"), pad=1, name="conv2")
-    x = net.relu(net.add(_norm(net, y, "bn2"), x, name="sum"), name="relu2")
+    x = net.relu(net.add(norm(net, y, "bn2"), x, name="sum"), name="relu2")
     x = net.conv2d(x, net.weight((12, 8, 2, 2), "w3"), stride=2, name="conv3")
     x = net.avg_pool2d(x, kernel=2, stride=1, pad=((1, 0), (0, 1)), name="mean")
     x = net.reshape(net.global_avg_pool(x, name="pool2"), shape=(0, -1), name="flat")

@@ -20,7 +20,7 @@ from ascend_lab.errors import AscendLabError, GraphError, InputError, Unsupporte
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
 from ascend_lab.graph.onnx.model_file import sizes_of
-from ascend_lab.graph.onnx.tensors import NUMPY
+from ascend_lab.graph.onnx.tensors import NUMPY, beyond_32_bits
 
 Values = NDArray[Any]
 KEPT = 8
@@ -58,7 +58,11 @@ class PreparedModel(BackendRep):
         """
         feed = self._named(inputs)
         imported = self._imported(feed)
-        given = {name: _narrow(name, feed[name]) for name in imported.graph.inputs}
+        given = {name: feed[name] for name in imported.graph.inputs}
+        for name, array in given.items():
+            if beyond := beyond_32_bits(array):
+                needed = f"input {name}: whole numbers that fit in 32 bits"
+                raise UnsupportedError(needed, beyond, "scale them")
         try:
             found = evaluate(imported.graph, given)
         except GraphError as error:  # a sound graph, but an index outside its tensor
@@ -170,15 +174,3 @@ run_model = AscendLabBackend.run_model
 run_node = AscendLabBackend.run_node
 supports_device = AscendLabBackend.supports_device
 is_compatible = AscendLabBackend.is_compatible
-
-
-def _narrow(name: str, array: Values) -> Values:
-    """Return an input of the graph, whose whole numbers have 32 bits."""
-    if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
-        return array
-    low, high = int(array.min()), int(array.max())
-    if low < -(2**31) or high >= 2**31:
-        raise UnsupportedError(
-            f"input {name}: whole numbers that fit in 32 bits", f"{low} .. {high}", "scale them"
-        )
-    return array

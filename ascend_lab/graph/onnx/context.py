@@ -14,7 +14,16 @@ from ascend_lab.errors import GraphError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
-from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Limits, Shape, Tensor, Values
+from ascend_lab.graph.onnx import tensors as kinds
+from ascend_lab.graph.onnx.tensors import (
+    Known,
+    Limits,
+    Shape,
+    Tensor,
+    Values,
+    beyond_32_bits,
+    free_name,
+)
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024
@@ -99,29 +108,17 @@ class Builder(GraphBuilder):
                 self._narrowed.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(fresh, start):
-            self._nodes[at] = replace(
-                node,
-                name=self._title(title if main in node.outputs else f"{title}/{node.op}"),
-                inputs=tuple(new.get(n, n) for n in node.inputs),
-                outputs=tuple(new.get(n, n) for n in node.outputs),
-            )
+            own = free_name(title if main in node.outputs else f"{title}/{node.op}", self._titles)
+            reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
+            self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
         return {old: Value(name, self._types[name]) for old, name in new.items()}
-
-    def _title(self, wanted: str) -> str:
-        name, number = wanted, 0
-        while name in self._titles:
-            number += 1
-            name = f"{wanted}_{number}"
-        self._titles.add(name)
-        return name
 
     def copy(self, value: Value, name: str) -> Value:
         """Return the same tensor under a name of its own: an output that no node writes."""
         if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
             return self.lasting(np.zeros(value.shape), value.type, name)
-        title = self._title(name)
+        title, attrs = free_name(name, self._titles), {"shape": value.shape}
         self._types[name] = value.type
-        attrs = {"shape": value.shape}
         self._nodes.append(Node(title, "reshape", (value.name,), (name,), attrs))
         return Value(name, value.type)
 
@@ -257,9 +254,9 @@ class Context:
         if tensor.value is not None:
             return tensor.value
         assert tensor.known is not None
-        dtype = FORMATS.get(tensor.elem)
+        dtype = kinds.FORMATS.get(tensor.elem)
         if dtype is None:
-            self.unsupported(f"one of the types {', '.join(FORMATS)}", tensor.elem)
+            self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
         found = self.net.emitted.get(id(tensor))
         if found is None:
             data, kind = self._data(tensor.known, tensor), TensorType(tensor.shape, dtype)
@@ -278,14 +275,13 @@ class Context:
         if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
         array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
-        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-        if low < -(2**31) or high >= 2**31:
-            self.unsupported("int64 numbers that fit in 32 bits", f"{low} .. {high}")
+        if beyond := beyond_32_bits(array):
+            self.unsupported("int64 numbers that fit in 32 bits", beyond)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
     def known(self, array: Any, elem: str) -> Tensor:
         """Return a result that is known before the graph runs."""
-        values = np.asarray(array, NUMPY[elem])
+        values = np.asarray(array, kinds.NUMPY[elem])
         return Tensor(elem, values.shape, known=values)
 
     def table(self, array: Any, dtype: str, name: str = "table") -> Value:

@@ -50,19 +50,14 @@ CONVERTERS: dict[str, Converter] = {}
 """Every ONNX operator that can be imported."""
 
 
-def converter(
-    *names: str,
-    types: tuple[tuple[str, ...], ...] = (EVERY,),
-    result: str | None = None,
-    since: int = 1,
-) -> Callable[[Convert], Convert]:
-    """Register a function as the converter of the operators `names`."""
+def converter(*names: str, **how: Any) -> Callable[[Convert], Convert]:
+    """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
 
     def register(convert: Convert) -> Convert:
         for name in names:
             if name in CONVERTERS:
                 raise InputError("an operator without converter", name, "register it once")
-            CONVERTERS[name] = Converter(name, convert, types, result, since)
+            CONVERTERS[name] = Converter(name, convert, **how)
         return convert
 
     return register
@@ -120,9 +115,8 @@ def find(node: NodeProto, opset: int) -> Converter:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         near = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
         remedy = f"near it: {', '.join(near)}" if near else "see graph.onnx.CONVERTERS"
-        raise UnsupportedError(
-            f"{where}: one of {len(CONVERTERS)} operators of the standard", name, remedy
-        )
+        needed = f"{where}: one of {len(CONVERTERS)} operators of the standard"
+        raise UnsupportedError(needed, name, remedy)
     says = signature(node.op_type, opset)
     if opset < found.since or says is None:
         needed = f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}"

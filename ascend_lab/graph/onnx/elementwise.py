@@ -8,10 +8,8 @@ from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.quantised import divided, modulo
-from ascend_lab.graph.onnx.tensors import ANY, BITS, FLOATS, INTEGERS, NUMBERS
+from ascend_lab.graph.onnx.tensors import ANY, BITS, FLOATS, INTEGERS, NUMBERS, WHOLE
 
-WHOLE = (*NUMBERS, "int8", "uint8")
-"""Types of arithmetic and comparisons."""
 SAME = {
     "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Reciprocal": "rec", "Floor": "floor",
     "Ceil": "ceil", "Round": "round", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf",

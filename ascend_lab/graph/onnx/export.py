@@ -58,20 +58,11 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
     for node in graph.nodes:
         _export_node(writer, graph, node)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
-    made = helper.make_graph(
-        writer.nodes,
-        graph.name or "graph",
-        _infos(graph, graph.inputs),
-        _infos(graph, list(dict.fromkeys(graph.outputs))),
-        initializer=writer.tensors,
-        value_info=_infos(graph, inner),
-    )
-    return helper.make_model(
-        made,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="ascend_lab",
-    )
+    ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
+    named, inside = graph.name or "graph", _infos(graph, inner)
+    made = helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
+    how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], **how)
 
 
 def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Path:
@@ -106,10 +97,8 @@ def _export_node(writer: Writer, graph: Graph, node: Node) -> None:
 
 
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-    types = {name: graph.types[name] for name in names}
-    return [
-        helper.make_tensor_value_info(n, ONNX_TYPES[t.dtype], t.shape) for n, t in types.items()
-    ]
+    types = ((name, graph.types[name]) for name in names)
+    return [helper.make_tensor_value_info(n, ONNX_TYPES[t.dtype], t.shape) for n, t in types]
 
 
 # -- element by element ---------------------------------------------------------------------------
@@ -148,6 +137,17 @@ RULES |= {
         site.one("Not", site.one("Equal", *site.inputs)), site.dtype
     ),
     "select": lambda site: site.one("Where", site.cast(site.inputs[0], "bool"), *site.inputs[1:]),
+    "relu6": lambda site: _clip(site, site.inputs[0], 0.0, 6.0, site.dtype),
+    "clip": lambda site: _clip(
+        site, site.inputs[0], site.attrs["low"], site.attrs["high"], site.dtype
+    ),
+    "batch_norm_training": lambda site: site.writer.emit(
+        "BatchNormalization", *site.inputs, outputs=3, training_mode=1, **site.attrs
+    ),
+    "attention_scores": lambda site: site.back(_scores(site, *site.wide())),
+    "masked_softmax": lambda site: site.back(
+        site.one("Softmax", site.one("Add", *site.wide()), axis=-1)
+    ),
 }
 
 
@@ -160,12 +160,6 @@ def _silu(site: Site) -> Result:
     x = site.inputs[0]
     turned = site.one("Neg", x) if site.attrs["turned"] else x
     return site.one("Mul", x, site.one("Sigmoid", turned))
-
-
-@rule("clip", "relu6")
-def _clipped(site: Site) -> Result:
-    low, high = (0.0, 6.0) if site.op == "relu6" else (site.attrs["low"], site.attrs["high"])
-    return _clip(site, site.inputs[0], low, high, site.dtype)
 
 
 @rule("adds", "muls")
@@ -206,13 +200,6 @@ def _reduced(site: Site) -> Result:
     axes = site.writer.ints(axes_of("reduce", site.attrs["axis"], site.shape))
     op = f"Reduce{site.op.removeprefix('reduce_').capitalize()}"
     return site.one(op, site.inputs[0], axes, keepdims=int(site.attrs["keepdims"]))
-
-
-@rule("batch_norm_training")
-def _batch_norm_training(site: Site) -> Result:
-    return site.writer.emit(
-        "BatchNormalization", *site.inputs, outputs=3, training_mode=1, **site.attrs
-    )
 
 
 @rule("rms_norm")
@@ -319,16 +306,6 @@ def _scores(site: Site, q: str, k: str) -> str:
     scale = 1.0 / math.sqrt(site.shape[-1]) if scale is None else scale
     total = site.one("MatMul", q, _turned(site, k, len(site.given[1].shape)))
     return site.one("Mul", total, site.writer.number(scale, "fp32"))
-
-
-@rule("attention_scores")
-def _attention_scores(site: Site) -> Result:
-    return site.back(_scores(site, *site.wide()))
-
-
-@rule("masked_softmax")
-def _masked_softmax(site: Site) -> Result:
-    return site.back(site.one("Softmax", site.one("Add", *site.wide()), axis=-1))
 
 
 @rule("attention", "flash_attention")

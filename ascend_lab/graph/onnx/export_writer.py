@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import TensorType
+from ascend_lab.graph.onnx.tensors import free_name
 from ascend_lab.ops.formats import numpy_type
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Writer:
 
     def emit(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> tuple[str, ...]:
         """Append an ONNX node; return the names of its outputs."""
-        names = tuple(self._free(f"{self._title}/{op}") for _ in range(outputs))
+        names = tuple(free_name(f"{self._title}/{op}", self._names) for _ in range(outputs))
         self.nodes.append(self._onnx.make_node(op, list(inputs), list(names), names[0], **attrs))
         return names
 
@@ -99,17 +100,9 @@ class Writer:
     def _shared(self, array: NDArray[Any], dtype: str) -> str:
         key = (dtype, array.shape, array.tobytes())
         if key not in self._known:
-            self._known[key] = self._free(f"{dtype}_constant")
+            self._known[key] = free_name(f"{dtype}_constant", self._names)
             self.tensor(self._known[key], array, dtype)
         return self._known[key]
-
-    def _free(self, wanted: str) -> str:
-        name, number = wanted, 0
-        while name in self._names:
-            number += 1
-            name = f"{wanted}_{number}"
-        self._names.add(name)
-        return name
 
 
 NARROW = ("fp16", "bf16")

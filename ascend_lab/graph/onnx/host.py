@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.model_file import Parts, pinned_shapes
-from ascend_lab.graph.onnx.tensors import Limits
+from ascend_lab.graph.onnx.tensors import Limits, beyond_32_bits
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -62,9 +62,8 @@ def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        _asking(model, names, onnx).SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    data = _asking(model, names, onnx).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
     found: list[Any] = session.run(names, dict(feed))
     return found
 
@@ -83,12 +82,11 @@ def _asking(model: ModelProto, names: list[str], onnx: Any) -> ModelProto:
     """Return the model with exactly these outputs."""
     if [entry.name for entry in model.graph.output] == names:
         return model
-    asked = onnx.ModelProto()
+    asked: ModelProto = onnx.ModelProto()
     asked.CopyFrom(model)
     del asked.graph.output[:]
     asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    found: ModelProto = asked
-    return found
+    return asked
 
 
 # -- nodes and values -----------------------------------------------------------------------------
@@ -162,19 +160,13 @@ def is_numbers(value: Any) -> bool:
 
 def is_picture(value: Any) -> bool:
     """Tell whether a value is a batch of images of bytes, grey or in colour."""
-    return (
-        is_numbers(value)
-        and value.dtype == np.uint8
-        and value.ndim == 4
-        and value.shape[1] in (1, 3)
-    )
+    bytes_ = is_numbers(value) and value.dtype == np.uint8
+    return bytes_ and value.ndim == 4 and value.shape[1] in (1, 3)
 
 
 def wide(value: Any) -> bool:
     """Tell whether a tensor has whole numbers that 32 bits do not hold."""
-    if value.dtype.kind not in "iu" or value.dtype.itemsize < 4 or not value.size:
-        return False
-    return int(value.min()) < -(2**31) or int(value.max()) >= 2**31
+    return bool(beyond_32_bits(value))
 
 
 def size_bytes(value: Any) -> int:

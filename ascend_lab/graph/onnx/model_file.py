@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
+from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.converter import NEWEST_OPSET, find, title
-from ascend_lab.graph.onnx.tensors import (
-    ELEMENTS,
-    EXTERNAL,
-    FORMATS,
-    NUMPY,
-    Limits,
-    Shape,
-    Tensor,
-    check_size,
-    tensor_of,
-)
+from ascend_lab.graph.onnx.tensors import Limits, Shape, Tensor, check_size, tensor_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
@@ -55,10 +46,8 @@ def _bytes(path: Path, limits: Limits) -> bytes:
             raise InputError("a model file", f"{path}, which is none", "give the file's path")
         size = path.stat().st_size
         if size > limits.file_bytes:
-            got = f"{size} bytes in {path}"
-            raise InputError(
-                f"a model file of at most {limits.file_bytes} bytes", got, "move its weights out"
-            )
+            needed = f"a model file of at most {limits.file_bytes} bytes"
+            raise InputError(needed, f"{size} bytes in {path}", "move its weights out")
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -74,9 +63,8 @@ def _parsed(data: bytes, where: str) -> ModelProto:
         model.ParseFromString(data)
     except DecodeError as error:
         got = f"{where}: {str(error).strip() or 'not a model'}"
-        raise InputError(
-            "an ONNX model", got, "export it again: damaged or another format"
-        ) from None
+        remedy = "export it again: damaged or another format"
+        raise InputError("an ONNX model", got, remedy) from None
     if not model.HasField("graph") or not model.graph.output:
         raise InputError("an ONNX model with a graph", f"{where}: none", "export it again")
     return model
@@ -85,17 +73,15 @@ def _parsed(data: bytes, where: str) -> ModelProto:
 def opset_of(model: ModelProto) -> int:
     """Return the version of the standard's operators; raise `UnsupportedError` for a newer one."""
     if model.ir_version > NEWEST_IR:
-        raise UnsupportedError(
-            f"ONNX files of IR version {NEWEST_IR} or older", str(model.ir_version), "export anew"
-        )
+        needed = f"ONNX files of IR version {NEWEST_IR} or older"
+        raise UnsupportedError(needed, str(model.ir_version), "export anew")
     found = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if len(set(found)) > 1:
         raise InputError("one version of the standard's operators", str(found), "keep one")
     version = found[0] if found else 1
     if not 1 <= version <= NEWEST_OPSET:
-        raise UnsupportedError(
-            f"operators of opset 1 to {NEWEST_OPSET}", str(version), "export with an older opset"
-        )
+        needed = f"operators of opset 1 to {NEWEST_OPSET}"
+        raise UnsupportedError(needed, str(version), "export with an older opset")
     return int(version)
 
 
@@ -154,7 +140,7 @@ def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Part
     if model.functions:
         model = inliner.inline_local_functions(model)
     for tensor in model.graph.initializer:
-        if tensor.data_location == EXTERNAL:
+        if tensor.data_location == kinds.EXTERNAL:
             array = tensor_of(tensor, folder, limits).array()
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     ordered = onnx.GraphProto(node=_sound_nodes(model, limits))
@@ -215,10 +201,8 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
     if sound:
         return list(graph.node)
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    before = {
-        i: [writer[name] for name in node.input if name in writer]
-        for i, node in enumerate(graph.node)
-    }
+    reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
+    before = dict(enumerate(reads))
     try:
         return [graph.node[i] for i in TopologicalSorter(before).static_order()]
     except CycleError as error:
@@ -246,9 +230,11 @@ def element_of(entry: ValueInfoProto) -> str:
         got = kind.WhichOneof("value") or "no type"
         raise UnsupportedError(f"{entry.name}: a tensor", str(got), "export another")
     number = kind.tensor_type.elem_type
-    elem = ELEMENTS[number][0] if number in ELEMENTS else f"type {number}"
-    if elem not in FORMATS:
-        raise UnsupportedError(f"{entry.name} in {', '.join(FORMATS)}", elem, "export it in one")
+    elem = kinds.ELEMENTS[number][0] if number in kinds.ELEMENTS else f"type {number}"
+    if elem not in kinds.FORMATS:
+        raise UnsupportedError(
+            f"{entry.name} in {', '.join(kinds.FORMATS)}", elem, "export it in one"
+        )
     return elem
 
 
@@ -372,7 +358,7 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
 def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
     """Return a graph input whose value is given before the graph is built."""
     array = np.asarray(given)
-    wanted = NUMPY[elem]
+    wanted = kinds.NUMPY[elem]
     if array.dtype.kind not in "biuf" and array.dtype != wanted:
         raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
     cast = array.astype(wanted)

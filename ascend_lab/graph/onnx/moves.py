@@ -1,5 +1,9 @@
-"""Operators that put tensors together, take them apart and pick from them."""
+"""Operators that put tensors together, take them apart, and read or write at places.
 
+Places are known, those of largest elements, or computed.
+"""
+
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,10 +11,11 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
+from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.shapes import axes_of
-from ascend_lab.graph.onnx.tensors import ANY, INTEGERS, NUMPY, SMALL, Shape, Tensor
+from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values
 
 
 @converter("Concat", since=4)
@@ -92,19 +97,21 @@ def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     """Return a slice; axes with a negative step are gathered in their order."""
     forward = [p if p.step > 0 else slice(0, n, 1) for p, n in zip(parts, value.shape, strict=True)]
     if forward != [slice(0, n, 1) for n in value.shape]:
-        begin, end, step = (
-            tuple(getattr(p, k) for p in forward) for k in ("start", "stop", "step")
-        )
+        begin, end, step = zip(*((p.start, p.stop, p.step) for p in forward), strict=True)
         steps = None if set(step) <= {1} else step
         value = ctx.emit("slice", value, begin=begin, end=end, step=steps)
     for axis, part in enumerate(parts):
         if part.step < 0:
-            order = ctx.known(np.arange(value.shape[axis])[part], "int32")
-            value = ctx.emit("gather", value, ctx.value(order), axis=axis)
+            value = _picked(ctx, value, np.arange(value.shape[axis])[part], axis)
     return value
 
 
-@converter("Gather", types=(ANY, INTEGERS))
+def _picked(ctx: Context, x: Value, places: Values, axis: int) -> Value:
+    """Return the slices of x at known places along an axis."""
+    return ctx.emit("gather", x, ctx.value(ctx.known(places, "int32")), axis=axis)
+
+
+@converter("Gather", types=(kinds.ANY, kinds.INTEGERS))
 def _gather(ctx: Context) -> Value:
     """Pick slices; known indices may be negative, computed ones are refused if they are."""
     (axis,) = axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
@@ -166,7 +173,7 @@ def _pad(ctx: Context) -> Result:
         return _extended(ctx, x, widths, ctx.attr("mode"))
     if not any(map(any, widths)):
         return x if x.name != ctx.input(0).name else ctx.tensor(0)
-    kind = NUMPY[ctx.elem(0)]  # the value as the tensor's type holds it
+    kind = kinds.NUMPY[ctx.elem(0)]  # the value as the tensor's type holds it
     wide = np.float32 if kind.kind in "fV" else np.int64
     return ctx.emit("pad", x, pads=widths, value=np.array(value, kind).astype(wide).item())
 
@@ -178,13 +185,12 @@ def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: A
     out = x
     for axis, (before, after) in enumerate(widths):
         size = x.shape[axis]
-        if before + size + after > SMALL:
-            ctx.unsupported(f"axes of at most {SMALL} elements", str(before + size + after))
+        if before + size + after > kinds.SMALL:
+            ctx.unsupported(f"axes of at most {kinds.SMALL} elements", str(before + size + after))
         if mode != "edge" and max(before, after) >= size + (mode == "wrap"):
             ctx.unsupported(f"pads that axis {axis} of size {size} can fill", f"{before}, {after}")
         if before or after:
-            order = ctx.known(np.pad(np.arange(size), (before, after), mode=mode), "int32")
-            out = ctx.emit("gather", out, ctx.value(order), axis=axis)
+            out = _picked(ctx, out, np.pad(np.arange(size), (before, after), mode=mode), axis)
     return ctx.tensor(0) if out.name == ctx.input(0).name else out
 
 
@@ -197,8 +203,8 @@ def _blocks(ctx: Context) -> Value:
         ctx.unsupported("mode DCR or CRD", str(mode))
     cut = x.shape[1:2] if deep else x.shape[2:]
     if len(x.shape) != 4 or block < 1 or any(s % (block**2 if deep else block) for s in cut):
-        what = "channels a multiple of blocksize squared" if deep else (
-            "height and width multiples of blocksize")  # fmt: skip
+        sides = "height and width multiples of blocksize"
+        what = "channels a multiple of blocksize squared" if deep else sides
         ctx.unsupported(f"4 axes, {what}", f"{x.shape}, {block}")
     n, c, h, w = x.shape
     if deep:
@@ -212,3 +218,194 @@ def _blocks(ctx: Context) -> Value:
         shape = (n, c * block**2, h // block, w // block)
     out = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
     return ctx.emit("reshape", out, shape=shape)
+
+
+# -- places of largest elements, and known ones ----------------------------------------------------
+
+
+def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) -> Value:
+    """Return the place of the largest or smallest element along an axis, kept with size 1."""
+    size = x.shape[axis]
+    hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
+    places = ctx.counting(size, axis, len(x.shape))
+    missed = ctx.table(np.array(-1 if last else size), "int32", "missed")
+    marked = ctx.choose(hit, places, missed)
+    return ctx.emit("reduce_max" if last else "reduce_min", marked, axis=axis, keepdims=True)
+
+
+@converter("ArgMax", "ArgMin", types=(kinds.WHOLE,), result="int64")
+def _argmax(ctx: Context) -> Value:
+    x = ctx.input(0)
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    if not x.shape[axis]:
+        ctx.unsupported("an axis with elements", str(x.shape))
+    extreme = "reduce_max" if ctx.op == "ArgMax" else "reduce_min"
+    place = _first(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
+    if ctx.attr("keepdims"):
+        return place
+    return ctx.reshape(place, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+@converter("Hardmax", types=(kinds.FLOATS,))
+def _hardmax(ctx: Context) -> Value:
+    """Mark the first largest element with 1; before opset 13 of all axes from `axis` on."""
+    x, shape = ctx.input(0), ctx.shape(0)
+    axis = ctx.axis(ctx.attr("axis"), len(shape))
+    if ctx.opset < 13:
+        x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+        axis = 1
+    place = _first(ctx, x, axis, "reduce_max")
+    places = ctx.counting(x.shape[axis], axis, len(x.shape))
+    hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
+    return ctx.reshape(hot, shape)
+
+
+@converter("Compress", types=(kinds.ANY, ("bool",)))
+def _compress(ctx: Context) -> Value:
+    x, kept = ctx.input(0), np.flatnonzero(ctx.const(1))
+    axis = ctx.attr("axis")
+    if axis is None:
+        x, axis = ctx.reshape(x, (x.type.elements,)), 0
+    return _picked(ctx, x, kept, ctx.axis(axis, len(x.shape)))
+
+
+@converter("ReverseSequence", types=(kinds.ANY, ("int64",)))
+def _reverse_sequence(ctx: Context) -> Value:
+    """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
+    x, lengths = ctx.input(0), ctx.ints(1)
+    rank = len(x.shape)
+    time, batch = (ctx.axis(ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
+    if {time, batch} != {0, 1} or len(lengths) != x.shape[batch]:
+        ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
+    places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
+    turned = places if batch == 0 else places.T
+    for row, length in zip(turned, lengths, strict=True):
+        row[:length] = row[:length][::-1].copy()
+    flat = ctx.reshape(x, (places.size, *x.shape[2:]))
+    return ctx.reshape(_picked(ctx, flat, places.ravel(), 0), x.shape)
+
+
+# -- reads and writes at computed places ----------------------------------------------------------
+# Places become numbers of rows: the tensor is reshaped so that what an index names is one row.
+# Negative indices count from the end.
+_TYPES = (kinds.ANY, kinds.INTEGERS, kinds.ANY)
+_MOST = 2**22
+
+
+def _strides(shape: Shape) -> Values:
+    """Return the elements between neighbours along each axis, row-major."""
+    return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
+
+
+def _counted(ctx: Context, indices: Value, sizes: Values) -> Value:
+    """Return indices counted from 0: those below 0 grow by the sizes."""
+    below = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
+    raised = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
+    return ctx.choose(below, raised, indices)
+
+
+def _elements(ctx: Context, shape: Shape, axis: int) -> Value:
+    """Return the row-major numbers of the elements that indices name along one axis."""
+    indices = ctx.input(1, "int32")
+    if len(indices.shape) != len(shape) or any(
+        n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis
+    ):
+        ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
+    steps = _strides(shape)
+    own = np.indices(indices.shape).reshape(len(shape), *indices.shape)
+    rest = sum((own[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64))
+    scaled = _counted(ctx, indices, np.array(shape[axis]))
+    if steps[axis] != 1:
+        scaled = ctx.emit("mul", scaled, ctx.table(steps[axis], "int32", "step"))
+    base = np.broadcast_to(rest, indices.shape)
+    return ctx.emit("add", scaled, ctx.table(base, "int32", "base")) if base.any() else scaled
+
+
+@converter("GatherElements", types=_TYPES, since=11)
+def _gather_elements(ctx: Context) -> Value:
+    x = ctx.input(0)
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    flat = ctx.reshape(x, (x.type.elements,))
+    return ctx.emit("gather", flat, _elements(ctx, x.shape, axis), axis=0)
+
+
+@converter("ScatterElements", "Scatter", types=_TYPES, since=9)
+def _scatter_elements(ctx: Context) -> Value:
+    x, updates = ctx.input(0), ctx.input(2)
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    places = _elements(ctx, x.shape, axis)
+    if updates.shape != places.shape:
+        ctx.unsupported(f"updates {places.shape}", str(updates.shape))
+    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, places, updates)]
+    return ctx.reshape(ctx.emit(_way(ctx), *rows), x.shape)
+
+
+def _way(ctx: Context) -> str:
+    """Return the operator of a reduction."""
+    ways = {"none": "scatter_update", "add": "scatter_add"}
+    way = ways.get(ctx.attr("reduction") or "none")
+    if way is None or (way == "scatter_add" and ctx.elem(0) not in kinds.NUMBERS):
+        got = f"{ctx.attr('reduction')} of {ctx.elem(0)}"
+        ctx.unsupported("reduction none, or add of floats, int32 or int64", got)
+    return way
+
+
+def _rows(ctx: Context, shape: Shape, batch: int = 0) -> tuple[Value, Shape]:
+    """Return the numbers of the slices that index tuples name, and the shape of a slice."""
+    indices = ctx.input(1, "int32")
+    depth = indices.shape[-1] if indices.shape else 0
+    if not depth or batch + depth > len(shape) or indices.shape[:batch] != shape[:batch]:
+        ctx.unsupported(f"index tuples into {shape}", str(indices.shape))
+    sizes = np.array(shape[batch : batch + depth])
+    steps = _strides(shape[batch : batch + depth])
+    counted = _counted(ctx, indices, sizes)
+    scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
+    rows = ctx.emit("reduce_sum", scaled, axis=-1)
+    if batch:
+        own = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
+        base = own.reshape(*shape[:batch], *(1,) * (len(rows.shape) - batch))
+        rows = ctx.emit("add", rows, ctx.table(base, "int32", "base"))
+    return rows, shape[batch + depth :]
+
+
+@converter("GatherND", "ScatterND", types=_TYPES, since=11)
+def _slices_at(ctx: Context) -> Value:
+    x = ctx.input(0)
+    rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims") or 0)
+    table = ctx.reshape(x, (x.type.elements // max(math.prod(rest), 1), *rest))
+    if ctx.op == "GatherND":
+        return ctx.emit("gather", table, rows, axis=0)
+    updates = ctx.input(2)
+    if updates.shape != (*rows.shape, *rest):
+        ctx.unsupported(f"updates {(*rows.shape, *rest)}", str(updates.shape))
+    return ctx.reshape(ctx.emit(_way(ctx), table, rows, updates), x.shape)
+
+
+@converter("TopK", types=(kinds.WHOLE, ("int64",)), since=10)
+def _top_k(ctx: Context) -> tuple[Result, ...]:
+    """Rank each element by those before it in order, then let rank r go to place r.
+
+    Before an element stand all larger ones, and equal ones with a lower index.
+    """
+    x, k = ctx.input(0), int(ctx.scalar(1))
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    n = x.shape[axis]
+    if not 0 < k <= n or x.type.elements * n > _MOST:
+        ctx.unsupported(f"k from 1 to {n}, at most {_MOST} comparisons", f"k {k} of {x.shape}")
+    order = (*(i for i in range(len(x.shape)) if i != axis), axis)
+    turned = ctx.emit("transpose", x, perm=order)
+    column, row = (ctx.reshape(turned, (*turned.shape[:-1], *s)) for s in ((n, 1), (1, n)))
+    before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
+    lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
+    tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
+    ahead = ctx.emit("add", ctx.cast(before, "int32"), tied)
+    ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
+    hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
+    values = ctx.choose(hits, column, ctx.table(0, x.type.dtype, "none"))
+    places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
+    back = tuple(np.argsort(order))
+    values, places = (
+        ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=back)
+        for v in (values, places)
+    )
+    return values, ctx.typed(places, "int64")

@@ -83,18 +83,16 @@ def _shift(ctx: Context) -> Value:
 def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
     given, block = ctx.input(i), ctx.attr("block_size")
-    if ctx.tensor(i).known is not None and not block and given.type.elements > 1:
-        axis = ctx.axis(ctx.attr("axis"), len(shape))
-        if given.shape == (shape[axis],):
-            sides = (shape[axis], *(1,) * (len(shape) - axis - 1))
-            return ctx.table(ctx.const(i).reshape(sides), given.type.dtype, "scales")
     if given.type.elements == 1 and not block:
         return ctx.reshape(given, ())
     axis = ctx.axis(ctx.attr("axis"), len(shape))
     if not block:
         if given.shape != (shape[axis],):
             ctx.unsupported(f"{shape[axis]} scales along axis {axis}", str(given.shape))
-        return ctx.reshape(given, (shape[axis], *(1,) * (len(shape) - axis - 1)))
+        sides = (shape[axis], *(1,) * (len(shape) - axis - 1))
+        if ctx.tensor(i).known is None:
+            return ctx.reshape(given, sides)
+        return ctx.table(ctx.const(i).reshape(sides), given.type.dtype, "scales")
     wanted = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if given.shape != wanted:
         ctx.unsupported(f"scales {wanted} for blocks of {block}", str(given.shape))

@@ -113,9 +113,8 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
     hidden = rows // gates
-    order = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}.get(
-        ctx.attr("direction"), ()
-    )
+    ways = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
+    order = ways.get(ctx.attr("direction"), ())
     if len(order) != directions or not 0 < steps <= _MOST_STEPS:
         ctx.unsupported(f"1 to {_MOST_STEPS} steps in a known direction", f"{steps} steps")
     if ctx.has(4) and set(ctx.ints(4)) != {steps}:

@@ -10,19 +10,11 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
+from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.shapes import axes_given, axes_of
-from ascend_lab.graph.onnx.tensors import (
-    ANY,
-    FLOATS,
-    FORMATS,
-    INTEGERS,
-    NUMBERS,
-    NUMPY,
-    Shape,
-    Tensor,
-)
+from ascend_lab.graph.onnx.tensors import Shape, Tensor
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """About the largest number of each type, which an infinite maximum is limited to."""
@@ -41,9 +33,9 @@ def _fold(ctx: Context, op: str, value: Value, *, keep: bool | None = None) -> V
     return ctx.emit(op, value, axis=_axes(ctx), keepdims=kept)
 
 
-@converter("ReduceSum", "ReduceProd", types=(NUMBERS, INTEGERS))
-@converter("ReduceMean", types=(FLOATS, INTEGERS))
-@converter("ReduceMax", "ReduceMin", types=(ANY, INTEGERS))
+@converter("ReduceSum", "ReduceProd", types=(kinds.NUMBERS, kinds.INTEGERS))
+@converter("ReduceMean", types=(kinds.FLOATS, kinds.INTEGERS))
+@converter("ReduceMax", "ReduceMin", types=(kinds.ANY, kinds.INTEGERS))
 def _reduced(ctx: Context) -> Result:
     """Fold; without an axis to fold the input is the result, without elements the least value."""
     if _empty(ctx) and ctx.op in ("ReduceMax", "ReduceMin"):
@@ -59,9 +51,9 @@ def _empty(ctx: Context) -> bool:
 
 def _least(ctx: Context, sign: int) -> Tensor:
     """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
-    kind, axes, kept = NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
+    kind, axes, kept = kinds.NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
-    if ctx.elem(0) in FLOATS:
+    if ctx.elem(0) in kinds.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
@@ -69,7 +61,7 @@ def _least(ctx: Context, sign: int) -> Tensor:
 
 @converter(
     "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-    types=(FLOATS, INTEGERS),
+    types=(kinds.FLOATS, kinds.INTEGERS),
 )  # fmt: skip
 def _composed(ctx: Context) -> Result:
     """Fold with functions before and behind."""
@@ -94,7 +86,7 @@ def _log_sum_exp(ctx: Context, x: Value) -> Result:
     return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
 
 
-@converter("Softmax", "LogSoftmax", types=(FLOATS,))
+@converter("Softmax", "LogSoftmax", types=(kinds.FLOATS,))
 def _softmax(ctx: Context) -> Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
@@ -110,7 +102,7 @@ def _softmax(ctx: Context) -> Value:
     return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
 
 
-@converter("LpNormalization", types=(FLOATS,))
+@converter("LpNormalization", types=(kinds.FLOATS,))
 def _lp_norm(ctx: Context) -> Value:
     """Divide by the norm along an axis; zeros stay zeros."""
     x, p = ctx.input(0), ctx.attr("p")
@@ -124,7 +116,7 @@ def _lp_norm(ctx: Context) -> Value:
 
 
 # -- normalisation --------------------------------------------------------------------------------
-@converter("BatchNormalization", types=(FLOATS,), since=6)
+@converter("BatchNormalization", types=(kinds.FLOATS,), since=6)
 def _batch_norm(ctx: Context) -> Sequence[Result]:
     """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
     if ctx.attr("spatial") == 0:
@@ -137,10 +129,10 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
         return (ctx.emit("batch_norm", *given, **how),)
     how["momentum"], elem = ctx.attr("momentum"), ctx.elem(3)
     out, *averages = ctx.emit_all("batch_norm_training", *given, **how)
-    return out, *(ctx.typed(ctx.cast(value, FORMATS[elem]), elem) for value in averages)
+    return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 
 
-@converter("LRN", types=(FLOATS,))
+@converter("LRN", types=(kinds.FLOATS,))
 def _lrn(ctx: Context) -> Value:
     """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
     x, size = ctx.input(0), ctx.attr("size")
@@ -149,7 +141,7 @@ def _lrn(ctx: Context) -> Value:
     return ctx.emit("lrn", x, **ctx.attrs)
 
 
-@converter("LayerNormalization", types=(FLOATS,))
+@converter("LayerNormalization", types=(kinds.FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
     x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
@@ -166,7 +158,7 @@ def _layer_norm(ctx: Context) -> Sequence[Result]:
     return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
 
 
-@converter("RMSNormalization", types=(FLOATS,))
+@converter("RMSNormalization", types=(kinds.FLOATS,))
 def _rms_norm(ctx: Context) -> Value:
     tail = _tail(ctx)
     scale = _stretched(ctx, ctx.input(1), tail)
@@ -195,8 +187,8 @@ def _fill(ctx: Context, like: Value, shape: Shape, number: float) -> Value:
     return ctx.net.lasting(Fill(number), kind, f"{ctx.name}/fill")
 
 
-@converter("InstanceNormalization", types=(FLOATS,), since=6)
-@converter("GroupNormalization", types=(FLOATS,))
+@converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)
+@converter("GroupNormalization", types=(kinds.FLOATS,))
 def _group_norm(ctx: Context) -> Value:
     """Scale and bias are one per channel, before opset 21 of groups one per group."""
     x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"

@@ -9,23 +9,11 @@ import numpy as np
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
+from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.quantised import wrapped
-from ascend_lab.graph.onnx.tensors import (
-    ANY,
-    ELEMENTS,
-    EVERY,
-    FLOATS,
-    FORMATS,
-    INTEGERS,
-    NUMPY,
-    Shape,
-    Tensor,
-    Values,
-    check_size,
-    tensor_of,
-)
+from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values, check_size, tensor_of
 
 
 def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:
@@ -139,29 +127,29 @@ def _transpose(ctx: Context) -> Result:
 def _cast(ctx: Context) -> Result:
     """Cast as the standard: floats cut toward zero, whole numbers wrapped, all but 0 true."""
     number = ctx.attr("to")
-    if ctx.op == "Cast" and number not in ELEMENTS:
+    if ctx.op == "Cast" and number not in kinds.ELEMENTS:
         ctx.unsupported("a numeric type", f"type {number}")
-    x, elem = ctx.tensor(0), ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
+    x, elem = ctx.tensor(0), kinds.ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
     ctx.result = elem
     if elem == x.elem:
         return x
     if x.known is not None:
         return _recast(x, elem)
-    if elem not in FORMATS:
-        ctx.unsupported(f"a cast to {', '.join(FORMATS)}", elem)
-    value, dtype = ctx.value(x), FORMATS[elem]
+    if elem not in kinds.FORMATS:
+        ctx.unsupported(f"a cast to {', '.join(kinds.FORMATS)}", elem)
+    value, dtype = ctx.value(x), kinds.FORMATS[elem]
     if elem == "bool":
         return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
-    if x.elem in FLOATS and elem not in FLOATS:
+    if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
-    if elem in ("int8", "uint8") and x.elem not in (*FLOATS, "bool"):
+    if elem in ("int8", "uint8") and x.elem not in (*kinds.FLOATS, "bool"):
         return wrapped(ctx, value, dtype)
     return ctx.cast(value, dtype)
 
 
 def _recast(tensor: Tensor, elem: str) -> Tensor:
     """Return a known tensor in another element type, as C and NumPy cast."""
-    kind = NUMPY[elem]
+    kind = kinds.NUMPY[elem]
 
     def made() -> Values:
         with np.errstate(all="ignore"):
@@ -169,7 +157,7 @@ def _recast(tensor: Tensor, elem: str) -> Tensor:
 
     if isinstance(tensor.known, Fill):
         with np.errstate(all="ignore"):
-            value = np.array(tensor.known.value, NUMPY[tensor.elem]).astype(kind).item()
+            value = np.array(tensor.known.value, kinds.NUMPY[tensor.elem]).astype(kind).item()
         return Tensor(elem, tensor.shape, known=Fill(value))
     return Tensor(elem, tensor.shape, known=made)
 
@@ -228,13 +216,13 @@ def _of_unknown_size(ctx: Context) -> Tensor:
 @converter("EyeLike")
 def _eye_like(ctx: Context) -> Tensor:
     shape, number, k = ctx.shape(0), ctx.attr("dtype"), ctx.attr("k")
-    elem = ELEMENTS[number][0] if number in ELEMENTS else ctx.elem(0)
-    if len(shape) != 2 or (number and number not in ELEMENTS):
+    elem = kinds.ELEMENTS[number][0] if number in kinds.ELEMENTS else ctx.elem(0)
+    if len(shape) != 2 or (number and number not in kinds.ELEMENTS):
         ctx.unsupported("a matrix of numbers", f"{shape}, type {number}")
-    return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(NUMPY[elem]))
+    return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kinds.NUMPY[elem]))
 
 
-@converter("Trilu", types=(ANY, EVERY))
+@converter("Trilu", types=(kinds.ANY, kinds.EVERY))
 def _trilu(ctx: Context) -> Value | Tensor:
     """Keep one triangle: elsewhere 0 is selected."""
     x, k = ctx.tensor(0), int(ctx.scalar(1)) if ctx.has(1) else 0
@@ -255,7 +243,7 @@ def _trilu(ctx: Context) -> Value | Tensor:
     return ctx.emit("select", kept, value, ctx.number(0, value.type.dtype))
 
 
-@converter("OneHot", types=((*INTEGERS, *FLOATS), EVERY, ANY))
+@converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.EVERY, kinds.ANY))
 def _one_hot(ctx: Context) -> Value:
     """Mark classes counted from 0, or back from the last; an index outside marks none.
 
@@ -266,9 +254,9 @@ def _one_hot(ctx: Context) -> Value:
     if len(values) != 2 or not 1 <= depth < 2**24 or not -rank <= axis < rank:
         ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
     ctx.result, at = ctx.elem(2), axis % rank
-    off, on = (ctx.number(v.item(), FORMATS[ctx.elem(2)]) for v in values)
+    off, on = (ctx.number(v.item(), kinds.FORMATS[ctx.elem(2)]) for v in values)
     index = ctx.input(0)
-    if ctx.elem(0) in FLOATS:
+    if ctx.elem(0) in kinds.FLOATS:
         index = ctx.emit("cast", index, dtype="int32", round="trunc")
     places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
     classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))

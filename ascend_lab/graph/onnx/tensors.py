@@ -47,6 +47,8 @@ FORMATS = {
 FLOATS = ("float32", "float16", "bfloat16")
 NUMBERS = (*FLOATS, "int32", "int64")
 """Types a graph computes with; evaluation refuses int64 results that int32 does not hold."""
+WHOLE = (*NUMBERS, "int8", "uint8")
+"""Types of arithmetic and comparisons."""
 ANY = tuple(FORMATS)
 EVERY = tuple(NUMPY)
 """Types a known tensor may have; those not in `ANY` must end before the graph runs."""
@@ -62,6 +64,24 @@ def in_type(values: Any, kind: str) -> Any:
     if kind == "bool":
         return np.asarray(values) != 0
     return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
+
+
+def beyond_32_bits(array: Values) -> str:
+    """Return the range of whole numbers that 32 bits do not hold; "" where they do."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
+        return ""
+    low, high = int(array.min()), int(array.max())
+    return f"{low} .. {high}" if low < -(2**31) or high >= 2**31 else ""
+
+
+def free_name(wanted: str, taken: set[str]) -> str:
+    """Return `wanted`, with a number behind it if it is taken, and take it."""
+    name, number = wanted, 0
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    taken.add(name)
+    return name
 
 
 Known = Values | Fill | Callable[[], Values]
@@ -150,9 +170,8 @@ def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor
     else:
         got, needed = len(getattr(proto, _FIELDS.get(elem, "int32_data"))), count
     if got != needed:
-        raise InputError(
-            f"{where}: {needed} bytes or numbers for {shape} of {elem}", str(got), "export again"
-        )
+        wanted = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
+        raise InputError(wanted, str(got), "export again")
 
     def made() -> Values:
         from onnx import numpy_helper
@@ -167,9 +186,8 @@ def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
     if any(n < 0 for n in shape) or len(shape) > 16:
         raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
     if math.prod(shape) > limits.elements:
-        raise UnsupportedError(
-            f"{where}: at most {limits.elements} elements", str(shape)[:80], "use smaller tensors"
-        )
+        needed = f"{where}: at most {limits.elements} elements"
+        raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")
 
 
 class _External:

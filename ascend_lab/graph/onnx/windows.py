@@ -140,14 +140,8 @@ def convolved(
 ) -> Value:
     """Return the convolution of rows or images that the node's attributes describe."""
     window = window_of(ctx, weight.shape[2:], x.shape[2:])
-    out = ctx.emit(
-        "conv2d",
-        as_image(ctx, x),
-        as_image(ctx, weight),
-        *bias,
-        groups=ctx.attr("group") if groups is None else groups,
-        **window.settings(),
-    )
+    settings = {"groups": ctx.attr("group") if groups is None else groups, **window.settings()}
+    out = ctx.emit("conv2d", as_image(ctx, x), as_image(ctx, weight), *bias, **settings)
     return as_row(ctx, out, len(x.shape))
 
 
