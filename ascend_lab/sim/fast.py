@@ -6,10 +6,8 @@ the n-th power and need about log2(n) products. Nested loops compose from the in
 arrays carry a last axis of candidates, so a batch costs little more than one.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,7 @@ from ascend_lab.sim.compiled import (
     instruction_cost,
 )
 from ascend_lab.sim.reference import run_reference
-from ascend_lab.sim.steady import run_together
+from ascend_lab.sim.steady import run_walked
 
 Array = NDArray[np.int64]
 NEVER = np.int64(-(2**61))
@@ -198,50 +196,11 @@ SHORT = 30
 """Passes of the average step up to which a walk is faster than `run_fast` (measured)."""
 
 
-def run_walked(program: Compiled) -> int:
-    """Return the cycles of one program: every step once, in the order in which it is written.
-
-    The builder writes each set before its wait, so one walk meets every time it needs. Raises
-    `NotComposableError` for a wait before its set.
-    """
-    free = [0] * len(program.pipes)
-    flags: list[deque[int]] = [deque() for _ in program.events]
-    rows = zip(program.steps, program.cycles, program.latency, strict=True)
-    timed = [(s.pipe, s.kind, s.event, cycles, latency) for s, cycles, latency in rows]
-    _walk(program.tree, program.counts, timed, free, flags)
-    return max(map(add, free, program.tail_latency), default=0)
-
-
-def _walk(
-    nodes: Sequence[int | Nest],
-    counts: Sequence[int],
-    timed: Sequence[tuple[int, ...]],
-    free: list[int],
-    flags: Sequence[deque[int]],
-) -> None:
-    for node in nodes:
-        if isinstance(node, Nest):
-            for _ in range(counts[node.loop]):
-                _walk(node.body, counts, timed, free, flags)
-            continue
-        pipe, kind, event, cycles, latency = timed[node]
-        now = free[pipe]
-        if kind == WAIT:
-            if not flags[event]:
-                raise NotComposableError("each set_flag before its wait_flag", "a wait first")
-            now = max(now, flags[event].popleft())
-        free[pipe] = now = now + cycles
-        if kind == SET:
-            flags[event].append(now + latency)
-
-
 def run_quickest(program: Compiled) -> int:
     """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
     try:
-        if program.cores:
-            return run_together(program)
         short = sum(program.runs()) <= SHORT * len(program.steps)
-        return run_walked(program) if short else run_fast(program)
+        return run_walked(program) if program.cores or short else run_fast(program)
     except NotComposableError:
         return run_reference(program)[0]
 
@@ -256,12 +215,8 @@ def run_candidates(program: Compiled, cycles: Array) -> Array:
             return _run_columns(program, cycles)
     except NotComposableError:
         pass
-    run = run_quickest if program.cores else _by_events
-    return np.array([run(replace(program, cycles=tuple(c))) for c in cycles.T.tolist()], np.int64)
-
-
-def _by_events(program: Compiled) -> int:
-    return run_reference(program)[0]
+    each = (replace(program, cycles=tuple(column)) for column in cycles.T.tolist())
+    return np.array([run_quickest(one) for one in each], np.int64)
 
 
 def _run_columns(program: Compiled, cycles: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The fast simulator of cores that work together: a walk that leaps over steady loops.
+"""The fast simulator of short programs and of cores that work together: a walk that leaps.
 
 Every core goes through its program as written until it waits for another one; who goes on does not
 depend on times, and times only add up and take maxima. So once the walk stands where it stood
@@ -8,40 +8,44 @@ it will do so again and again: as many rounds are left out as no counter runs dr
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from operator import add
+from typing import NamedTuple
 
 from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest, NotComposableError
 
 BEGIN, END, STOP = 0, 1, 5
-LONG = 6
+LONG = 12
 """Turns from which on a loop is watched."""
 KEPT = 6
 """States remembered for each place."""
 
 
-@dataclass(slots=True)
-class _State:
-    """What a walk knows between two steps, times as they were; `loop` of `core` begins a turn."""
+class _State(NamedTuple):
+    """What a walk knows between two steps: turns left, times of pipes and raised flags."""
 
     left: list[int]
     free: list[int]
     flags: list[tuple[int, ...]]
 
 
-@dataclass(slots=True)
 class _Walk:
     """Where each core stands, what its loops have left, times of pipes and raised flags."""
 
-    program: Compiled
-    code: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    at: list[int] = field(default_factory=list)
-    nests: dict[int, Nest] = field(default_factory=dict)
-    owner: dict[int, int] = field(default_factory=dict)
-    left: list[int] = field(default_factory=list)
-    free: list[int] = field(default_factory=list)
-    flags: list[deque[int]] = field(default_factory=list)
-    seen: dict[tuple[int, ...], list[_State]] = field(default_factory=dict)
+    def __init__(self, program: Compiled) -> None:
+        self.program = program
+        self.code: list[tuple[int, int, int, int, int]] = []
+        self.nests: dict[int, Nest] = {}
+        self.owner: dict[int, int] = {}
+        self.at: list[int] = []
+        for core, nodes in enumerate(
+            [[n] for n in program.tree] if program.cores else [program.tree]
+        ):
+            self.at.append(len(self.code))
+            self.lay(core, nodes)
+            self.code.append((STOP, 0, 0, 0, 0))
+        self.left, self.free = [0] * len(program.counts), [0] * len(program.pipes)
+        self.flags: list[deque[int]] = [deque() for _ in program.events]
+        self.seen: dict[tuple[int, ...], list[_State]] = {}
 
     def lay(self, core: int, nodes: Sequence[int | Nest]) -> None:
         """Write down a nest as steps, with a begin and an end for each loop."""
@@ -132,17 +136,14 @@ class _Walk:
         return steady
 
 
-def run_together(program: Compiled) -> int:
-    """Return the cycles of cores that work together; `NotComposableError` for a standstill."""
-    walk = _Walk(program, left=[0] * len(program.counts))
-    walk.free = [0] * len(program.pipes)
-    walk.flags = [deque() for _ in program.events]
-    for core, nest in enumerate(program.tree):
-        walk.at.append(len(walk.code))
-        walk.lay(core, [nest])
-        walk.code.append((STOP, 0, 0, 0, 0))
-    cores = range(len(walk.at))
-    while sum(walk.go(core) for core in cores):
+def run_walked(program: Compiled) -> int:
+    """Return the cycles of one program, or of cores that work together.
+
+    The builder writes each set before its wait, so a core alone never waits in vain. Raises
+    `NotComposableError` for a standstill.
+    """
+    walk = _Walk(program)
+    while sum(walk.go(core) for core in range(len(walk.at))):
         pass
     if any(walk.code[i][0] != STOP for i in walk.at):
         raise NotComposableError("each set_flag before its wait_flag", "a wait first")
