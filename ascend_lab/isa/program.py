@@ -102,16 +102,24 @@ class Instruction:
         """All operand regions, destination first."""
         return self.srcs if self.dst is None else (self.dst, *self.srcs)
 
+    @property
+    def out(self) -> Region:
+        """What it writes, of an instruction that is known to write."""
+        assert self.dst is not None
+        return self.dst
+
+    def at(self, name: str, env: Mapping[str, int]) -> int:
+        """Return an integer or affine attribute where the loop variables are `env`."""
+        value = self.attr(name)
+        return value.at(env) if isinstance(value, Affine) else self.number(name)
+
     def __str__(self) -> str:
         """Print as one line of the program's text form."""
         if self.event is not None:
             return f"{self.op} {self.event}"
-        parts = [f"{self.pipe:<4} {self.op}"]
-        parts.append(
-            " <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))]))
-        )
-        parts += [f"{k}={_show(v)}" for k, v in self.attrs]
-        return " ".join(p for p in parts if p)
+        moved = " <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))]))
+        attrs = (f"{k}={_show(v)}" for k, v in self.attrs)
+        return " ".join(filter(None, [f"{self.pipe:<4} {self.op}", moved, *attrs]))
 
 
 def _show(value: AttrValue) -> str:
@@ -157,13 +165,15 @@ class Loop:
 
 
 Node = Instruction | Loop
+_Placed = tuple[Instruction, int, dict[str, int]]
+"""An instruction, how often it runs, and the trip counts of the loops around it."""
 
 
 def _check_nodes(where: str, nodes: tuple[Node, ...]) -> None:
     for node in nodes:
         if not isinstance(node, (Instruction, Loop)):
-            what = f"{where}: a body of instructions and loops"
-            raise ProgramError(what, repr(node), "build them")
+            needed = f"{where}: a body of instructions and loops"
+            raise ProgramError(needed, repr(node), "build them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +203,12 @@ class Program:
 
     def instructions(self) -> list[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
-        out: list[tuple[Instruction, int]] = []
-        _count(self.body, 1, out)
-        return out
+        return [(node, times) for node, times, _ in _walked(self.body, 1, {}, [])]
 
     def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
         """Return each static instruction with the trip counts of the loops around it."""
-        out: list[tuple[Instruction, dict[str, int]]] = []
-        _scope(self.body, dict(self.params), out)
-        return out
+        found = _walked(self.body, 1, dict(self.params), [])
+        return [(node, ranges) for node, _, ranges in found]
 
     @property
     def event_count(self) -> int:
@@ -232,12 +239,15 @@ class Program:
 
 # Functions of their own: one that calls itself from inside a method would keep the program alive
 # until the garbage collector comes round.
-def _count(nodes: tuple[Node, ...], times: int, out: list[tuple[Instruction, int]]) -> None:
+def _walked(
+    nodes: tuple[Node, ...], times: int, ranges: dict[str, int], out: list[_Placed]
+) -> list[_Placed]:
     for node in nodes:
         if isinstance(node, Loop):
-            _count(node.body, times * node.count, out)
+            _walked(node.body, times * node.count, {**ranges, node.var: node.count}, out)
         else:
-            out.append((node, times))
+            out.append((node, times, ranges))
+    return out
 
 
 def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
@@ -247,16 +257,6 @@ def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
             yield from _printed(node.body, indent + "  ")
         else:
             yield f"{indent}{node}"
-
-
-def _scope(
-    nodes: tuple[Node, ...], ranges: dict[str, int], out: list[tuple[Instruction, dict[str, int]]]
-) -> None:
-    for node in nodes:
-        if isinstance(node, Loop):
-            _scope(node.body, {**ranges, node.var: node.count}, out)
-        else:
-            out.append((node, ranges))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
 from ascend_lab.isa.cross import Clock, CrossOrder, check_launch, crews, join
 from ascend_lab.isa.instructions import check_bounds, check_instruction
-from ascend_lab.isa.memory import Affine, Buffer, Region
+from ascend_lab.isa.memory import Buffer, Region
 from ascend_lab.isa.operands import BLOCKS_PER_REPEAT
 from ascend_lab.isa.program import (
     CROSS,
@@ -236,7 +236,7 @@ class _Checker:
             self.report.add("overlap", message, instruction)
         dst = instruction.dst
         if dst is not None:
-            if _accumulates(instruction, env):
+            if instruction.at("accumulate", env):
                 self._read(dst, instruction, env, access)
             space = self._space(dst)
             lanes = _written_lanes(instruction, dst)
@@ -303,11 +303,6 @@ class _Checker:
         if verb == "overwrites":
             return f"cores {before} and {here} both write {name}"
         return f"core {here} reads {name} byte {trouble.byte}, which core {before} writes"
-
-
-def _accumulates(instruction: Instruction, env: Mapping[str, int]) -> bool:
-    value = instruction.attr("accumulate")
-    return bool(value.at(env) if isinstance(value, Affine) else value)
 
 
 def _write_kind(instruction: Instruction) -> Write:

@@ -52,15 +52,9 @@ def parse_program(text: str) -> Program:
 
 def _buffer(words: list[str]) -> Buffer:
     extra = {k: int(v) for k, v in (w.split("=") for w in words[5:])}
-    return Buffer(
-        words[1],
-        words[2],
-        words[3],
-        int(words[4]),
-        extra.get("slots", 1),
-        extra.get("at", 0),
-        extra.get("pitch", 0),
-    )
+    name, space, dtype, elements = words[1:5]
+    places = extra.get("slots", 1), extra.get("at", 0), extra.get("pitch", 0)
+    return Buffer(name, space, dtype, int(elements), *places)
 
 
 def _event(text: str) -> Event:

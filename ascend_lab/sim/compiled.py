@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ascend_lab.chip import BLOCK_BYTES, Chip, VectorCost
+from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import SimulationError
 from ascend_lab.isa.instructions import mmad_shape
 from ascend_lab.isa.memory import Region
@@ -72,30 +72,24 @@ def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
 
 
 def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
-    """cycles = head + slope * repeats, visible tail later   (PTO cost model)."""
-    cost = chip.vector_costs.get(instruction.op, chip.vector_costs["default"])
-    if instruction.op in WHOLE_BLOCKS:
-        return _whole_blocks_cost(chip, instruction, cost)
-    main = instruction.srcs[0] if instruction.op.startswith("vc") and instruction.srcs else None
-    region = main or instruction.dst
-    assert region is not None
-    energy = region.size_bytes * chip.vector_energy_pj_per_byte
-    return Cost(cost.head_cycles + cost.slope_cycles * region.sizes[0], cost.tail_cycles, energy)
+    """cycles = head + slope * repeats, visible tail later   (PTO cost model).
 
-
-def _whole_blocks_cost(chip: Chip, instruction: Instruction, cost: VectorCost) -> Cost:
-    """One repeat per 8 blocks written: vbrcb writes a block an element, vtranspose 16 blocks."""
-    assert instruction.dst is not None
-    size = instruction.dst.size_bytes
-    repeats = -(-size // chip.vector_bytes_per_repeat)
-    energy = size * chip.vector_energy_pj_per_byte
+    Of vbrcb, which writes a block an element, and vtranspose, which writes 16, a repeat is 8 blocks
+    written.
+    """
+    op, main = instruction.op, instruction.out
+    if op.startswith("vc") and instruction.srcs:
+        main = instruction.srcs[0]
+    cost = chip.vector_costs.get(op, chip.vector_costs["default"])
+    whole_blocks = -(-main.size_bytes // chip.vector_bytes_per_repeat)
+    repeats = whole_blocks if op in WHOLE_BLOCKS else main.sizes[0]
+    energy = main.size_bytes * chip.vector_energy_pj_per_byte
     return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
 
 
 def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
     """The way out of L0C, two bytes an element at least, and that of a bias into it."""
-    src, dst = instruction.srcs[0], instruction.dst
-    assert dst is not None
+    src, dst = instruction.srcs[0], instruction.out
     ways = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
     if len(instruction.srcs) > 2:
         ways.append(("UB", "L0C", src.size_bytes))
@@ -115,8 +109,7 @@ def _moved_bytes(region: Region) -> int:
 
 
 def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
-    src, dst = instruction.srcs[0], instruction.dst
-    assert dst is not None
+    src, dst = instruction.srcs[0], instruction.out
     path = chip.path(src.space, dst.space)
     size = _moved_bytes(dst)
     if instruction.op == "data_copy":

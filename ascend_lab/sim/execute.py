@@ -17,8 +17,17 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, SimulationError
 from ascend_lab.isa.cross import check_launch, crews
 from ascend_lab.isa.instructions import check_instruction, check_program
-from ascend_lab.isa.memory import Affine, Buffer, Region
-from ascend_lab.isa.program import Instruction, Kernel, Launch, Program, as_kernel, index_of
+from ascend_lab.isa.memory import Buffer, Region
+from ascend_lab.isa.program import (
+    CROSS,
+    FLAGS,
+    Instruction,
+    Kernel,
+    Launch,
+    Program,
+    as_kernel,
+    index_of,
+)
 from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 from ascend_lab.sim.values import numpy_type, run_vector, store
 
@@ -130,8 +139,7 @@ def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
 
 
 def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    src, dst = instruction.srcs[0], instruction.dst
-    assert dst is not None
+    src, dst = instruction.srcs[0], instruction.out
     shift = _row(core, instruction, env)
     values = core.view(src, env, shift if src.space == "GM" else 0)
     if dst.space != "GM":
@@ -167,19 +175,16 @@ def _places(region: Region, start: int) -> Values:
 
 
 def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    assert instruction.dst is not None
     values = core.view(instruction.srcs[0], env).astype(np.float64)
-    scale = instruction.attr("scale", 1.0)
-    assert isinstance(scale, int | float)
+    scale: Any = instruction.attr("scale", 1.0)
     values = values * scale
     if instruction.number("relu"):
         values = np.maximum(values, 0.0)
-    store(core.view(instruction.dst, env), values)
+    store(core.view(instruction.out, env), values)
 
 
 def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     """Sums are whole until they are scaled, in fp32; what is rounded is moved by the offset."""
-    assert instruction.dst is not None
     sums, scale, *bias = (core.view(region, env) for region in instruction.srcs)
     blocks, _, halves, lanes = sums.shape
     column = (blocks, 1, halves, lanes)
@@ -188,13 +193,12 @@ def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     values = sums.astype(np.float32) * scale.reshape(column)
     if instruction.number("relu"):
         values = np.maximum(values, np.float32(0))
-    dst = core.view(instruction.dst, env)
+    dst = core.view(instruction.out, env)
     whole = dst.dtype.kind == "i"
     store(dst, np.rint(values) + instruction.number("offset") if whole else values)
 
 
 def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    assert instruction.dst is not None
     a, b = (core.view(r, env) for r in instruction.srcs[:2])
     wide = np.int32 if a.dtype.kind == "i" else np.float32
     m1, k1, m0, k0 = a.shape
@@ -203,10 +207,8 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
     right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
     tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
-    c = core.view(instruction.dst, env)
-    accumulate = instruction.attr("accumulate")
-    adds = accumulate.at(env) if isinstance(accumulate, Affine) else accumulate
-    if adds:
+    c = core.view(instruction.out, env)
+    if instruction.at("accumulate", env):
         np.add(c, tile, out=c)
         return
     if len(instruction.srcs) > 2:
@@ -216,14 +218,13 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
 
 
 def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    assert instruction.dst is not None
     image = core.view(instruction.srcs[0], env)
     c1, height, width, c0 = image.shape
-    dst = core.view(instruction.dst, env)
+    dst = core.view(instruction.out, env)
     m1, k1, m0, lanes = dst.shape
     each = lanes // c0  # taps side by side in the lanes of one
-    first = _start(instruction, "m_start", env), _start(instruction, "k_start", env) // c0
-    settings = tuple(_ints(instruction, n) for n in ("kernel", "stride", "pad", "dilation"))
+    first = instruction.at("m_start", env), instruction.at("k_start", env) // c0
+    settings: Any = tuple(map(instruction.attr, ("kernel", "stride", "pad", "dilation")))
     places, outside, none = _windows((c1, height, width), first, (m1 * m0, k1 * each), settings)
     tile = image.reshape(-1, c0).take(places, axis=0)
     tile[outside] = instruction.number("pad_value")
@@ -242,10 +243,8 @@ def _windows(
 
     `image` is blocks, rows, columns; `settings` are kernel, stride, padding and dilation.
     """
-    (c1, height, width), ((kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw)) = (
-        image,
-        settings,
-    )
+    (kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw) = settings
+    c1, height, width = image
     out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
     out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
     m, k = (at + np.arange(count) for at, count in zip(first, counts, strict=True))
@@ -258,39 +257,19 @@ def _windows(
     return np.where(none | outside, 0, places), np.nonzero(outside), np.nonzero(none)
 
 
-def _ints(instruction: Instruction, name: str) -> tuple[int, ...]:
-    value = instruction.attr(name)
-    assert isinstance(value, tuple)
-    return value
-
-
-def _start(instruction: Instruction, name: str, env: Mapping[str, int]) -> int:
-    value = instruction.attr(name)
-    if isinstance(value, Affine):
-        return value.at(env)
-    assert isinstance(value, int)
-    return value
-
-
 def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     if instruction.dst is not None and instruction.srcs:
         _copy(core, instruction, env)
 
 
 def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    assert instruction.dst is not None
     sources = [core.view(r, env) for r in instruction.srcs]
-    run_vector(instruction, core.view(instruction.dst, env), sources)
+    run_vector(instruction, core.view(instruction.out, env), sources)
 
 
 _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] = {
-    "set_flag": _nothing,
-    "wait_flag": _nothing,
-    "barrier": _nothing,
-    "cross_set": _nothing,
-    "cross_wait": _nothing,
-    "data_copy": _copy,
-    "load2d": _copy,
+    **dict.fromkeys((*FLAGS, *CROSS, "barrier"), _nothing),
+    **dict.fromkeys(("data_copy", "load2d"), _copy),
     "load3d": _load3d,
     "fixpipe": _fixpipe,
     "mmad": _mmad,
