@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Concatenate, ParamSpec
 
@@ -15,7 +15,7 @@ from ascend_lab.isa import instructions as ins
 from ascend_lab.isa.instructions import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region, as_affine, var, whole
 from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Part, Program, binding_of
-from ascend_lab.isa.ring import OpenLoop, Ring, RingEnd, closed, place_of
+from ascend_lab.isa.ring import OpenLoop, Ring, RingEnd, Slots, closed, place_of
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
 
 
@@ -42,74 +42,43 @@ Share = tuple[int, int, int]
 """Of an axis: what one core owns, the step from core to core, how many cores stand along it."""
 
 
-@dataclass(slots=True)
-class Queue:
+class Queue(Slots[Tile]):
     """`depth` slots passed from one pipe to another: full flags one way, empty flags back."""
 
-    builder: KernelBuilder
-    buffer: Buffer
-    full: Event
-    empty: Event
-    counts: dict[str, int] = field(init=False)
-    members: list[Buffer] = field(init=False, default_factory=list)
-    middle: Event | None = field(init=False, default=None)
-    flags: dict[str, Instruction] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        builder: KernelBuilder,
+        buffer: Buffer,
+        full: Event,
+        empty: Event,
+        middle: Event | None = None,
+    ) -> None:
         """Start empty; build the four flag instructions once."""
-        chip = self.builder.chip
-        self.counts = {"alloc": 0, "enqueue": 0, "dequeue": 0, "free": 0}
-        self.flags = {
-            "alloc": ins.wait_flag(chip, self.empty),
-            "enqueue": ins.set_flag(chip, self.full),
-            "dequeue": ins.wait_flag(chip, self.full),
-            "free": ins.set_flag(chip, self.empty),
+        chip = builder.chip
+        flags = {
+            "alloc": ins.wait_flag(chip, empty),
+            "enqueue": ins.set_flag(chip, full),
+            "dequeue": ins.wait_flag(chip, full),
+            "free": ins.set_flag(chip, empty),
         }
+        super().__init__(builder.emit, buffer, flags, empty.count)
+        self.builder, self.full, self.middle = builder, full, middle
+
+    def tile(self, slot: int) -> Tile:
+        """Return a slot of the buffer."""
+        return Tile(self.buffer, slot)
 
     def join(self, name: str, dtype: str, elements: int) -> Buffer:
         """Allocate another buffer whose slots are filled and emptied together with this queue's."""
         space, slots = self.buffer.space, self.buffer.slots
-        buffer = self.builder.buffer(name, space, dtype, elements, slots)
-        self.members.append(buffer)
-        return buffer
-
-    def _step(self, what: str) -> int:
-        self.builder.emit(self.flags[what])
-        slot = self.counts[what]
-        self.counts[what] = slot + 1
-        return slot
-
-    @property
-    def opening(self) -> list[Instruction]:
-        """What the program begins with: all slots are empty."""
-        return [self.flags["free"]] * self.empty.count
-
-    @property
-    def closing(self) -> list[Instruction]:
-        """What the program ends with: all slots are empty again."""
-        return [self.flags["alloc"]] * self.empty.count
-
-    def alloc(self) -> Tile:
-        """Wait (on the producer) for an empty slot and return it."""
-        return Tile(self.buffer, self._step("alloc"))
+        self.members.append(self.builder.buffer(name, space, dtype, elements, slots))
+        return self.members[-1]
 
     def hand(self) -> None:
         """Pass the slot from the producer to the pipe in between (`via`), which enqueues it."""
         assert self.middle is not None
-        self.builder.emit(ins.set_flag(self.builder.chip, self.middle))
-        self.builder.emit(ins.wait_flag(self.builder.chip, self.middle))
-
-    def enqueue(self) -> None:
-        """Tell the consumer that the slot is full."""
-        self._step("enqueue")
-
-    def dequeue(self) -> Tile:
-        """Wait (on the consumer) for a full slot and return it."""
-        return Tile(self.buffer, self._step("dequeue"))
-
-    def free(self) -> None:
-        """Give the slot back to the producer."""
-        self._step("free")
+        for flag in (ins.set_flag, ins.wait_flag):
+            self.emit(flag(self.builder.chip, self.middle))
 
 
 Options = ParamSpec("Options")
@@ -203,9 +172,8 @@ class KernelBuilder:
         last = via or src
         full = Event(last, dst, self._take_ids(last, dst, depth), depth)
         empty = Event(dst, src, self._take_ids(dst, src, depth), depth)
-        queue = Queue(self, buffer, full, empty)
-        if via:
-            queue.middle = Event(src, via, self._take_ids(src, via, depth), depth)
+        middle = Event(src, via, self._take_ids(src, via, depth), depth) if via else None
+        queue = Queue(self, buffer, full, empty, middle)
         self._queues.append(queue)
         return queue
 

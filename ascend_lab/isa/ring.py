@@ -9,7 +9,8 @@ Slots of queues and rings are numbered over the turns of the loops a builder has
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
@@ -65,6 +66,61 @@ def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
     return region if turn is None else region.turned(turn)
 
 
+# -- slots -----------------------------------------------------------------------------------------
+Emit = Callable[[Instruction], None]
+T = TypeVar("T")
+
+
+class Slots(Generic[T]):
+    """Slots that a producer fills and a consumer empties: its flags, and how often each was used.
+
+    `members` are further buffers whose slots are filled and emptied together with these.
+    """
+
+    def __init__(
+        self, emit: Emit, buffer: Buffer, flags: dict[str, Instruction], size: int
+    ) -> None:
+        """Start empty."""
+        self.emit, self.buffer, self.flags, self.size = emit, buffer, flags, size
+        self.counts = dict.fromkeys(flags, 0)
+        self.members: list[Buffer] = []
+
+    def tile(self, slot: int) -> T:
+        """Return a slot by its number."""
+        raise NotImplementedError
+
+    @property
+    def opening(self) -> list[Instruction]:
+        """What the program begins with: all slots are empty."""
+        return [self.flags["free"]] * self.size if "free" in self.flags else []
+
+    @property
+    def closing(self) -> list[Instruction]:
+        """What the program ends with: all slots are empty again."""
+        return [self.flags["alloc"]] * self.size if "alloc" in self.flags else []
+
+    def _step(self, what: str) -> int:
+        self.emit(self.flags[what])
+        self.counts[what] += 1
+        return self.counts[what] - 1
+
+    def alloc(self) -> T:
+        """Wait (on the producer) for an empty slot and return it."""
+        return self.tile(self._step("alloc"))
+
+    def enqueue(self) -> None:
+        """Tell the consumer that the slot is full."""
+        self._step("enqueue")
+
+    def dequeue(self) -> T:
+        """Wait (on the consumer) for a full slot and return it."""
+        return self.tile(self._step("dequeue"))
+
+    def free(self) -> None:
+        """Give the slot back to the producer."""
+        self._step("free")
+
+
 # -- a ring of slots -------------------------------------------------------------------------------
 BETWEEN = 2
 """The mode of flags between a cube core and its vector cores."""
@@ -117,61 +173,22 @@ class RingTile:
         return self.ring.buffer.region(self.start + offset, sizes, strides, slot=self.slot)
 
 
-@dataclass(slots=True)
-class RingEnd:
-    """One end of a ring in the program of one core: `fills` slots, or empties them."""
+class RingEnd(Slots[RingTile]):
+    """One end of a ring in the program of one core: `fills` slots, or empties them.
 
-    chip: Chip
-    emit: Callable[[Instruction], None]
-    ring: Ring
-    start: Affine
-    pipe: str
-    fills: bool
-    counts: dict[str, int] = field(init=False)
-    members: list[Buffer] = field(init=False, default_factory=list)
-    flags: dict[str, Instruction] = field(init=False, repr=False)
+    Its waits hold up all that is written behind them.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, chip: Chip, emit: Emit, ring: Ring, start: Affine, pipe: str, fills: bool
+    ) -> None:
         """Start empty; build the flag instructions once."""
-        chip, ring = self.chip, self.ring
-        waits, sets = (ring.empty, ring.ready) if self.fills else (ring.ready, ring.empty)
-        names = ("alloc", "enqueue") if self.fills else ("dequeue", "free")
-        steps = cross_wait(chip, waits), cross_set(chip, BETWEEN, self.pipe, sets)
-        self.flags = dict(zip(names, steps, strict=True))
-        self.counts = dict.fromkeys(names, 0)
+        waits, sets = (ring.empty, ring.ready) if fills else (ring.ready, ring.empty)
+        names = ("alloc", "enqueue") if fills else ("dequeue", "free")
+        steps = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
+        super().__init__(emit, ring.buffer, dict(zip(names, steps, strict=True)), ring.slots)
+        self.ring, self.start = ring, start
 
-    @property
-    def buffer(self) -> Buffer:
-        """The tensor in GM."""
-        return self.ring.buffer
-
-    @property
-    def opening(self) -> list[Instruction]:
-        """What the program begins with: all slots are empty."""
-        return [] if self.fills else [self.flags["free"]] * self.ring.slots
-
-    @property
-    def closing(self) -> list[Instruction]:
-        """What the program ends with: all slots are empty again."""
-        return [self.flags["alloc"]] * self.ring.slots if self.fills else []
-
-    def _step(self, what: str) -> RingTile:
-        self.emit(self.flags[what])
-        self.counts[what] += 1
-        return RingTile(self.ring, self.counts[what] - 1, self.start)
-
-    def alloc(self) -> RingTile:
-        """Wait for an empty slot and return it; holds up all that is written behind."""
-        return self._step("alloc")
-
-    def enqueue(self) -> None:
-        """Tell the other side that the slot is full."""
-        self._step("enqueue")
-
-    def dequeue(self) -> RingTile:
-        """Wait for a full slot and return it; holds up all that is written behind."""
-        return self._step("dequeue")
-
-    def free(self) -> None:
-        """Give the slot back to the other side."""
-        self._step("free")
+    def tile(self, slot: int) -> RingTile:
+        """Return a slot of the AI core's own."""
+        return RingTile(self.ring, slot, self.start)
