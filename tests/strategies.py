@@ -26,6 +26,7 @@ from ascend_lab.isa import (
     Part,
     Program,
     Queue,
+    Region,
     binding_of,
 )
 from ascend_lab.kernels import GemmSchedule, GemmShape
@@ -113,6 +114,40 @@ def limited(plan: Plan, budget: int) -> Plan:
         return tuple(out) or (Step("tile"),)
 
     return cut(plan, len(plan), 0)
+
+
+def through(
+    k: KernelBuilder,
+    target: Region,
+    *sources: Region,
+    work: Callable[..., object] | None = None,
+    depth: int = 1,
+    **store: Any,
+) -> None:
+    """Write: regions of GM come to UB, `work(out, *tiles)` on V, and the result goes to GM.
+
+    Without `work` the only source is stored as it came; `store` are options of that copy.
+    """
+    queues = []
+    for number, source in enumerate(sources):
+        name, buffer = f"{target.buffer.name}{number}_ub", source.buffer
+        dst = "V" if work else "MTE3"
+        queues.append(
+            k.queue(name, "UB", buffer.dtype, source.elements, src="MTE2", dst=dst, depth=depth)
+        )
+        k.copy(queues[-1].alloc().region(0, source.sizes), source)
+        queues[-1].enqueue()
+    if work:
+        name, tiles = f"{target.buffer.name}_ub", [queue.dequeue() for queue in queues]
+        args = (target.buffer.dtype, target.elements)
+        out = k.queue(name, "UB", *args, src="V", dst="MTE3", depth=depth)
+        work(out.alloc(), *tiles)
+        for queue in queues:
+            queue.free()
+        out.enqueue()
+        queues = [out]
+    k.copy(target, queues[0].dequeue().region(0, target.sizes), **store)
+    queues[0].free()
 
 
 class _Writer:

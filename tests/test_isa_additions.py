@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import through
 
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import (
@@ -53,25 +54,15 @@ def lanes(dtype, count, repeats=1):
     return Buffer("q", "UB", dtype, count * repeats).region(0, (repeats, count))
 
 
-def vector_program(chip, op, dtype, *, sources=1, count=64, out=None, **options):
+def vector_program(chip, op, dtype, *, sources=1, row=(1, 64), to=None, out=None, **options):
     """x0 .. -> one vector instruction -> y, on one core, every pipe told by flags."""
-    k = KernelBuilder(op, chip)
-    xs = [k.tensor(f"x{i}", dtype, count) for i in range(sources)]
-    y = k.tensor("y", out or dtype, count)
-    qs = [
-        k.queue(f"q{i}", "UB", dtype, count, src="MTE2", dst="V", depth=1) for i in range(sources)
-    ]
-    qy = k.queue("qy", "UB", out or dtype, count, src="V", dst="MTE3", depth=1)
-    for q, x in zip(qs, xs, strict=True):
-        k.copy(q.alloc().region(), x.region())
-        q.enqueue()
-    tiles = [q.dequeue().region(0, (1, count)) for q in qs]
-    k.vector(op, qy.alloc().region(0, (1, count)), *tiles, **options)
-    for q in qs:
-        q.free()
-    qy.enqueue()
-    k.copy(y.region(), qy.dequeue().region())
-    qy.free()
+    k, to, out = KernelBuilder(op, chip), to or row, out or dtype
+    xs = [k.tensor(f"x{i}", dtype, math.prod(row)).region() for i in range(sources)]
+
+    def work(result, *tiles):
+        k.vector(op, result.region(0, to), *(tile.region(0, row) for tile in tiles), **options)
+
+    through(k, k.tensor("y", out, math.prod(to)).region(), *xs, work=work)
     return k.finish()
 
 
@@ -228,38 +219,18 @@ def test_vconv_rounds_as_asked_and_saturates(rounding, f, out):
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "int32"])
 def test_vbrcb_spreads_each_element_over_a_block(dtype):
     c0 = 32 // numpy_type(dtype)().itemsize
-    k = KernelBuilder("brcb", TOY)
-    x, y = k.tensor("x", dtype, 32), k.tensor("y", dtype, 32 * c0)
-    qx = k.queue("qx", "UB", dtype, 32, src="MTE2", dst="V", depth=1)
-    qy = k.queue("qy", "UB", dtype, 32 * c0, src="V", dst="MTE3", depth=1)
-    k.copy(qx.alloc().region(), x.region())
-    qx.enqueue()
-    k.vector("vbrcb", qy.alloc().region(0, (32, c0)), qx.dequeue().region())
-    qx.free(), qy.enqueue()
-    k.copy(y.region(), qy.dequeue().region())
-    qy.free()
     values = np.arange(32).astype(numpy_type(dtype))
-    got = run_once(TOY, k.finish(), {"x": values})
+    program = vector_program(TOY, "vbrcb", dtype, row=(32,), to=(32, c0))
+    got = run_once(TOY, program, {"x0": values})
     assert np.array_equal(got.reshape(32, c0), np.repeat(values[:, None], c0, axis=1))
 
 
 @pytest.mark.parametrize("block", [(16, 16), (3, 16, 16)])
 def test_vtranspose_turns_a_block_a_repeat(block):
-    chip, size = SPLIT, math.prod(block)
     for dtype in ("fp16", "bf16"):
-        k = KernelBuilder("t", chip)
-        x, y = k.tensor("x", dtype, size), k.tensor("y", dtype, size)
-        qx = k.queue("qx", "UB", dtype, size, src="MTE2", dst="V", depth=1)
-        qy = k.queue("qy", "UB", dtype, size, src="V", dst="MTE3", depth=1)
-        k.copy(qx.alloc().region(), x.region())
-        qx.enqueue()
-        k.vector("vtranspose", qy.alloc().region(0, block), qx.dequeue().region(0, block))
-        qx.free(), qy.enqueue()
-        k.copy(y.region(), qy.dequeue().region())
-        qy.free()
-        program, values = k.finish(), np.arange(size).astype(numpy_type(dtype)).reshape(block)
-        assert sanitize(program, chip) == []
-        turned = run_once(chip, program, {"x": values}).reshape(block)
+        values = np.arange(math.prod(block)).astype(numpy_type(dtype)).reshape(block)
+        program = vector_program(SPLIT, "vtranspose", dtype, row=block)
+        turned = run_once(SPLIT, program, {"x0": values}).reshape(block)
         assert np.array_equal(turned, values.swapaxes(-1, -2))
 
 
@@ -301,11 +272,8 @@ def adding_launch(chip, dtype, cores=2, *, atomic="add", everywhere=True):
     k = KernelBuilder("adding", chip)
     core = k.param("core", cores)
     x, y = k.tensor("x", dtype, 64 * cores), k.tensor("y", dtype, 64 * (1 if everywhere else cores))
-    q = k.queue("q", "UB", dtype, 64, src="MTE2", dst="MTE3", depth=1)
-    k.copy(q.alloc().region(), x.region(core * 64, 64))
-    q.enqueue()
-    k.copy(y.region(0 if everywhere else core * 64, 64), q.dequeue().region(), atomic=atomic)
-    q.free()
+    place = 0 if everywhere else core * 64
+    through(k, y.region(place, 64), x.region(core * 64, 64), atomic=atomic)
     bindings = tuple(binding_of({"core": i}) for i in range(cores))
     return Launch("adding", (Part(k.finish(), bindings),))
 
@@ -332,11 +300,7 @@ def test_the_sanitizer_knows_what_an_atomic_add_may_meet():
     assert [f.kind for f in empty] == ["uninitialised-read"]
     k = KernelBuilder("reader", TOY)
     y, z = k.tensor("y", "fp32", 64), k.tensor("z", "fp32", 64)
-    q = k.queue("q", "UB", "fp32", 64, src="MTE2", dst="MTE3", depth=1)
-    k.copy(q.alloc().region(), y.region())
-    q.enqueue()
-    k.copy(z.region(), q.dequeue().region())
-    q.free()
+    through(k, z.region(), y.region())
     reader = Part(k.finish())
     for parts in ((*adds.parts, reader), (reader, *adds.parts)):
         found = sanitize(Launch("both", parts), TOY, filled={"x", "y"})
@@ -354,11 +318,7 @@ def test_an_atomic_add_moves_as_many_bytes_as_a_copy():
 def test_atomic_places_may_repeat():
     k = KernelBuilder("fold", TOY)
     x, y = k.tensor("x", "fp32", 64), k.tensor("y", "fp32", 8)
-    q = k.queue("q", "UB", "fp32", 64, src="MTE2", dst="MTE3", depth=1)
-    k.copy(q.alloc().region(), x.region())
-    q.enqueue()
-    k.copy(y.region(0, (8, 8), (0, 1)), q.dequeue().region(0, (8, 8)), atomic="add")
-    q.free()
+    through(k, y.region(0, (8, 8), (0, 1)), x.region(), atomic="add")
     x0 = np.arange(64, dtype=np.float32)
     got = execute(k.finish(), {"x": x0, "y": np.zeros(8, np.float32)}, TOY)["y"]
     assert np.array_equal(got, x0.reshape(8, 8).sum(0))
@@ -460,11 +420,7 @@ def test_an_indexed_store_makes_no_row_initialised():
     launch = pick_launch(TOY, 4, 8, store=True)
     k = KernelBuilder("reader", TOY)
     y, z = k.tensor("y", "fp32", 32), k.tensor("z", "fp32", 32)
-    q = k.queue("q", "UB", "fp32", 32, src="MTE2", dst="MTE3", depth=1)
-    k.copy(q.alloc().region(), y.region())
-    q.enqueue()
-    k.copy(z.region(), q.dequeue().region())
-    q.free()
+    through(k, z.region(), y.region())
     found = sanitize(Launch("both", (*launch.parts, Part(k.finish()))), TOY)
     assert {f.kind for f in found} == {"uninitialised-read", "race"}
 

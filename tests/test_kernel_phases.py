@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from strategies import through
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import ProgramError, SyncError
@@ -24,16 +25,12 @@ def double(source: str, target: str, chip=TOY, cores: int = CORES) -> Launch:
     total = LANES * cores
     x, y = k.tensor(source, "fp16", total), k.tensor(target, "fp16", total)
     at = k.param("core", cores) * LANES
-    loads = k.queue("in_ub", "UB", "fp16", LANES, src="MTE2", dst="V", depth=1)
-    stores = k.queue("out_ub", "UB", "fp16", LANES, src="V", dst="MTE3", depth=1)
-    k.copy(loads.alloc().region(), x.region(at, LANES))
-    loads.enqueue()
-    tile, out = loads.dequeue().region(0, (1, LANES)), stores.alloc().region(0, (1, LANES))
-    k.vector("vadd", out, tile, tile)
-    loads.free()
-    stores.enqueue()
-    k.copy(y.region(at, LANES), stores.dequeue().region())
-    stores.free()
+
+    def twice(out, tile):
+        row = tile.region(0, (1, LANES))
+        k.vector("vadd", out.region(0, (1, LANES)), row, row)
+
+    through(k, y.region(at, LANES), x.region(at, LANES), work=twice)
     bindings = tuple(binding_of({"core": core}) for core in range(cores))
     return Launch(f"{target}=2{source}", (Part(k.finish(), bindings),))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from mix_cases import CHIP, Relay
+from strategies import edited
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SimulationError, SyncError
@@ -12,8 +13,6 @@ from ascend_lab.isa import (
     Instruction,
     KernelBuilder,
     Launch,
-    Loop,
-    Node,
     Part,
     as_kernel,
     cross_set,
@@ -31,18 +30,8 @@ Change = Callable[[Instruction], Instruction | None]
 
 def changed(launch: Launch, member: int, change: Change) -> Launch:
     """Return the launch with every instruction of one core of each team changed, or dropped."""
-
-    def walk(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        out: list[Node] = []
-        for node in nodes:
-            if isinstance(node, Loop):
-                out.append(replace(node, body=walk(node.body)))
-            elif (new := change(node)) is not None:
-                out.append(new)
-        return tuple(out)
-
     parts = [
-        replace(part, program=replace(part.program, body=walk(part.program.body)))
+        replace(part, program=edited(part.program, change))
         if place % launch.mix == member
         else part
         for place, part in enumerate(launch.parts)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import edited, gemm_cases, kernels, launches, without_flags
+from strategies import edited, gemm_cases, kernels, launches, through, without_flags
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import SimulationError
@@ -226,18 +226,11 @@ def test_tensors_filled_from_outside_can_be_named():
     """y += x in place: y is written, so by default it counts as empty before the launch."""
     k = KernelBuilder("in_place", TOY)
     x, y = k.tensor("x", "fp16", 128), k.tensor("y", "fp16", 128)
-    a, b = (k.queue(name, "UB", "fp16", 128, src="MTE2", dst="V", depth=1) for name in "ab")
-    out = k.queue("c", "UB", "fp16", 128, src="V", dst="MTE3", depth=1)
-    for queue, tensor in ((a, x), (b, y)):
-        k.copy(queue.alloc().region(), tensor.region())
-        queue.enqueue()
-    left, right, total = (t.region(0, (1, 128)) for t in (a.dequeue(), b.dequeue(), out.alloc()))
-    k.vector("vadd", total, left, right)
-    a.free()
-    b.free()
-    out.enqueue()
-    k.copy(y.region(), out.dequeue().region())
-    out.free()
+
+    def add(*tiles):
+        k.vector("vadd", *(tile.region(0, (1, 128)) for tile in tiles))
+
+    through(k, y.region(), x.region(), y.region(), work=add)
     program = k.finish()
     assert kinds(program) == {"uninitialised-read"}
     assert kinds(program, filled=["x", "y"]) == set()
@@ -333,12 +326,8 @@ def one_core(source: str, target: str, at: int, name: str) -> Program:
     """Copy 128 elements from tensor to tensor through UB, from and to element core * at."""
     k = KernelBuilder(name, TOY)
     tensors = {n: k.tensor(n, "fp16", 512) for n in "xyz"}
-    queue = k.queue("t", "UB", "fp16", 128, src="MTE2", dst="MTE3", depth=1)
     place = k.param("core", 2) * at
-    k.copy(queue.alloc().region(), tensors[source].region(place, 128))
-    queue.enqueue()
-    k.copy(tensors[target].region(place, 128), queue.dequeue().region())
-    queue.free()
+    through(k, tensors[target].region(place, 128), tensors[source].region(place, 128))
     return k.finish()
 
 

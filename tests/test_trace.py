@@ -7,7 +7,7 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import KernelBuilder, Program
+from ascend_lab.kernels import elementwise_program
 from ascend_lab.sim import Timeline, simulate, trace_events, write_trace
 
 CHIP = load_chip("Toy")
@@ -15,26 +15,12 @@ TILE = 1024
 TILES = 5
 
 
-def relu(depth: int = 2) -> Program:
-    k = KernelBuilder("relu", CHIP)
-    x, y = (k.tensor(name, "fp16", TILE * TILES) for name in "xy")
-    x_in = k.queue("x_in", "UB", "fp16", TILE, src="MTE2", dst="V", depth=depth)
-    y_out = k.queue("y_out", "UB", "fp16", TILE, src="V", dst="MTE3", depth=depth)
-    with k.loop("i", TILES) as i:
-        k.copy(x_in.alloc().region(), x.region(i * TILE, TILE))
-        x_in.enqueue()
-        slot, out = x_in.dequeue(), y_out.alloc()
-        k.vector("vrelu", out.region(0, (8, 128)), slot.region(0, (8, 128)))
-        x_in.free()
-        y_out.enqueue()
-        k.copy(y.region(i * TILE, TILE), y_out.dequeue().region())
-        y_out.free()
-    return k.finish()
+RELU = elementwise_program(CHIP, TILE * TILES, op="vrelu", tile=TILE)
 
 
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
-    return simulate(relu(), CHIP)
+    return simulate(RELU, CHIP)
 
 
 def test_every_event_keeps_the_schema(timeline: Timeline) -> None:
@@ -54,7 +40,7 @@ def test_every_event_keeps_the_schema(timeline: Timeline) -> None:
 
 def test_one_event_an_instruction_with_its_times_in_microseconds(timeline: Timeline) -> None:
     drawn = [e for e in trace_events(timeline) if e["ph"] == "X"]
-    assert len(drawn) == len(timeline.spans) == relu().event_count
+    assert len(drawn) == len(timeline.spans) == RELU.event_count
     for event, span in zip(drawn, timeline.spans, strict=True):
         assert event["args"]["start_cycle"] == span.start
         assert event["ts"] == pytest.approx(span.start / CHIP.clock_hz * 1e6)
