@@ -67,14 +67,9 @@ class Reader:
         if not isinstance(node, dict):
             raise self.fail(key, "a table", node, "copy the section from a preset chip file")
         if known is not None:
-            for name in node:
-                if name not in known:
-                    raise self.fail(
-                        f"{key}.{name}",
-                        "a known key",
-                        name,
-                        f"known keys: {', '.join(sorted(known))}",
-                    )
+            for name in (name for name in node if name not in known):
+                remedy = f"known keys: {', '.join(sorted(known))}"
+                raise self.fail(f"{key}.{name}", "a known key", name, remedy)
         return node
 
     def number(self, key: str) -> float:
@@ -132,6 +127,7 @@ Record = TypeVar("Record", Path, Memory, Link, VectorCost)
 CUBE_FORMATS = ("fp16", "int8", "bf16")
 """Inputs a cube may multiply; bf16 is optional, the others every chip has."""
 
+AI_CPU = ("overhead_s", "rate_bytes_per_s")
 SECTIONS = {
     "core": {"count", "vector_per_core"},
     "clock": {"hz"},
@@ -146,7 +142,7 @@ SECTIONS = {
         "event_ids_count",
     },
     "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s"},
-    "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
+    "ai_cpu": set(AI_CPU),
     "power": {"typical_w"},
 }
 OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
@@ -252,11 +248,6 @@ def _launches(
     }
 
 
-def _links(reader: Reader) -> dict[str, Link]:
-    names = reader.table("link") if "link" in reader.data else {}
-    return {name: _record(reader, Link, f"link.{name}") for name in names}
-
-
 def _repeat_bytes(reader: Reader) -> int:
     size = reader.integer("vector.repeat_bytes")
     if size % BLOCK_BYTES:
@@ -271,17 +262,6 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     if "default" not in costs:
         raise reader.fail("vector_op.default", "an entry", None, "add the default cost")
     return costs
-
-
-def _ai_cpu(reader: Reader) -> dict[str, float]:
-    keys = ("overhead_s", "rate_bytes_per_s")
-    found = "ai_cpu" in reader.data
-    return {f"ai_cpu_{key}": reader.number(f"ai_cpu.{key}") if found else 0.0 for key in keys}
-
-
-def _cross_flag_cycles(reader: Reader) -> int:
-    """Read how long a flag between separate cube and vector cores takes; 0 where a core is both."""
-    return 0 if reader.data["combined"] else reader.integer("sync.cross_flag_cycles")
 
 
 def _check_sections(reader: Reader) -> None:
@@ -308,6 +288,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     for name in ("L1", "L0A", "L0B", "L0C", "UB"):
         if name not in buffers:
             raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    links = reader.table("link") if "link" in data else {}
     cube, paths, l2 = _cube(reader), _paths(reader), _memory(reader, "l2", "cache", "buffer")
     return Chip(
         name=data["name"],
@@ -326,8 +307,11 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         all_cores_cycles=reader.integer("sync.all_cores_cycles"),
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
-        cross_flag_cycles=_cross_flag_cycles(reader),
-        **(_launches(reader, paths, l2) | _ai_cpu(reader)),
+        cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
+        **_launches(reader, paths, l2),
+        **{
+            f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if "ai_cpu" in data else 0.0 for n in AI_CPU
+        },
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),
@@ -336,7 +320,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=reader.number("power.typical_w") if "power" in data else None,
-        links=MappingProxyType(_links(reader)),
+        links=MappingProxyType({n: _record(reader, Link, f"link.{n}") for n in links}),
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),
     )

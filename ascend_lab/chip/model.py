@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from ascend_lab.errors import PathError
@@ -196,19 +196,10 @@ def chip_dict(chip: Chip) -> dict[str, Any]:
         "memory_bytes": chip.device_memory.size_bytes,
         "memory_rate_bytes_per_s": chip.device_memory.rate_bytes_per_s,
         "paths": {
-            f"{src}->{dst}": {
-                "pipe": path.pipe,
-                "unit": path.unit,
-                "rate_bytes_per_cycle": path.rate_bytes_per_cycle,
-                "startup_cycles": path.startup_cycles,
-                "latency_cycles": path.latency_cycles,
-            }
+            f"{src}->{dst}": {n: v for n, v in asdict(path).items() if n != "energy_pj_per_byte"}
             for (src, dst), path in chip.paths.items()
         },
-        "facts": {
-            key: {"value": fact.value, "source": fact.source, "trust": fact.trust}
-            for key, fact in chip.facts.items()
-        },
+        "facts": {key: asdict(fact) for key, fact in chip.facts.items()},
         "sources": dict(chip.sources),
     }
 

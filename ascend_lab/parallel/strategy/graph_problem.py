@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cluster import Topology, collective_time
@@ -182,6 +183,25 @@ def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[Reduction, ...]:
     return OPERATORS[plain].slice_rules(inputs[:2], attrs).reductions
 
 
+class Joint(NamedTuple):
+    """A tensor from output `port` of operator `source` to input `slot` of operator `target`."""
+
+    source: int
+    target: int
+    port: int
+    slot: int
+
+
+def joints(operators: Sequence[Cuttable]) -> Iterator[Joint]:
+    """Yield every tensor that one operator writes and another reads, by its reader."""
+    place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
+    for target, op in enumerate(operators):
+        for slot, name in enumerate(op.node.inputs):
+            if name in place:
+                source, port = place[name]
+                yield Joint(source, target, port, slot)
+
+
 # -- the problem ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class GraphProblem:
@@ -296,22 +316,18 @@ def _edges(
     cost: Cost,
 ) -> tuple[Edge, ...]:
     """Return an edge per tensor and operator that reads it, of two or more strategies each."""
-    place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
     table = _tables(cost)
     found = []
-    for v, op in enumerate(operators):
-        for index, name in enumerate(op.node.inputs):
-            if name not in place:
-                continue
-            u, port = place[name]
-            left = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
-            right = [op.layout(c, halvings, "inputs", index) for c in shardings[v]]
-            kept, whole = _cut_dimensions([*left, *right])
-            item_bytes = DTYPE_BYTES[graph.types[name].dtype] * whole
-            before, after = (tuple(_only(own, kept) for own in side) for side in (left, right))
-            costs = table(before, after, item_bytes, has_gradient(graph, op.node, index))
-            if any(costs):
-                found.append(Edge(u, v, costs))
+    for u, v, port, slot in joints(operators):
+        node = operators[v].node
+        left = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
+        right = [operators[v].layout(c, halvings, "inputs", slot) for c in shardings[v]]
+        kept, whole = _cut_dimensions([*left, *right])
+        item_bytes = DTYPE_BYTES[graph.types[node.inputs[slot]].dtype] * whole
+        before, after = (tuple(_only(own, kept) for own in side) for side in (left, right))
+        costs = table(before, after, item_bytes, has_gradient(graph, node, slot))
+        if any(costs):
+            found.append(Edge(u, v, costs))
     return tuple(found)
 
 

@@ -21,12 +21,18 @@ nothing for other operators, and 16 times a tensor whose cuts differ. Memory is 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.parallel.strategy.graph_problem import IMAGE_OPS, Counts, Cuttable, GraphProblem
+from ascend_lab.parallel.strategy.graph_problem import (
+    IMAGE_OPS,
+    Counts,
+    Cuttable,
+    GraphProblem,
+    Joint,
+    joints,
+)
 from ascend_lab.parallel.strategy.problem import Costs, Problem, Reduced
 
 RAISE, LOWER = 1.1, 0.97
@@ -225,15 +231,6 @@ def greedy(problem: Problem) -> tuple[int, ...]:
 
 
 # -- recursive halving ----------------------------------------------------------------------------
-class Joint(NamedTuple):
-    """A tensor from output `port` of operator `source` to input `slot` of operator `target`."""
-
-    source: int
-    target: int
-    port: int
-    slot: int
-
-
 @dataclass(slots=True)
 class _Round:
     """Cuts before a round, cuts so far, and the way each operator took in it (-1: none)."""
@@ -300,15 +297,10 @@ def _weight(op: Cuttable) -> float:
 
 def _published(operators: tuple[Cuttable, ...]) -> Weigh:
     """Return MindSpore's cost of a cut, towards neighbours cut in the same round too."""
-    place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
     near: list[list[Joint]] = [[] for _ in operators]
-    for v, op in enumerate(operators):
-        for slot, name in enumerate(op.node.inputs):
-            if name in place:
-                source, port = place[name]
-                joint = Joint(source, v, port, slot)
-                near[source].append(joint)
-                near[v].append(joint)
+    for joint in joints(operators):
+        near[joint.source].append(joint)
+        near[joint.target].append(joint)
 
     def weigh(now: _Round, v: int, way: int) -> float:
         total, ways = _inner(operators[v], now.before[v], way), {**now.taken, v: way}

@@ -7,7 +7,7 @@ import numpy as np
 
 from ascend_lab.cluster.choice import Segments
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
+from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders, run_pipeline
 from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import (
     Group,
@@ -17,6 +17,7 @@ from ascend_lab.parallel.values.group import (
     Values,
     Var,
     part,
+    parts,
     same,
     send,
 )
@@ -192,17 +193,10 @@ class _Trainer:
         inputs, targets = self._shared(batch.inputs), self._shared(batch.targets)
         inbox = {Task(0, m, FORWARD): x for m, x in enumerate(inputs)}
         losses: list[Ranked] = []
-        waiting = [list(row) for row in self.order]
-        while any(waiting):
-            done = 0
-            for stage, row in enumerate(waiting):
-                while row and row[0] in inbox:
-                    self._run(row.pop(0), inbox, targets, losses, batch.targets.size)
-                    self._count(stage)
-                    done += 1
-            if not done:
-                first = [str(row[0]) for row in waiting if row]
-                raise ClusterError("tasks in an order that can run", ", ".join(first), "mend it")
+        equal = [1.0] * len(self.chunks)
+        for timed in run_pipeline(self.order, equal, equal).tasks:
+            self._run(timed.task, inbox, targets, losses, batch.targets.size)
+            self._count(timed.device)
         leaders = [r for r in range(len(targets[0])) if self.groups["tensor"].place(r) == 0]
         return sum(float(loss[r].sum()) for loss in losses for r in leaders) / batch.targets.size
 
@@ -242,9 +236,7 @@ class _Trainer:
 
     def _shared(self, array: Values) -> list[Ranked]:
         """Return each micro-batch of each rank."""
-        data, micro = self.groups["data"], self.plan.micro_batches
-        ranks = range(data.ranks * self.groups["tensor"].ranks)
-        rows = [part(array, data.ranks, data.place(r), 0, "a batch") for r in ranks]
+        rows, micro = parts(array, self.groups["data"], 0, "a batch"), self.plan.micro_batches
         return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
 
     def update(self, number: int) -> dict[str, Values]:
@@ -311,7 +303,7 @@ def train_mixed(
     scale, traffic = scale or DynamicLossScale(), Traffic()
     group = Cuts(Plan(data=ranks)).groups(traffic)["data"]
     flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
-    masters = [part(flat, ranks, r, 0) for r in range(ranks)]
+    masters = parts(flat, group, 0)
     states = [optimizer.start(m) for m in masters]
     half, taken = [flat.astype(np.float16)] * ranks, 0
     rows: list[tuple[float, float, bool, float]] = []
@@ -350,12 +342,11 @@ def _named(model: Model, flat: Values) -> dict[str, Values]:
 def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[float, Ranked]:
     """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
     count, tokens = len(half), batch.targets.size
+    groups = Cuts(Plan(data=count)).groups(Traffic())
     inputs, targets = (
-        [part(array, count, r, 0, "a batch") for r in range(count)]
-        for array in (batch.inputs, batch.targets)
+        parts(array, groups["data"], 0, "a batch") for array in (batch.inputs, batch.targets)
     )
     named = [_named(model, one) for one in half]
     weights = {key: [one[key] for one in named] for key in model.weights}
-    groups = Cuts(Plan(data=count)).groups(Traffic())
     loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
     return loss / tokens, [flatten([one[r] for one in grads.values()]) for r in range(count)]

@@ -10,6 +10,7 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,38 +36,40 @@ State = tuple[Values, ...]
 
 # -- optimisers: element by element, so that a part of a weight is enough --------------------------
 @dataclass(frozen=True, slots=True)
-class Sgd:
-    """Stochastic gradient descent with momentum: one number of state a weight."""
+class _Rule:
+    """An optimiser: an operator of the library, and how many numbers of state a weight has."""
 
-    lr: float = 0.1
-    momentum: float = 0.9
+    operator: ClassVar[str]
+    numbers: ClassVar[int]
 
     def start(self, weight: Values) -> State:
         """Return the state before the first step."""
-        return (np.zeros_like(weight),)
+        return tuple(np.zeros_like(weight) for _ in range(self.numbers))
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
-        new, *rest = ops.get("sgd_momentum").reference(weight, grad, *state, **asdict(self))
+        operator, counted = ops.get(self.operator), {"step": step} if self.numbers == 2 else {}
+        new, *rest = operator.reference(weight, grad, *state, **asdict(self), **counted)
         return new, tuple(rest)
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Sgd(_Rule):
+    """Stochastic gradient descent with momentum: one number of state a weight."""
+
+    operator, numbers = "sgd_momentum", 1
+    lr: float = 0.1
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(_Rule):
     """Adam: mean and mean square of the gradient, two numbers of state a weight."""
 
+    operator, numbers = "adam", 2
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
-
-    def start(self, weight: Values) -> State:
-        """Return the state before the first step."""
-        return np.zeros_like(weight), np.zeros_like(weight)
-
-    def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
-        """Return weight and state after a step, counted from 1."""
-        new, *rest = ops.get("adam").reference(weight, grad, *state, **asdict(self), step=step)
-        return new, tuple(rest)
 
 
 Optimizer = Sgd | Adam
