@@ -25,7 +25,7 @@ from ascend_lab.sim import (
     simulate,
 )
 from ascend_lab.sim import reference as reference_engine
-from ascend_lab.sim.steady import run_walked
+from ascend_lab.sim.fast import run_walked
 
 TOY = load_chip("Toy")
 needs_numba = pytest.mark.skipif(not numba_available(), reason="Numba is not installed")

@@ -205,7 +205,7 @@ def _candidates(
 ) -> tuple[Prepared, ...]:
     """Return what to try; where no path joins two devices, only what can do without."""
     servers, found, last = servers_of(topology, places), [], None
-    for name in _names(op, topology, algorithm, places):
+    for name in _names(op, topology, algorithm, places, servers):
         try:
             schedule = make(op, name, len(places), root=root, groups=servers)
             found.append(prepare(schedule, topology, places))
@@ -217,9 +217,10 @@ def _candidates(
     return tuple(found)
 
 
-def _names(op: str, topology: Topology, algorithm: str, places: Places) -> tuple[str, ...]:
+def _names(
+    op: str, topology: Topology, algorithm: str, places: Places, servers: Rows
+) -> tuple[str, ...]:
     """Return the full names of what to try; a name that says more than the algorithm is one."""
-    servers = servers_of(topology, places)
     split = islands(topology, places, servers)
 
     def tried(name: str, asked: bool) -> tuple[str, ...]:

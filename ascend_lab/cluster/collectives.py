@@ -14,26 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ascend_lab.cluster.algorithms import (
-    CASTS,
-    CUT,
-    EXCHANGES,
-    GATHERS,
-    WHOLE,
-    Rounds,
-    all_reduce,
-    backwards,
-    cast,
-    chunked,
-    collect,
-    double_ring_gather,
-    in_order,
-    laid,
-    pairs,
-    reduce_scatter,
-    ring_gather,
-    turned,
-)
+from ascend_lab.cluster import algorithms as flat
+from ascend_lab.cluster.algorithms import CASTS, CUT, EXCHANGES, GATHERS, WHOLE, Rounds
 from ascend_lab.cluster.schedule import OPS, Ints, Round, Schedule, together
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
@@ -146,7 +128,7 @@ def make(
             what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
             raise ClusterError(what, str(chunks), "take fewer")
         lag = 1 if said.algorithm == "chain" else max(map(len, stages), default=0)
-        rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
+        rounds, label = flat.chunked(rounds, chunks, lag), f"{label}*{chunks}"
     return Schedule(op, label, ranks, blocks * chunks, rounds, root)
 
 
@@ -155,20 +137,20 @@ def _flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
     if op == "all_to_all":
         return p * p, (EXCHANGES[name](p),)
     if op in ("broadcast", "reduce"):
-        slots, rounds = cast(name, p) if op == "broadcast" else collect(name, p)
-        return slots, (in_order(rounds, (np.arange(p) + root) % p, slots),)
+        slots, rounds = flat.cast(name, p) if op == "broadcast" else flat.collect(name, p)
+        return slots, (flat.in_order(rounds, (np.arange(p) + root) % p, slots),)
     if name == "double-ring":
-        up = double_ring_gather(p)
-        down = turned(up)
+        up = flat.double_ring_gather(p)
+        down = flat.turned(up)
         return 2 * p, {"all_gather": (up,), "reduce_scatter": (down,)}.get(op, (down + up,))
     if op == "all_gather":
         return p, (GATHERS[name](p),)
     if op == "reduce_scatter":
-        return p, (reduce_scatter(name, p),)
+        return p, (flat.reduce_scatter(name, p),)
     if name in CASTS and name not in GATHERS:
-        slots, rounds = cast(name, p)
-        return slots, ((*turned(rounds), *rounds),)
-    slots, rounds = all_reduce(name, p)
+        slots, rounds = flat.cast(name, p)
+        return slots, ((*flat.turned(rounds), *rounds),)
+    slots, rounds = flat.all_reduce(name, p)
     return slots, (rounds,)
 
 
@@ -224,25 +206,25 @@ def _in_two(
         return p * p, (_exchange(groups),)
     if name == "pipeline":
         up = _pipeline_gather(groups)
-        down = turned(up)
+        down = flat.turned(up)
         return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
     if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
-        slots, rail = all_reduce(between, servers)
+        slots, rail = flat.all_reduce(between, servers)
         blocks = np.arange(each * slots).reshape(each, slots)
         return each * slots, (
-            laid(reduce_scatter(inside, each), groups, blocks[None]),
-            laid(rail, groups.T, blocks[:, :, None]),
-            laid(GATHERS[inside](each), groups, blocks[None]),
+            flat.laid(flat.reduce_scatter(inside, each), groups, blocks[None]),
+            flat.laid(rail, groups.T, blocks[:, :, None]),
+            flat.laid(GATHERS[inside](each), groups, blocks[None]),
         )
     if op == "all_gather":
         return p, (
-            laid(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
-            laid(GATHERS[inside](each), groups, groups.T[None]),
+            flat.laid(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
+            flat.laid(GATHERS[inside](each), groups, groups.T[None]),
         )
     if op == "reduce_scatter":
         return p, (
-            laid(reduce_scatter(inside, each), groups, groups.T[None]),
-            laid(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+            flat.laid(flat.reduce_scatter(inside, each), groups, groups.T[None]),
+            flat.laid(flat.reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
         )
     return _rooted(op, groups, root, inside, between)
 
@@ -255,20 +237,23 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     """
     server, place = (int(i[0]) for i in np.nonzero(groups == root))
     home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
-    rooted, each = cast if op == "broadcast" else collect, groups.shape[1]
+    rooted, each = flat.cast if op == "broadcast" else flat.collect, groups.shape[1]
     outer, rail = rooted(between, len(groups))
     slots, local = rooted(inside, each) if inside in WHOLE else (each, ())
     blocks = np.arange(slots * outer).reshape(slots, outer)
     if inside in WHOLE:
-        one = laid(rail, home[:, 0][None], blocks[:, :, None]), laid(local, home, blocks[None])
+        one = (
+            flat.laid(rail, home[:, 0][None], blocks[:, :, None]),
+            flat.laid(local, home, blocks[None]),
+        )
         return outer, one if op == "broadcast" else one[::-1]
     scatter, gather = (template(each) for template in CUT[inside])
-    along = laid(rail, home.T, blocks[:, :, None])
+    along = flat.laid(rail, home.T, blocks[:, :, None])
     if op == "broadcast":
-        first = laid(scatter, home[:1], blocks[None])
-        return slots * outer, (first, along, laid(gather, home, blocks[None]))
-    last = laid(backwards(scatter), home[:1], blocks[None])
-    return slots * outer, (laid(turned(gather), home, blocks[None]), along, last)
+        first = flat.laid(scatter, home[:1], blocks[None])
+        return slots * outer, (first, along, flat.laid(gather, home, blocks[None]))
+    last = flat.laid(flat.backwards(scatter), home[:1], blocks[None])
+    return slots * outer, (flat.laid(flat.turned(gather), home, blocks[None]), along, last)
 
 
 def _exchange(groups: Ints) -> Rounds:
@@ -279,7 +264,7 @@ def _exchange(groups: Ints) -> Rounds:
     servers, each = groups.shape
     p, rounds = groups.size, []
     if each > 1:
-        one, two = pairs(each)
+        one, two = flat.pairs(each)
         to = groups.T[two]
         parts = [groups[s, one][:, None] * p + to for s in range(servers)]
         inside = (groups[:, one].reshape(-1), groups[:, two].reshape(-1))
@@ -300,8 +285,8 @@ def _pipeline_gather(groups: Ints) -> Rounds:
     As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
     """
     servers, each = groups.shape
-    rail = laid(ring_gather(servers), groups.T, groups.T[:, :, None])
-    one, two = pairs(each)
+    rail = flat.laid(flat.ring_gather(servers), groups.T, groups.T[:, :, None])
+    one, two = flat.pairs(each)
     sides = groups[:, one].reshape(-1), groups[:, two].reshape(-1)
     rounds = []
     for t in range(servers):

@@ -1,30 +1,31 @@
-"""The fast simulator: time as linear algebra over (max, +).
+"""The fast simulators: time as linear algebra over (max, +), and a walk that leaps.
 
 One pass of a loop body maps the times of pipes and raised flags to new times, each a maximum of
 sums: y_i = max_j (A_ij + x_j). That is a matrix product in the (max, +) semiring, so n passes are
 the n-th power and need about log2(n) products. Nested loops compose from the inside out. All
 arrays carry a last axis of candidates, so a batch costs little more than one.
+
+Short programs, and cores that work together, are walked instead. Every core goes through its
+program as written until it waits for another one; who goes on does not depend on times, and times
+only add up and take maxima. So once the walk stands where it stood before, but for loop counters,
+and all times of what the loops touch have grown by the same number, it will do so again and again:
+as many rounds are left out as no counter runs dry in.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.sim.compiled import (
-    SET,
-    WAIT,
-    Compiled,
-    Nest,
-    NotComposableError,
-    Surroundings,
-    instruction_cost,
-)
+from ascend_lab.sim import compiled
+from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest, NotComposableError
 from ascend_lab.sim.reference import run_reference
-from ascend_lab.sim.steady import run_walked
 
 Array = NDArray[np.int64]
 NEVER = np.int64(-(2**61))
@@ -153,9 +154,8 @@ class _Runner:
         inner.put(nest, shape, unit.reshape(size, size, -1))
         inner.run(nest.body)
         if [len(inner.flags[e]) for e in nest.events] != shape:
-            raise NotComposableError(
-                "as many sets as waits of each flag in a loop body", "a surplus"
-            )
+            needed = "as many sets as waits of each flag in a loop body"
+            raise NotComposableError(needed, "a surplus")
         return inner.state(nest)
 
 
@@ -192,6 +192,141 @@ def run_fast(program: Compiled) -> int:
     return int(_run_columns(program, np.array(program.cycles, np.int64)[:, None])[0])
 
 
+# -- a walk that leaps ----------------------------------------------------------------------------
+BEGIN, END, STOP = 0, 1, 5
+LONG, KEPT = 12, 6
+"""Turns from which on a loop is watched, and states remembered for each place."""
+
+
+class _State(NamedTuple):
+    """What a walk knows between two steps: turns left, times of pipes and raised flags."""
+
+    left: list[int]
+    free: list[int]
+    flags: list[tuple[int, ...]]
+
+
+class _Walk:
+    """Where each core stands, what its loops have left, times of pipes and raised flags."""
+
+    def __init__(self, program: Compiled) -> None:
+        self.program = program
+        self.code: list[tuple[int, int, int, int, int]] = []
+        self.nests: dict[int, Nest] = {}
+        self.owner: dict[int, int] = {}
+        self.at: list[int] = []
+        alone = [(node,) for node in program.tree] if program.cores else [program.tree]
+        for core, nodes in enumerate(alone):
+            self.at.append(len(self.code))
+            self.lay(core, nodes)
+            self.code.append((STOP, 0, 0, 0, 0))
+        self.left, self.free = [0] * len(program.counts), [0] * len(program.pipes)
+        self.flags: list[deque[int]] = [deque() for _ in program.events]
+        self.seen: dict[tuple[int, ...], list[_State]] = {}
+
+    def lay(self, core: int, nodes: Sequence[int | Nest]) -> None:
+        """Write down a nest as steps, with a begin and an end for each loop."""
+        program = self.program
+        for node in nodes:
+            if isinstance(node, Nest):
+                begin, count = len(self.code), program.counts[node.loop]
+                self.code.append((BEGIN, node.loop, 0, count, 0))
+                self.nests[node.loop], self.owner[node.loop] = node, core
+                self.lay(core, node.body)
+                self.code[begin] = (BEGIN, node.loop, len(self.code), count, 0)
+                self.code.append((END, node.loop, begin, count, 0))
+            else:
+                s, cycles, latency = (
+                    x[node] for x in (program.steps, program.cycles, program.latency)
+                )
+                self.code.append((s.kind, s.pipe, s.event, cycles, latency))
+
+    def go(self, core: int) -> bool:
+        """Walk one core until it waits in vain or ends; return whether it moved."""
+        code, free, flags, left = self.code, self.free, self.flags, self.left
+        i = start = self.at[core]
+        turned = False
+        while True:
+            kind, pipe, event, cycles, latency = code[i]
+            if kind == BEGIN:
+                left[pipe] = cycles
+                i = i if cycles else event
+            elif kind == END:
+                left[pipe] -= 1
+                if left[pipe] > 0:
+                    i, turned = event, True
+                    if cycles >= LONG and left[pipe] > 1:
+                        self.at[core] = i
+                        self.leap(pipe)
+            elif kind == STOP:
+                break
+            elif kind == WAIT:
+                if not flags[event]:
+                    break
+                free[pipe] = max(free[pipe], flags[event].popleft()) + cycles
+            else:
+                free[pipe] += cycles
+                if kind == SET:
+                    flags[event].append(free[pipe] + latency)
+            i += 1
+        self.at[core] = i
+        return turned or i != start
+
+    def leap(self, loop: int) -> None:
+        """Leave out rounds if the walk stands, all times later by one number, where it stood."""
+        where = (loop, *self.at, *map(len, self.flags))
+        states = self.seen.setdefault(where, [])
+        for old in reversed(states):
+            if self._repeats(old):
+                states.clear()
+                return
+        states.append(_State(self.left.copy(), self.free.copy(), [*map(tuple, self.flags)]))
+        del states[:-KEPT]
+
+    def _repeats(self, old: _State) -> bool:
+        """Leap if only loop counters and, all by one number, times of what they touch differ."""
+        moved = [n for n, (a, b) in enumerate(zip(old.left, self.left, strict=True)) if a != b]
+        cores = [self.owner[n] for n in moved]
+        falls = [old.left[n] - self.left[n] for n in moved]
+        if not moved or min(falls) < 0 or len(set(cores)) < len(cores):
+            return False
+        rounds = min((self.left[n] - 1) // fall for n, fall in zip(moved, falls, strict=True))
+        pipes = {p for n in moved for p in self.nests[n].pipes}
+        events = {e for n in moved for e in self.nests[n].events}
+        if rounds < 1 or not pipes:
+            return False
+        later = self.free[min(pipes)] - old.free[min(pipes)]
+        steady = all(
+            now == then + (later if p in pipes else 0)
+            for p, (now, then) in enumerate(zip(self.free, old.free, strict=True))
+        ) and all(
+            up == deque(t + (later if e in events else 0) for t in before)
+            for e, (up, before) in enumerate(zip(self.flags, old.flags, strict=True))
+        )
+        if steady:
+            for n, fall in zip(moved, falls, strict=True):
+                self.left[n] -= rounds * fall
+            for p in pipes:
+                self.free[p] += rounds * later
+            for e in events:
+                self.flags[e] = deque(t + rounds * later for t in self.flags[e])
+        return steady
+
+
+def run_walked(program: Compiled) -> int:
+    """Return the cycles of one program, or of cores that work together.
+
+    The builder writes each set before its wait, so a core alone never waits in vain. Raises
+    `NotComposableError` for a standstill.
+    """
+    walk = _Walk(program)
+    while sum(walk.go(core) for core in range(len(walk.at))):
+        pass
+    if any(walk.code[i][0] != STOP for i in walk.at):
+        raise NotComposableError("each set_flag before its wait_flag", "a wait first")
+    return max(map(add, walk.free, program.tail_latency), default=0)
+
+
 SHORT = 30
 """Passes of the average step up to which a walk is faster than `run_fast` (measured)."""
 
@@ -216,17 +351,17 @@ def run_candidates(program: Compiled, cycles: Array) -> Array:
     except NotComposableError:
         pass
     each = (replace(program, cycles=tuple(column)) for column in cycles.T.tolist())
-    return np.array([run_quickest(one) for one in each], np.int64)
+    return np.array(list(map(run_quickest, each)), np.int64)
 
 
 def _run_columns(program: Compiled, cycles: Array) -> Array:
     runs, latency = program.runs(), program.latency
     longest = cycles.max(axis=1, initial=0).tolist()
-    work = sum(r * (c + d) for r, c, d in zip(runs, longest, latency, strict=True))
+    work = sum(r * (n + d) for r, n, d in zip(runs, longest, latency, strict=True))
     if work > LATEST:
         raise SimulationError(f"at most {LATEST:.0e} cycles of work", f"{work:.0e}", "split it")
-    columns = (latency, program.tail_latency, program.counts)
-    same = [np.repeat(np.array(c, np.int64)[:, None], cycles.shape[1], axis=1) for c in columns]
+    rows = (latency, program.tail_latency, program.counts)
+    same = [np.repeat(np.array(r, np.int64)[:, None], cycles.shape[1], axis=1) for r in rows]
     return run_batch(program, cycles, *same)
 
 
@@ -236,15 +371,16 @@ WAYS, ROUNDS = 16, 3
 """Each round cuts what is left of the last doubling into WAYS pieces and keeps one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stretched:
+class Stretched(NamedTuple):
     """How far memory is slowed down, and the slowest part with copies that take so much longer."""
 
     slowdown: float
     slowest: Compiled
 
 
-def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles: int) -> Stretched:
+def stretch(
+    parts: Sequence[Compiled], chip: Chip, around: compiled.Surroundings, cycles: int
+) -> Stretched:
     """Return the largest slowdown of memory with which all parts still end within `cycles`.
 
     Time never falls with the slowdown, so the search keeps one interval: it doubles until memory's
@@ -271,7 +407,7 @@ def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles:
 
 
 def _slowed(
-    part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]
+    part: Compiled, chip: Chip, around: compiled.Surroundings, slowdowns: Sequence[float]
 ) -> NDArray[np.int64]:
     """Return durations (steps, slowdowns): copies that read GM take longer, nothing else."""
     cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
@@ -279,6 +415,6 @@ def _slowed(
     for number, step in enumerate(part.steps):
         source = part.sources[step.source]
         if source.event is None and any(r.space == "GM" for r in source.srcs):
-            costs = [instruction_cost(chip, source, setting) for setting in settings]
+            costs = [compiled.instruction_cost(chip, source, setting) for setting in settings]
             cycles[number] = [cost.occupancy_cycles for cost in costs]
     return cycles
