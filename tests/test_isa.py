@@ -144,6 +144,7 @@ def test_slots_count_modulo_the_queue():
         (lambda: Loop("i", -1, ()), "a trip count >= 0"),
         (lambda: Loop("i j", 1, ()), "a loop variable"),
         (lambda: Program("p", (), (), (("core", 0),)), "counts >= 1"),
+        (lambda: Program("p", (), (), (("core", 2), ("core", 3))), "params with different names"),
         (lambda: Part(Program("p", (), ()), ()), "a binding per core"),
         (lambda: Part(Program("p", (), (), (("core", 2),))), "a binding of core in 0..1"),
         (lambda: Part(Program("p", (), ()), ((("x", 0),),)), "a binding of no params"),

@@ -10,8 +10,7 @@ from ascend_lab.sim.fast import run_batch, run_fast
 from ascend_lab.sim.l2 import L2, Access, DeviceMemory, Outcome
 from ascend_lab.sim.reference import numba_available, run_reference
 from ascend_lab.sim.simulate import simulate, simulate_kernel
-from ascend_lab.sim.timeline import KernelTimeline, Span, Timeline
-from ascend_lab.sim.trace import trace_events, write_trace
+from ascend_lab.sim.timeline import KernelTimeline, Span, Timeline, trace_events, write_trace
 from ascend_lab.sim.traffic import Traffic, analyse
 
 __all__ = [

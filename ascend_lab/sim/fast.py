@@ -236,10 +236,8 @@ class _Walk:
                 self.code[begin] = (BEGIN, node.loop, len(self.code), count, 0)
                 self.code.append((END, node.loop, begin, count, 0))
             else:
-                s, cycles, latency = (
-                    x[node] for x in (program.steps, program.cycles, program.latency)
-                )
-                self.code.append((s.kind, s.pipe, s.event, cycles, latency))
+                s, cycles = program.steps[node], program.cycles[node]
+                self.code.append((s.kind, s.pipe, s.event, cycles, program.latency[node]))
 
     def go(self, core: int) -> bool:
         """Walk one core until it waits in vain or ends; return whether it moved."""

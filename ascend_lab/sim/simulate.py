@@ -266,10 +266,8 @@ def simulate_kernel(
     return KernelTimeline(whole.name, chip, tuple(timed))
 
 
-@lru_cache(REMEMBERED)
-def traffic_of(launch: Launch, chip: Chip) -> Traffic:
-    """Return the traffic of a launch, from memory if an equal one was analysed before."""
-    return analyse(launch, chip)
+traffic_of = lru_cache(REMEMBERED)(analyse)
+"""The traffic of a launch, from memory if an equal one was analysed before."""
 
 
 @lru_cache(REMEMBERED)

@@ -5,20 +5,25 @@ any two, and what starts it: the host ("cold"), the device's queue ("queued"), o
 kernel, a barrier after the one before it ("inside"; "across" if cube and vector cores meet there).
 """
 
+import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
+from ascend_lab.output import write_whole
 from ascend_lab.sim.compiled import WAIT, WORK, Compiled, Surroundings
 from ascend_lab.sim.fast import Stretched, stretch
 from ascend_lab.sim.reference import run_reference
 
 MAX_SPANS = 300_000
+IDLE = ("barrier", "cross_set")
+"""What a pipe stands still in."""
 Key = TypeVar("Key", bound=Hashable)
 Start = Literal["cold", "queued", "inside", "across"]
 """What starts a kernel: see the module."""
@@ -163,10 +168,7 @@ class Timeline(Timed):
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
         for step, runs, each in zip(program.steps, program.runs(), program.cycles, strict=True):
-            if step.kind == WORK and program.sources[step.source].op not in (
-                "barrier",
-                "cross_set",
-            ):
+            if step.kind == WORK and program.sources[step.source].op not in IDLE:
                 busy[program.pipes[step.pipe]] += runs * each
         return busy
 
@@ -197,9 +199,8 @@ class Timeline(Timed):
         """Every instruction of the slowest core; raises `SimulationError` above MAX_SPANS."""
         events = sum(self.compiled.runs())
         if events > MAX_SPANS:
-            raise SimulationError(
-                f"at most {MAX_SPANS} instructions to draw", str(events), "simulate a smaller shape"
-            )
+            needed = f"at most {MAX_SPANS} instructions to draw"
+            raise SimulationError(needed, str(events), "simulate a smaller shape")
         _, _, record = run_reference(self.compiled, record=True)
         assert record is not None
         program = self.compiled
@@ -211,7 +212,7 @@ class Timeline(Timed):
             source = program.sources[step.source]
             stall = end - start - program.cycles[number] if step.kind == WAIT else 0
             name = source.op if source.event is None else f"{source.op} {source.event}"
-            why = f"{program.events[step.event]}" if stall else ""
+            why = str(program.events[step.event]) if stall else ""
             previous = cause if stall or cause >= 0 else last.get(step.pipe, -1)
             out.append(Span(program.pipes[step.pipe], name, start, end, stall, why, previous))
             last[step.pipe] = index
@@ -297,8 +298,7 @@ class KernelTimeline(Timed):
     @property
     def launch_cycles(self) -> int:
         """Cycles of what starts it."""
-        cycles = start_cycles(self.chip, self.start, self.mix_cycles)
-        return max(0, cycles - self.early_cycles)
+        return max(0, start_cycles(self.chip, self.start, self.mix_cycles) - self.early_cycles)
 
     @property
     def mix_cycles(self) -> int:
@@ -378,3 +378,35 @@ def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
     for part in parts:
         total.update(part)
     return dict(total)
+
+
+# -- Chrome trace JSON: it opens in Perfetto and in MindStudio Insight -----------------------------
+def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return Chrome trace events with msprof's field names: ph, name, ts, dur, pid, tid, args.
+
+    Times are microseconds. One complete event (ph "X") per instruction, waits marked with the
+    flag that held them, and metadata events (ph "M") that name process and pipes.
+    """
+    scale, pipes = 1e6 / timeline.chip.clock_hz, timeline.compiled.pipes
+    told: list[tuple[str, int, dict[str, Any]]] = [
+        ("process_name", 0, {"name": f"AI Core ({timeline.chip.name})"})
+    ]
+    for tid, pipe in enumerate(pipes):
+        told.append(("thread_name", tid, {"name": pipe}))
+        told.append(("thread_sort_index", tid, {"sort_index": tid}))
+    events = [{"name": n, "ph": "M", "pid": 0, "tid": tid, "args": args} for n, tid, args in told]
+    for span in timeline.spans:
+        args: dict[str, Any] = {"start_cycle": span.start, "cycles": span.end - span.start}
+        if span.stall_cycles:
+            args |= {"stall_cycles": span.stall_cycles, "waits_for": span.cause}
+        kind = "stall" if span.stall_cycles else "instruction"
+        times = {"ts": span.start * scale, "dur": (span.end - span.start) * scale}
+        place = {"pid": 0, "tid": pipes.index(span.pipe), "args": args}
+        events.append({"name": span.name, "cat": kind, "ph": "X", **times, **place})
+    return events
+
+
+def write_trace(timeline: Timeline, file: str | Path) -> None:
+    """Write the trace to `file`; raise `InputError` if that cannot be done."""
+    data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
+    write_whole(file, json.dumps(data))

@@ -125,7 +125,7 @@ def _footprint(
                 _add(reads, inner[0], sizes)
                 _add(writes, inner[1], sizes)
             continue
-        for region, is_write in () if node.event else _gm_regions(node):
+        for region, is_write in _gm_regions(node):
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
             part = {region.buffer.name: _touched_bytes(node, region, inside)}
             _add(writes if is_write else reads, part, sizes)
@@ -208,7 +208,7 @@ def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
     found: dict[tuple[str, bool], int] = {}
     for part in launch.parts:
         for instruction, ranges in part.program.scoped():
-            for region, is_write in () if instruction.event else _gm_regions(instruction):
+            for region, is_write in _gm_regions(instruction):
                 low = reach_of(instruction, region).extent(ranges)[0] * region.buffer.itemsize
                 key = (region.buffer.name, is_write)
                 found[key] = min(low, found.get(key, low))
