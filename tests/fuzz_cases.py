@@ -235,10 +235,7 @@ def fill(folder: Path, contents: dict[str, bytes]) -> None:
 def parsers() -> dict[str, tuple[list[str], argparse.ArgumentParser]]:
     """Return every verb's words and its own parser."""
     found = {"aoe": (["aoe"], aoe_parser())}
-    for words, parser in (
-        (["ascend-lab"], lab_parser()),
-        (["aoe", "bank"], bank_parser()),
-    ):
+    for words, parser in ((["ascend-lab"], lab_parser()), (["aoe", "bank"], bank_parser())):
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, verb in action.choices.items():

@@ -399,11 +399,7 @@ def test_an_index_outside_names_itself(bad):
     with pytest.raises(
         SimulationError, match=rf"an index of 0..19, read from one; got {bad} .*i=5"
     ):
-        execute(
-            pick_launch(TOY, 20, 8),
-            {"index": index, "x": np.zeros((20, 8), np.float32)},
-            TOY,
-        )
+        execute(pick_launch(TOY, 20, 8), {"index": index, "x": np.zeros((20, 8), np.float32)}, TOY)
 
 
 def test_cores_may_store_by_index_into_ranges_of_their_own_only():
@@ -532,10 +528,10 @@ BAD = {
             "vbrcb",
             Buffer("b", "UB", "fp16", 2041 * 16).region(0, (2041, 16)),
             Buffer("s", "UB", "fp16", 2048, address=65536 + 1024).region(0, 2041),
-        ),
+        )
     },
     AlignmentError: {
-        "multiples of 32": lambda: compute("vtranspose", BLOCK, UB16.region(8, (16, 16))),
+        "multiples of 32": lambda: compute("vtranspose", BLOCK, UB16.region(8, (16, 16)))
     },
 }
 

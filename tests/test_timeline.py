@@ -263,8 +263,7 @@ def test_faster_memory_never_costs_cycles():
     rates = (1e9, 4e9, 16e9, 64e9, 256e9)
     cycles = [
         simulate(
-            launch,
-            replace(TOY, device_memory=replace(TOY.device_memory, rate_bytes_per_s=rate)),
+            launch, replace(TOY, device_memory=replace(TOY.device_memory, rate_bytes_per_s=rate))
         ).cycles
         for rate in rates
     ]

@@ -90,12 +90,7 @@ def test_unknown_algorithms(bad: str) -> None:
 
 
 def test_what_make_refuses() -> None:
-    for ranks, options in (
-        (0, {}),
-        (4, {"root": 4}),
-        (4, {"root": -1}),
-        (4, {"chunks": 0}),
-    ):
+    for ranks, options in ((0, {}), (4, {"root": 4}), (4, {"root": -1}), (4, {"chunks": 0})):
         with pytest.raises(ClusterError):
             make("broadcast", "tree", ranks, **options)
     with pytest.raises(ClusterError, match="allreduces"):

@@ -144,10 +144,7 @@ def test_any_order_that_can_run_gives_the_same() -> None:
     check("transformer", Plan(pipeline=2, micro_batches=4), order=order)
 
 
-WAITING = [
-    [Task(0, 0, FORWARD), Task(0, 0, BACKWARD)],
-    [Task(1, 0, BACKWARD), Task(1, 0, FORWARD)],
-]
+WAITING = [[Task(0, 0, FORWARD), Task(0, 0, BACKWARD)], [Task(1, 0, BACKWARD), Task(1, 0, FORWARD)]]
 
 
 @pytest.mark.parametrize(
