@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.cluster.topology import Link, Topology
+from ascend_lab.cluster.topology import Link, Topology, both_ways, checked
 from ascend_lab.errors import ClusterError
 from ascend_lab.limits import LINKS, refuse_above, shown, toml_of
 
@@ -51,7 +51,7 @@ def topology_from_dict(data: dict[str, Any], file: str = "topology") -> Topology
     for i, entry in enumerate(entries):
         links += _links(f"{file}: links[{i}]", entry, nodes)
         refuse_above(f"{file}: links", len(links), LINKS, "join nodes by switches", ClusterError)
-    gamma = _number(f"{file}: gamma_s_per_byte", data.get("gamma_s_per_byte", 0.0))
+    gamma = checked(f"{file}: gamma_s_per_byte", data.get("gamma_s_per_byte", 0.0), LARGEST)
     groups = _servers(file, data.get("servers"), nodes, len(devices))
     found = Topology(title, devices, switches, tuple(links), groups, gamma)
     _check_reach(file, found)
@@ -98,9 +98,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     for a, b in product(sources, targets):
         if a == b:
             raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
-        found.append(Link(a, b, alpha_s, beta))
-        if not one_way:
-            found.append(Link(b, a, alpha_s, beta))
+        found += both_ways(a, b, alpha_s, beta)[: 1 if one_way else 2]
     return found
 
 
@@ -124,27 +122,18 @@ def _one_of(where: str, entry: dict[str, Any], pair: tuple[str, str]) -> str:
 
 def _alpha_s(where: str, entry: dict[str, Any]) -> float:
     key = _one_of(where, entry, ("alpha_us", "alpha_s"))
-    value = _number(f"{where}: {key}", entry[key])
+    value = checked(f"{where}: {key}", entry[key], LARGEST)
     return value * 1e-6 if key == "alpha_us" else value
 
 
 def _beta_s_per_byte(where: str, entry: dict[str, Any]) -> float:
     key = _one_of(where, entry, ("gbytes_per_s", "beta_s_per_byte"))
-    value = _number(f"{where}: {key}", entry[key])
+    value = checked(f"{where}: {key}", entry[key], LARGEST)
     if key == "beta_s_per_byte":
         return value
     if value == 0:
         raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
     return 1e-9 / value
-
-
-def _number(where: str, value: Any) -> float:
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (fine and 0 <= value < math.inf):
-        raise ClusterError(f"{where} as a number of at least 0", shown(value), "correct it")
-    if value > LARGEST:
-        raise ClusterError(f"{where} of at most {LARGEST:g}", shown(value), "correct it")
-    return float(value)
 
 
 def _servers(

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import ClusterError
+from ascend_lab.limits import shown
 
 Floats = NDArray[np.float64]
 Path = tuple[int, ...]
@@ -63,7 +64,7 @@ class Topology:
             raise ClusterError(f"{self.name}: at least one device", "none", "name the devices")
         for link in self.links:
             self._check(link)
-        _number(f"{self.name}: gamma", self.gamma_s_per_byte)
+        checked(f"{self.name}: gamma", self.gamma_s_per_byte)
         groups = self.groups or (tuple(range(self.size)),)
         if sorted(d for group in groups for d in group) != list(range(self.size)):
             what = f"{self.name}: each of {self.size} devices in one server"
@@ -77,8 +78,8 @@ class Topology:
             raise ClusterError(where, f"there are nodes 0 to {nodes - 1}", "name a node")
         if link.source == link.target:
             raise ClusterError(f"{where} between two nodes", "one node", "remove it")
-        _number(f"{where}: alpha", link.alpha_s)
-        _number(f"{where}: beta", link.beta_s_per_byte)
+        checked(f"{where}: alpha", link.alpha_s)
+        checked(f"{where}: beta", link.beta_s_per_byte)
 
     @cached_property
     def _hash(self) -> int:
@@ -160,11 +161,14 @@ class Topology:
         )
 
 
-def _number(what: str, value: Any) -> None:
-    if not (isinstance(value, int | float) and 0 <= value < math.inf):
-        raise ClusterError(f"{what} as a number of at least 0", repr(value), "correct it")
-    if value > LONGEST_S:
-        raise ClusterError(f"{what} of at most {LONGEST_S:g}", repr(value)[:40], "correct it")
+def checked(what: str, value: Any, most: float = LONGEST_S) -> float:
+    """Return a number from 0 to `most`; `ClusterError` for anything else."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (fine and 0 <= value < math.inf):
+        raise ClusterError(f"{what} as a number of at least 0", shown(value), "correct it")
+    if value > most:
+        raise ClusterError(f"{what} of at most {most:g}", shown(value), "correct it")
+    return float(value)
 
 
 # -- shapes to think with -------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def _joined(
     costs: tuple[float, float, float],
 ) -> Topology:
     """Return devices joined pair by pair; `costs` are alpha, beta, gamma."""
-    devices = tuple(f"npu{i}" for i in range(_counted(count)))
+    devices = tuple(f"npu{i}" for i in range(count))
     links = tuple(link for a, b in pairs for link in both_ways(a, b, *costs[:2]))
     return Topology(name, devices, tuple(switches), links, (), costs[2])
 

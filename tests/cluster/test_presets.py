@@ -140,6 +140,7 @@ def test_a_file_becomes_a_topology(written: Path) -> None:
     assert len(room.links) == 9
     assert (rate(room, "a", "sw"), rate(room, "sw", "a")) == pytest.approx((12.5e9, 12.5e9))
     assert rate(room, "a", "b") == pytest.approx(1e11)
+    assert {x.alpha_s for x in room.links} == {2e-6, 1e-6}
     assert len(room.route(1, 0)) == 2
 
 

@@ -93,11 +93,10 @@ class Plan:
 
         The groups of axis "pipeline" list the stages in order.
         """
-        sizes = [getattr(self, name) for name in reversed(self.axes)]
-        numbers = np.arange(self.devices).reshape(sizes)  # the first axis counts fastest
-        where = [*reversed(self.axes)]
+        where = [*reversed(self.axes)]  # the first axis counts fastest
+        numbers = np.arange(self.devices).reshape([getattr(self, name) for name in where])
         rows = numbers.transpose([where.index(a) for a in AXES if a != axis] + [where.index(axis)])
-        return [tuple(row) for row in rows.reshape(-1, getattr(self, axis)).tolist()]
+        return list(map(tuple, rows.reshape(-1, getattr(self, axis)).tolist()))
 
 
 # -- what a plan needs to know of a network --------------------------------------------------------
