@@ -220,7 +220,7 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
 def _launches(
     reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
 ) -> dict[str, float]:
-    """Read what starting a kernel costs; what a file leaves out follows from its other numbers.
+    """Read what starting work costs; what a file leaves out follows from its other numbers.
 
     Without another word a queued kernel costs as much as a cold one. A barrier is that between the
     phases of a kernel; cores without flags for each other store a word each and poll those of all,
@@ -240,11 +240,13 @@ def _launches(
         found[name] = reader.number(key) if name in reader.table("launch") else value
         reader.facts.setdefault(key, Fact(value, "OWN", "assumed"))
     reader.sources["OWN"] = "Derived from other numbers of the same file as it is read"
+    has = "ai_cpu" in reader.data
     return {
         "launch_overhead_s": cold,
         "queued_launch_s": min(cold, found["queued_s"]),
         "barrier_s": min(cold, found["barrier_s"]),
         "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
+        **{f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if has else 0.0 for n in AI_CPU},
     }
 
 
@@ -309,9 +311,6 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         event_ids=reader.integer("sync.event_ids_count"),
         cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
         **_launches(reader, paths, l2),
-        **{
-            f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if "ai_cpu" in data else 0.0 for n in AI_CPU
-        },
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),
