@@ -287,9 +287,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     reader = Reader(file, data)
     _check_sections(reader)
     buffers = _sizes(reader, "buffer")
-    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
-        if name not in buffers:
-            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    for name in (name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers):
+        raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
     cube, paths, l2 = _cube(reader), _paths(reader), _memory(reader, "l2", "cache", "buffer")
     return Chip(
