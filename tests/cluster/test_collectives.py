@@ -434,7 +434,7 @@ def test_bounds_are_reached() -> None:
         ("all_to_all", "mesh", full_mesh(5, *COSTS[:2])),
     ):
         found = collective_time(op, topology, n, name)
-        assert found.time_s <= found.lower_bound_s * 1.001
+        assert 1 - 1e-9 <= found.time_s / found.lower_bound_s <= 1.001
     for op, shape in (("all_reduce", "ethernet-25g:64"), ("all_gather", "910b-roce:64")):
         found = collective_time(op, load_topology(shape), n)
         assert found.time_s <= found.lower_bound_s * 1.15, "servers bound it, not ranks"

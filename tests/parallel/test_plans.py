@@ -159,8 +159,9 @@ class _Bytes(Counted):
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_zero_moves_as_much_as_an_all_reduce_and_stage_3_half_more(zero: int) -> None:
     """Stage 2 scatters every micro-batch, stage 3 gathers ahead of it too, both ways."""
-    idle = tuple(replace(u, forward_s=0.0, backward_s=0.0) for u in EIGHT.samples)
-    weights = 2.0 * 8 * BLOCK.parameters
+    sizes = [BLOCK.parameters + 8 * i for i in range(8)]
+    idle = tuple(replace(BLOCK, parameters=n, forward_s=0.0, backward_s=0.0) for n in sizes)
+    weights = 2.0 * sum(sizes)
     for micro, wanted in ((1, (2, 2, 2, 3)), (3, (2, 2, 3 + 1, 3 * 3))):
         plan = Plan(data=4, zero_stage=zero, micro_batches=micro)
         found = plan_time(plan, FixedModel("idle", idle), _Bytes(), 4 * micro)
