@@ -55,9 +55,7 @@ def fig_topology(topology: Topology) -> st.LabFigure:
     height = SERVER_IN + plan.rows * ROW_IN + legend_in + 0.45
     fig, ax = st.new_figure(height_in=max(height, 1.5))
     ax.set_axis_off()
-    ax.set_xlim(0, st.WIDTH_IN)
-    ax.set_ylim(SERVER_IN + plan.rows * ROW_IN + 0.1, -0.3)
-    ax.set_aspect("equal")
+    ax.set(xlim=(0, st.WIDTH_IN), ylim=(SERVER_IN + plan.rows * ROW_IN + 0.1, -0.3), aspect="equal")
     looks = {kind: LOOKS[i % len(LOOKS)] for i, (kind, _) in enumerate(kinds)}
     _servers(ax, topology, plan)
     _links(ax, topology, plan, looks)
@@ -292,8 +290,7 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> st.L
         ax.set(title="start" if number == 0 else f"round {number}", xticks=[], yticks=[])
         ax.tick_params(length=0)
         said.append(f"after {number} rounds {int((held == schedule.ranks).sum())} complete")
-    panels[0].set(ylabel="rank", xlabel="block")
-    panels[0].set_yticks(range(schedule.ranks))
+    panels[0].set(ylabel="rank", xlabel="block", yticks=range(schedule.ranks))
     text = f"{schedule.algorithm} all-reduce of {schedule.ranks} ranks, {schedule.blocks} blocks"
     return st.finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
 

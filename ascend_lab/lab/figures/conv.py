@@ -86,10 +86,8 @@ def fig_windows(
     for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
         _cells(ax, cells, copies, norm, marked)
     axes[0, 0].set_title(f"image {side}x{side}" + (f", pad {pad}" if pad else ""))
-    axes[0, 1].set_title(f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps")
-    axes[0, 1].set_aspect("auto")
-    axes[0, 1].set_ylabel("window")
-    axes[0, 1].set_xlabel("tap")
+    axes[0, 1].set(title=f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps")
+    axes[0, 1].set(aspect="auto", ylabel="window", xlabel="tap")
     bar = fig.colorbar(axes[0, 1].images[0], ax=axes[0, :], shrink=0.75, pad=0.02)
     bar.set_label("copies of the pixel")
     most = int(copies[1:].max())
@@ -119,9 +117,7 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
     """Draw cells by the copies of their pixel, padding grey and dotted, one pixel framed."""
     tint = np.ma.masked_where(cells == 0, copies[cells])
     ax.imshow(tint, cmap=TINTS, norm=norm, aspect="equal", interpolation="nearest")
-    ax.set_facecolor(st.LIGHT)
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set(facecolor=st.LIGHT, xticks=[], yticks=[])
     rows, columns = cells.shape
     numbers = rows <= NUMBERED[0] and columns <= NUMBERED[1]
     for (y, x), pixel in np.ndenumerate(cells):
@@ -186,8 +182,7 @@ def fig_stored(
         )
     for ax, word in ((left, "device memory, MB"), (right, "time, us")):
         ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
-        ax.set_xlabel("kernel")
-        ax.set_ylabel(word)
+        ax.set(xlabel="kernel", ylabel=word)
     words = ("write the matrix", "multiply the stored matrix", "never store it")
     st.key(left, dict(zip(words, WAYS, strict=True)), loc="upper left")
     return st.finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
@@ -253,8 +248,7 @@ def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(widths, [str(w) for w in widths])
-    ax.set_xlabel("channels per group")
-    ax.set_ylabel("time, us")
+    ax.set(xlabel="channels per group", ylabel="time, us")
     ax.legend()
     pairs = "; ".join(f"{w}: {c:.1f}" for w, c in zip(widths, cube, strict=True))
     return st.finish(

@@ -198,8 +198,7 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
 
 
 def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> None:
-    ax.set_xlim(0, WIDTH)
-    ax.set_ylim(0, HEIGHT)
+    ax.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     ax.set_axis_off()
     if chip.combined:
         _draw_frame(ax, chip, "core", 0.5, 57.5)

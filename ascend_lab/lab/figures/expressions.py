@@ -115,9 +115,7 @@ def _bars_of_cycles(
 
 def _letters(ax: Any, count: int, right: float) -> None:
     ax.set_yticks(range(count), [f"({letter})" for letter in "abc"[:count]])
-    ax.set_ylim(count - 0.45, -0.55)
-    ax.set_xlim(0, right)
-    ax.set_xticks([])
+    ax.set(ylim=(count - 0.45, -0.55), xlim=(0, right), xticks=[])
     ax.spines["bottom"].set_visible(False)
     ax.tick_params(axis="y", length=0)
 
@@ -157,8 +155,7 @@ def fig_expression(
         right.barh(row, share, height=0.62, **st.PIPE_STYLE[pipe].patch_args())
         right.text(share + 1.5, row, f"{share:.0f}%", va="center", fontsize=8)
     right.set_yticks(range(len(pipes)), pipes)
-    right.set_ylim(len(pipes) - 0.4, -0.6)
-    right.set_xlim(0, 112)
+    right.set(ylim=(len(pipes) - 0.4, -0.6), xlim=(0, 112))
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     right.set_xlabel("busy share of the kernel's cycles")
     right.set_title(

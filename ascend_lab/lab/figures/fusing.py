@@ -330,9 +330,7 @@ def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
         core = maps[name]
         ax.imshow(core.T, cmap="cividis", vmin=0, vmax=cores - 1, aspect="auto")
         ax.set_title(TITLES.get(name, name), loc="left")
-        ax.set_xticks([])
-        ax.set_yticks([])
-        ax.set_facecolor("none")
+        ax.set(xticks=[], yticks=[], facecolor="none")
         for spine in ax.spines.values():
             spine.set(visible=True, color=st.INK, linewidth=0.6)
         along = _along(core)

@@ -71,8 +71,7 @@ def draw_gantt(
         _draw_critical(ax, timeline, rows, (first, last))
     if numbers:
         _number(ax, timeline, rows, (first, last))
-    ax.set_xlim(first, last)
-    ax.set_ylim(len(rows) - 0.35, -0.6)
+    ax.set(xlim=(first, last), ylim=(len(rows) - 0.35, -0.6))
     ax.set_yticks(list(rows.values()), list(rows))
     ax.tick_params(axis="y", length=0)
     if first <= timeline.cycles < last:
@@ -364,10 +363,8 @@ def fig_more_buffers(
             size = max(14 - 2.5 * depth, 2)  # curves coincide where a pipe is the limit
             ax.plot(ratios, gain, color=colour, marker=marker, markersize=size, label=str(depth))
             said.append(f"{label}, {depth} buffers: {min(gain):.2f} to {max(gain):.2f}")
-        ax.set_title(label)
-        ax.set_xlabel("compute cycles / load cycles")
-    panels[0].set_ylabel("times faster than one buffer")
-    panels[0].set_ylim(1.0, max(depths) + 0.15)
+        ax.set(title=label, xlabel="compute cycles / load cycles")
+    panels[0].set(ylabel="times faster than one buffer", ylim=(1.0, max(depths) + 0.15))
     panels[-1].legend(title="buffers")
     alt = f"Speed-up over one buffer for compute/load from {ratios[0]:.2f} to {ratios[-1]:.2f}. "
     return st.finish(fig, alt=alt + "; ".join(said) + ".")

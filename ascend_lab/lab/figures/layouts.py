@@ -281,8 +281,7 @@ def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
     ticks = range(len(SIDES))
     ax.set_xticks(ticks, [str(s) for s in SIDES])
     ax.set_yticks(ticks, [str(s) for s in SIDES])
-    ax.set_xlabel("columns of a block (burst of the load)")
-    ax.set_ylabel("rows (burst of the store)")
+    ax.set(xlabel="columns of a block (burst of the load)", ylabel="rows (burst of the store)")
     ax.set_title("bytes on the wires per byte", loc="left")
     ax.tick_params(length=0)
 

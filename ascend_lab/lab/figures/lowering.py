@@ -117,9 +117,8 @@ def fig_addresses(
             st.put(ax, middle, 0.5, f"{buffer.name}\nslot {slot}", bbox=paper)
             used = max(used, low + buffer.slot_bytes)
         told.append(f"{buffer.name} at {buffer.address:,}, {buffer.slots} x {buffer.slot_bytes:,}")
-    ax.set(xlim=(0, size / KIB), ylim=(0, 1), yticks=[])
-    ax.set_xlabel(f"address in UB of {chip} (KiB)")
-    ax.set_title(f"tiles of {tile:,}: {used:,} of {size:,} bytes, {used / size:.0%}")
+    ax.set(xlim=(0, size / KIB), ylim=(0, 1), yticks=[], xlabel=f"address in UB of {chip} (KiB)")
+    ax.set(title=f"tiles of {tile:,}: {used:,} of {size:,} bytes, {used / size:.0%}")
     return st.finish(fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(told)}; {used:,} in use.")
 
 

@@ -69,8 +69,7 @@ def fig_many_cores(
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
     panels = st.panels(axes)
     said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
-    panels[0].set_ylabel("efficiency")
-    panels[0].set_ylim(0, 1.09)
+    panels[0].set(ylabel="efficiency", ylim=(0, 1.09))
     lines, names = panels[0].get_legend_handles_labels()
     fig.legend(lines, names, loc="outside upper center", ncols=len(names), columnspacing=1.2)
     return st.finish(fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(said))
@@ -97,9 +96,7 @@ def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) ->
         if teeth[n - 1] > max(0.95, teeth[n - 2]):
             ax.text(n, teeth[n - 1] + 0.015, str(n), ha="center", fontsize=8, color=st.INK)
     ax.set_title(f"{rows:,} rows of {columns:,}", loc="left")
-    ax.set_xlabel("cores")
-    ax.set_xlim(0, most + 1)
-    ax.set_xticks([1, *range(8, most + 1, 8)])
+    ax.set(xlabel="cores", xlim=(0, most + 1), xticks=[1, *range(8, most + 1, 8)])
     return f"{rows:,} rows of {columns:,} on {most} cores: {', '.join(ends)}."
 
 
@@ -135,8 +132,7 @@ def fig_fold_crossover(
     ticks = [1000 * 2**k for k in range(20) if floor_cycles * 0.7 < 1000 * 2**k < 1.5 * top]
     ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
     ax.minorticks_off()
-    ax.set_xlabel("rows (results); the number of elements stays the same")
-    ax.set_ylabel("cycles")
+    ax.set(xlabel="rows (results); the number of elements stays the same", ylabel="cycles")
     ax.legend(loc="upper center", ncols=2)
     parts = [
         f"{LABELS.get(name, name)} {values[0]:,.0f} to {values[-1]:,.0f}"
@@ -236,7 +232,5 @@ def _work(ax: Any, counts: Sequence[int], even: float, label: str) -> None:
     for line in (ax.xaxis, ax.yaxis):
         line.set_major_locator(MaxNLocator("auto", integer=True))
     ax.text(len(counts) - 0.5, top * 1.13, "dashed: even shares", ha="right", fontsize=8)
-    ax.set_xlim(-0.7, len(counts) - 0.3)
-    ax.set_ylim(0, top * 1.25)
-    ax.set_xlabel("core (x: idle)")
-    ax.set_ylabel(label)
+    ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(0, top * 1.25), xlabel="core (x: idle)")
+    ax.set(ylabel=label)

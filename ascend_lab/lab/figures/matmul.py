@@ -209,8 +209,7 @@ def _capacity_bars(ax: Any, chip: Chip, needs: Mapping[str, int]) -> list[str]:
     ax.axvline(100, color=st.INK, linestyle="-", linewidth=1.4)
     ax.set(xlim=(0, 345), ylim=(len(needs) - 0.4, -0.6), xlabel="% of the buffer")
     ax.set_yticks(range(len(needs)), list(needs))
-    ax.set_xticks([0, 50, 100, 200])
-    ax.set_title("what it needs")
+    ax.set(xticks=[0, 50, 100, 200], title="what it needs")
     return over
 
 

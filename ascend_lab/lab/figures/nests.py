@@ -134,8 +134,7 @@ def draw_nest(
 ) -> None:
     """Draw a nest into empty axes, top to bottom; `rows` keeps several of them at one scale."""
     ax.set_axis_off()
-    ax.set_xlim(0, 1)
-    ax.set_ylim(max(rows, height_of(items)), 0)
+    ax.set(xlim=(0, 1), ylim=(max(rows, height_of(items)), 0))
     _draw(ax, items, 0.0, (0.0, 1.0), 0, size, swatch)
 
 

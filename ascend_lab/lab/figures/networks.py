@@ -53,8 +53,7 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
     lanes = 1 + max(lane for lane, _ in (*places.values(), *skips.values()))
     fig, ax = st.new_figure(height_in=0.35 + 0.3 * rows)
     ax.set_axis_off()
-    ax.set_xlim(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE)
-    ax.set_ylim(rows - 0.4, -0.6)
+    ax.set(xlim=(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE), ylim=(rows - 0.4, -0.6))
     _edges(ax, shown, places, skips)
     for name in shown.inputs:
         _box(ax, places[name], "input", st.INK)
@@ -338,5 +337,4 @@ def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str)
     ax.barh(range(len(values)), values, color=fills, edgecolor=st.INK)
     for row, value in enumerate(values):
         ax.text(value, row, f" {said[row]}", va="center", fontsize=8)
-    ax.set_xlim(0, max(values) * 1.18)
-    ax.set_xlabel(label)
+    ax.set(xlim=(0, max(values) * 1.18), xlabel=label)

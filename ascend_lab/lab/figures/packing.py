@@ -41,8 +41,7 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
     fig, axes = st.new_figure(ncols=len(plans), height_in=2.6, sharey=True)
     for ax, (name, plan) in zip(st.panels(axes), plans.items(), strict=True):
         _draw(ax, buffers, plan, labels=True)
-        ax.set_title(f"{name}: {plan.height_bytes}")
-        ax.set_xlabel("task")
+        ax.set(title=f"{name}: {plan.height_bytes}", xlabel="task")
     top = max(plan.height_bytes for plan in plans.values())
     st.panels(axes)[0].set(ylabel="address (bytes)", ylim=(0, top * 1.03))
     bound = next(iter(plans.values())).lower_bound_bytes
@@ -97,9 +96,7 @@ def fig_arena(
     plan = _planned(compiled, method, in_place=in_place)
     fig, ax = st.new_figure(height_in=3.6)
     _draw(ax, buffers_of(compiled), plan, unit=2**20)
-    ax.set_ylim(0, plan.height_bytes / 2**20 * 1.05)
-    ax.set_xlabel("task")
-    ax.set_ylabel("address (MiB)")
+    ax.set(ylim=(0, plan.height_bytes / 2**20 * 1.05), xlabel="task", ylabel="address (MiB)")
     sharing = "in place where allowed" if in_place else "nothing in place"
     ax.set_title(f"{name}, batch {batch}, {method}, {sharing}: {_verdict(plan)}")
     _legend(fig)
@@ -166,9 +163,7 @@ def fig_arena_traffic(
             ax.axvline(heights[name], color=colour, linestyle=":", linewidth=1.2)
             top = ax.get_xaxis_transform()
             ax.text(heights[name], 1.0, f"{heights[name]:.0f}", transform=top, ha="center")
-    ax.set_xticks(sizes)
-    ax.set_xlabel("size of L2 (MiB)")
-    ax.set_ylabel("to and from memory (MiB)")
+    ax.set(xticks=sizes, xlabel="size of L2 (MiB)", ylabel="to and from memory (MiB)")
     ax.set_ylim(0)
     ax.legend(loc="lower left")
     told = "; ".join(

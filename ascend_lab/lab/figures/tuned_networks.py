@@ -60,8 +60,7 @@ def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
 
 def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     low, high = bound_ms / 1.3, steps[0][1] * 1.5
-    ax.set_yscale("log")
-    ax.set(ylim=(low, high), xlim=(-0.6, len(steps) + 0.6))
+    ax.set(yscale="log", ylim=(low, high), xlim=(-0.6, len(steps) + 0.6))
     ax.bar(0, steps[0][1] - low, bottom=low, width=0.7, facecolor=st.GREY, edgecolor=st.INK)
     for at, ((_, before), (_, after)) in enumerate(pairwise(steps), 1):
         worse = after > before
