@@ -11,7 +11,7 @@ from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.lab.checks import chapter01_02 as chapter02
-from ascend_lab.lab.checks.chapter01_02 import check_ex_02_1, check_ex_02_2
+from ascend_lab.lab.checks import check_ex_02_2
 from ascend_lab.lab.figures import fig_core_map, fig_core_path
 from ascend_lab.lab.figures.core_map import find_route, move_over
 from ascend_lab.lab.figures.style import LabFigure
@@ -137,57 +137,6 @@ def test_path_figure_refuses_what_does_not_fit_or_does_not_exist() -> None:
 
 
 # -- the checks of the exercises ---------------------------------------------------------------
-def img2col_unpadded(*case: object) -> object:
-    hops = chapter02.img2col_hops(*case)  # type: ignore[arg-type]
-    src, dst, pipe, size = hops[1]
-    return [hops[0], (src, dst, pipe, size - 32)]
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda *case: [], "list of tuples"),
-        (lambda *case: [("GM", "L1")], "list of tuples"),
-        (lambda *case: [("GM", "L0A", "MTE2", 4608)], "nothing unfolds"),
-        (lambda *case: [("GM", "L1", "MTE1", 1152)], "not a path of pipe MTE1"),
-        (lambda *case: [("L1", "GM", "MTE1", 1152)], "no path L1->GM"),
-        (lambda *case: [("L1", "L0A", "MTE1", 4608)], "starts in GM"),
-        (img2col_unpadded, "bytes cross L1->L0A"),
-    ],
-)
-def test_wrong_routes_get_a_hint(answer: object, hint: str) -> None:
-    result = check_ex_02_1(answer)
-    assert not result.passed
-    assert hint in result.message
-
-
-def relu(
-    tiles: int, *, opening: bool = True, closing: bool = True, barrier: bool = False
-) -> object:
-    k = KernelBuilder("relu", load_chip("Toy"))
-    x, y = k.tensor("x", "fp16", 256 * tiles), k.tensor("y", "fp16", 256 * tiles)
-    tile = k.buffer("tile", "UB", "fp16", 256).region(0, (2, 128))
-    if opening and not barrier:
-        k.set_flag("MTE3", "MTE2", 0)
-    with k.loop("i", tiles) as i:
-        if not barrier:
-            k.wait_flag("MTE3", "MTE2", 0)
-        k.copy(tile, x.region(i * 256, (2, 128)))
-        k.set_flag("MTE2", "V", 0)
-        k.wait_flag("MTE2", "V", 0)
-        k.vector("vrelu", tile, tile)
-        k.set_flag("V", "MTE3", 0)
-        k.wait_flag("V", "MTE3", 0)
-        k.copy(y.region(i * 256, (2, 128)), tile)
-        if barrier:
-            k.barrier()
-        else:
-            k.set_flag("MTE3", "MTE2", 0)
-    if closing and not barrier:
-        k.wait_flag("MTE3", "MTE2", 0)
-    return k.finish()
-
-
 def relu_with_a_queue(tiles: int) -> object:
     k = KernelBuilder("relu", load_chip("Toy"))
     x, y = k.tensor("x", "fp16", 256 * tiles), k.tensor("y", "fp16", 256 * tiles)
@@ -205,25 +154,8 @@ def relu_with_a_queue(tiles: int) -> object:
     return k.finish()
 
 
-@pytest.mark.parametrize("answer", [relu, relu_with_a_queue])
-def test_programs_that_keep_all_orders_pass(answer: object) -> None:
-    assert check_ex_02_2(answer).passed
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda tiles: relu(tiles, opening=False), "deadlock"),
-        (lambda tiles: relu(tiles, closing=False), "leak"),
-        (lambda tiles: relu(tiles, barrier=True), "barrier"),
-        (lambda tiles: str(relu(tiles)), "Program"),
-        (lambda tiles: relu(2), "raised|cannot be judged|elements"),
-    ],
-)
-def test_wrong_programs_get_a_hint(answer: object, hint: str) -> None:
-    result = check_ex_02_2(answer)
-    assert not result.passed
-    assert any(part in result.message for part in hint.split("|")), result.message
+def test_a_program_with_queues_keeps_all_orders() -> None:
+    assert check_ex_02_2(relu_with_a_queue).passed
 
 
 def test_largest_k_leaves_room_for_two_and_not_for_one_block_more() -> None:

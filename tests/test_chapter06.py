@@ -16,7 +16,6 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import interpret
 from ascend_lab.errors import AscendLabError, CapacityError, InputError, ScheduleError
-from ascend_lab.lab.checks import chapter06
 from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.schedules import add_relu
 from ascend_lab.sim.values import numpy_type
@@ -247,30 +246,6 @@ def test_choices_that_do_not_fit_are_errors() -> None:
         fig_choices(True, 32768, "cut", 2, 1)
     with pytest.raises(ScheduleError, match="a factor from 1 to 20864"):
         fig_choices(True, 32768, "cut", 1, 48)
-
-
-# -- checks -----------------------------------------------------------------------------------
-
-
-def wrong_table(rows, columns, chip_name):
-    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
-    y = te.compute((rows, columns), lambda i, j: x[i, j] - p[j], name="y")
-    return te.auto_schedule(y, load_chip(chip_name))
-
-
-@pytest.mark.parametrize(
-    ("check", "wrong", "why"),
-    [
-        (3, lambda ub_bytes, inputs, slots: 1.5, "whole number"),
-        (4, wrong_table, "same values"),
-        (4, lambda *case: "fast", "expected a schedule"),
-        (4, lambda rows, columns, name: chapter06._table(8, 256, name), "inputs of shape"),
-    ],
-)
-def test_wrong_answers_are_named(check: int, wrong, why: str) -> None:
-    result = getattr(chapter06, f"check_ex_06_{check}")(wrong)
-    assert not result
-    assert "your function" in result.message and why in result.message
 
 
 # -- the page ---------------------------------------------------------------------------------

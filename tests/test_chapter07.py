@@ -1,6 +1,5 @@
 """The figures of chapter 7 say what the data say; its checks are two-sided and ask programs."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,9 +7,7 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError
-from ascend_lab.isa import c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
-from ascend_lab.lab.checks import check_ex_07_1, check_ex_07_3, check_ex_07_5
 from ascend_lab.lab.checks.chapter07 import AXES, ORDERS, nest
 from ascend_lab.lab.figures.matmul import fig_tile_fit
 from ascend_lab.sim import execute, simulate
@@ -67,61 +64,7 @@ def test_the_split_chip_cannot_bring_sums_back() -> None:
         nest(load_chip("Ascend910B2"), "mkn", {"m": 1, "k": 1, "n": 1}, tile=1)
 
 
-# --- exercise 1 -----------------------------------------------------------------------------------
-
-
-def block(macs: int, in_bytes: int, sum_bytes: int) -> tuple[int, int, int]:
-    powers = [1 << i for i in range(macs.bit_length())]
-    boxes = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
-    return min(boxes, key=lambda b: in_bytes * b[1] * (b[0] + b[2]) + 2 * sum_bytes * b[0] * b[2])
-
-
-def test_the_best_block_passes_and_others_do_not() -> None:
-    assert all(check_ex_07_1(block, seed=seed) for seed in (7, 1, 2))
-    cube = check_ex_07_1(lambda macs, *_: (16, 16, 16))
-    assert not cube
-    assert "3072 bytes a cycle; expected one that moves 2560" in cube.message
-
-
-# --- exercise 3 -----------------------------------------------------------------------------------
-
-
-def best_tile(chip_name: str, dtype: str, slots: int) -> tuple[int, int, int]:
-    chip, c0, size = load_chip(chip_name), c0_of(dtype), 1 if dtype == "int8" else 2
-    a, b = (chip.path("L1", space).rate_bytes_per_cycle for space in ("L0A", "L0B"))
-    room_a, room_b = (chip.buffers[space] // (2 * c0 * size) for space in ("L0A", "L0B"))
-    sides = product(range(16, room_a + 1, 16), range(16, room_b + 1, 16))
-    legal = [(m, n) for m, n in sides if 4 * slots * m * n <= chip.buffers["L0C"]]
-    m, n = min(legal, key=lambda t: 1 / (a * t[1]) + 1 / (b * t[0]))
-    return m, min(room_a // m, room_b // n) * c0, n
-
-
-def test_the_best_tile_passes_and_says_what_is_wrong_with_others() -> None:
-    assert all(check_ex_07_3(best_tile, seed=seed) for seed in (7, 1))
-    assert best_tile("Ascend910A", "fp16", 2) == (256, 64, 128)
-    for wrong, word in (
-        ((256, 32, 256), "MTE1|depth"),
-        ((368, 16, 176), "depth of 32"),
-        ((512, 16, 512), "L0C holds 262144"),
-        ((100, 16, 100), "multiples of 16"),
-        ((16, 16, 16), "keeps MTE1 busy"),
-        (None, "expected"),
-    ):
-        told = check_ex_07_3(lambda *_, wrong=wrong: wrong)
-        assert not told
-        assert any(part in told.message for part in word.split("|")), told.message
-
-
-# --- exercise 5 -----------------------------------------------------------------------------------
-
-
-def test_a_schedule_must_come_near_the_best() -> None:
-    start = check_ex_07_5(lambda m, k, n: default_schedule(GemmShape(m, k, n), CHIP))
-    assert not start
-    assert "expected at most" in start.message
-    refused = check_ex_07_5(lambda *_: GemmSchedule(16, 2048, 16, 1, 4, 4))
-    assert not refused
-    assert "cannot run" in refused.message
+# --- what the chapter says ------------------------------------------------------------------------
 
 
 def test_what_the_chapter_says_about_its_deep_product_holds() -> None:

@@ -7,7 +7,6 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Kernel, sanitize
-from ascend_lab.lab.checks import check_ex_11_4
 from ascend_lab.lab.checks.chapter11_12 import (
     FP16_UNIT,
     additions,
@@ -242,26 +241,3 @@ def test_a_chain_of_fp16_sums_stops():
     ones = np.ones(5000, np.float16)
     assert narrow_sum(ones, "chain") == 2048
     assert narrow_sum(ones, "tree") == 5000
-
-
-# -- checks: the right answer passes, near misses do not -------------------------------------------
-
-
-def bound(x, order, scale=1.0):
-    depth = additions(len(x), order)
-    gamma = depth * FP16_UNIT / (1 - depth * FP16_UNIT)
-    return scale * gamma * float(np.abs(x.astype(np.float64)).sum())
-
-
-def test_the_schedule_check_is_two_sided():
-    def wide(rows, columns):
-        return folded((rows, columns), 1, wide=True)
-
-    def narrow_tiles(rows, columns):
-        return two_pass(wide(rows, columns), A910)
-
-    assert "expected at most" in check_ex_11_4(narrow_tiles).message
-    short = check_ex_11_4(lambda r, c: two_pass(folded((r, c), 1), A910))
-    assert "in fp32" in short.message
-    assert not check_ex_11_4(lambda r, c: None).passed
-    assert not check_ex_11_4(lambda r, c: two_pass(wide(r, c // 2), A910)).passed

@@ -5,9 +5,7 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import Launch, Part, parse_program
 from ascend_lab.kernels import scatter_launch, transpose_launch
-from ascend_lab.lab.checks import check_ex_12_2
 from ascend_lab.lab.checks.chapter11_12 import moved_bytes
 from ascend_lab.lab.figures.layouts import conflicts, draw_indices
 from ascend_lab.lab.kernels import group_indices, grouped_launch
@@ -71,35 +69,3 @@ def test_bytes_of_the_ways_follow_the_formulas(times):
             # Only as many cores own columns as there are blocks of 32 bytes in a row.
             moved += (cores - launch.core_count) * picks * 4
         assert moved == said[way]
-
-
-# -- checks ----------------------------------------------------------------------------------------
-
-
-def test_the_kernel_check_tells_what_is_wrong():
-    def launch(m, n, method="blocks"):
-        return transpose_launch(TOY, (16 * m, 16 * n), (1, 0), "fp16", method)
-
-    def edited(change):
-        def make(m, n):
-            made = launch(m, n)
-            parts = (Part(parse_program(change(str(p.program))), p.bindings) for p in made.parts)
-            return Launch("turn", tuple(parts))
-
-        return make
-
-    def without_order(text):
-        return "\n".join(line for line in text.splitlines() if "V>MTE3" not in line)
-
-    assert check_ex_12_2(launch).passed
-    for wrong, message in (
-        (lambda m, n: launch(m, n).parts[0].program, "a Launch"),
-        (lambda m, n: launch(m, n, "strided"), "at most 1.1 x"),
-        (edited(lambda text: text.replace("vtranspose", "vrelu")), "differ"),
-        (edited(without_order), "race"),
-        (lambda m, n: None, "a Launch"),
-        (lambda m, n: launch(n + 1, m), "fp16 tensors"),
-    ):
-        result = check_ex_12_2(wrong)
-        assert not result.passed
-        assert message in str(result)

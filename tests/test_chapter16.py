@@ -27,21 +27,6 @@ def test_merging_is_associative():
     np.testing.assert_allclose(left[2], right[2])
 
 
-def flash(load, store, n, t, d, room, keys=16, all_at_once=False):
-    rows = n if all_at_once else max(1, (room // 8 - 2 * keys * d) // (4 * d + 4 * keys))
-    for at in range(0, n, rows):
-        q = load("q", at, at + rows)
-        m, total, o = np.full((len(q), 1), -np.inf), 0.0, np.zeros((len(q), d))
-        for first in range(0, t, keys):
-            s = q @ load("k", first, first + keys).T / d**0.5
-            new = np.maximum(m, s.max(axis=1, keepdims=True))
-            f, m = np.exp(m - new), new
-            s = np.exp(s - m)
-            total, o = f * total + s.sum(axis=1, keepdims=True), f * o
-            o += s @ load("v", first, first + keys)
-        store(at, o / total)
-
-
 # -- figures ---------------------------------------------------------------------------------------
 def test_the_toy_ends_with_the_softmax():
     scores = np.array([1.0, 3.0, 2.0, 5.0])

@@ -14,7 +14,6 @@ from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
-from ascend_lab.lab.checks import check_ex_20_3
 from ascend_lab.lab.checks.chapter19_20 import interval
 from ascend_lab.lab.tuners import SimpleGenetic
 from ascend_lab.sim import simulate
@@ -41,22 +40,6 @@ def from_table(space, costs):
 
 
 # -- exercises -------------------------------------------------------------------------------------
-
-
-def test_what_is_no_search_is_told_what_is_expected():
-    def one_point(space, rng, start=()):
-        while True:
-            yield space.sample(rng)
-
-    def numbers(space, rng, start=()):
-        yield list(space.sample(rng))
-
-    point = check_ex_20_3(one_point)
-    assert not point
-    assert "expected a list of points, got the point (" in point.message
-    assert "expected a list of points, got [" in check_ex_20_3(numbers).message
-    made = check_ex_20_3(lambda space, rng, start: [space.sample(rng)])
-    assert made.message == "expected a generator (use yield)"
 
 
 def test_the_interval_covers_the_mean_as_often_as_it_says():

@@ -19,20 +19,6 @@ def test_the_crossover_is_where_the_simulated_times_meet():
     assert times[0] == pytest.approx(times[1], rel=1e-6)
 
 
-def doubling(ranks, *, skips=None, cut=True):
-    skips = skips or [1 << k for k in range((ranks - 1).bit_length())]
-
-    def step(skip, collect):
-        count, found = min(skip, ranks - skip) if cut else skip, []
-        for rank in range(ranks):
-            before = (rank - skip) % ranks
-            pair = (rank, before) if collect else (before, rank)
-            found.append((*pair, [(rank + i) % ranks for i in range(count)]))
-        return found
-
-    return [step(s, False) for s in reversed(skips)], [step(s, True) for s in skips]
-
-
 def test_best_chunks_by_trying_all():
     case = (9, 10_000, 1e-6, 1e-10)
     assert best_chunks(*case) == min(range(1, 100), key=lambda k: chain_s(k, *case))

@@ -27,10 +27,6 @@ def test_least_micro_batches_by_trying_all() -> None:
         assert m == 1 or bubble_share(stages, m - 1) > bubble
 
 
-def keep(arrays):
-    return arrays
-
-
 # -- the closed forms, and messages between arrays -------------------------------------------------
 def test_closed_bytes_are_those_of_executed_messages() -> None:
     """A layer more of the small transformer (fp64, biases and norms beside the matrices)."""

@@ -4,27 +4,9 @@ import pytest
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks import check_ex_24_4
 from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at
 from ascend_lab.lab.figures import fig_caps
 from ascend_lab.lab.figures.tuned_networks import toy_rows
-
-# -- exercises -------------------------------------------------------------------------------------
-
-
-def test_traps_two_sided():
-    def trap():
-        return [0.99 * i for i in range(40)], [40, *[0] * 39], 1.0, 1.0
-
-    assert check_ex_24_4(trap).passed
-    for wrong in (
-        lambda: ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0),
-        lambda: None,
-        lambda: ([1.0, 0.0], [1, 1], 1.0, 1.0),
-        lambda: ([0.0], [-1], 1.0, 1.0),
-        lambda: ([0.99 * i for i in range(40)], [40.5, *[0] * 39], 1.0, 1.0),
-    ):
-        assert not check_ex_24_4(wrong).passed
 
 
 # -- figures and claims ----------------------------------------------------------------------------

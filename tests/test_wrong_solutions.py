@@ -7,14 +7,22 @@ replaced and the check must say no. The edits of a list `right` are answers as g
 
 import ast
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascend_lab.lab.checks.core import DEFAULT_SEED
-from ascend_lab.lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
+from ascend_lab.lab.checks.core import DEFAULT_SEED, CheckResult
+from ascend_lab.lab.checks.grading import (
+    SOLUTION,
+    CodeCell,
+    Page,
+    exercises_of,
+    read_code_cells,
+)
 
 HERE = Path(__file__).parent
 LISTS = sorted((HERE / "wrong").glob("*.toml"))
@@ -46,14 +54,24 @@ def definitions(source: str) -> str:
     return "\n".join(map(ast.unparse, kept))
 
 
-def page_with(chapter: str, exercise: str, old: str, new: str) -> Page:
-    """Return the chapter's page with one mistake in one solution."""
+@cache
+def page_of(chapter: str) -> tuple[Page, tuple[CodeCell, ...]]:
+    """Return a chapter's page, whose ordinary cells run once for all edits, and its cells."""
     (notebook,) = (HERE.parent / "notebooks").glob(f"{chapter}_*.ipynb")
     cells = read_code_cells(notebook)
+    return Page(cells, notebook.stem), tuple(cells)
+
+
+def tried(
+    chapter: str, exercise: str, old: str, new: str, seeds: Sequence[int]
+) -> tuple[CheckResult, ...]:
+    """Return what the check says of the solution with one mistake."""
+    page, cells = page_of(chapter)
+    page.cells = list(cells)
     for place, cell in enumerate(cells):
         if cell.exercise == exercise and SOLUTION in cell.tags and old in cell.source:
-            cells[place] = replace(cell, source=definitions(cell.source.replace(old, new, 1)))
-            return Page(cells, notebook.stem, [exercise])
+            page.cells[place] = replace(cell, source=definitions(cell.source.replace(old, new, 1)))
+            return page.attempt(exercise, SOLUTION, seeds).results
     pytest.fail(f"{exercise}: {old!r} does not stand in its solution")
 
 
@@ -61,17 +79,17 @@ def page_with(chapter: str, exercise: str, old: str, new: str) -> Page:
 def test_a_plausible_mistake_fails(
     chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
 ) -> None:
-    run = page_with(chapter, exercise, old, new).attempt(exercise, SOLUTION, (DEFAULT_SEED,))
-    assert not run.results[0].passed, f"{mistake}: {run.results[0]!r}"
-    assert said in run.results[0].message
+    (result,) = tried(chapter, exercise, old, new, (DEFAULT_SEED,))
+    assert not result.passed, f"{mistake}: {result!r}"
+    assert said in result.message
 
 
 @pytest.mark.parametrize(FIELDS, edits("right"))
 def test_another_right_answer_passes(
     chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
 ) -> None:
-    run = page_with(chapter, exercise, old, new).attempt(exercise, SOLUTION, range(4))
-    assert all(result.passed for result in run.results), f"{mistake}: {run.results!r}"
+    results = tried(chapter, exercise, old, new, range(4))
+    assert all(result.passed for result in results), f"{mistake}: {results!r}"
 
 
 @pytest.mark.full
@@ -79,9 +97,8 @@ def test_another_right_answer_passes(
 def test_a_plausible_mistake_fails_under_twenty_seeds(
     chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
 ) -> None:
-    seeds = tuple(range(100, 120))
-    run = page_with(chapter, exercise, old, new).attempt(exercise, SOLUTION, seeds)
-    lucky = [result.seed for result in run.results if result.passed]
+    results = tried(chapter, exercise, old, new, range(100, 120))
+    lucky = [result.seed for result in results if result.passed]
     assert not lucky, f"{mistake}: passes under the seeds {lucky}"
 
 
