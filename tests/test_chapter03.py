@@ -9,7 +9,7 @@ from ascend_lab.errors import CapacityError, InputError, MachineError
 from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
 from ascend_lab.lab import figures
-from ascend_lab.lab.checks import chapter03
+from ascend_lab.lab.checks.chapter03_04 import useful_share
 from ascend_lab.lab.figures.style import FigureError
 from ascend_lab.lab.machines.roofline import (
     INTO_L0,
@@ -167,7 +167,7 @@ def test_padding_is_counted_by_the_program_as_by_the_formula() -> None:
         for side in (16, 17, 33, 50, 67):
             shape = GemmShape(side, side, side, dtype)
             run = simulate(gemm_launch(shape, CHIP, GemmSchedule(64, 64, 64, 1, 1, 1)), CHIP)
-            assert side**3 / run.macs == pytest.approx(chapter03.useful_share(side, dtype))
+            assert side**3 / run.macs == pytest.approx(useful_share(side, dtype))
 
 
 def test_the_tile_of_the_deliberate_failure_overflows_l0c() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, SimulationError
 from ascend_lab.isa import KernelBuilder, Program
-from ascend_lab.lab.checks.chapter04 import max_plus_product
+from ascend_lab.lab.checks.chapter03_04 import max_plus_product
 from ascend_lab.lab.figures.gantt import (
     FLOW,
     WindowError,

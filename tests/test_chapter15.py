@@ -31,7 +31,7 @@ from ascend_lab.lab.checks.chapter15 import (
     run_shared,
     trap,
 )
-from ascend_lab.lab.figures.packing import network
+from ascend_lab.lab.figures.lowering import network
 from ascend_lab.lab.graph_examples import topological_order
 
 MiB = 2**20

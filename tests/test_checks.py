@@ -14,7 +14,7 @@ from ascend_lab.lab.checks.core import Prediction, PredictionError, equal_to, sh
 from ascend_lab.lab.checks.grading import (
     SOLUTION,
     STUB,
-    attempt,
+    Page,
     exercises_of,
     needed_cells,
     read_code_cells,
@@ -305,8 +305,7 @@ def test_both_sides_of_an_exercise_run_on_the_cells_own_function(tmp_path: Path)
     )
     cells = read_code_cells(path)
     assert exercises_of(cells) == ["ex_90_1"]
-    stub = attempt(cells, "ex_90_1", STUB, [1, 2, 3])
-    solution = attempt(cells, "ex_90_1", SOLUTION, [1, 2, 3])
+    stub, solution = (Page(cells).attempt("ex_90_1", side, [1, 2, 3]) for side in (STUB, SOLUTION))
     assert [r.passed for r in stub.results] == [False] * 3
     assert [r.passed for r in solution.results] == [True] * 3
     for side in (stub, solution):
@@ -320,7 +319,7 @@ def test_a_solution_that_checks_somebody_elses_function_is_noticed(tmp_path: Pat
     cells = read_code_cells(
         notebook(tmp_path, ("", "", CHECK), STUB_CELL, CALL_CELL, (SOLUTION, "ex_90_1", foreign))
     )
-    result = attempt(cells, "ex_90_1", SOLUTION, [1])
+    result = Page(cells).attempt("ex_90_1", SOLUTION, [1])
     assert result.results[0].passed
     assert not result.defined_here
 
@@ -353,4 +352,4 @@ def test_needed_cells_follow_names_through_cells_above_only(tmp_path: Path) -> N
 )
 def test_an_incomplete_exercise_is_named(tmp_path: Path, cells, said: str) -> None:
     with pytest.raises(CheckError, match=said):
-        attempt(read_code_cells(notebook(tmp_path, *cells)), "ex_90_1", STUB, [1])
+        Page(read_code_cells(notebook(tmp_path, *cells))).attempt("ex_90_1", STUB, [1])

@@ -22,7 +22,7 @@ from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.graph.draft import Draft
 from ascend_lab.isa.memory import Affine
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks.chapter14 import chain_graph
+from ascend_lab.lab.checks.chapter14_14a import chain_graph
 from ascend_lab.lab.checks.grading import SOLUTION, Page, needed_cells, read_code_cells
 
 HERE = Path(__file__).parent

@@ -16,11 +16,12 @@ _HOMES = {
     "figures.fusing": "chain_kernels",
     "figures.gantt": "steady_cycles",
     "figures.layouts": "matrix_maps",
-    "figures.lowering": "five_programs residual_sum rewritten same_order without",
+    "figures.lowering": (
+        "NETWORKS five_programs network residual_sum rewritten same_order without"
+    ),
     "figures.deploying": "camera_frame scene",
     "figures.nests": "EXPRESSIONS three_nests whole_rows",
     "figures.networks": "MODELS ORDERS exported_block residual_block",
-    "figures.packing": "NETWORKS network",
     "figures.schedules": "gm_bytes",
     "figures.tuned_networks": "one_block toy_rows",
     "graph_examples": (

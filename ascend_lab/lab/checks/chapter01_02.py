@@ -259,13 +259,13 @@ def check_ex_01_1(rng: ex.Rng) -> ex.Case:
 def check_ex_01_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(mask, then, other)`: instructions that the warps of a branch issue."""
     mask = rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0])
-    return {"mask": mask, "then": int(rng.integers(0, 9)), "other": int(rng.integers(0, 9))}
+    return {"mask": mask, **ex.drawn(rng, then=range(9), other=range(9))}
 
 
 @ex.against(_sectors, edges=ex.rows("stride offset", (1, 0), (1, 1), (0, 5), (8, 7)))
 def check_ex_01_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
-    return {"stride": int(rng.integers(0, 40)), "offset": int(rng.integers(0, 20))}
+    return ex.drawn(rng, stride=range(40), offset=range(20))
 
 
 SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
@@ -295,14 +295,9 @@ def check_ex_01_6(rng: ex.Rng) -> ex.Case:
 def check_ex_02_1(rng: ex.Rng) -> ex.Case:
     """Check the moves of an im2col tile against the paths of the chip."""
     kernel = int(rng.integers(1, 6))
-    return {
-        "chip_name": str(rng.choice(PRESETS)),
-        "c1": int(rng.integers(1, 5)),
-        "height": kernel + int(rng.integers(0, 12)),
-        "width": kernel + int(rng.integers(0, 12)),
-        "kernel": kernel,
-        "stride": int(rng.integers(1, 4)),
-    }
+    sides = range(kernel, kernel + 12)
+    given = {"chip_name": PRESETS, "c1": range(1, 5), "height": sides, "width": sides}
+    return ex.drawn(rng, **given, kernel=[kernel], stride=range(1, 4))
 
 
 @ex.judged(_judge_relu, edges=[{"tiles": 2}], cases=4)
@@ -323,12 +318,8 @@ def check_ex_02_2(rng: ex.Rng) -> ex.Case:
 )
 def check_ex_02_3(rng: ex.Rng) -> ex.Case:
     """Check the depth of the largest double-buffered tile."""
-    return {
-        "chip_name": str(rng.choice(PRESETS)),
-        "dtype": str(rng.choice(["fp16", "int8"])),
-        "m": 16 * int(rng.integers(1, 40)),
-        "n": 16 * int(rng.integers(1, 40)),
-    }
+    sides = range(16, 640, 16)
+    return ex.drawn(rng, chip_name=PRESETS, dtype=("fp16", "int8"), m=sides, n=sides)
 
 
 @ex.judged(_judge_long, edges=ex.rows("m k n", (128, 2048, 128), (64, 256, 32)), cases=3)

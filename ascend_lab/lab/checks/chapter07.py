@@ -223,11 +223,7 @@ def check_ex_07_1(rng: ex.Rng) -> ex.Case:
 )
 def check_ex_07_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
-    return {
-        "chip_name": str(rng.choice(PRODUCT_CHIPS)),
-        "dtype": str(rng.choice(["fp16", "int8"])),
-        "slots": int(rng.integers(1, 5)),
-    }
+    return ex.drawn(rng, chip_name=PRODUCT_CHIPS, dtype=("fp16", "int8"), slots=range(1, 5))
 
 
 @ex.judged(

@@ -217,7 +217,7 @@ def check_ex_10_4(rng: ex.Rng) -> ex.Case:
 )
 def check_ex_10_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(tiles, shift)`: x[shift + i] = relu(x[i] + b[i]) in place, three copies a tile."""
-    return {"tiles": int(rng.integers(2, 7)), "shift": 16 * int(rng.integers(0, 200))}
+    return ex.drawn(rng, tiles=range(2, 7), shift=range(0, 3200, 16))
 
 
 DIAMONDS = (

@@ -158,7 +158,7 @@ def check_ex_11_1(rng: ex.Rng) -> ex.Case:
     Units are dealt out in equal shares of ceil(units / n); n of 1..most is worth using if no fewer
     cores are as fast.
     """
-    return {"units": int(rng.integers(1, 400)), "most": int(rng.integers(1, 50))}
+    return ex.drawn(rng, units=range(1, 400), most=range(1, 50))
 
 
 @ex.judged(
@@ -175,11 +175,7 @@ def check_ex_11_2(rng: ex.Rng) -> ex.Case:
     at most one block, counting the ragged one at the end as whole; no core is left idle that could
     have a block.
     """
-    return {
-        "elements": int(rng.integers(1, 3000)),
-        "itemsize": int(rng.choice([1, 2, 4])),
-        "cores": int(rng.integers(1, 50)),
-    }
+    return ex.drawn(rng, elements=range(1, 3000), itemsize=(1, 2, 4), cores=range(1, 50))
 
 
 @ex.against(
@@ -327,8 +323,8 @@ def check_ex_12_1(rng: ex.Rng) -> ex.Case:
     It returns (loads, stores, wire_bytes) of a transpose of fp16 numbers, block after block; the
     blocks at the edges are smaller, and a burst takes whole 32-byte blocks on the wires.
     """
-    names = ("rows", "columns", "block_rows", "block_columns")
-    return {name: int(rng.integers(1, 70)) for name in names}
+    sides = range(1, 70)
+    return ex.drawn(rng, rows=sides, columns=sides, block_rows=sides, block_columns=sides)
 
 
 @ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 8), (8, 1), (8, 8)), cases=4)
@@ -338,7 +334,7 @@ def check_ex_12_2(rng: ex.Rng) -> ex.Case:
     y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and at most 1.1 times
     the cycles of `transpose_launch`.
     """
-    return {"m": int(rng.integers(1, 9)), "n": int(rng.integers(1, 9))}
+    return ex.drawn(rng, m=range(1, 9), n=range(1, 9))
 
 
 @ex.judged(
@@ -376,10 +372,6 @@ def check_ex_12_4(rng: ex.Rng) -> ex.Case:
     rules out atomic.
     """
     updates = int(rng.integers(1, 5000))
-    return {
-        "updates": updates,
-        "distinct": int(rng.integers(1, updates + 1)),
-        "row_bytes": 32 * int(2 ** rng.integers(0, 6)),
-        "cores": int(rng.choice([2, 32, 48])),
-        "reproducible": bool(rng.integers(0, 2)),
-    }
+    sizes = {"distinct": range(1, updates + 1), "row_bytes": [32 << k for k in range(6)]}
+    rest = ex.drawn(rng, **sizes, cores=(2, 32, 48), reproducible=(False, True))
+    return {"updates": updates, **rest}

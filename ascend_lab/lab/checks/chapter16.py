@@ -123,8 +123,8 @@ def check_ex_16_2(rng: ex.Rng) -> ex.Case:
     rows o (d numbers), m and l in fp32 are read and written; the first block reads no state, the
     last writes the result in fp16 instead of a state. q, k, v are fp16.
     """
-    n, t, d = (int(rng.integers(1, m)) for m in (5000, 5000, 257))
-    return {"n": n, "t": t, "d": d, "keys": int(rng.integers(1, 600))}
+    rows = range(1, 5000)
+    return ex.drawn(rng, n=rows, t=rows, d=range(1, 257), keys=range(1, 600))
 
 
 @ex.against(
@@ -133,11 +133,7 @@ def check_ex_16_2(rng: ex.Rng) -> ex.Case:
 )
 def check_ex_16_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(n, rows, keys)`: blocks with a score whose key is not behind its query."""
-    return {
-        "n": int(rng.integers(1, 300)),
-        "rows": int(rng.integers(1, 100)),
-        "keys": int(rng.integers(1, 100)),
-    }
+    return ex.drawn(rng, n=range(1, 300), rows=range(1, 100), keys=range(1, 100))
 
 
 RNG_16_4 = np.random.default_rng(16)

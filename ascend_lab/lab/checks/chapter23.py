@@ -124,27 +124,18 @@ def check_ex_23_2(rng: ex.Rng) -> ex.Case:
 
     Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
     """
-    return {
-        "parameters": int(rng.integers(1, 10**10)),
-        "ranks": int(rng.integers(1, 1025)),
-        "stage": int(rng.integers(0, 4)),
-    }
+    return ex.drawn(rng, parameters=range(1, 10**10), ranks=range(1, 1025), stage=range(4))
 
 
 @ex.against(
     sent_bytes,
-    edges=[
-        {
-            "data": d,
-            "tensor": t,
-            "pipeline": p,
-            "layers": 8,
-            "width": 64,
-            "length": 128,
-            "batch": 16,
-        }
-        for d, t, p in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
-    ],
+    edges=ex.rows(
+        "data tensor pipeline layers width length batch",
+        *(
+            (*way, 8, 64, 128, 16)
+            for way in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
+        ),
+    ),
     rel_tol=1e-9,
 )
 def check_ex_23_3(rng: ex.Rng) -> ex.Case:
@@ -182,12 +173,9 @@ def check_ex_23_5(rng: ex.Rng) -> ex.Case:
 
     Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
     """
-    return {
-        "devices": int(rng.choice([1, 2, 6, 8, 12, 16, 24, 64, 96])),
-        "heads": int(rng.choice([1, 12, 16, 25, 40])),
-        "layers": int(rng.choice([1, 12, 24, 48])),
-        "batch": int(rng.choice([1, 8, 32, 96, 256])),
-    }
+    devices, heads = (1, 2, 6, 8, 12, 16, 24, 64, 96), (1, 12, 16, 25, 40)
+    layers, batch = (1, 12, 24, 48), (1, 8, 32, 96, 256)
+    return ex.drawn(rng, devices=devices, heads=heads, layers=layers, batch=batch)
 
 
 def _counted(fn: Any) -> Any:

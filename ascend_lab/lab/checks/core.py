@@ -179,7 +179,7 @@ def check_property(
     if cases < 0 or cases + len(edge_cases) == 0:
         raise CheckError(f"{exercise}: a check needs at least one case", str(cases), "add cases")
 
-    def drawn() -> Iterator[Case]:
+    def every() -> Iterator[Case]:
         rng = np.random.default_rng(seed)
         yield from edge_cases
         yield from (make_case(rng) for _ in range(cases))
@@ -187,7 +187,7 @@ def check_property(
     def run(tell: Tell) -> Verdict:
         if not callable(fn):
             return False, f"expected your function, got {show(fn)}", 0
-        for number, case in enumerate(drawn(), 1):
+        for number, case in enumerate(every(), 1):
             wrong = _try_case(fn, judge, case, partial(tell, number))
             if wrong is not None:
                 return False, wrong, number
@@ -197,7 +197,7 @@ def check_property(
     result = check_behind_wall(exercise, fn, run, seed)
     if result.passed or not result.cases:
         return result
-    return replace(result, again=lambda: next(islice(drawn(), result.cases - 1, None)))
+    return replace(result, again=lambda: next(islice(every(), result.cases - 1, None)))
 
 
 def check_behind_wall(exercise: str, fn: Any, run: Run, seed: int) -> CheckResult:
@@ -239,6 +239,11 @@ def check_against(
 def rows(names: str, *values: Sequence[Any]) -> list[Case]:
     """Return a case per row: `rows("m n", (1, 2), (3, 4))`."""
     return [dict(zip(names.split(), row, strict=True)) for row in values]
+
+
+def drawn(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
+    """Return one value of each sequence, `n=range(1, 9)`, by its name; drawn in their order."""
+    return {name: values[int(rng.integers(len(values)))] for name, values in choices.items()}
 
 
 def judged(

@@ -142,13 +142,6 @@ class Page:
         return f"<{self.where} cell {cell.index}>"
 
 
-def attempt(
-    cells: Sequence[CodeCell], exercise: str, side: str, seeds: Sequence[int], where: str = "nb"
-) -> Attempt:
-    """Run one side of one exercise, see `Page`."""
-    return Page(cells, where, [exercise]).attempt(exercise, side, seeds)
-
-
 def needed_cells(cells: Sequence[CodeCell], wanted: Sequence[CodeCell]) -> list[CodeCell]:
     """Return the ordinary cells above that bind what the wanted cells read, transitively."""
     first = min(cell.index for cell in wanted)

@@ -1,0 +1,419 @@
+"""Checks of chapters 3 and 4.
+
+3: a clearing tile, bytes per level, what memory delivers, alignment; all by counting programs.
+4: repair a deadlocked kernel, power in the (max, +) algebra, a simulator.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import AscendLabError, CapacityError, SyncError
+from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of, parse_program, sanitize
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.lab.checks import core as ex
+from ascend_lab.sim import (
+    Compiled,
+    Surroundings,
+    analyse,
+    compile_program,
+    execute,
+    run_reference,
+    simulate,
+)
+from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
+
+STEP, DEPTH = 16, 64
+
+
+def _rates(to_l0a: float, to_l0b: float, to_l1: float, l0c_bytes: int) -> ex.Case:
+    return {"to_l0a": to_l0a, "to_l0b": to_l0b, "to_l1": to_l1, "l0c_bytes": l0c_bytes}
+
+
+def _judge_tile(got: Any, case: ex.Case) -> str | None:
+    chip = _chip(case)
+    if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
+        return "expected a whole number or None"
+    if got is None:
+        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
+        return None if side is None else f"but a tile of {side} x {side} fits and clears both"
+    if got < STEP or got % STEP:
+        return f"expected a positive multiple of {STEP}"
+    wrong = _missing(chip, int(got))
+    if wrong is not None:
+        return f"but {wrong}"
+    if got > STEP and _missing(chip, int(got) - STEP) is None:
+        return f"but {got - STEP} is enough"
+    return None
+
+
+def _chip(case: ex.Case) -> Chip:
+    """Return an Ascend910A with the rates and the L0C of the case, and an L2 that never limits."""
+    base = load_chip("Ascend910A")
+    rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
+    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
+    return replace(
+        base, paths={**base.paths, **changed}, buffers={**base.buffers, "L0C": case["l0c_bytes"]}
+    )
+
+
+def _missing(chip: Chip, side: int) -> str | None:
+    """Say why a square tile does not do: it overflows, or some wires need longer than the cube."""
+    shape = GemmShape(side, DEPTH, side, "fp16", "fp16")
+    try:
+        launch = gemm_launch(shape, chip, GemmSchedule(side, STEP, side, 1, 1, 1))
+    except CapacityError as error:
+        return f"it does not fit: {error}"
+    moved = analyse(launch, chip).path_bytes
+    cube = side * side * DEPTH / chip.macs_per_cycle("fp16")
+    cycles = {p: moved[p] / chip.path(*p).rate_bytes_per_cycle for p in moved if p[0] != "L0C"}
+    into = {"L0": cycles["L1", "L0A"] + cycles["L1", "L0B"], "L1": cycles["GM", "L1"]}
+    for level, needed in into.items():
+        if needed > cube * (1 + 1e-9):
+            return (
+                f"with tiles of {side} the wires into {level} need {needed:.1f} cycles "
+                f"while the cube needs {cube:.1f}, both for {DEPTH} steps of k"
+            )
+    return None
+
+
+def _counted(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int, int]:
+    """Return what the program on one core moves into L0A, L0B and L1."""
+    chip, schedule = load_chip("Ascend910A"), GemmSchedule(tile_m, STEP, tile_n, 4, 1, 1)
+    moved = analyse(gemm_launch(GemmShape(m, k, n), chip, schedule), chip).path_bytes
+    return moved["L1", "L0A"], moved["L1", "L0B"], moved["GM", "L1"]
+
+
+Nodes = list[tuple[Any, ...]]
+"""Nodes ("read", tensor, size_bytes, loops) and ("loop", name, count, body)."""
+
+
+def _fetched(nest: Nodes, l2_bytes: int) -> int:
+    """Write a nest as a program on one core and return what memory delivers for it."""
+    base = load_chip("Ascend910A")
+    chip = replace(base, l2=replace(base.l2, size_bytes=l2_bytes))
+    k = KernelBuilder("nest", chip)
+    tile = k.buffer("tile", "UB", "fp16", 4096)
+
+    def write(nodes: Nodes, around: dict[str, tuple[Any, int]]) -> None:
+        for kind, name, size, rest in nodes:
+            if kind == "loop":
+                with k.loop(name, size) as at:
+                    write(rest, {**around, name: (at, size)})
+                continue
+            pieces = math.prod(around[loop][1] for loop in rest)
+            tensor, place, step = k.tensor(name, "fp16", pieces * size // 2), 0, size // 2
+            for loop in rest:
+                place, step = around[loop][0] * step + place, step * around[loop][1]
+            k.copy(tile.region(0, size // 2), tensor.region(place, size // 2))
+
+    write(nest, {})
+    launch = Launch("nest", (Part(k.finish(), (binding_of({}),)),))
+    return analyse(launch, chip).memory_read_bytes
+
+
+def _sizes(nodes: Nodes, inside: dict[str, int]) -> list[int]:
+    """Return the bytes that each list of nodes touches in one pass, the whole nest last."""
+    found, total = list[int](), 0
+    for kind, name, size, rest in nodes:
+        if kind == "loop":
+            found += _sizes(rest, {})
+            total += _sizes(rest, {**inside, name: size})[-1]
+        else:
+            total += size * math.prod(inside.get(loop, 1) for loop in rest)
+    return [*found, total]
+
+
+def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nodes:
+    """Draw reads, and a loop or two with a nest of its own inside."""
+    nodes: Nodes = []
+    for _ in range(int(rng.integers(1, 3))):
+        loops = tuple(loop for loop in around if rng.random() < 0.5)
+        size = 32 * int(rng.integers(1, 200))
+        nodes.append(("read", f"t{rng.integers(1 << 60)}", size, loops))
+    for _ in range(int(rng.integers(1, 3)) if depth else 0):
+        name = f"i{rng.integers(1 << 60)}"
+        body = _nest(rng, depth - 1, (*around, name))
+        nodes.insert(
+            int(rng.integers(len(nodes) + 1)), ("loop", name, int(rng.integers(2, 9)), body)
+        )
+    return nodes
+
+
+CLIFF: Nodes = [
+    ("loop", "strip", 4, [
+        ("read", "a", 1024, ("strip",)),
+        ("loop", "column", 8, [("read", "w", 4096, ("column",))]),
+    ]),
+]  # fmt: skip
+"""Four strips of rows that pass over all weights, 33,792 bytes a pass."""
+
+
+def _worst_side(limit: int, dtype: str) -> int:
+    return max(side for side in range(1, limit + 1) if useful_share(side, dtype) < 0.5)
+
+
+def useful_share(side: int, dtype: str) -> float:
+    """Return side cubed over the multiply-accumulates the cube does for it, whole fractals."""
+    m1, k1, n1 = GemmShape(side, side, side, dtype).fractals
+    m0, k0, n0 = load_chip("Ascend910A").cube_shape(dtype)
+    return float(side**3 / (m1 * m0 * k1 * k0 * n1 * n0))
+
+
+@ex.judged(
+    _judge_tile,
+    edges=[
+        _rates(512.0, 256.0, 110.0, 262144),  # Ascend910A
+        _rates(256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
+        _rates(512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
+        _rates(128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
+    ],
+)
+def check_ex_03_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
+    to_a, to_b = (float(rng.uniform(60, 600)) for _ in "ab")
+    to_l1 = float(rng.uniform(50, 400))
+    return _rates(to_a, to_b, to_l1, 1024 * int(rng.choice([16, 64, 128, 256])))
+
+
+@ex.against(
+    _counted,
+    edges=ex.rows(
+        "m k n tile_m tile_n", (256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)
+    ),
+)
+def check_ex_03_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
+    m, k, n = (int(side) for side in rng.integers(1, 300, 3))
+    tile_m, tile_n = (16 * int(side) for side in rng.integers(1, 9, 2))
+    return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
+
+
+@ex.against(
+    _worst_side,
+    edges=[{"limit": limit, "dtype": d} for d in ("fp16", "int8") for limit in (1, 16, 17, 300)],
+)
+def check_ex_03_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
+    return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
+
+
+@ex.against(
+    _fetched,
+    edges=[{"nest": CLIFF, "l2_bytes": size} for size in (33791, 33792, 36863, 36864, 1023)],
+    cases=30,
+)
+def check_ex_03_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(nest, l2_bytes)`: bytes that a loop nest fetches from device memory."""
+    nest = _nest(rng, int(rng.integers(1, 4)))
+    edge = int(rng.choice(_sizes(nest, {})))
+    return {"nest": nest, "l2_bytes": edge - int(rng.integers(0, 2))}
+
+
+# -- chapter 4 -------------------------------------------------------------------------------------
+Matrix = NDArray[np.float64]
+Product = Callable[[Matrix, Matrix], Matrix]
+TILE = 1024
+"""Elements of one tile of the ping-pong kernel."""
+SLACK = 1.05
+"""A repaired kernel may take this many times the cycles of ours, not more."""
+
+
+def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
+    """Return the (max, +) product, c_ij = max_k (a_ik + b_kj), of two square matrices."""
+    c: Matrix = (a[:, :, None] + b[None, :, :]).max(axis=1)
+    return c
+
+
+def _counting(product: Product) -> Product:
+    """Return `product` with an attribute `calls` that counts (a copied function is itself)."""
+
+    def counted(a: Matrix, b: Matrix) -> Matrix:
+        counted.__dict__["calls"] += 1
+        return product(a, b)
+
+    counted.__dict__["calls"] = 0
+    counted.__name__ = counted.__qualname__ = "product"
+    return counted
+
+
+def _judge_power(got: Any, case: ex.Case) -> str | None:
+    a, n, calls = case["a"], case["n"], case["product"].__dict__["calls"]
+    case["product"].__dict__["calls"] = 0
+    expected = a
+    for _ in range(n - 1):
+        expected = max_plus_product(expected, a)
+    wrong = ex.equal_to(expected)(got)
+    if wrong is not None:
+        return wrong
+    allowed = 2 * math.floor(math.log2(n)) + 2
+    return None if calls <= allowed else f"with {calls} products, expected at most {allowed}"
+
+
+def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, Program):
+        return "expected a Program (end with k.finish())"
+    chip, pairs = load_chip("Toy"), case["pairs"]
+    tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
+    size = 2 * pairs * TILE
+    if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
+        return f"expected fp16 tensors x and y of {size} elements"
+    findings = sanitize(got, chip)
+    if findings:
+        worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
+        return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
+    if wrong := _wrong_values(got, chip, size):
+        return wrong
+    cycles, ours = simulate(got, chip).cycles, _our_cycles(pairs)
+    slow = f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
+    return slow if cycles > SLACK * ours else None
+
+
+def _wrong_values(program: Program, chip: Chip, size: int) -> str | None:
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
+    for order in (None, 1, 2):
+        try:
+            y = execute(program, {"x": x}, chip, seed=order)["y"]
+        except AscendLabError as error:
+            return f"expected a program that runs, but: {error}"
+        wrong = int((y != np.maximum(x, 0)).sum())
+        if wrong:
+            return f"expected y = relu(x), {wrong} of {size} elements differ"
+    return None
+
+
+@cache
+def _our_cycles(pairs: int) -> int:
+    return simulate(_ping_pong(pairs), load_chip("Toy")).cycles
+
+
+def _ping_pong(pairs: int) -> Program:
+    """Return relu in place on two slots, flags by hand: the kernel the exercise asks for."""
+    k = KernelBuilder("ping_pong", load_chip("Toy"))
+    x, y = (k.tensor(name, "fp16", 2 * pairs * TILE) for name in "xy")
+    slots = [k.buffer(f"slot{s}", "UB", "fp16", TILE) for s in (0, 1)]
+    for s in (0, 1):
+        k.set_flag("MTE3", "MTE2", s)
+    with k.loop("i", pairs) as i:
+        for s, slot in enumerate(slots):
+            at, lanes = (2 * i + s) * TILE, slot.region(0, (TILE // 128, 128))
+            k.wait_flag("MTE3", "MTE2", s)
+            k.copy(slot.region(), x.region(at, TILE))
+            k.set_flag("MTE2", "V", s)
+            k.wait_flag("MTE2", "V", s)
+            k.vector("vrelu", lanes, lanes)
+            k.set_flag("V", "MTE3", s)
+            k.wait_flag("V", "MTE3", s)
+            k.copy(y.region(at, TILE), slot.region())
+            k.set_flag("MTE3", "MTE2", s)
+    for s in (0, 1):
+        k.wait_flag("MTE3", "MTE2", s)
+    return k.finish()
+
+
+KINDS = {WORK: "work", SET: "set", WAIT: "wait"}
+
+
+class Queues(dict[str, list[tuple[Any, ...]]]):
+    """The steps of each pipe of a kernel, loops unrolled; `cycles` is what `simulate` says."""
+
+    cycles: int | None = None
+
+
+def _queues(compiled: Compiled) -> Queues:
+    """Return the queues of a compiled program."""
+    queues = Queues({pipe: [] for pipe in compiled.pipes})
+
+    def visit(nodes: tuple[int | Nest, ...]) -> None:
+        for node in nodes:
+            if isinstance(node, Nest):
+                for _ in range(compiled.counts[node.loop]):
+                    visit(node.body)
+                continue
+            step, cycles = compiled.steps[node], compiled.cycles[node]
+            flag = () if step.kind == WORK else (step.event,)
+            more = (compiled.latency[node],) if step.kind == SET else ()
+            queues[compiled.pipes[step.pipe]].append((KINDS[step.kind], *flag, cycles, *more))
+
+    visit(compiled.tree)
+    with suppress(SyncError):
+        queues.cycles = run_reference(compiled)[0]
+    return queues
+
+
+def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool) -> ex.Case:
+    """Return the queues of a load, `works` vector instructions and a store, `rounds` times."""
+    chip = load_chip("Toy")
+    k = KernelBuilder("kernel", chip)
+    x, y = (k.tensor(name, "fp16", 512 * rounds) for name in "xy")
+    x_in = k.queue("x_in", "UB", "fp16", 512, src="MTE2", dst="V", depth=depths[0])
+    y_out = k.queue("y_out", "UB", "fp16", 512, src="V", dst="MTE3", depth=depths[1])
+    with k.loop("i", rounds) as i:
+        k.copy(x_in.alloc().region(), x.region(i * 512, 512))
+        x_in.enqueue()
+        tile, out = x_in.dequeue().region(0, (4, 128)), y_out.alloc().region(0, (4, 128))
+        for _ in range(works):
+            k.vector("vrelu", out, tile)
+        x_in.free()
+        y_out.enqueue()
+        k.copy(y.region(i * 512, 512), y_out.dequeue().region())
+        y_out.free()
+    text = str(k.finish())
+    start = next(line for line in text.splitlines() if line.startswith("set_flag V>MTE2"))
+    program = parse_program(text.replace(f"{start}\n", "", 1) if damaged else text)
+    return {"queues": _queues(compile_program(program, chip, Surroundings()))}
+
+
+@ex.judged(_judge_ping_pong, cases=6)
+def check_ex_04_2(rng: ex.Rng) -> ex.Case:
+    """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip.
+
+    No finding of the sanitizer, y = relu(x) in every order the flags allow, and still overlapped:
+    barriers everywhere are no repair.
+    """
+    return {"pairs": int(rng.integers(1, 7))}
+
+
+@ex.judged(
+    _judge_power,
+    edges=[
+        {
+            "product": _counting(max_plus_product),
+            "a": np.array([[3.0, -np.inf], [5.0, 4.0]]),
+            "n": n,
+        }
+        for n in (1, 2, 3, 64, 127)
+    ],
+)
+def check_ex_04_3(rng: ex.Rng) -> ex.Case:
+    """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1.
+
+    At most 2 log2(n) + 2 calls of `product` are allowed: a loop over n is right, and too slow.
+    """
+    n, size = int(rng.integers(1, 2 ** int(rng.integers(2, 12)))), int(rng.integers(1, 6))
+    a = rng.integers(0, 500, (size, size)).astype(np.float64)
+    a[rng.random((size, size)) < 0.4] = -np.inf
+    return {"product": _counting(max_plus_product), "a": a, "n": n}
+
+
+@ex.judged(
+    lambda got, case: ex.equal_to(case["queues"].cycles)(got),
+    edges=[
+        _kernel_case(3, (1, 1), 1, damaged=False),
+        _kernel_case(8, (2, 2), 3, damaged=False),
+        _kernel_case(2, (1, 2), 1, damaged=True),
+    ],
+    cases=20,
+)
+def check_ex_04_6(rng: ex.Rng) -> ex.Case:
+    """Check `fn(queues)`: the last cycle of a kernel, or None if it never ends."""
+    rounds, works = int(rng.integers(1, 10)), int(rng.integers(1, 6))
+    depths = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    return _kernel_case(rounds, depths, works, damaged=bool(rng.random() < 0.2))
