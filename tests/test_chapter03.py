@@ -11,18 +11,7 @@ from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, 
 from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import useful_share
 from ascend_lab.lab.figures.style import FigureError
-from ascend_lab.lab.machines.roofline import (
-    INTO_L0,
-    INTO_L1,
-    INTO_L2,
-    attainable,
-    binding_level,
-    chip_levels,
-    energy_parts,
-    level_dot,
-    levels_of,
-    ridge_point,
-)
+from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline, simulate
 
 CHIP = load_chip("Ascend910A")
@@ -62,30 +51,30 @@ def stream(chip: Chip, size: int, passes: int, cores: int) -> Timeline:
 
 
 def test_the_layer_of_the_question_is_on_both_sides() -> None:
-    dot, levels = level_dot("layer", layer()), levels_of(layer())
-    above = [dot.ops_per_byte(lv.name) / ridge_point(PEAK, lv) for lv in levels]
+    dot, levels = rf.level_dot("layer", layer()), rf.levels_of(layer())
+    above = [dot.ops_per_byte(lv.name) / rf.ridge_point(PEAK, lv) for lv in levels]
     assert above[0] > 1.5
     assert above[2] < 0.5
-    assert binding_level(dot, PEAK, levels)[0] == INTO_L2
+    assert rf.binding_level(dot, PEAK, levels)[0] == rf.INTO_L2
 
 
 @pytest.mark.parametrize(("m", "n"), [(16, 256), (64, 64), (128, 256), (48, 80)])
 def test_intensity_into_l0_is_macs_per_element(m: int, n: int) -> None:
     run = matmul(CHIP, 4 * m, 256, 8 * n, m, 32, n, 1, 4, 8)
-    dot = level_dot("", run)
-    assert dot.ops_per_byte(INTO_L0) == pytest.approx(m * n / (m + n), rel=1e-12)
-    assert dot.ops_per_byte(INTO_L1) == dot.ops_per_byte(INTO_L0)
+    dot = rf.level_dot("", run)
+    assert dot.ops_per_byte(rf.INTO_L0) == pytest.approx(m * n / (m + n), rel=1e-12)
+    assert dot.ops_per_byte(rf.INTO_L1) == dot.ops_per_byte(rf.INTO_L0)
 
 
 def test_a_convolution_reuses_l1() -> None:
-    dot = level_dot("", convolution())
-    assert dot.ops_per_byte(INTO_L1) > 3 * dot.ops_per_byte(INTO_L0)
+    dot = rf.level_dot("", convolution())
+    assert dot.ops_per_byte(rf.INTO_L1) > 3 * dot.ops_per_byte(rf.INTO_L0)
 
 
 def test_intensity_at_memory_is_that_of_three_matrices() -> None:
-    dot = level_dot("", layer())
+    dot = rf.level_dot("", layer())
     m, k, n = 64, 4096, 16384
-    assert dot.ops_per_byte(INTO_L2) == pytest.approx(m * k * n / (m * k + k * n + m * n))
+    assert dot.ops_per_byte(rf.INTO_L2) == pytest.approx(m * k * n / (m * k + k * n + m * n))
 
 
 @pytest.mark.parametrize("name", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy"])
@@ -94,13 +83,13 @@ def test_no_program_is_above_a_roof(name: str) -> None:
     peak = chip.peak_ops_per_s("fp16")
     for side in (16, 32, 64):
         run = matmul(chip, 512, 512, 512, side, 32, side, 2, 1, chip.core_count)
-        dot = level_dot("", run)
-        for level in levels_of(run):
-            assert dot.ops_per_s <= attainable(dot.ops_per_byte(level.name), peak, level)
+        dot = rf.level_dot("", run)
+        for level in rf.levels_of(run):
+            assert dot.ops_per_s <= rf.attainable(dot.ops_per_byte(level.name), peak, level)
 
 
 def test_the_rate_into_l0_follows_the_mix_of_a_and_b() -> None:
-    only_b, even, only_a = (chip_levels(CHIP, share_of_a=s)[0] for s in (0.0, 0.5, 1.0))
+    only_b, even, only_a = (rf.chip_levels(CHIP, share_of_a=s)[0] for s in (0.0, 0.5, 1.0))
     per_core = CHIP.clock_hz * CHIP.core_count
     assert only_b.rate_bytes_per_s == pytest.approx(256 * per_core)
     assert only_a.rate_bytes_per_s == pytest.approx(512 * per_core)
@@ -109,18 +98,18 @@ def test_the_rate_into_l0_follows_the_mix_of_a_and_b() -> None:
 
 @pytest.mark.parametrize("chip", presets().values(), ids=presets())
 def test_ridges_rise_outward(chip: Chip) -> None:
-    ridges = [ridge_point(chip.peak_ops_per_s("fp16"), level) for level in chip_levels(chip)]
+    ridges = [rf.ridge_point(chip.peak_ops_per_s("fp16"), level) for level in rf.chip_levels(chip)]
     assert ridges == sorted(ridges)
 
 
 def test_energy_parts_add_up_to_the_simulated_energy() -> None:
     for run in (layer(), convolution(), matmul(CHIP, 4096, 4096, 4096, 32, 256, 32, 4, 4, 8)):
-        assert sum(energy_parts(run).values()) * run.macs == pytest.approx(run.energy_pj)
+        assert sum(rf.energy_parts(run).values()) * run.macs == pytest.approx(run.energy_pj)
 
 
 def test_a_launch_without_a_matmul_has_no_levels() -> None:
     run = stream(CHIP, 1 << 18, 1, 2)
-    for function in (levels_of, energy_parts, lambda r: level_dot("", r)):
+    for function in (rf.levels_of, rf.energy_parts, lambda r: rf.level_dot("", r)):
         with pytest.raises(MachineError):
             function(run)
 
@@ -131,8 +120,8 @@ def test_a_launch_without_a_matmul_has_no_levels() -> None:
 def test_the_sum_on_mte2_explains_what_the_roofs_do_not() -> None:
     for m, k, n in ((32, 256, 32), (64, 256, 64), (128, 128, 128), (128, 64, 256)):
         run = matmul(CHIP, 4096, 4096, 4096, m, k, n, 4, 4, 8)
-        dot, (l0, l1, memory) = level_dot("", run), levels_of(run)
-        _, roof = binding_level(dot, PEAK, (l0, l1, memory))
+        dot, (l0, l1, memory) = rf.level_dot("", run), rf.levels_of(run)
+        _, roof = rf.binding_level(dot, PEAK, (l0, l1, memory))
         fresh = run.path_bytes["GM", "L1"] - run.l2_bytes
         mte2_s = fresh / memory.rate_bytes_per_s + run.l2_bytes / l1.rate_bytes_per_s
         summed = dot.ops / mte2_s

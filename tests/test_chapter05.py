@@ -10,20 +10,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl.tbe import fusion_manager, util
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import sanitize
-from ascend_lab.lab.figures.nests import (
-    Box,
-    Work,
-    formula,
-    height_of,
-    nest_of,
-    per_operation,
-    pipes_in,
-    rms_norm,
-    rows_in_pieces,
-    softmax,
-    three_nests,
-    whole_rows,
-)
+from ascend_lab.lab.figures import nests as ns
 from ascend_lab.lab.figures.schedules import gm_bytes
 from ascend_lab.sim import simulate_kernel
 
@@ -46,7 +33,7 @@ def exact_softmax(x: Any) -> Any:
 def test_three_nests_give_the_same_bits(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(1).normal(size=shape).astype(np.float16)
     results = []
-    for make in three_nests(softmax(matrix(*shape)), CHIP).values():
+    for make in ns.three_nests(ns.softmax(matrix(*shape)), CHIP).values():
         schedule = make()
         assert sanitize(te.lower(schedule), load_chip(CHIP)) == []
         results.append(te.run(schedule, {"x": x})["y"])
@@ -58,7 +45,7 @@ def test_rms_norm_is_right_in_every_nest() -> None:
     x = np.random.default_rng(2).normal(size=(40, 528)).astype(np.float16)
     wide = x.astype(float)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
-    for make in three_nests(rms_norm(matrix(40, 528)), CHIP).values():
+    for make in ns.three_nests(ns.rms_norm(matrix(40, 528)), CHIP).values():
         assert np.allclose(te.run(make(), {"x": x})["y"], expected, rtol=2e-3, atol=1e-5)
 
 
@@ -66,9 +53,10 @@ def test_rms_norm_is_right_in_every_nest() -> None:
     ("chip", "limit"), [("Ascend310", "V"), ("Ascend310P3", "memory"), ("Ascend910A", "V")]
 )
 def test_bytes_and_the_order_of_the_nests_are_as_the_text_says(chip: str, limit: str) -> None:
-    y = softmax(matrix(16384, 1024))
+    y = ns.softmax(matrix(16384, 1024))
     runs = [
-        simulate_kernel(te.lower(make()), load_chip(chip)) for make in three_nests(y, chip).values()
+        simulate_kernel(te.lower(make()), load_chip(chip))
+        for make in ns.three_nests(y, chip).values()
     ]
     assert [round(gm_bytes(run) / y.elements) for run in runs] == [16, 4, 8]
     each, rows, pieces = (run.cycles for run in runs)
@@ -78,10 +66,10 @@ def test_bytes_and_the_order_of_the_nests_are_as_the_text_says(chip: str, limit:
 
 
 def test_long_rows_fit_only_in_pieces() -> None:
-    y = softmax(matrix(512, 32768))
+    y = ns.softmax(matrix(512, 32768))
     with pytest.raises(CapacityError, match="UB"):
-        te.lower(whole_rows(y, CHIP))
-    for schedule in (per_operation(y, CHIP), rows_in_pieces(y, CHIP)):
+        te.lower(ns.whole_rows(y, CHIP))
+    for schedule in (ns.per_operation(y, CHIP), ns.rows_in_pieces(y, CHIP)):
         assert te.lower(schedule).core_count == 32
 
 
@@ -89,29 +77,29 @@ def test_long_rows_fit_only_in_pieces() -> None:
 
 
 def test_a_nest_is_read_off_its_schedule() -> None:
-    (cores,) = nest_of(whole_rows(softmax(matrix(4096, 512)), CHIP))
-    assert isinstance(cores, Box)
+    (cores,) = ns.nest_of(ns.whole_rows(ns.softmax(matrix(4096, 512)), CHIP))
+    assert isinstance(cores, ns.Box)
     (loop,) = cores.inside
-    assert isinstance(loop, Box)
+    assert isinstance(loop, ns.Box)
     assert (cores.heading, loop.heading) == ("32 cores", "8 × 16 rows")
     assert loop.inside == (
-        Work("MTE2", "load x"),
-        Work("V", "max(x)"),
-        Work("V", "e = exp(x − max)"),
-        Work("V", "sum(e)"),
-        Work("V", "y = e / sum"),
-        Work("MTE3", "store y"),
+        ns.Work("MTE2", "load x"),
+        ns.Work("V", "max(x)"),
+        ns.Work("V", "e = exp(x − max)"),
+        ns.Work("V", "sum(e)"),
+        ns.Work("V", "y = e / sum"),
+        ns.Work("MTE3", "store y"),
     )
-    assert height_of((cores,)) == pytest.approx(2 * 1.35 + 6)
-    pieces = nest_of(rows_in_pieces(softmax(matrix(4096, 1024)), CHIP))
-    assert "".join(p[0] for p in pipes_in(pieces)) == "MVMVMVM"
+    assert ns.height_of((cores,)) == pytest.approx(2 * 1.35 + 6)
+    pieces = ns.nest_of(ns.rows_in_pieces(ns.softmax(matrix(4096, 1024)), CHIP))
+    assert "".join(p[0] for p in ns.pipes_in(pieces)) == "MVMVMVM"
 
 
 def test_formulas_keep_their_brackets() -> None:
     a, b = (te.placeholder((4,), name=name) for name in "ab")
     y = te.compute((4,), lambda i: (a[i] + b[i]) * a[i] - te.exp(b[i] * 0.5), name="y")
     (stage,) = te.create_schedule(y, load_chip(CHIP)).state.stages
-    assert formula(stage.expr) == "((a + b) × a) − exp(b × 0.5)"
+    assert ns.formula(stage.expr) == "((a + b) × a) − exp(b × 0.5)"
 
 
 # --- what the text says about expressions ---------------------------------------------------------

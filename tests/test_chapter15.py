@@ -8,18 +8,7 @@ import pytest
 
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
-from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, simulate_graph
-from ascend_lab.graph.memory import (
-    HEURISTICS,
-    Buffer,
-    Plan,
-    peak_live_bytes,
-    plan,
-    reuse_distance_bytes,
-    share,
-    simulate_writes,
-    verify,
-)
+from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, memory, simulate_graph
 from ascend_lab.graph.memory.buffers import read_csv
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
@@ -36,13 +25,13 @@ from ascend_lab.lab.graph_examples import topological_order
 
 MiB = 2**20
 TOY = [
-    Buffer(name, *life)
+    memory.Buffer(name, *life)
     for name, life in zip(
         "abcdef", [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)], strict=True
     )
 ]
 EIGHT = [
-    Buffer(name, *life)
+    memory.Buffer(name, *life)
     for name, life in zip(
         "abcdefgh",
         [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)],
@@ -53,7 +42,7 @@ EIGHT = [
 
 # -- what the prose claims -------------------------------------------------------------------------
 def test_the_toy_is_as_worked_by_hand():
-    start, size = (plan(TOY, method=f"greedy-by-{name}") for name in ("start", "size"))
+    start, size = (memory.plan(TOY, method=f"greedy-by-{name}") for name in ("start", "size"))
     assert [start.offsets[name] for name in "abcdef"] == [0, 2, 5, 6, 0, 1]
     assert [size.offsets[name] for name in "abcdef"] == [3, 0, 6, 0, 6, 0]
     assert (start.height_bytes, size.height_bytes, size.lower_bound_bytes) == (12, 7, 7)
@@ -63,7 +52,7 @@ def test_the_toy_is_as_worked_by_hand():
 def test_eight_buffers_need_a_byte_more_than_ever_live():
     live = [sum(b.size_bytes for b in EIGHT if b.lower <= t < b.upper) for t in range(6)]
     assert live == [4] * 6
-    best = plan(EIGHT, method="exact", time_limit_s=60)
+    best = memory.plan(EIGHT, method="exact", time_limit_s=60)
     assert (best.height_bytes, best.lower_bound_bytes, best.optimal) == (5, 4, True)
     # without the search: all offsets within four bytes, none of them sound
     places = [range(5 - b.size_bytes) for b in EIGHT]
@@ -83,7 +72,7 @@ def test_eight_buffers_need_a_byte_more_than_ever_live():
 def own_addresses(buffers):
     ends = list(accumulate(-(-b.size_bytes // 512) * 512 for b in buffers))
     offsets = {b.id: at for b, at in zip(buffers, [0, *ends[:-1]], strict=True)}
-    return Plan(offsets, ends[-1], peak_live_bytes(buffers), "apart", False)
+    return memory.Plan(offsets, ends[-1], memory.peak_live_bytes(buffers), "apart", False)
 
 
 def test_resnet_in_a_small_arena_spares_memory_three_bytes_of_five():
@@ -92,7 +81,7 @@ def test_resnet_in_a_small_arena_spares_memory_three_bytes_of_five():
     best = plan_network(resnet, time_limit_s=60)
     start = plan_network(resnet, "greedy-by-start")
     assert best.optimal
-    assert best.height_bytes == peak_live_bytes(buffers) < 30 * MiB
+    assert best.height_bytes == memory.peak_live_bytes(buffers) < 30 * MiB
     assert 1.2 < start.height_bytes / best.height_bytes < 1.24
     l2 = resnet.chip.l2.size_bytes
     assert best.height_bytes * 9 / 8 < l2 < best.height_bytes * 10 / 8
@@ -114,8 +103,8 @@ def test_placing_for_l2_helps_and_harms():
     def moved(name, batch, method):
         compiled = network(name, batch)
         found = plan_network(compiled, method, time_limit_s=60)
-        alive = share(buffers_of(compiled), in_place_pairs(compiled))
-        distance = reuse_distance_bytes(alive, found.offsets)
+        alive = memory.share(buffers_of(compiled), in_place_pairs(compiled))
+        distance = memory.reuse_distance_bytes(alive, found.offsets)
         return (
             simulate_graph(compiled, found, hints=False).memory_bytes,
             distance,
@@ -162,7 +151,7 @@ def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
     assert 0.74 < peaks["apart", True] / peaks["apart", False] < 0.78
     higher = [
         name
-        for name in HEURISTICS
+        for name in memory.HEURISTICS
         if plan_network(network("unet", 2), name, in_place=True).height_bytes
         > plan_network(network("unet", 2), name, in_place=False).height_bytes
     ]
@@ -172,8 +161,8 @@ def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
 def test_published_instances_fit_only_by_search():
     for letter in "AB":
         buffers = read_csv(data_path(f"minimalloc/{letter}.1048576.csv"))
-        assert min(plan(buffers, method=name).gap for name in HEURISTICS) > 0.25
-        assert plan(buffers, method="exact", time_limit_s=120).height_bytes == MiB
+        assert min(memory.plan(buffers, method=name).gap for name in memory.HEURISTICS) > 0.25
+        assert memory.plan(buffers, method="exact", time_limit_s=120).height_bytes == MiB
 
 
 def test_depth_first_finishes_a_branch_before_the_next():
@@ -185,7 +174,9 @@ def test_depth_first_finishes_a_branch_before_the_next():
     net.output(net.add(net.add(*parts[:2]), parts[2], name="y"))
     chip = network("unet", 1).chip
     breadth, depth = (
-        peak_live_bytes(buffers_of(compile_graph(topological_order(net.build(), mode), chip)))
+        memory.peak_live_bytes(
+            buffers_of(compile_graph(topological_order(net.build(), mode), chip))
+        )
         for mode in ("bfs", "dfs")
     )
     assert depth < 0.75 * breadth
@@ -193,13 +184,13 @@ def test_depth_first_finishes_a_branch_before_the_next():
 
 def test_a_plan_for_lives_too_short_is_caught_unless_its_lives_are_believed():
     early = [replace(b, upper=max(b.lower + 1, b.upper - 1)) for b in TOY]
-    wrong = plan(early)
-    assert wrong.height_bytes < peak_live_bytes(TOY)
-    for check in (lambda: verify(wrong, TOY), lambda: simulate_writes(TOY, wrong)):
+    wrong = memory.plan(early)
+    assert wrong.height_bytes < memory.peak_live_bytes(TOY)
+    for check in (lambda: memory.verify(wrong, TOY), lambda: memory.simulate_writes(TOY, wrong)):
         with pytest.raises(GraphError, match=r"overlap|overwritten|outside"):
             check()
-    verify(wrong, early)
-    simulate_writes(early, wrong)
+    memory.verify(wrong, early)
+    memory.simulate_writes(early, wrong)
 
 
 # -- the checks ------------------------------------------------------------------------------------
@@ -207,11 +198,13 @@ def test_the_references_agree_with_the_planner():
     rng = np.random.default_rng(5)
     for _ in range(60):
         lives = draw_lives(rng)["lives"]
-        buffers = [Buffer(i, *life) for i, life in enumerate(lives)]
-        assert peak(lives) == peak_live_bytes(buffers)
+        buffers = [memory.Buffer(i, *life) for i, life in enumerate(lives)]
+        assert peak(lives) == memory.peak_live_bytes(buffers)
     for ratio in (1.05, 1.3, 1.9, 1.99):
-        buffers = [Buffer(i, *life) for i, life in enumerate(trap(ratio))]
-        start, size = (plan(buffers, method=f"greedy-by-{name}") for name in ("start", "size"))
+        buffers = [memory.Buffer(i, *life) for i, life in enumerate(trap(ratio))]
+        start, size = (
+            memory.plan(buffers, method=f"greedy-by-{name}") for name in ("start", "size")
+        )
         assert size.optimal
         assert start.height_bytes >= ratio * size.height_bytes
 

@@ -3,22 +3,12 @@
 import numpy as np
 import pytest
 
+from ascend_lab import dsl
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import Mcts, tree_of
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
-from ascend_lab.dsl import (
-    broadcast,
-    create_schedule,
-    lower,
-    placeholder,
-    reduce_sum,
-    split,
-    vmuls,
-    vrelu,
-    vsub,
-)
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks.chapter19_20 import small_space
 from ascend_lab.lab.tuners import NestCosts, _work, layout_bound, nest_cycles, optimum
@@ -47,11 +37,11 @@ def test_minimum_backup_and_closed_subtrees(small):
 
 
 def test_two_orders_of_splits_are_one_schedule():
-    s = create_schedule(vrelu(placeholder((8, 64), "fp16", "x")), TOY)
-    one = split(split(s, "vrelu", "i", 4), "vrelu", "j", 16)
-    two = split(split(s, "vrelu", "j", 16), "vrelu", "i", 4)
+    s = dsl.create_schedule(dsl.vrelu(dsl.placeholder((8, 64), "fp16", "x")), TOY)
+    one = dsl.split(dsl.split(s, "vrelu", "i", 4), "vrelu", "j", 16)
+    two = dsl.split(dsl.split(s, "vrelu", "j", 16), "vrelu", "i", 4)
     assert one.state == two.state
-    assert split(s, "vrelu", "i", 2).state != split(s, "vrelu", "i", 4).state
+    assert dsl.split(s, "vrelu", "i", 2).state != dsl.split(s, "vrelu", "i", 4).state
 
 
 def test_transpositions_are_tried_once():
@@ -67,9 +57,9 @@ def test_transpositions_are_tried_once():
 
 
 def test_nests_add_up():
-    x = placeholder((8, 64), "fp16", "x")
-    mean = vmuls(reduce_sum(x, -1, True), 1 / 64)
-    measure = VectorMeasure((vsub(x, broadcast(mean, (8, 64))),), TOY)
+    x = dsl.placeholder((8, 64), "fp16", "x")
+    mean = dsl.vmuls(dsl.reduce_sum(x, -1, True), 1 / 64)
+    measure = VectorMeasure((dsl.vsub(x, dsl.broadcast(mean, (8, 64))),), TOY)
     space, rng, costs = measure.space(), np.random.default_rng(0), NestCosts(measure)
     points = [space.sample(rng) for _ in range(12)]
     assert [costs(point) for point in points] == [measure(point) for point in points]
@@ -78,9 +68,11 @@ def test_nests_add_up():
 
 
 def test_what_is_left_early_could_not_have_won():
-    x = placeholder((6, 64), "fp16", "x")
-    total = reduce_sum(x, -1, True)
-    space = VectorMeasure((vsub(x, broadcast(vmuls(total, 1 / 64), (6, 64))),), TOY).space()
+    x = dsl.placeholder((6, 64), "fp16", "x")
+    total = dsl.reduce_sum(x, -1, True)
+    space = VectorMeasure(
+        (dsl.vsub(x, dsl.broadcast(dsl.vmuls(total, 1 / 64), (6, 64))),), TOY
+    ).space()
     known = {}
     point, least = optimum(space, known)
     every = {n for head in space.grouping.heads() for n in space.structure(head).nests}
@@ -111,6 +103,6 @@ def test_exploration_finds_what_greed_misses(small):
 
 
 def test_a_tile_that_does_not_fit_is_refused():
-    s = create_schedule(vrelu(placeholder((64, 65536), "fp16", "x")), TOY)
+    s = dsl.create_schedule(dsl.vrelu(dsl.placeholder((64, 65536), "fp16", "x")), TOY)
     with pytest.raises(CapacityError, match="UB"):
-        lower(split(s, "vrelu", "i", 64))
+        dsl.lower(dsl.split(s, "vrelu", "i", 64))

@@ -9,19 +9,10 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
 from ascend_lab.graph.ledger import TERMS
+from ascend_lab.lab import techniques as tq
 from ascend_lab.lab.checks.chapter24_25 import two_credits
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
-from ascend_lab.lab.techniques import (
-    TECHNIQUES,
-    all_times,
-    compile_with,
-    factor_range,
-    factors,
-    ladder,
-    shares,
-    small_chip,
-)
 
 CHIP = load_chip("Ascend310")
 
@@ -39,7 +30,7 @@ def test_shares_are_the_mean_over_all_orders():
     names = ("a", "b", "c")
     worth = {frozenset(): 0.0, frozenset("a"): 1, frozenset("b"): 3, frozenset("c"): -1}
     worth |= {frozenset("ab"): 7, frozenset("ac"): 2, frozenset("bc"): 2.5, frozenset("abc"): 11}
-    found = shares(worth.__getitem__, names)
+    found = tq.shares(worth.__getitem__, names)
     for name in names:
         gains = []
         for order in permutations(names):
@@ -51,24 +42,24 @@ def test_shares_are_the_mean_over_all_orders():
 
 def test_two_credits_are_the_shapley_factors():
     times = {frozenset(): 12.0, frozenset("a"): 6.0, frozenset("b"): 4.0, frozenset("ab"): 3.0}
-    found = factors(times, ("a", "b"))
+    found = tq.factors(times, ("a", "b"))
     assert (found["a"], found["b"]) == pytest.approx(two_credits(12, 6, 4, 3))
-    assert factor_range(times, "a", ("a", "b")) == pytest.approx((4 / 3, 2))
+    assert tq.factor_range(times, "a", ("a", "b")) == pytest.approx((4 / 3, 2))
 
 
 # -- the compiler with switches --------------------------------------------------------------------
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
 def test_all_techniques_are_the_default_compiler(chip):
     device = load_chip(chip)
-    found = simulate_graph(compile_with(one_block(2), device, TECHNIQUES))
+    found = simulate_graph(tq.compile_with(one_block(2), device, tq.TECHNIQUES))
     default = simulate_graph(compile_graph(one_block(2), device))
     assert [o.name for o in found.operators] == [o.name for o in default.operators]
     assert found.time_s == default.time_s
 
 
 def test_the_naive_compiler_is_slower_in_every_way():
-    naive = compile_with(one_block(), CHIP, ())
-    default = compile_with(one_block(), CHIP, TECHNIQUES)
+    naive = tq.compile_with(one_block(), CHIP, ())
+    default = tq.compile_with(one_block(), CHIP, tq.TECHNIQUES)
     assert len(naive.tasks) > 2 * len(default.tasks)
     assert simulate_graph(naive).time_s > 10 * simulate_graph(default).time_s
     cores = {p.core_count for o in simulate_graph(naive).operators for p in o.timeline.phases}
@@ -77,30 +68,30 @@ def test_the_naive_compiler_is_slower_in_every_way():
 
 def test_unknown_techniques_are_refused(small):
     with pytest.raises(InputError, match="magic"):
-        compile_with(small, CHIP, ["magic"])
+        tq.compile_with(small, CHIP, ["magic"])
 
 
 def test_what_a_scheduler_of_small_tiles_believes():
-    blind = small_chip(CHIP)
+    blind = tq.small_chip(CHIP)
     assert (blind.core_count, blind.buffers["UB"] * 8) == (CHIP.core_count, CHIP.buffers["UB"])
     assert blind.buffers["L1"] == CHIP.buffers["L1"]
 
 
 def test_credits_of_a_small_network_multiply_to_the_whole(small):
-    times = all_times(small, CHIP)
-    assert len(times) == 2 ** len(TECHNIQUES)
-    whole = times[frozenset()] / times[frozenset(TECHNIQUES)]
-    assert math.prod(factors(times, TECHNIQUES).values()) == pytest.approx(whole)
-    rows = ladder(small, CHIP)
-    assert [name for name, _, _ in rows] == ["naive", *TECHNIQUES]
+    times = tq.all_times(small, CHIP)
+    assert len(times) == 2 ** len(tq.TECHNIQUES)
+    whole = times[frozenset()] / times[frozenset(tq.TECHNIQUES)]
+    assert math.prod(tq.factors(times, tq.TECHNIQUES).values()) == pytest.approx(whole)
+    rows = tq.ladder(small, CHIP)
+    assert [name for name, _, _ in rows] == ["naive", *tq.TECHNIQUES]
     assert rows[0][2] == times[frozenset()]
-    assert rows[-1][2] == times[frozenset(TECHNIQUES)]
+    assert rows[-1][2] == times[frozenset(tq.TECHNIQUES)]
 
 
 def test_one_slot_is_slower_than_two(small):
-    most = [t for t in TECHNIQUES if t != "double buffers"]
-    single = simulate_graph(compile_with(small, CHIP, most)).time_s
-    assert single > 1.05 * simulate_graph(compile_with(small, CHIP, TECHNIQUES)).time_s
+    most = [t for t in tq.TECHNIQUES if t != "double buffers"]
+    single = simulate_graph(tq.compile_with(small, CHIP, most)).time_s
+    assert single > 1.05 * simulate_graph(tq.compile_with(small, CHIP, tq.TECHNIQUES)).time_s
 
 
 # -- figures ---------------------------------------------------------------------------------------

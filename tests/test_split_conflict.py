@@ -11,18 +11,9 @@ from ascend_lab.errors import CapacityError, GraphError, ShapeError
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.isa import sanitize
+from ascend_lab.lab import split_conflict as case
 from ascend_lab.lab.figures import fig_owners
 from ascend_lab.lab.kernels.fused_turns import Points, tile_units, turn_scatter_launch
-from ascend_lab.lab.split_conflict import (
-    Cost,
-    apart_kernels,
-    case_graph,
-    common_split,
-    cost,
-    fused_kernel,
-    in_one_launch,
-    owner_maps,
-)
 from ascend_lab.ops.slicing import cut, take
 from ascend_lab.sim import execute
 
@@ -70,11 +61,11 @@ def test_the_kernels_apart_compute_the_same():
     sizes = Points(160, 3, 48, 50)
     inputs = drawn(sizes)
     tensors = {"x": inputs["x"], "index": inputs["index"], "y": inputs["table"]}
-    for kernel in apart_kernels(sizes, TOY):
+    for kernel in case.apart_kernels(sizes, TOY):
         mine = {b.name: tensors[b.name] for b in kernel.tensors if b.name in tensors}
         tensors |= execute(kernel, mine, TOY)
     assert (tensors["y"].reshape(50, 160) == expected(inputs)).all()
-    assert (evaluate(case_graph(sizes), inputs)["y"] == expected(inputs)).all()
+    assert (evaluate(case.case_graph(sizes), inputs)["y"] == expected(inputs)).all()
 
 
 @pytest.mark.parametrize("sizes", [(15, 1, 16, 1), (16, 1, 8, 1), (16, 0, 16, 1), (16, 1, 16, 0)])
@@ -93,14 +84,14 @@ def test_a_group_that_does_not_fit_is_refused():
 
 
 def test_the_points_are_the_split_all_three_agree_on():
-    graph = case_graph(FITS)
-    found = common_split(graph, graph.nodes)
+    graph = case.case_graph(FITS)
+    found = case.common_split(graph, graph.nodes)
     assert found.splits[1].axes == {"y": 1, "table": 1, "u": 1, "h": 0, "x": 0}
     assert list(found.refusals) == [0]
     assert "scatter_update" in found.refusals[0]
     assert str(found).startswith("axis 0: no: y (scatter_update): axis 0")
     assert "axis 1: cut y along axis 1, table along axis 1, u along axis 1" in str(found)
-    both = common_split(graph, graph.nodes[:2])
+    both = case.common_split(graph, graph.nodes[:2])
     assert {a: dict(s.axes) for a, s in both.splits.items()} == {
         0: {"u": 0, "h": 1, "x": 2},
         1: {"u": 1, "h": 0, "x": 0},
@@ -115,7 +106,7 @@ def test_without_a_common_axis_the_reason_is_named():
     u = net.transpose(s, perm=(1, 0), name="u")
     net.output(net.scatter_update(table, net.input("index", (32,), "int32"), u, name="y"))
     graph = net.build()
-    found = common_split(graph, graph.nodes)
+    found = case.common_split(graph, graph.nodes)
     assert not found.splits
     assert found.refusals[1].startswith("s (softmax): axis 0 does not split")
 
@@ -125,7 +116,7 @@ def test_pieces_must_not_need_all_of_what_is_made_on_the_way():
     x, w = net.input("x", (64, 32)), net.input("w", (32, 48))
     net.output(net.matmul(x, net.relu(w, name="v"), name="y"))
     graph = net.build()
-    found = common_split(graph, graph.nodes)
+    found = case.common_split(graph, graph.nodes)
     assert found.refusals == {0: "y (matmul): every piece needs all of v"}
     assert found.splits[1].axes == {"y": 1, "v": 1, "w": 1}
 
@@ -134,7 +125,7 @@ def test_halos_one_element_and_two_axes_at_once_are_refused():
     net = GraphBuilder("halo", "fp16")
     x = net.input("x", (1, 16, 8, 8))
     net.output(net.max_pool2d(net.relu(x, name="r"), kernel=3, stride=1, pad=1, name="y"))
-    found = common_split(graph := net.build(), graph.nodes)
+    found = case.common_split(graph := net.build(), graph.nodes)
     assert "one element" in found.refusals[0]
     assert "overlap" in found.refusals[2]
     assert 1 in found.splits
@@ -142,11 +133,11 @@ def test_halos_one_element_and_two_axes_at_once_are_refused():
     net = GraphBuilder("both", "fp16")
     r = net.relu(net.input("x", (16, 16)), name="r")
     net.output(net.add(r, net.transpose(r, perm=(1, 0), name="t"), name="y"))
-    found = common_split(graph := net.build(), graph.nodes)
+    found = case.common_split(graph := net.build(), graph.nodes)
     assert set(found.refusals) == {0, 1}
     assert "r is wanted along axis" in found.refusals[0]
     with pytest.raises(GraphError, match="one node or more"):
-        common_split(graph, ())
+        case.common_split(graph, ())
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -161,7 +152,7 @@ def test_pieces_computed_by_a_split_are_the_whole(axis):
     rng = np.random.default_rng(axis)
     inputs = {n: rng.standard_normal(graph.types[n].shape).astype(np.float32) for n in "xb"}
     whole = evaluate(graph, inputs)["y"]
-    axes = common_split(graph, graph.nodes).splits[axis].axes
+    axes = case.common_split(graph, graph.nodes).splits[axis].axes
     size = whole.shape[axis]
     parts = []
     for piece in ((0, 1), (1, size)):
@@ -178,8 +169,8 @@ def test_pieces_computed_by_a_split_are_the_whole(axis):
 
 @pytest.mark.parametrize("piece", [(0, 16), (16, 64)])
 def test_the_split_is_what_cut_says(piece):
-    graph = case_graph(Points(64, 2, 32, 40))
-    axes = common_split(graph, graph.nodes).splits[1].axes
+    graph = case.case_graph(Points(64, 2, 32, 40))
+    axes = case.common_split(graph, graph.nodes).splits[1].axes
     for node in graph.nodes:
         shapes = [t.shape for t in graph.in_types(node)]
         rules = operator_of(node.op).slice_rules(shapes, node.attrs)
@@ -194,7 +185,7 @@ def test_the_split_is_what_cut_says(piece):
 
 
 def test_neighbours_apart_split_along_different_axes():
-    maps = owner_maps(Points(512, 2, 512, 512), A910)
+    maps = case.owner_maps(Points(512, 2, 512, 512), A910)
     point, channel = np.arange(512)[:, None] // 16, np.arange(512)[None, :] // 16
     for name, core in (("h", point), ("u", channel), ("y", point), ("fused", point)):
         assert (maps[name] == core).all(), name
@@ -206,18 +197,18 @@ def test_neighbours_apart_split_along_different_axes():
 
 def test_owners_need_a_row_per_channel():
     with pytest.raises(ShapeError, match="16 rows"):
-        owner_maps(Points(16, 1, 16, 8), TOY)
+        case.owner_maps(Points(16, 1, 16, 8), TOY)
 
 
 # -- what both ways cost ---------------------------------------------------------------------------
 
 
-def costs(sizes, chip) -> tuple[Cost, Cost, Cost]:
-    apart = apart_kernels(sizes, chip)
+def costs(sizes, chip) -> tuple[case.Cost, case.Cost, case.Cost]:
+    apart = case.apart_kernels(sizes, chip)
     return (
-        cost(apart, chip),
-        cost([in_one_launch(apart)], chip),
-        cost([fused_kernel(sizes, chip)], chip),
+        case.cost(apart, chip),
+        case.cost([case.in_one_launch(apart)], chip),
+        case.cost([case.fused_kernel(sizes, chip)], chip),
     )
 
 
@@ -247,8 +238,8 @@ def test_l2_hides_a_part_of_the_handing_over():
 
 
 def test_where_memory_is_the_limit_transpose_and_scatter_are_free():
-    reduce = cost(apart_kernels(EXCEEDS, A910)[:1], A910)
-    fused = cost([fused_kernel(EXCEEDS, A910)], A910)
+    reduce = case.cost(case.apart_kernels(EXCEEDS, A910)[:1], A910)
+    fused = case.cost([case.fused_kernel(EXCEEDS, A910)], A910)
     assert fused.cycles == pytest.approx(reduce.cycles, rel=0.001)
 
 

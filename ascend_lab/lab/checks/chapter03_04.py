@@ -14,20 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, CapacityError, SyncError
 from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of, parse_program, sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.sim import (
-    Compiled,
-    Surroundings,
-    analyse,
-    compile_program,
-    execute,
-    run_reference,
-    simulate,
-)
 from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 
 STEP, DEPTH = 16, 64
@@ -71,7 +63,7 @@ def _missing(chip: Chip, side: int) -> str | None:
         launch = gemm_launch(shape, chip, GemmSchedule(side, STEP, side, 1, 1, 1))
     except CapacityError as error:
         return f"it does not fit: {error}"
-    moved = analyse(launch, chip).path_bytes
+    moved = sim.analyse(launch, chip).path_bytes
     cube = side * side * DEPTH / chip.macs_per_cycle("fp16")
     cycles = {p: moved[p] / chip.path(*p).rate_bytes_per_cycle for p in moved if p[0] != "L0C"}
     into = {"L0": cycles["L1", "L0A"] + cycles["L1", "L0B"], "L1": cycles["GM", "L1"]}
@@ -87,7 +79,7 @@ def _missing(chip: Chip, side: int) -> str | None:
 def _counted(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int, int]:
     """Return what the program on one core moves into L0A, L0B and L1."""
     chip, schedule = load_chip("Ascend910A"), GemmSchedule(tile_m, STEP, tile_n, 4, 1, 1)
-    moved = analyse(gemm_launch(GemmShape(m, k, n), chip, schedule), chip).path_bytes
+    moved = sim.analyse(gemm_launch(GemmShape(m, k, n), chip, schedule), chip).path_bytes
     return moved["L1", "L0A"], moved["L1", "L0B"], moved["GM", "L1"]
 
 
@@ -116,7 +108,7 @@ def _fetched(nest: Nodes, l2_bytes: int) -> int:
 
     write(nest, {})
     launch = Launch("nest", (Part(k.finish(), (binding_of({}),)),))
-    return analyse(launch, chip).memory_read_bytes
+    return sim.analyse(launch, chip).memory_read_bytes
 
 
 def _sizes(nodes: Nodes, inside: dict[str, int]) -> list[int]:
@@ -271,7 +263,7 @@ def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
     if wrong := _wrong_values(got, chip, size):
         return wrong
-    cycles, ours = simulate(got, chip).cycles, _our_cycles(pairs)
+    cycles, ours = sim.simulate(got, chip).cycles, _our_cycles(pairs)
     slow = f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
     return slow if cycles > SLACK * ours else None
 
@@ -280,7 +272,7 @@ def _wrong_values(program: Program, chip: Chip, size: int) -> str | None:
     x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
     for order in (None, 1, 2):
         try:
-            y = execute(program, {"x": x}, chip, seed=order)["y"]
+            y = sim.execute(program, {"x": x}, chip, seed=order)["y"]
         except AscendLabError as error:
             return f"expected a program that runs, but: {error}"
         wrong = int((y != np.maximum(x, 0)).sum())
@@ -291,7 +283,7 @@ def _wrong_values(program: Program, chip: Chip, size: int) -> str | None:
 
 @cache
 def _our_cycles(pairs: int) -> int:
-    return simulate(_ping_pong(pairs), load_chip("Toy")).cycles
+    return sim.simulate(_ping_pong(pairs), load_chip("Toy")).cycles
 
 
 def _ping_pong(pairs: int) -> Program:
@@ -327,7 +319,7 @@ class Queues(dict[str, list[tuple[Any, ...]]]):
     cycles: int | None = None
 
 
-def _queues(compiled: Compiled) -> Queues:
+def _queues(compiled: sim.Compiled) -> Queues:
     """Return the queues of a compiled program."""
     queues = Queues({pipe: [] for pipe in compiled.pipes})
 
@@ -344,7 +336,7 @@ def _queues(compiled: Compiled) -> Queues:
 
     visit(compiled.tree)
     with suppress(SyncError):
-        queues.cycles = run_reference(compiled)[0]
+        queues.cycles = sim.run_reference(compiled)[0]
     return queues
 
 
@@ -368,7 +360,7 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
     text = str(k.finish())
     start = next(line for line in text.splitlines() if line.startswith("set_flag V>MTE2"))
     program = parse_program(text.replace(f"{start}\n", "", 1) if damaged else text)
-    return {"queues": _queues(compile_program(program, chip, Surroundings()))}
+    return {"queues": _queues(sim.compile_program(program, chip, sim.Surroundings()))}
 
 
 @ex.judged(_judge_ping_pong, cases=6)

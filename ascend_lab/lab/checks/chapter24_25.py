@@ -12,16 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
+from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan, splits
 from ascend_lab.aoe.gradient.planning import mg_wfbp
-from ascend_lab.aoe.gradient.splits import (
-    Floats,
-    all_splits,
-    best_split,
-    end_s,
-    split_at,
-    table_of,
-)  # fmt: skip
 from ascend_lab.cluster.choice import checked
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.checks import core as ex
@@ -42,7 +34,7 @@ def ends_at(
 ) -> float:
     """Return when the buckets that end at `lasts` have been sent."""
     price = AlphaBeta(a, b).many
-    return end_s(table_of(rows_of(ready, sizes)), price, split_at(list(lasts)))
+    return splits.end_s(splits.table_of(rows_of(ready, sizes)), price, splits.split_at(list(lasts)))
 
 
 def tail_of(
@@ -58,7 +50,7 @@ def best_of(
     """Return the earliest end, by trying every split of at most `most` buckets."""
     return min(
         ends_at(ready, sizes, a, b, [last for _, last in split])
-        for split in all_splits(len(ready), most)
+        for split in splits.all_splits(len(ready), most)
     )
 
 
@@ -75,7 +67,7 @@ def _draw(rng: np.random.Generator, count: int) -> ex.Case:
 
 def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -> list[int]:
     """Return the buckets' last gradients by the released MG-WFBP rule."""
-    split = mg_wfbp(table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
+    split = mg_wfbp(splits.table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
     return [last for _, last in split]
 
 
@@ -144,21 +136,24 @@ class Stairs:
         """Return the seconds for a size in bytes."""
         return self.a + self.b * size + self.jump * (size // self.each)
 
-    def many(self, sizes: Floats) -> Floats:
+    def many(self, sizes: splits.Floats) -> splits.Floats:
         """Return the seconds for many sizes."""
         return self.a + self.b * sizes + self.jump * (sizes // self.each)
 
 
 def _judge_24_3(got: Any, case: ex.Case) -> str | None:
-    table, price = table_of(rows_of(case["ready"], case["sizes"])), case["cost"].many
+    table, price = splits.table_of(rows_of(case["ready"], case["sizes"])), case["cost"].many
     try:
         lasts = [int(last) for last in got]
-        checked(split_at(lasts), len(case["ready"]))
+        checked(splits.split_at(lasts), len(case["ready"]))
     except (TypeError, ValueError, IndexError, AscendLabError):
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:
         return f"expected at most {case['most']} buckets"
-    end, best = end_s(table, price, split_at(lasts)), best_split(table, price, case["most"])[1]
+    end, best = (
+        splits.end_s(table, price, splits.split_at(lasts)),
+        splits.best_split(table, price, case["most"])[1],
+    )
     return f"which ends at {end:.3f}, expected {best:.3f}" if end > best * (1 + CLOSE) else None
 
 

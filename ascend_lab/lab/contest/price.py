@@ -52,11 +52,6 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     return best
 
 
-def smallest_space(group: Group) -> int:
-    """Return the least working set of a group: tiles of one element."""
-    return working_set(group, (1, 1, 1))
-
-
 def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] | None]:
     w, h, k = shape
     across, down = -(-max(group.widths) // w), -(-max(group.heights) // h)
@@ -224,7 +219,7 @@ class Prices:
     def legal(self, group: int) -> bool:
         """Return whether shared tensors join all operations of a group."""
         if group not in self._legal:
-            self._legal[group] = self.relations.connected(group)
+            self._legal[group] = len(self.relations.components(group)) == 1
         return self._legal[group]
 
     def choice(self, group: int, resident: Kept = NOTHING, retain: Kept = NOTHING) -> Choice | None:
@@ -236,7 +231,7 @@ class Prices:
             room = sum(map(self.problem.size, found.kept))
             alike = (frozenset(found.bundles), frozenset(found.works), room)
             if alike not in self._alike:
-                fits = smallest_space(found) <= self.problem.capacity
+                fits = working_set(found, (1, 1, 1)) <= self.problem.capacity
                 self._alike[alike] = best_tile(found) if fits else None
             self._known[key] = self._alike[alike]
         return self._known[key]

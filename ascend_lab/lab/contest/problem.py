@@ -304,10 +304,6 @@ class Relations:
                 return False
         return True
 
-    def connected(self, group: int) -> bool:
-        """Return whether shared tensors join all operations of the group."""
-        return len(self.components(group)) == 1
-
     def components(self, group: int) -> list[int]:
         """Return the parts of a group that shared tensors join."""
         parts = []

@@ -1,10 +1,7 @@
 """Figures of chapters 17, 18 and 26: compression, cards for cameras, a server under load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -13,18 +10,9 @@ from numpy.typing import NDArray
 from ascend_lab.compress import Scale, calibrate
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    INK,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
 from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, play
 from ascend_lab.media.dvpp import Image
-from ascend_lab.serving import Arrivals, Policy, Scenario, Service, Step, simulate_serving
+from ascend_lab.serving import Arrivals, Policy, Scenario, Served, Service, Step, simulate_serving
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -199,11 +187,6 @@ def fig_cards(
     return st.finish(fig, alt=alt)
 
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ascend_lab.serving import Served
-
 LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Shares of a server's capacity at which it is simulated."""
 
@@ -211,16 +194,16 @@ LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
-@styled
+@st.styled
 def fig_knee(
     seconds: Sequence[float], max_batch: int = 8, delay_ms: float = 0.0, instances: int = 1
-) -> LabFigure:
+) -> st.LabFigure:
     """Return mean and p99 by rate, one at a time and in batches of service times `seconds`."""
-    fig, ax = new_figure(height_in=3.0)
+    fig, ax = st.new_figure(height_in=3.0)
     servers = {"one at a time": Policy(), f"up to {max_batch}": Policy(
         instances, max_batch, delay_ms / 1e3)}  # fmt: skip
     service, told, highest = Service(seconds=tuple(seconds)), [], 1.0
-    for (name, policy), colour in zip(servers.items(), (VERMILLION, BLUE), strict=True):
+    for (name, policy), colour in zip(servers.items(), (st.VERMILLION, st.BLUE), strict=True):
         most = policy.max_batch
         capacity = policy.instances * most / service.batch_s(most)
         rates = [load * capacity for load in LOADS]
@@ -242,26 +225,26 @@ def fig_knee(
     ax.minorticks_off()
     ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest)
     ax.legend()
-    return finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")
+    return st.finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")
 
 
-@styled
-def fig_served(served: Served) -> LabFigure:
+@st.styled
+def fig_served(served: Served) -> st.LabFigure:
     """Return the share of requests answered within a time, and the histogram of batches."""
-    fig, (left, right) = new_figure(ncols=2, height_in=2.6, width_ratios=(3, 2))
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.6, width_ratios=(3, 2))
     times_s = np.sort(served.latency_s)
     shares = np.arange(1, len(times_s) + 1) / max(len(times_s), 1)
     shown = np.linspace(0, max(len(times_s) - 1, 0), min(len(times_s), 400)).astype(int)
-    left.plot(times_s[shown], shares[shown], color=BLUE)
+    left.plot(times_s[shown], shares[shown], color=st.BLUE)
     told = []
     for percent in (50, 95, 99) if len(times_s) else ():
         value = float(np.percentile(times_s, percent))
-        left.axvline(value, color=VERMILLION, linestyle=":", linewidth=1)
-        left.text(value, percent / 100 - 0.12, f" p{percent}", color=INK, fontsize=8)
+        left.axvline(value, color=st.VERMILLION, linestyle=":", linewidth=1)
+        left.text(value, percent / 100 - 0.12, f" p{percent}", color=st.INK, fontsize=8)
         told.append(f"p{percent} {value:.4g} s")
     left.set(xlabel="time to the answer (s)", ylabel="share of requests", ylim=(0, 1.02))
     sizes, counts = np.unique(served.batches(), return_counts=True)
-    right.bar(sizes, counts / max(counts.sum(), 1), color=BLUE, hatch="//", edgecolor=INK)
+    right.bar(sizes, counts / max(counts.sum(), 1), color=st.BLUE, hatch="//", edgecolor=st.INK)
     right.set(xlabel="items in a batch", ylabel="share of batches")
     mean = f"{sizes @ counts / counts.sum():.3g}" if len(sizes) else "none"
-    return finish(fig, alt=f"Answers within a time: {', '.join(told)}; mean batch {mean} items.")
+    return st.finish(fig, alt=f"Answers within a time: {', '.join(told)}; mean batch {mean} items.")

@@ -12,16 +12,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
 from ascend_lab.errors import CapacityError
+from ascend_lab.lab.figures import nests as ns
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.nests import (
-    EXPRESSIONS,
-    Operator,
-    draw_nest,
-    height_of,
-    nest_of,
-    pipes_in,
-    three_nests,
-)
 from ascend_lab.lab.figures.schedules import gm_bytes
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
@@ -30,7 +22,7 @@ PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength
 
 @st.styled
 def fig_three_nests(
-    operator: Operator,
+    operator: ns.Operator,
     chip: str = "Ascend910A",
     shapes: tuple[tuple[int, int], ...] = ((16384, 1024), (512, 32768)),
     title: str = "",
@@ -40,9 +32,9 @@ def fig_three_nests(
     The nests are those of the first shape; a bar is missing where a tile of rows does not fit.
     """
     runs = [_runs(operator, chip, shape) for shape in shapes]
-    first = three_nests(operator(_input(*shapes[0])), chip)
-    nests = {name: nest_of(make()) for name, make in first.items()}
-    heights = [height_of(nest) for nest in nests.values()]
+    first = ns.three_nests(operator(_input(*shapes[0])), chip)
+    nests = {name: ns.nest_of(make()) for name, make in first.items()}
+    heights = [ns.height_of(nest) for nest in nests.values()]
     upper = max(heights[1:])
     rest = max(heights[0] - upper, 1.0)
     fig, axes = st.new_figure(2, 3, 5.6, height_ratios=(upper, rest), width_ratios=(1, 1, 1.08))
@@ -51,7 +43,7 @@ def fig_three_nests(
     axes[1, 0].remove()
     places = [fig.add_subplot(grid[:, 0]), axes[0, 1], axes[0, 2]]
     for letter, ax, (name, nest) in zip("abc", places, nests.items(), strict=True):
-        draw_nest(ax, nest, rows=heights[0] if letter == "a" else upper)
+        ns.draw_nest(ax, nest, rows=heights[0] if letter == "a" else upper)
         ax.set_title(f"({letter}) {name}", loc="left", pad=3, fontsize=8.5)
     st.pipe_legend(axes[0, 1], ["MTE2", "V", "MTE3"], **PIPES_AT)
     if title:
@@ -66,11 +58,11 @@ def _input(rows: int, columns: int) -> Tensor:
 
 
 def _runs(
-    operator: Operator, chip: str, shape: tuple[int, int]
+    operator: ns.Operator, chip: str, shape: tuple[int, int]
 ) -> dict[str, KernelTimeline | None]:
     """Time the three nests; None for one whose tiles do not fit."""
     found: dict[str, KernelTimeline | None] = {}
-    for name, make in three_nests(operator(_input(*shape)), chip).items():
+    for name, make in ns.three_nests(operator(_input(*shape)), chip).items():
         try:
             found[name] = simulate_kernel(te.lower(make()), load_chip(chip))
         except CapacityError:
@@ -140,16 +132,16 @@ def fig_expression(
     expression: str = "softmax", chip: str = "Ascend910A", rows: int = 4096, columns: int = 1024
 ) -> st.LabFigure:
     """Draw the default nest of a named expression and the share of its time each pipe is busy."""
-    y = EXPRESSIONS[expression](_input(rows, columns))
+    y = ns.EXPRESSIONS[expression](_input(rows, columns))
     schedule = te.auto_schedule(y, load_chip(chip))
-    nest = nest_of(schedule)
+    nest = ns.nest_of(schedule)
     run = simulate_kernel(te.lower(schedule), load_chip(chip))
     per_element = gm_bytes(run) / (rows * columns)
-    rows_drawn = max(14.0, height_of(nest))
+    rows_drawn = max(14.0, ns.height_of(nest))
     fig, (left, right) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
-    draw_nest(left, nest, rows=rows_drawn)
+    ns.draw_nest(left, nest, rows=rows_drawn)
     left.set_title(f"{expression} on {chip}", loc="left", pad=3)
-    pipes = [p for p in st.PIPE_STYLE if p in {*pipes_in(nest), *run.busy_cycles}]
+    pipes = [p for p in st.PIPE_STYLE if p in {*ns.pipes_in(nest), *run.busy_cycles}]
     shares = [100 * run.busy_cycles.get(p, 0) / run.cycles for p in pipes]
     for row, (pipe, share) in enumerate(zip(pipes, shares, strict=True)):
         right.barh(row, share, height=0.62, **st.PIPE_STYLE[pipe].patch_args())

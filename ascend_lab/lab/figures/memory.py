@@ -10,22 +10,10 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.machines.roofline import (
-    INTO_L0,
-    INTO_L1,
-    INTO_L2,
-    Dot,
-    Level,
-    attainable,
-    chip_levels,
-    energy_parts,
-    level_dot,
-    levels_of,
-    ridge_point,
-)
+from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline, simulate
 
-LOOK = {INTO_L0: (st.BLUE, "-"), INTO_L1: (st.VERMILLION, "--"), INTO_L2: (st.GREEN, "-.")}
+LOOK = {rf.INTO_L0: (st.BLUE, "-"), rf.INTO_L1: (st.VERMILLION, "--"), rf.INTO_L2: (st.GREEN, "-.")}
 MARKERS = "osD^vP"
 WIDGET_XLIM = (4.0, 2000.0)
 
@@ -79,11 +67,11 @@ def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None)
         )
     chip = runs[0].chip
     peak = chip.peak_ops_per_s(runs[0].dtype)
-    dots = [level_dot(name, run) for name, run in timelines.items()]
-    roofs = [levels_of(run) for run in runs]
+    dots = [rf.level_dot(name, run) for name, run in timelines.items()]
+    roofs = [rf.levels_of(run) for run in runs]
     fig, axes = st.new_figure(ncols=3, height_in=3.4, sharex=True, sharey=True)
     reach = [dot.ops_per_byte(name) for dot in dots for name in LOOK]
-    reach += [ridge_point(peak, level) for level in chip_levels(chip)]
+    reach += [rf.ridge_point(peak, level) for level in rf.chip_levels(chip)]
     low, high = xlim or (min(reach) / 2, max(reach) * 2)
     for number, ax in enumerate(axes):
         _draw_roofs(ax, np.geomspace(low, high, 300), peak, chip, number)
@@ -105,40 +93,40 @@ def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None)
     return st.finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
 
 
-def _draw_dot(ax: Any, dot: Dot, peak: float, level: Level, marker: str) -> None:
+def _draw_dot(ax: Any, dot: rf.Dot, peak: float, level: rf.Level, marker: str) -> None:
     """Draw the dot and the line up to the roof that this program has at this level."""
     at, height = dot.ops_per_byte(level.name), 100 * dot.ops_per_s / peak
-    roof = 100 * attainable(at, peak, level) / peak
+    roof = 100 * rf.attainable(at, peak, level) / peak
     ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", linewidth=0.9, zorder=3)
     ax.plot(at, height, marker, color=LOOK[level.name][0], ms=7, mec=st.INK, mew=0.9, zorder=4)
 
 
 def _draw_roofs(ax: Any, x: Any, peak: float, chip: Chip, own: int) -> None:
     """Draw the roof of one level heavily, the others thinly, and shade its compute side."""
-    for number, level in enumerate(chip_levels(chip)):
+    for number, level in enumerate(rf.chip_levels(chip)):
         y = 100 * np.minimum(1.0, x * level.rate_bytes_per_s / peak)
         colour, style = LOOK[level.name]
         if number != own:
             ax.plot(x, y, color=st.GREY, linestyle=style, linewidth=0.8, zorder=1)
             continue
-        ridge = ridge_point(peak, level)
+        ridge = rf.ridge_point(peak, level)
         ax.plot(x, y, color=colour, linestyle=style, linewidth=2.2, zorder=2)
         ax.axvspan(ridge, x[-1], color=st.LIGHT, alpha=0.6, zorder=0)
         ax.set_title(f"{level.name}: ridge {ridge:.3g}", fontsize=8.5)
     if own == 0:
-        sides = [chip_levels(chip, share_of_a=share)[0] for share in (0.0, 1.0)]
+        sides = [rf.chip_levels(chip, share_of_a=share)[0] for share in (0.0, 1.0)]
         a, b = (100 * np.minimum(1.0, x * side.rate_bytes_per_s / peak) for side in sides)
         ax.fill_between(x, a, b, color=st.SKY, alpha=0.35, linewidth=0, zorder=1)
 
 
 def _roof_alt(
-    chip: Chip, peak: float, dots: Sequence[Dot], roofs: Sequence[Sequence[Level]]
+    chip: Chip, peak: float, dots: Sequence[rf.Dot], roofs: Sequence[Sequence[rf.Level]]
 ) -> str:
     text = f"Three log-log rooflines of {chip.name}, share of cube peak over operations per byte."
     for dot, own in zip(dots, roofs, strict=True):
         places = []
         for level in own:
-            at, ridge = dot.ops_per_byte(level.name), ridge_point(peak, level)
+            at, ridge = dot.ops_per_byte(level.name), rf.ridge_point(peak, level)
             side = "right" if at > ridge else "left"
             places.append(f"{at:.3g} at {level.name}, {side} of its ridge {ridge:.3g}")
         text += f" {dot.name} reaches {dot.ops_per_s / peak:.0%} of peak: {'; '.join(places)}."
@@ -241,7 +229,7 @@ def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     looks = [{"facecolor": c, "hatch": h, "edgecolor": st.INK} for c, h in pairs]
     facts = []
     for row, (name, run) in enumerate(timelines.items()):
-        parts = energy_parts(run)
+        parts = rf.energy_parts(run)
         whole = st.stack(ax, row, zip(parts.values(), looks, strict=True))
         told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
         facts.append(f"{name} {whole:.2f} pJ per MAC ({told})")

@@ -1,8 +1,10 @@
 """Loop nests drawn as boxes in boxes, read off a completed schedule."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from matplotlib.colors import to_rgb
@@ -38,45 +40,57 @@ class Box:
     note: str = ""
 
 
-def nest_of(schedule: Schedule) -> tuple[Box | Work, ...]:
+Items = tuple[Box | Work, ...]
+
+
+def nest_of(schedule: Schedule) -> Items:
     """Return the nests of a schedule, one box per phase if there are several."""
-    found: list[tuple[Box | Work, ...]] = []
+    found: list[Box | Work] = []
     for root in roots(schedule.state):
         if isinstance(root, Fixed):
-            found.append((Work("MTE2", f"{root.kind} (by hand)"),))
+            found.append(Work("MTE2", f"{root.kind} (by hand)"))
         else:
             state = complete(schedule.state, root.name)
-            found.append(_stage(state, state.stage(root.name)))
-    return tuple(item for nest in found for item in nest)
+            ways = partial(_statement, state), partial(_loop, state)
+            found += walked(state, state.stage(root.name), *ways)
+    return tuple(found)
 
 
-def _stage(state: State, stage: Stage) -> tuple[Box | Work, ...]:
-    """Return one stage: its cores, its loops, the tiles attached to them, its statement."""
-    leaves = stage.loops[: loop_count(state, stage)]
-    bound = [leaf for leaf in leaves if leaf.name in stage.bound]
-    loops = [leaf for leaf in leaves if leaf.name not in stage.bound]
-    items: tuple[Box | Work, ...] = (_statement(state, stage),)
-    for leaf in reversed(loops):
-        items = (*_tiles(state, stage, (leaf.name,)), *items)
-        items = (Box(_loop(state, stage, leaf), items),) if leaf.extent > 1 else items
-    items = (*_tiles(state, stage, ("", *stage.bound)), *items)
-    cores = 1
-    for leaf in bound:
-        cores *= leaf.extent
-    return (Box(f"{cores} cores" if cores > 1 else "1 core", items),) if bound else items
+def walked(
+    state: State,
+    stage: Stage,
+    say: Callable[[Stage], Work],
+    around: Callable[[Stage, Leaf, Items], Items],
+) -> Items:
+    """Return a stage from the inside out: statement, loops with the tiles attached, cores."""
+
+    def tiles(*places: str) -> Items:
+        wanted = {(stage.name, place) for place in places}
+        found = [s for s in state.stages if isinstance(s, Stage) and s.attach in wanted]
+        return tuple(item for guest in found for item in walked(state, guest, say, around))
+
+    front = stage.loops[: loop_count(state, stage)]
+    items: Items = (say(stage),)
+    for leaf in reversed([x for x in front if x.name not in stage.bound]):
+        items = around(stage, leaf, (*tiles(leaf.name), *items))
+    items = (*tiles("", *stage.bound), *items)
+    for leaf in reversed([x for x in front if x.name in stage.bound]):
+        items = around(stage, leaf, items)
+    return items
 
 
-def _tiles(state: State, stage: Stage, places: Sequence[str]) -> tuple[Box | Work, ...]:
-    wanted = {(stage.name, place) for place in places}
-    found = (s for s in state.stages if isinstance(s, Stage) and s.attach in wanted)
-    return tuple(item for guest in found for item in _stage(state, guest))
-
-
-def _loop(state: State, stage: Stage, leaf: Leaf) -> str:
+def _loop(state: State, stage: Stage, leaf: Leaf, inside: Items) -> Items:
+    """Return a loop as a box; all that the cores share is one box."""
+    bound = [x for x in stage.loops if x.name in stage.bound]
+    if leaf in bound[1:] or (leaf.extent == 1 and leaf not in bound):
+        return inside
+    if leaf in bound:
+        cores = math.prod(x.extent for x in bound)
+        return (Box(f"{cores} cores" if cores > 1 else "1 core", inside),)
     stages = [s for s in state.stages if isinstance(s, Stage)]
     flat = all(len(s.axes) + len(s.reduce) == 1 for s in stages)
     what = "elements" if flat else "rows" if leaf.root == stage.axes[0].name else "columns"
-    return f"{leaf.extent} × {leaf.width:,} {what}"
+    return (Box(f"{leaf.extent} × {leaf.width:,} {what}", inside),)
 
 
 def _statement(state: State, stage: Stage) -> Work:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
@@ -12,12 +13,12 @@ from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.dsl import Schedule, lower
 from ascend_lab.dsl.boxes import Range, first_boxes, row_steps, tile_sizes
 from ascend_lab.dsl.run import steps
-from ascend_lab.dsl.schedule import complete, loop_count, roots
+from ascend_lab.dsl.schedule import complete, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine
+from ascend_lab.lab.figures import nests as ns
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.nests import Box, Work, draw_nest, formula, height_of, pipes_in
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 PIPES = ("MTE2", "MTE1", "M", "V", "FIX", "MTE3")
@@ -26,20 +27,19 @@ ROW_IN = 0.235
 """Height of one statement of a nest."""
 
 Sizes = Mapping[str, tuple[int, ...]]
-Items = tuple[Box | Work, ...]
 
 
 # -- what is drawn: boxes and statements of a completed schedule ---------------------------------
 
 
-def nests(schedule: Schedule, *, notes: bool = True) -> Items:
+def nests(schedule: Schedule, *, notes: bool = True) -> ns.Items:
     """Return one box per phase; `notes` adds sizes of steps, buffers and slots."""
     found = []
     for number, root in enumerate(roots(schedule.state), start=1):
         shape = " × ".join(f"{n:,}" for n in root.shape)
         heading = f"phase {number}: {root.name}"
         if isinstance(root, Fixed):
-            inside: Items = (Work("MTE2", f"{root.kind}, written by hand"),)
+            inside: ns.Items = (ns.Work("MTE2", f"{root.kind}, written by hand"),)
         else:
             state = complete(schedule.state, root.name)
             boxes = first_boxes(state, root.name)
@@ -48,38 +48,20 @@ def nests(schedule: Schedule, *, notes: bool = True) -> Items:
                 for s in state.stages
                 if isinstance(s, Stage) and s.name in boxes and s.scope != "GM"
             }
-            inside = _stage(state, state.stage(root.name), sizes)
-        box = Box(heading, inside, f"{shape} {root.dtype} in GM")
+            ways = partial(_statement, state, sizes), partial(_loop, sizes)
+            inside = ns.walked(state, state.stage(root.name), *ways)
+        box = ns.Box(heading, inside, f"{shape} {root.dtype} in GM")
         found.append(box if notes else _without_notes(box))
     return tuple(found)
 
 
-def _without_notes(item: Box | Work) -> Box | Work:
-    if isinstance(item, Work):
+def _without_notes(item: ns.Box | ns.Work) -> ns.Box | ns.Work:
+    if isinstance(item, ns.Work):
         return replace(item, note="")
-    return Box(item.heading, tuple(map(_without_notes, item.inside)))
+    return ns.Box(item.heading, tuple(map(_without_notes, item.inside)))
 
 
-def _stage(state: State, stage: Stage, sizes: Sizes) -> Items:
-    """Return one stage from the inside out: statement, loops with their tiles, cores."""
-    front = stage.loops[: loop_count(state, stage)]
-    items: Items = (_statement(state, stage, sizes),)
-    for leaf in reversed([x for x in front if x.name not in stage.bound]):
-        items = (*_tiles(state, stage, (leaf.name,), sizes), *items)
-        items = _loop(stage, leaf, items, sizes)
-    items = (*_tiles(state, stage, ("", *stage.bound), sizes), *items)
-    for leaf in reversed([x for x in front if x.name in stage.bound]):
-        items = _loop(stage, leaf, items, sizes)
-    return items
-
-
-def _tiles(state: State, stage: Stage, places: Sequence[str], sizes: Sizes) -> Items:
-    wanted = {(stage.name, place) for place in places}
-    found = [s for s in state.stages if isinstance(s, Stage) and s.attach in wanted]
-    return tuple(item for guest in found for item in _stage(state, guest, sizes))
-
-
-def _loop(stage: Stage, leaf: Leaf, inside: Items, sizes: Sizes) -> Items:
+def _loop(sizes: Sizes, stage: Stage, leaf: Leaf, inside: ns.Items) -> ns.Items:
     """Return a loop as a box: its steps, and what the last one does if they do not divide."""
     at = stage.loops.index(leaf)
     outer = [x.width for x in stage.loops[:at] if x.root == leaf.root]
@@ -94,28 +76,32 @@ def _loop(stage: Stage, leaf: Leaf, inside: Items, sizes: Sizes) -> Items:
         if leaf.tail == "guard":
             last = f", the last moved back by {leaf.width - rest:,}"
     if leaf.name in stage.bound:
-        return (Box(f"cores: {leaf.name} = 0 … {trips - 1}", inside, f"{leaf.width:,} each{last}"),)
+        return (
+            ns.Box(f"cores: {leaf.name} = 0 … {trips - 1}", inside, f"{leaf.width:,} each{last}"),
+        )
     if trips == 1:
         return inside
     word = "fold" if leaf.reduce else "for"
-    return (Box(f"{word} {leaf.name} in {trips:,}", inside, f"steps of {leaf.width:,}{last}"),)
+    return (ns.Box(f"{word} {leaf.name} in {trips:,}", inside, f"steps of {leaf.width:,}{last}"),)
 
 
-def _statement(state: State, stage: Stage, sizes: Sizes) -> Work:
+def _statement(state: State, sizes: Sizes, stage: Stage) -> ns.Work:
     """Return what a stage does and the pipe that does it."""
     source = stage.sources[0]
     if stage.scope == "GM":
         pipe = "FIX" if getattr(state.find(source), "scope", "GM") == "L0C" else "MTE3"
-        return Work(pipe, f"store {stage.name}")
+        return ns.Work(pipe, f"store {stage.name}")
     note = _buffer(stage, sizes[stage.name])
     if stage.is_copy and getattr(state.find(source), "scope", "GM") != "UB":
-        return Work("MTE1" if stage.scope in ("L0A", "L0B") else "MTE2", f"load {source}", note)
+        return ns.Work("MTE1" if stage.scope in ("L0A", "L0B") else "MTE2", f"load {source}", note)
     if stage.is_cube:
         left, right = (r.source for r in stage.reads)
-        return Work("M", f"{stage.name} += {left} · {right}", note)
-    text = formula(stage.expr)
+        return ns.Work("M", f"{stage.name} += {left} · {right}", note)
+    text = ns.formula(stage.expr)
     name = stage.name.removesuffix("_ub")
-    return Work("V", f"{name} = {stage.fold}({text})" if stage.fold else f"{name} = {text}", note)
+    return ns.Work(
+        "V", f"{name} = {stage.fold}({text})" if stage.fold else f"{name} = {text}", note
+    )
 
 
 def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
@@ -129,29 +115,29 @@ def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
     return f"{slots}{amount} of {stage.scope}"
 
 
-def lines_of(items: Sequence[Box | Work], depth: int = 0) -> list[str]:
+def lines_of(items: Sequence[ns.Box | ns.Work], depth: int = 0) -> list[str]:
     """Return a nest as short lines of text, for alt texts and tests."""
     out = []
     for item in items:
-        text = f"{item.pipe} {item.text}" if isinstance(item, Work) else item.heading
+        text = f"{item.pipe} {item.text}" if isinstance(item, ns.Work) else item.heading
         out.append("  " * depth + (f"{text} ({item.note})" if item.note else text))
-        if isinstance(item, Box):
+        if isinstance(item, ns.Box):
             out += lines_of(item.inside, depth + 1)
     return out
 
 
-def compact(schedule: Schedule) -> Items:
+def compact(schedule: Schedule) -> ns.Items:
     """Return the nests in few words: a single phase without its box, slots as the only notes."""
 
-    def short(item: Box | Work) -> Box | Work:
-        if isinstance(item, Box):
-            return Box(item.heading, tuple(map(short, item.inside)))
+    def short(item: ns.Box | ns.Work) -> ns.Box | ns.Work:
+        if isinstance(item, ns.Box):
+            return ns.Box(item.heading, tuple(map(short, item.inside)))
         slots = item.note.partition(" × ")[0] if " × " in item.note else ""
         return replace(item, note=f"{slots} slots" if slots else "")
 
     items = tuple(map(short, nests(schedule)))
     only = items[0]
-    return only.inside if len(items) == 1 and isinstance(only, Box) else items
+    return only.inside if len(items) == 1 and isinstance(only, ns.Box) else items
 
 
 # -- the figures ---------------------------------------------------------------------------------
@@ -164,11 +150,11 @@ def fig_nest(schedule: Schedule) -> st.LabFigure:
     A box is a loop; a bar is done by whole-tile instructions of the pipe whose colour it has.
     """
     items = nests(schedule)
-    rows = height_of(items)
+    rows = ns.height_of(items)
     fig, ax = st.new_figure(height_in=min(12.0, ROW_IN * rows + 0.5))
-    draw_nest(ax, items, rows=rows, size=8.5, swatch=0.034)
+    ns.draw_nest(ax, items, rows=rows, size=8.5, swatch=0.034)
     ax.set_xlim(-0.003, 1.004)
-    pipes = [p for p in PIPES if p in set(pipes_in(items))]
+    pipes = [p for p in PIPES if p in set(ns.pipes_in(items))]
     st.pipe_legend(ax, pipes, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(pipes))
     text = "; ".join(line.strip() for line in lines_of(items))
     return st.finish(fig, alt=f"Loop nests for {schedule.chip.name}: {text}")
@@ -179,7 +165,7 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
     """Draw a nest before and after every primitive, with its cycles and its traffic with GM."""
     drawn = {name: tuple(map(compact, pair)) for name, pair in pairs.items()}
     lines = [list(drawn)[at : at + 2] for at in range(0, len(drawn), 2)]
-    heights = [max(height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
+    heights = [max(ns.height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
     inches = [0.19 * h + 0.24 for h in heights]
     fig, axes = st.new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
     said, pipes = [], set[str]()
@@ -190,10 +176,10 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
             two = axes.reshape(len(lines), 4)[row, 2 * column : 2 * column + 2]
             costs = [cost_text(s) for s in pairs[name]]
             for ax, items, cost in zip(two, drawn[name], costs, strict=True):
-                draw_nest(ax, items, rows=heights[row], size=7)
+                ns.draw_nest(ax, items, rows=heights[row], size=7)
                 ax.set_xlim(-0.01, 1.01)
-                ax.text(0, height_of(items) + 0.85, cost, va="center", fontsize=7, weight="bold")
-                pipes |= set(pipes_in(items))
+                ax.text(0, ns.height_of(items) + 0.85, cost, va="center", fontsize=7, weight="bold")
+                pipes |= set(ns.pipes_in(items))
             two[0].set_title(name, loc="left", color=st.BLUE)
             st.put(two[1], -0.1, 1.2, "→", fontsize=11, color=st.BLUE, in_layout=False)
             said.append(f"{name}: {costs[0]} before, {costs[1]} after")
@@ -299,7 +285,7 @@ def fig_choices(
     default = te.auto_schedule(add_relu(machine, n), machine)
     best = simulate_kernel(te.lower(default), machine)
     fig, (left, right) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
-    draw_nest(left, compact(schedule), rows=max(height_of(compact(schedule)), 11.0), size=8)
+    ns.draw_nest(left, compact(schedule), rows=max(ns.height_of(compact(schedule)), 11.0), size=8)
     left.set_xlim(-0.01, 1.01)
     bars = {"yours": (run.cycles, st.BLUE), "default": (best.cycles, st.GREY)}
     for place, (name, (cycles, colour)) in enumerate(bars.items()):

@@ -6,20 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
+from ascend_lab.lab import machines as mc
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.machines import (
-    Breakdown,
-    Port,
-    Run,
-    Simd,
-    Simt,
-    run,
-    sample_inputs,
-    saxpy,
-    tops_per_watt,
-    two_sided,
-    units_touched,
-)
 from ascend_lab.lab.machines.matrix_units import frames
 from ascend_lab.lab.machines.warps import finish as last_cycle
 from ascend_lab.lab.machines.warps import schedule
@@ -35,7 +23,7 @@ UNIT_MARKS = {"scalar": ("v", st.ORANGE), "vector": ("s", st.GREEN), "matrix": (
 
 
 @st.styled
-def fig_streams(runs: Sequence[Run], peaks: Sequence[float], elements: int) -> st.LabFigure:
+def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -> st.LabFigure:
     """Draw one column per run: its instruction stream, how its time divides, and how long it is.
 
     `peaks` are the machines' operations per cycle, `elements` the size of the program.
@@ -57,13 +45,13 @@ def fig_streams(runs: Sequence[Run], peaks: Sequence[float], elements: int) -> s
     return st.finish(fig, alt=f"{runs[0].program} of {elements:,} elements on each machine. {alt}.")
 
 
-def _shares(one: Run) -> str:
+def _shares(one: mc.Run) -> str:
     bar = one.bar
     parts = {"compute": bar.compute, "move": bar.move, "wait": bar.wait}
     return ", ".join(f"{cycles / one.cycles:.0%} {cause}" for cause, cycles in parts.items())
 
 
-def _stream_column(ax: Any, one: Run, peak: float, elements: int) -> None:
+def _stream_column(ax: Any, one: mc.Run, peak: float, elements: int) -> None:
     """Write the instructions from the top down and end in the bar of where the time went."""
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(0, 1))
@@ -79,7 +67,7 @@ def _stream_column(ax: Any, one: Run, peak: float, elements: int) -> None:
     ax.text(0.5, 0.05, f"{one.cycles / elements:.2f} cycles/element", ha="center", va="top")
 
 
-def _lengths(ax: Any, runs: Sequence[Run], elements: int) -> None:
+def _lengths(ax: Any, runs: Sequence[mc.Run], elements: int) -> None:
     """Draw the same times to one scale."""
     shortest = min(one.cycles for one in runs)
     looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
@@ -108,11 +96,11 @@ def fig_bound(
     The kernel has 8 multiply-adds on each side of an `if`, for 65,536 elements; `run_length`
     neighbours take the same side.
     """
-    kernel = two_sided(65536)
-    inputs = sample_inputs(kernel) | {"mask": mask_of(kernel.n, mask_density, run_length)}
-    port = Port(rate_bytes_per_cycle=bytes_per_cycle)
-    machines = (Simd(vector_bytes=4 * lanes, port=port), Simt(lanes=lanes, port=port))
-    runs = [run(machine, kernel, inputs) for machine in machines]
+    kernel = mc.two_sided(65536)
+    inputs = mc.sample_inputs(kernel) | {"mask": mask_of(kernel.n, mask_density, run_length)}
+    port = mc.Port(rate_bytes_per_cycle=bytes_per_cycle)
+    machines = (mc.Simd(vector_bytes=4 * lanes, port=port), mc.Simt(lanes=lanes, port=port))
+    runs = [mc.run(machine, kernel, inputs) for machine in machines]
     fig, axes = st.new_figure(2, 1, height_in=3.4, sharex=True)
     for ax, one in zip(axes, runs, strict=True):
         _bracket(ax, one, kernel.n)
@@ -127,7 +115,7 @@ def fig_bound(
     return st.finish(fig, alt=alt)
 
 
-def _bracket(ax: Any, one: Run, elements: int) -> None:
+def _bracket(ax: Any, one: mc.Run, elements: int) -> None:
     for row, (cause, look) in enumerate(CAUSES.items()):
         ax.barh(row, getattr(one.parts, cause) / elements, height=0.6, linewidth=0.6, **look)
     ends = [one.parts.longest / elements, one.parts.total / elements]
@@ -139,8 +127,8 @@ def _bracket(ax: Any, one: Run, elements: int) -> None:
     ax.set_title(one.machine, loc="left")
 
 
-def _bracket_text(one: Run, elements: int) -> str:
-    parts: Breakdown = one.parts
+def _bracket_text(one: mc.Run, elements: int) -> str:
+    parts: mc.Breakdown = one.parts
     return (
         f"{one.machine}: compute {parts.compute / elements:.3f}, move {parts.move / elements:.3f}, "
         f"wait {parts.wait / elements:.3f} cycles per element; it takes "
@@ -151,7 +139,7 @@ def _bracket_text(one: Run, elements: int) -> str:
 @st.styled
 def fig_tops_per_watt() -> st.LabFigure:
     """Draw peak operations per second and watt of real chips, by kind of unit and number format."""
-    rows = tops_per_watt()
+    rows = mc.tops_per_watt()
     fig, ax = st.new_figure(height_in=4.0)
     for y, row in enumerate(rows):
         marker, colour = UNIT_MARKS[row.kind]
@@ -244,7 +232,7 @@ def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> st.L
     sentences, size = [], 1024
     for row, (name, elements) in enumerate(patterns.items()):
         address = np.asarray(elements).reshape(1, -1) * item_bytes
-        sectors = int(units_touched(address, np.ones_like(address, bool), 32)[0])
+        sectors = int(mc.units_touched(address, np.ones_like(address, bool), 32)[0])
         used = len(elements) * item_bytes / (32 * sectors)
         for sector in range(size // 32):
             hit = bool((address // 32 == sector).any())
@@ -266,9 +254,9 @@ def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> st.L
 
 
 @st.styled
-def fig_warps(machine: Simt, residents: Sequence[int], warps: int = 8) -> st.LabFigure:
+def fig_warps(machine: mc.Simt, residents: Sequence[int], warps: int = 8) -> st.LabFigure:
     """Draw the same `warps` warps of saxpy with more and more of them resident at a time."""
-    kernel = saxpy(warps * machine.warp_lanes)
+    kernel = mc.saxpy(warps * machine.warp_lanes)
     plans = {count: schedule(kernel, machine, warps, count) for count in residents}
     ends = {count: last_cycle(spans) for count, spans in plans.items()}
     fig, axes = st.new_figure(len(plans), 1, height_in=0.8 + 0.85 * len(plans), sharex=True)

@@ -17,25 +17,13 @@ of zeros; a sum in fp32 that is stored as fp16 is converted in one phase more. I
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ascend_lab import isa
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, split
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import (
-    Affine,
-    Buffer,
-    Kernel,
-    KernelBuilder,
-    Launch,
-    Loop,
-    Node,
-    Part,
-    Program,
-    as_launch,
-    binding_of,
-)
 from ascend_lab.isa.program import renamed
 
 
@@ -148,7 +136,7 @@ def _factored(s: Schedule, fold: str, parts: int) -> tuple[Schedule, str]:
 # -- sums in memory --------------------------------------------------------------------------------
 
 
-def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> Kernel:
+def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
     """Return the kernel in which memory adds up the partial sums, in no fixed order.
 
     before: `y_rf[c, i] = sum over k in part c`, then `y[i] = sum over c`
@@ -158,11 +146,11 @@ def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> Kernel:
     """
     first, target, rest = _pieces(output, chip, core_limit(chip, cores))
     added = tuple(_adding(part, first.name, target) for part in first.parts)
-    phases = (_zeros(chip, target), Launch(f"{first.name}_add", added), *rest)
-    return Kernel(output.label, phases)
+    phases = (_zeros(chip, target), isa.Launch(f"{first.name}_add", added), *rest)
+    return isa.Kernel(output.label, phases)
 
 
-def chain(output: Tensor, chip: Chip, cores: int | None = None) -> Kernel:
+def chain(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
     """Return the kernel in which the cores add their partial sums one after another.
 
     before: `y[i] = sum over c of y_rf[c, i]`
@@ -173,11 +161,16 @@ def chain(output: Tensor, chip: Chip, cores: int | None = None) -> Kernel:
     parts = core_limit(chip, cores)
     first, target, rest = _pieces(output, chip, parts)
     turn = _turn(chip, first.name, target, parts)
-    turns = [Launch(f"turn_{c}", (Part(turn, (binding_of({"c": c}),)),)) for c in range(parts)]
-    return Kernel(output.label, (first, _zeros(chip, target), *turns, *rest))
+    turns = [
+        isa.Launch(f"turn_{c}", (isa.Part(turn, (isa.binding_of({"c": c}),)),))
+        for c in range(parts)
+    ]
+    return isa.Kernel(output.label, (first, _zeros(chip, target), *turns, *rest))
 
 
-def _pieces(output: Tensor, chip: Chip, parts: int) -> tuple[Launch, Buffer, tuple[Launch, ...]]:
+def _pieces(
+    output: Tensor, chip: Chip, parts: int
+) -> tuple[isa.Launch, isa.Buffer, tuple[isa.Launch, ...]]:
     """Return the launch of partial sums, the tensor they add up to, and the launches after it."""
     several = two_pass(output, chip, parts)
     fold = next(x for x in several.state.stages if isinstance(x, Stage) and x.fold)
@@ -196,17 +189,17 @@ def _pieces(output: Tensor, chip: Chip, parts: int) -> tuple[Launch, Buffer, tup
     return first, total, rest
 
 
-def _adding(part: Part, name: str, target: Buffer) -> Part:
+def _adding(part: isa.Part, name: str, target: isa.Buffer) -> isa.Part:
     """Return a part that adds to `target` what it stored in its own row of tensor `name`."""
     old = next(b for b in part.program.tensors if b.name == name)
 
-    def node(n: Node) -> Node:
-        if isinstance(n, Loop):
+    def node(n: isa.Node) -> isa.Node:
+        if isinstance(n, isa.Loop):
             return replace(n, body=tuple(map(node, n.body)))
         if n.dst is None or n.dst.buffer != old:
             return n
         inside = [(v, c) for v, c in n.dst.offset.terms if c % target.elements]
-        offset = Affine(n.dst.offset.const % target.elements, tuple(inside))
+        offset = isa.Affine(n.dst.offset.const % target.elements, tuple(inside))
         place = replace(n.dst, buffer=target, offset=offset)
         return replace(n, dst=place, attrs=(*n.attrs, ("atomic", "add")))
 
@@ -216,9 +209,9 @@ def _adding(part: Part, name: str, target: Buffer) -> Part:
     return replace(part, program=replace(program, buffers=buffers, body=body))
 
 
-def _zeros(chip: Chip, target: Buffer) -> Launch:
+def _zeros(chip: Chip, target: isa.Buffer) -> isa.Launch:
     """Return the launch in which one core fills the target with zeros."""
-    k = KernelBuilder("zeros", chip)
+    k = isa.KernelBuilder("zeros", chip)
     goal = k.tensor(target.name, target.dtype, target.elements)
     lanes = chip.vector_bytes_per_repeat // target.itemsize
     repeats = min(-(-target.elements // lanes), 64)
@@ -229,12 +222,12 @@ def _zeros(chip: Chip, target: Buffer) -> Launch:
     for start, size, pad in _runs(target, repeats * lanes):
         k.copy(goal.region(start, size), zero.region(0, size), pad=pad)
     tile.free()
-    return as_launch(k.finish())
+    return isa.as_launch(k.finish())
 
 
-def _turn(chip: Chip, name: str, target: Buffer, parts: int) -> Program:
+def _turn(chip: Chip, name: str, target: isa.Buffer, parts: int) -> isa.Program:
     """Return the program with which core c adds row c of the partial sums to the target."""
-    k = KernelBuilder("turn", chip)
+    k = isa.KernelBuilder("turn", chip)
     goal = k.tensor(target.name, target.dtype, target.elements)
     source = k.tensor(name, target.dtype, target.elements * parts)
     row = k.param("c", parts) * target.elements
@@ -248,7 +241,7 @@ def _turn(chip: Chip, name: str, target: Buffer, parts: int) -> Program:
     return k.finish()
 
 
-def _runs(target: Buffer, width: int) -> Iterator[tuple[int, int, bool]]:
+def _runs(target: isa.Buffer, width: int) -> Iterator[tuple[int, int, bool]]:
     """Yield start and size of runs of a tensor, and if its last block is ragged."""
     for start in range(0, target.elements, width):
         size = min(width, target.elements - start)

@@ -58,11 +58,15 @@ def units_touched(addresses: Array, active: Array, unit_bytes: int) -> Array:
     `addresses` (bytes) and `active` have shape (groups, lanes); the result has shape (groups,).
     With unit_bytes = 32 these are the sectors of a coalesced access.
     """
-    idle = np.int64(-1)
-    units = np.sort(np.where(active, addresses // unit_bytes, idle), axis=1)
+    return np.asarray(np.count_nonzero(_units(addresses, active, unit_bytes)[1], axis=1))
+
+
+def _units(addresses: Array, active: Array, unit_bytes: int) -> tuple[Array, Array]:
+    """Return the units of each group, sorted, and where a new one begins that a lane touches."""
+    units = np.sort(np.where(active, addresses // unit_bytes, np.int64(-1)), axis=1)
     fresh = np.ones_like(units, dtype=bool)
     fresh[:, 1:] = units[:, 1:] != units[:, :-1]
-    return np.asarray(np.count_nonzero(fresh & (units != idle), axis=1))
+    return units, fresh & (units >= 0)
 
 
 def distinct_units(addresses: Array, active: Array, unit_bytes: int) -> int:
@@ -76,11 +80,7 @@ def bank_ways(addresses: Array, active: Array, banks: int = 32, bank_bytes: int 
     A bank serves one word of `bank_bytes` per cycle, to every lane that wants that same word, so
     the answer is the largest number of distinct words wanted from one bank (0 for an idle group).
     """
-    words = np.where(active, addresses // bank_bytes, np.int64(-1))
-    words = np.sort(words, axis=1)
-    fresh = np.ones_like(words, dtype=bool)
-    fresh[:, 1:] = words[:, 1:] != words[:, :-1]
-    fresh &= words >= 0
+    words, fresh = _units(addresses, active, bank_bytes)
     groups = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
     slots = (groups * banks + words % banks)[fresh]
     per_bank = np.bincount(slots.astype(np.intp), minlength=words.shape[0] * banks)

@@ -7,19 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines.program import (
-    Arith,
-    Array,
-    Kernel,
-    Load,
-    Matmul,
-    Operand,
-    Store,
-    Total,
-    check_inputs,
-    number_format,
-    text,
-)
+from ascend_lab.lab.machines import program as pr
 
 ACCUMULATE: Mapping[str, str] = {
     "float16": "float32",
@@ -43,7 +31,7 @@ class Blocking:
 
 
 def blocking(
-    program: Matmul, in_bytes: int, out_bytes: int, local_bytes: int, unit: int = 1
+    program: pr.Matmul, in_bytes: int, out_bytes: int, local_bytes: int, unit: int = 1
 ) -> Blocking:
     """Return the largest square tiling whose three tiles fit in `local_bytes`.
 
@@ -75,7 +63,9 @@ def blocking(
     )
 
 
-def operands(program: Matmul, inputs: Mapping[str, Array]) -> tuple[Array, Array, np.dtype]:
+def operands(
+    program: pr.Matmul, inputs: Mapping[str, pr.Array]
+) -> tuple[pr.Array, pr.Array, np.dtype]:
     """Return A, B and the accumulation format; raise `MachineError` for a wrong shape or format."""
     wanted = {"A": (program.m, program.k), "B": (program.k, program.n)}
     for name, shape in wanted.items():
@@ -91,7 +81,7 @@ def operands(program: Matmul, inputs: Mapping[str, Array]) -> tuple[Array, Array
     return a, b, np.dtype(ACCUMULATE[str(a.dtype)])
 
 
-def product(a: Array, b: Array, accumulate: np.dtype) -> Array:
+def product(a: pr.Array, b: pr.Array, accumulate: np.dtype) -> pr.Array:
     """Return A B with sums in `accumulate`; the order of the sums is NumPy's, not the machine's."""
     return np.asarray(np.matmul(a.astype(accumulate), b.astype(accumulate)))
 
@@ -112,28 +102,30 @@ Form = dict[str, float]
 class AsMatmul:
     """The matmul that stands for a kernel, and where its result belongs."""
 
-    a: Array
-    b: Array
+    a: pr.Array
+    b: pr.Array
     output: str
     is_total: bool
 
 
-def as_matmul(kernel: Kernel, inputs: Mapping[str, Array], rows: int, machine: str) -> AsMatmul:
+def as_matmul(
+    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], rows: int, machine: str
+) -> AsMatmul:
     """Return the matmul that computes the kernel, with its elements folded into `rows` rows.
 
     Raises `MachineError` for a kernel that is not a sum of inputs times numbers.
     """
-    check_inputs(kernel, inputs)
-    dtype = number_format(kernel, inputs)
+    pr.check_inputs(kernel, inputs)
+    dtype = pr.number_format(kernel, inputs)
     if rows < 1:
         raise MachineError("fold needs at least one row", str(rows), "use 1")
     last = kernel.body[-1]
-    if not isinstance(last, Store | Total):
-        raise _refuse(kernel, text(last), machine)
+    if not isinstance(last, pr.Store | pr.Total):
+        raise _refuse(kernel, pr.text(last), machine)
     form = _linear_form(kernel, inputs, last.src, machine)
     stacked = [np.asarray(inputs[name])[: kernel.n] for name in form]
     factors = np.array(list(form.values()), dtype)
-    if isinstance(last, Total):
+    if isinstance(last, pr.Total):
         a = np.concatenate(stacked)[None, :]
         return AsMatmul(a, np.repeat(factors, kernel.n)[:, None], last.array, True)
     columns = -(-kernel.n // rows)
@@ -143,30 +135,30 @@ def as_matmul(kernel: Kernel, inputs: Mapping[str, Array], rows: int, machine: s
     return AsMatmul(a, b.reshape(len(form) * rows, columns), last.array, False)
 
 
-def unfold(kernel: Kernel, c: Array, matmul: AsMatmul) -> dict[str, Array]:
+def unfold(kernel: pr.Kernel, c: pr.Array, matmul: AsMatmul) -> dict[str, pr.Array]:
     """Return the kernel's outputs from the product, rounded to the format of the inputs."""
     flat = c.astype(matmul.b.dtype).ravel()
     return {matmul.output: flat[:1] if matmul.is_total else flat[: kernel.n]}
 
 
-def _linear_form(kernel: Kernel, inputs: Mapping[str, Array], out: str, machine: str) -> Form:
+def _linear_form(kernel: pr.Kernel, inputs: Mapping[str, pr.Array], out: str, machine: str) -> Form:
     regs: dict[str, Form] = {}
 
-    def value(arg: Operand) -> Form:
+    def value(arg: pr.Operand) -> Form:
         if not isinstance(arg, str):
             return {"": float(arg)}
         return regs[arg] if arg in regs else {"": float(inputs[arg])}
 
     for instr in kernel.body:
-        if isinstance(instr, Load) and (instr.stride, instr.offset, instr.index) == (1, 0, ""):
+        if isinstance(instr, pr.Load) and (instr.stride, instr.offset, instr.index) == (1, 0, ""):
             regs[instr.dst] = {instr.array: 1.0}
-        elif isinstance(instr, Arith):
+        elif isinstance(instr, pr.Arith):
             form = _combine(instr.op, [value(arg) for arg in instr.args])
             if form is None:
-                raise _refuse(kernel, text(instr), machine)
+                raise _refuse(kernel, pr.text(instr), machine)
             regs[instr.dst] = form
-        elif not isinstance(instr, Store | Total) or instr is not kernel.body[-1]:
-            raise _refuse(kernel, text(instr), machine)
+        elif not isinstance(instr, pr.Store | pr.Total) or instr is not kernel.body[-1]:
+            raise _refuse(kernel, pr.text(instr), machine)
     form = value(out)
     if form.get("", 0.0) or not form.keys() - {""}:
         raise _refuse(kernel, "a constant term", machine)
@@ -193,7 +185,7 @@ def _plus(left: Form, right: Form) -> Form:
     return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in {**left, **right}}
 
 
-def _refuse(kernel: Kernel, what: str, machine: str) -> MachineError:
+def _refuse(kernel: pr.Kernel, what: str, machine: str) -> MachineError:
     return MachineError(
         f"{machine} multiplies matrices and nothing else; {kernel.name} must be a sum of whole "
         "arrays times numbers",

@@ -5,46 +5,29 @@ from dataclasses import replace
 
 import numpy as np
 
+from ascend_lab.lab.machines import program as pr
 from ascend_lab.lab.machines.lanes import Timing, Trace, bank_ways, execute
 from ascend_lab.lab.machines.products import operands, product
-from ascend_lab.lab.machines.program import (
-    Array,
-    Breakdown,
-    Kernel,
-    Line,
-    Load,
-    Matmul,
-    Run,
-    Total,
-    whole,
-)
 from ascend_lab.lab.machines.simd import kernel_total
 from ascend_lab.lab.machines.warps import Simt, WarpLoad, occupancy, warp_parts
 
 
-def simt_kernel(machine: Simt, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute one thread per element; a closing `Total` adds passes over the partial sums."""
     port = machine.port
     timing = Timing(machine.arith_cycles, port.latency_cycles, slot_bytes=port.line_bytes)
     trace = execute(kernel, inputs, machine.warp_lanes, port, timing)
     if trace.summand is not None:
         return _reduce(machine, kernel, trace)
-    return _elementwise(machine, kernel, trace)
-
-
-def _elementwise(machine: Simt, kernel: Kernel, trace: Trace) -> Run:
-    load = _load(machine, trace)
-    resident = occupancy(machine)["all"]
-    times = [whole(t) for t in warp_parts(machine, load, resident)]
+    load, resident = _load(machine, trace), occupancy(machine)["all"]
+    timed = warp_parts(machine, load, resident)
     stream = (
-        Line("i = thread, i < n", (machine.thread_instructions - 1) * load.warps),
-        *(Line(issue.text, issue.groups) for issue in trace.issues),
-        Line("exit", load.warps),
+        pr.Line("i = thread, i < n", (machine.thread_instructions - 1) * load.warps),
+        *(pr.Line(issue.text, issue.groups) for issue in trace.issues),
+        pr.Line("exit", load.warps),
     )
     counts = _counts(machine, trace, load, resident)
-    return Run(
-        machine.name, kernel.name, trace.values, times[3], Breakdown(*times[:3]), counts, stream
-    )
+    return pr.Run(machine.name, kernel.name, trace.values, *timed, counts, stream)
 
 
 def _load(machine: Simt, trace: Trace) -> WarpLoad:
@@ -112,7 +95,7 @@ def _tree_cost(machine: Simt) -> dict[str, int]:
     }
 
 
-def _reduce(machine: Simt, kernel: Kernel, trace: Trace) -> Run:
+def _reduce(machine: Simt, kernel: pr.Kernel, trace: Trace) -> pr.Run:
     """Sum inside each block by a tree in shared memory; pass again over the partial sums."""
     assert trace.summand is not None
     threads = machine.threads_per_block
@@ -128,11 +111,11 @@ def _reduce(machine: Simt, kernel: Kernel, trace: Trace) -> Run:
     if blocks == 1:
         return replace(first, values={**trace.values, kernel_total(kernel): part[0].copy()})
     name = kernel_total(kernel)
-    rest = Kernel(kernel.name, blocks, (Load("x", "partial"), Total(name, "x")))
+    rest = pr.Kernel(kernel.name, blocks, (pr.Load("x", "partial"), pr.Total(name, "x")))
     return _then(first, simt_kernel(machine, rest, {"partial": part[:, 0]}))
 
 
-def _pass_run(machine: Simt, kernel: Kernel, trace: Trace, blocks: int) -> Run:
+def _pass_run(machine: Simt, kernel: pr.Kernel, trace: Trace, blocks: int) -> pr.Run:
     load, tree = _load(machine, trace), _tree_cost(machine)
     warps = blocks * machine.threads_per_block // machine.warp_lanes
     load = WarpLoad(
@@ -144,21 +127,21 @@ def _pass_run(machine: Simt, kernel: Kernel, trace: Trace, blocks: int) -> Run:
         load.bytes_moved + blocks * machine.port.sector_bytes,
     )
     resident = occupancy(machine, trace.slots.itemsize * machine.threads_per_block)["all"]
-    times = [whole(t) for t in warp_parts(machine, load, resident)]
+    timed = warp_parts(machine, load, resident)
     counts = _counts(machine, trace, load, resident)
     counts["instructions"] += blocks * tree["instructions"]
     counts["bank_conflict_cycles"] = blocks * tree["conflicts"]
     stream = (
-        *(Line(issue.text, issue.groups) for issue in trace.issues if issue.kind != "total"),
-        Line("tree in shared memory", blocks * tree["instructions"]),
-        Line("st partial[block]", blocks),
+        *(pr.Line(issue.text, issue.groups) for issue in trace.issues if issue.kind != "total"),
+        pr.Line("tree in shared memory", blocks * tree["instructions"]),
+        pr.Line("st partial[block]", blocks),
     )
-    return Run(machine.name, kernel.name, {}, times[3], Breakdown(*times[:3]), counts, stream)
+    return pr.Run(machine.name, kernel.name, {}, *timed, counts, stream)
 
 
-def _then(first: Run, second: Run) -> Run:
+def _then(first: pr.Run, second: pr.Run) -> pr.Run:
     """Return two launches, one after the other, as one run with the values of the second."""
-    parts = Breakdown(
+    parts = pr.Breakdown(
         first.parts.compute + second.parts.compute,
         first.parts.move + second.parts.move,
         first.parts.wait + second.parts.wait,
@@ -188,7 +171,7 @@ STEP_OVERHEAD = 8
 """Warp instructions per k-tile besides the products: 2 loads, 2 shared stores, 2 barriers, loop."""
 
 
-def simt_matmul(machine: Simt, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def simt_matmul(machine: Simt, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute C = A B in blocks of TILE x TILE threads; each product costs two shared loads."""
     a, b, accumulate = operands(program, inputs)
     block = replace(machine, threads_per_block=TILE * TILE)
@@ -201,7 +184,7 @@ def simt_matmul(machine: Simt, program: Matmul, inputs: Mapping[str, Array]) -> 
     resident = occupancy(block, shared_bytes)["all"]
     bytes_moved = _bytes(machine, program, a.itemsize, accumulate.itemsize)
     load = WarpLoad(warps, warps * slots, warps * stalls, slots, stalls, bytes_moved)
-    times = [whole(t) for t in warp_parts(machine, load, resident)]
+    timed = warp_parts(machine, load, resident)
     counts = {
         "instructions": warps * slots,
         "ops": program.ops,
@@ -211,13 +194,13 @@ def simt_matmul(machine: Simt, program: Matmul, inputs: Mapping[str, Array]) -> 
         "resident_warps": min(resident, warps),
     }
     stream = (
-        Line("ld tiles of A, B", 2 * warps * k_tiles),
-        Line("ld.shared a, b", 2 * TILE * warps * k_tiles),
-        Line("mad c, a, b", TILE * warps * k_tiles),
-        Line("st C", warps),
+        pr.Line("ld tiles of A, B", 2 * warps * k_tiles),
+        pr.Line("ld.shared a, b", 2 * TILE * warps * k_tiles),
+        pr.Line("mad c, a, b", TILE * warps * k_tiles),
+        pr.Line("st C", warps),
     )
     values = {"C": product(a, b, accumulate)}
-    return Run(machine.name, program.name, values, times[3], Breakdown(*times[:3]), counts, stream)
+    return pr.Run(machine.name, program.name, values, *timed, counts, stream)
 
 
 def _stall(machine: Simt) -> int:
@@ -226,7 +209,7 @@ def _stall(machine: Simt) -> int:
     return machine.port.latency_cycles + machine.shared_cycles + chain
 
 
-def _bytes(machine: Simt, program: Matmul, in_bytes: int, out_bytes: int) -> int:
+def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> int:
     """Return the bytes in whole sectors: every tile row of A, B and C is one segment."""
     sector = machine.port.sector_bytes
 

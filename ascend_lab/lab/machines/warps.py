@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 from ascend_lab.errors import MachineError
 from ascend_lab.lab.machines.lanes import Port
-from ascend_lab.lab.machines.program import Arith, Branch, Instr, Kernel, Load, Store, Total, text
+from ascend_lab.lab.machines.program import (
+    Arith,
+    Branch,
+    Breakdown,
+    Instr,
+    Kernel,
+    Load,
+    Store,
+    Total,
+    text,
+    whole,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +99,8 @@ class WarpLoad:
     bytes_moved: int
 
 
-def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[float, float, float, float]:
-    """Return compute, move, wait and cycles of one launch with `resident` warps at a time.
+def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[int, Breakdown]:
+    """Return the cycles of one launch with `resident` warps at a time, and its parts.
 
     Warps hide each other's stalls, so three limits hold at once: the issue slots, the bytes, and
     the life of a warp, (slots + stalls) * warps / resident. Each is paid with one stall on top,
@@ -101,7 +112,7 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[float, flo
     wait = max(load.stalls / together, load.max_stalls)
     life = max((load.slots + load.stalls) / together, load.max_slots + load.max_stalls)
     cycles = max(compute + load.max_stalls, move + load.max_stalls, life)
-    return compute, move, wait, cycles
+    return whole(cycles), Breakdown(whole(compute), whole(move), whole(wait))
 
 
 # A warp scheduler, cycle by cycle: the small truth behind the closed form of `occupancy`.
