@@ -4,8 +4,8 @@ from collections import Counter
 from itertools import pairwise, permutations, product
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
+from page_checks import assert_apart
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
@@ -48,15 +48,7 @@ def test_map_shows_every_path_of_the_chip_file_and_no_other(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_labels_of_the_map_do_not_overlap(name: str) -> None:
     fig = fig_core_map((name,))
-    canvas = FigureCanvasAgg(fig)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    extents = [(t.get_text(), t.get_window_extent(renderer)) for t in visible_texts(fig)]
-    for index, (text, box) in enumerate(extents):
-        assert box.x0 >= 0, text
-        assert box.x1 <= fig.bbox.x1, text
-        for other_text, other in extents[index + 1 :]:
-            assert not box.overlaps(other), f"{text!r} covers {other_text!r}"
+    assert_apart(fig, visible_texts(fig))
 
 
 # -- one path, or a chain of them -----------------------------------------------------------------

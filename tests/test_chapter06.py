@@ -1,16 +1,14 @@
 """Chapter 6: the interpreter of schedules, the figures of loop nests, the checks and the page."""
 
-import json
 import re
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from page_checks import assert_apart, printed
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
@@ -20,7 +18,6 @@ from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.schedules import add_relu
 from ascend_lab.sim.values import numpy_type
 
-NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "06_schedules.ipynb"
 CHIP = load_chip("Ascend910B2")
 
 
@@ -230,15 +227,7 @@ def pairs() -> dict[str, tuple[te.Schedule, te.Schedule]]:
 )
 def test_texts_stay_inside_and_apart(make) -> None:
     fig = make()
-    canvas = FigureCanvasAgg(fig)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    shown = [t for ax in fig.axes for t in (*ax.texts, ax.xaxis.label) if t.get_text()]
-    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in shown]
-    for index, (text, box) in enumerate(boxes):
-        assert 0 <= box.x0 < box.x1 <= fig.bbox.x1 + 1, text
-        for other, second in boxes[index + 1 :]:
-            assert not box.overlaps(second), f"{text!r} covers {other!r}"
+    assert_apart(fig, [t for ax in fig.axes for t in (*ax.texts, ax.xaxis.label)], room=1)
 
 
 def test_choices_that_do_not_fit_are_errors() -> None:
@@ -249,14 +238,8 @@ def test_choices_that_do_not_fit_are_errors() -> None:
 
 
 # -- the page ---------------------------------------------------------------------------------
-def printed() -> str:
-    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
-    return "\n".join("".join(o.get("text", "")) for o in outputs)
-
-
 def test_the_page_shows_what_its_prose_claims() -> None:
-    text = printed()
+    text = printed("06_schedules")
     number = r"([\d,]+)"
     rows = re.findall(rf"^(\S.*?)  +{number} cycles +([\d.]+) MB", text, re.MULTILINE)
     cycles = {name: int(c.replace(",", "")) for name, c, _ in rows}

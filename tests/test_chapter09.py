@@ -1,18 +1,14 @@
 """Chapter 9: figures draw the address maps, the checks tell right from wrong, the page is right."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from page_checks import assert_apart, printed
 
 from ascend_lab.errors import LayoutError
 from ascend_lab.lab.figures import fig_address_maps, fig_element, fig_padding
 from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
-
-NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "09_layouts.ipynb"
 
 
 # -- figures ----------------------------------------------------------------------------------
@@ -23,27 +19,13 @@ def test_an_element_outside_is_an_error_with_its_bounds() -> None:
 
 @pytest.mark.parametrize("fig", [fig_address_maps(matrix_maps()), fig_element(), fig_padding()])
 def test_titles_and_labels_do_not_overlap(fig: LabFigure) -> None:
-    canvas = FigureCanvasAgg(fig)
-    canvas.draw()
-    renderer = canvas.get_renderer()
     shown = [t for ax in fig.axes for t in (*ax.texts, ax.title, ax.xaxis.label, ax.yaxis.label)]
-    shown += [fig._suptitle] if fig._suptitle else []
-    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in shown if t.get_text()]
-    for index, (text, box) in enumerate(boxes):
-        assert 0 <= box.x0 < box.x1 <= fig.bbox.x1, text
-        for other, second in boxes[index + 1 :]:
-            assert not box.overlaps(second), f"{text!r} covers {other!r}"
+    assert_apart(fig, [*shown, *([fig._suptitle] if fig._suptitle else [])])
 
 
 # -- the page ---------------------------------------------------------------------------------
-def printed() -> str:
-    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
-    return "\n".join("".join(o.get("text", "")) for o in outputs)
-
-
 def test_the_page_shows_what_its_prose_claims() -> None:
-    text = printed()
+    text = printed("09_layouts")
     assert "(8, 2, 7, 16, 16)" in text and "(72, 16, 16, 16)" in text
     assert "findings: []  right: True" in text
     lines = re.findall(r"(\S+) +-> (\S+) +burst +([\d,]+) bytes, +([\d,]+) cycles", text)

@@ -12,32 +12,15 @@ from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, memory
 from ascend_lab.graph.memory.buffers import read_csv
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.checks.chapter15 import (
-    draw_lives,
-    draw_nodes,
-    pairs_in_place,
-    peak,
-    run_shared,
-    trap,
-)
+from ascend_lab.lab.checks import chapter15
 from ascend_lab.lab.figures.lowering import network
 from ascend_lab.lab.graph_examples import topological_order
 
 MiB = 2**20
-TOY = [
-    memory.Buffer(name, *life)
-    for name, life in zip(
-        "abcdef", [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)], strict=True
-    )
-]
-EIGHT = [
-    memory.Buffer(name, *life)
-    for name, life in zip(
-        "abcdefgh",
-        [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)],
-        strict=True,
-    )
-]
+TOY, EIGHT = (
+    [memory.Buffer("abcdefgh"[i], *life) for i, life in enumerate(lives)]
+    for lives in (chapter15.TOY, chapter15.EIGHT)
+)
 
 
 # -- what the prose claims -------------------------------------------------------------------------
@@ -197,11 +180,11 @@ def test_a_plan_for_lives_too_short_is_caught_unless_its_lives_are_believed():
 def test_the_references_agree_with_the_planner():
     rng = np.random.default_rng(5)
     for _ in range(60):
-        lives = draw_lives(rng)["lives"]
+        lives = chapter15.draw_lives(rng)["lives"]
         buffers = [memory.Buffer(i, *life) for i, life in enumerate(lives)]
-        assert peak(lives) == memory.peak_live_bytes(buffers)
+        assert chapter15.peak(lives) == memory.peak_live_bytes(buffers)
     for ratio in (1.05, 1.3, 1.9, 1.99):
-        buffers = [memory.Buffer(i, *life) for i, life in enumerate(trap(ratio))]
+        buffers = [memory.Buffer(i, *life) for i, life in enumerate(chapter15.trap(ratio))]
         start, size = (
             memory.plan(buffers, method=f"greedy-by-{name}") for name in ("start", "size")
         )
@@ -212,11 +195,11 @@ def test_the_references_agree_with_the_planner():
 def test_shared_memory_runs_as_separate_memory_where_it_is_safe():
     rng = np.random.default_rng(3)
     for _ in range(40):
-        case = draw_nodes(rng)
+        case = chapter15.draw_nodes(rng)
         nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
-        pairs = pairs_in_place(nodes, sizes, outputs)
-        shared, wrong = run_shared(nodes, sizes, pairs)
-        apart, none = run_shared(nodes, sizes, [])
+        pairs = chapter15.pairs_in_place(nodes, sizes, outputs)
+        shared, wrong = chapter15.run_shared(nodes, sizes, pairs)
+        apart, none = chapter15.run_shared(nodes, sizes, [])
         assert wrong == none == ""
         assert all(shared[target] is shared[source] for source, target in pairs)
         assert all(np.array_equal(shared[name], apart[name]) for name in outputs)

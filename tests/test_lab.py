@@ -38,7 +38,7 @@ def run_lab(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("version", [(3, 8), (3, 10), (3, 14), (4, 0)])
-def test_an_unsuitable_python_gets_one_line(lab: ModuleType, version: tuple[int, int]) -> None:
+def test_an_unsuitable_python_gets_one_line(lab, version):
     line = lab.python_problem(version)
     assert "3.11, 3.12 or 3.13" in line
     assert "%d.%d" % version in line  # noqa: UP031
@@ -46,24 +46,22 @@ def test_an_unsuitable_python_gets_one_line(lab: ModuleType, version: tuple[int,
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 12, 1), (3, 13, 0, "final", 0)])
-def test_a_suitable_python_gets_none(lab: ModuleType, version: tuple[object, ...]) -> None:
+def test_a_suitable_python_gets_none(lab, version):
     assert lab.python_problem(version) == ""
 
 
-def test_the_line_names_a_python_that_is_there(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_names_a_python_that_is_there(lab, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "python3.12" else None)
     assert "this machine has python3.12" in lab.python_problem((3, 9))
 
 
-def test_an_old_python_can_read_the_script() -> None:
+def test_an_old_python_can_read_the_script():
     source = (ROOT / "lab.py").read_text(encoding="ascii")
     ast.parse(source, feature_version=(3, 7))
 
 
 @pytest.mark.parametrize("name", ["python3.8", "python3.9", "python3.10"])
-def test_an_old_python_here_prints_the_line(name: str) -> None:
+def test_an_old_python_here_prints_the_line(name):
     found = shutil.which(name)
     if not found or subprocess.run([found, "-V"], capture_output=True, check=False).returncode:
         pytest.skip(f"no {name} on this machine")
@@ -75,7 +73,7 @@ def test_an_old_python_here_prints_the_line(name: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_venv_module_gets_one_line(lab: ModuleType) -> None:
+def test_a_missing_venv_module_gets_one_line(lab):
     missing = lab.venv_problem(lambda name: None if name == "ensurepip" else name)
     assert f"sudo apt install python3.{sys.version_info[1]}-venv" in missing
     assert "\n" not in missing
@@ -85,7 +83,7 @@ def test_a_missing_venv_module_gets_one_line(lab: ModuleType) -> None:
 # --- the environment ------------------------------------------------------------------------------
 
 
-def test_the_stamp_follows_place_and_pins(lab: ModuleType, checkout: Path) -> None:
+def test_the_stamp_follows_place_and_pins(lab, checkout):
     first = lab.wanted_stamp(checkout)
     assert first["root"] == str(checkout)
     path = checkout / "constraints.txt"
@@ -96,9 +94,15 @@ def test_the_stamp_follows_place_and_pins(lab: ModuleType, checkout: Path) -> No
 
 
 @pytest.fixture
-def watched(
-    lab: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[ModuleType, list[str]]:
+def told(lab, monkeypatch):
+    """The words of the commands that lab.py would run; each of them ends well."""
+    found: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lab, "python", lambda *words, **_: found.append(words) or 0)
+    return found
+
+
+@pytest.fixture
+def watched(lab, checkout, monkeypatch):
     """lab.py on a checkout whose environment is only pretended; the list holds what it did."""
     done: list[str] = []
     (checkout / ".venv").mkdir()
@@ -113,7 +117,7 @@ def watched(
     return lab, done
 
 
-def test_a_second_run_installs_nothing(watched: tuple[ModuleType, list[str]]) -> None:
+def test_a_second_run_installs_nothing(watched):
     lab, done = watched
     lab.ensure_environment()
     assert done == ["-r", "--no-deps"], "a usable environment without a stamp is completed"
@@ -124,18 +128,14 @@ def test_a_second_run_installs_nothing(watched: tuple[ModuleType, list[str]]) ->
     assert done == ["-r", "--no-deps"] * 2
 
 
-def test_an_unusable_environment_is_made_anew(
-    watched: tuple[ModuleType, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_environment_is_made_anew(watched, monkeypatch):
     lab, done = watched
     monkeypatch.setattr(lab, "is_usable", lambda: False)
     lab.ensure_environment()
     assert done == ["venv", "-r", "--no-deps"]
 
 
-def test_an_environment_that_does_not_start_is_unusable(
-    lab: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_does_not_start_is_unusable(lab, checkout, monkeypatch):
     monkeypatch.setattr(lab, "VENV", checkout / ".venv")
     assert not lab.is_usable()
     lab.venv_python().parent.mkdir(parents=True)
@@ -148,9 +148,7 @@ def test_an_environment_that_does_not_start_is_unusable(
     assert not lab.is_usable(), "a moved checkout has scripts that point to the old place"
 
 
-def test_pip_without_an_index_ends_with_one_clear_line(
-    lab: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_without_an_index_ends_with_one_clear_line(lab, checkout, monkeypatch):
     monkeypatch.setattr(lab, "VENV", Path(sys.prefix))
     monkeypatch.setattr(lab, "ROOT", checkout)
     (checkout / "requirements.txt").write_text("a-package-that-is-not-there==1.0\n")
@@ -160,9 +158,7 @@ def test_pip_without_an_index_ends_with_one_clear_line(
         lab.pip_install("-r", "requirements.txt")
 
 
-def test_children_see_the_environment_and_not_the_users_own(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_see_the_environment_and_not_the_users_own(lab, monkeypatch):
     for name in ("PYTHONPATH", "PYTHONHOME", "MPLBACKEND", "PIP_USER"):
         monkeypatch.setenv(name, "x")
     env = lab.child_environment()
@@ -174,24 +170,20 @@ def test_children_see_the_environment_and_not_the_users_own(
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
-def test_help_names_every_verb(
-    lab: ModuleType, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_help_names_every_verb(lab, capsys, words):
     assert lab.main(words) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert listed == list(lab.VERBS)
 
 
-def test_an_unknown_verb_is_refused_in_one_line(checkout: Path) -> None:
+def test_an_unknown_verb_is_refused_in_one_line(checkout):
     done = run_lab(checkout, "bok")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lab: no verb 'bok'; there are: book, test")
     assert not (checkout / ".venv").exists()
 
 
-def test_every_step_runs_and_the_failed_ones_are_named(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_step_runs_and_the_failed_ones_are_named(lab, monkeypatch, capsys):
     monkeypatch.setattr(lab, "STEPS", {"a": lambda: 0, "b": lambda: 3, "c": lambda: 0})
     with pytest.raises(lab.LabError, match=r"^FAILED: b \(a 0 s, b 0 s, c 0 s\)$"):
         lab.do_test([])
@@ -201,12 +193,7 @@ def test_every_step_runs_and_the_failed_ones_are_named(
         lab.do_test(["d"])
 
 
-def test_lint_runs_beside_the_book_and_says_its_own(
-    lab: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lint_runs_beside_the_book_and_says_its_own(lab, monkeypatch, tmp_path, capsys):
     script = tmp_path / "other.py"
     script.write_text("import sys; print('lint', sys.argv[1:]); sys.exit(3)", "utf-8")
     monkeypatch.setattr(lab, "__file__", str(script))
@@ -218,24 +205,19 @@ def test_lint_runs_beside_the_book_and_says_its_own(
 
 
 @pytest.mark.parametrize("step", ["package", "notebooks"])
-def test_long_steps_run_on_two_processes(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    said: list[tuple[object, ...]] = []
-    monkeypatch.setattr(lab, "python", lambda *words, **_: said.append(words) or 0)
+def test_long_steps_run_on_two_processes(lab, told, step):
     assert lab.STEPS[step]() == 0
-    assert said[-1][3:7] == ("-n", "2", "--dist", "loadfile")
+    assert told[-1][3:7] == ("-n", "2", "--dist", "loadfile")
 
 
+@pytest.mark.parametrize("verb", ["copies", "slides", "browser"])
 @pytest.mark.parametrize("words", [["a", "b"], [""], ["--help"]])
-def test_copies_takes_one_folder(lab: ModuleType, words: list[str]) -> None:
+def test_a_verb_that_writes_takes_one_folder(lab, verb, words):
     with pytest.raises(lab.LabError, match="one folder"):
-        lab.do_copies(words)
+        getattr(lab, f"do_{verb}")(words)
 
 
-def test_pdf_needs_a_book_and_takes_one_file(
-    lab: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pdf_needs_a_book_and_takes_one_file(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "HTML", tmp_path / "html")
     with pytest.raises(lab.LabError, match=r"no book yet; run: python3 lab\.py book"):
         lab.do_pdf([])
@@ -249,31 +231,22 @@ def test_pdf_needs_a_book_and_takes_one_file(
         lab.do_pdf(["my.pdf"])
 
 
-def test_slides_takes_one_folder_and_says_when_none_are_written(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for words in (["a", "b"], [""], ["--help"]):
-        with pytest.raises(lab.LabError, match="one folder"):
-            lab.do_slides(words)
-    done: list[tuple[object, ...]] = []
-    monkeypatch.setattr(lab, "python", lambda *words: done.append(words) or 1)
+def test_slides_says_when_none_are_written(lab, told, monkeypatch):
+    assert lab.do_slides([]) == 0
+    assert told == [(lab.SLIDES, lab.BUILD / "slides")]
+    monkeypatch.setattr(lab, "python", lambda *words: 1)
     with pytest.raises(lab.LabError, match="no slides were written"):
         lab.do_slides([])
-    assert done == [(lab.SLIDES, lab.BUILD / "slides")]
 
 
 def test_the_browser_site_installs_jupyterlite_once_and_says_what_it_needs(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(lab.LabError, match="one folder"):
-        lab.do_browser(["a", "b"])
-    done: list[tuple[object, ...]] = []
-    monkeypatch.setattr(lab, "python", lambda *words: done.append(words) or 0)
-    monkeypatch.setattr(lab, "pip_install", lambda *words: done.append(words))
+    lab, told, monkeypatch, capsys
+):
+    monkeypatch.setattr(lab, "pip_install", lambda *words: told.append(words))
     for spec in (None, object()):
         monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name, spec=spec: spec)
         assert lab.do_browser([]) == 0
-    installed, *built = done
+    installed, *built = told
     assert {str(word).split("=")[0] for word in installed[:-2]} == {
         "jupyterlite-core",
         "jupyterlite-pyodide-kernel",
@@ -285,9 +258,7 @@ def test_the_browser_site_installs_jupyterlite_once_and_says_what_it_needs(
     assert said.count("needs a network") == 2
 
 
-def test_the_browser_site_has_copies_that_install_the_package_and_spares_other_folders(
-    copies: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_browser_site_has_copies_that_install_the_package(copies, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "copies", copies)
     site = load_script(ROOT / "book" / "browser.py")
     v4 = site.nbformat.v4
@@ -307,9 +278,7 @@ def test_the_browser_site_has_copies_that_install_the_package_and_spares_other_f
     assert (tmp_path / "files" / "a.ipynb").exists()
 
 
-def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
     printer = load_script(ROOT / "book" / "pdf.py")
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -321,9 +290,7 @@ def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_relative_folder_for_copies_is_the_users(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_relative_folder_for_copies_is_the_users(lab, monkeypatch, tmp_path):
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(lab, "python", lambda *words, **options: done.append((words, options)) or 0)
     monkeypatch.setattr(lab, "ensure_environment", lambda: None)
@@ -337,27 +304,23 @@ def test_a_relative_folder_for_copies_is_the_users(
     assert folders == [tmp_path / "mine", lab.ROOT / "my_notebooks"]
 
 
-def test_notebooks_writes_the_copies_and_opens_them(
-    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[object, ...]] = []
-    monkeypatch.setattr(lab, "python", lambda *words: done.append(words) or 0)
+def test_notebooks_writes_the_copies_and_opens_them(lab, told, monkeypatch):
     assert lab.do_notebooks(["--no-browser"]) == 0
     copies = lab.ROOT / "my_notebooks"
-    assert done == [(lab.COPIER, copies), ("-m", "jupyterlab", "--no-browser", copies)]
+    assert told == [(lab.COPIER, copies), ("-m", "jupyterlab", "--no-browser", copies)]
     monkeypatch.setattr(lab, "python", lambda *words: 1)
     with pytest.raises(lab.LabError, match="reason is above"):
         lab.do_notebooks([])
 
 
-def test_git_and_clean_leave_the_readers_copies_alone(checkout: Path) -> None:
+def test_git_and_clean_leave_the_readers_copies_alone(checkout):
     assert "/my_notebooks/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     (checkout / "my_notebooks").mkdir()
     assert run_lab(checkout, "clean", "--all").returncode == 0
     assert (checkout / "my_notebooks").exists()
 
 
-def test_serve_answers_on_this_machine_only(checkout: Path) -> None:
+def test_serve_answers_on_this_machine_only(checkout):
     assert "run: python3 lab.py book" in run_lab(checkout, "serve").stderr
     (checkout / "_build" / "html").mkdir(parents=True)
     (checkout / "_build" / "html" / "index.html").write_text("<p>the book</p>")
@@ -374,7 +337,7 @@ def test_serve_answers_on_this_machine_only(checkout: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
-def test_ctrl_c_ends_quietly(checkout: Path) -> None:
+def test_ctrl_c_ends_quietly(checkout):
     (checkout / "_build" / "html").mkdir(parents=True)
     (checkout / "_build" / "html" / "index.html").write_text("")
     # A shell in the background hands down an ignored Ctrl-C; Python's own handler is wanted here.
@@ -391,7 +354,7 @@ def test_ctrl_c_ends_quietly(checkout: Path) -> None:
     assert (server.returncode, said) == (130, "lab: stopped\n")
 
 
-def test_clean_keeps_sources_and_environment(checkout: Path) -> None:
+def test_clean_keeps_sources_and_environment(checkout):
     for name in ("_build/html", ".venv/bin", "book", ".pytest_cache"):
         (checkout / name).mkdir(parents=True)
     assert run_lab(checkout, "clean").returncode == 0
@@ -424,7 +387,7 @@ def refresh(build: ModuleType, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_refresh_keeps_ids_and_writes_the_same_twice(build: ModuleType, tmp_path: Path) -> None:
+def test_refresh_keeps_ids_and_writes_the_same_twice(build, tmp_path):
     path = tmp_path / "notebooks" / "01_a.ipynb"
     path.parent.mkdir()
     widget = "import ipywidgets\nprint(1)\nipywidgets.interact(lambda k: print(k), k=(1, 5));"
@@ -440,7 +403,7 @@ def test_refresh_keeps_ids_and_writes_the_same_twice(build: ModuleType, tmp_path
     assert path.read_bytes() == first, "no chance and no clock in what is saved"
 
 
-def test_a_failing_cell_leaves_every_notebook_alone(build: ModuleType, tmp_path: Path) -> None:
+def test_a_failing_cell_leaves_every_notebook_alone(build, tmp_path):
     (tmp_path / "notebooks").mkdir()
     paths = [tmp_path / "notebooks" / name for name in ("01_a.ipynb", "02_b.ipynb")]
     write_notebook(paths[0], "print(1)")
@@ -453,7 +416,7 @@ def test_a_failing_cell_leaves_every_notebook_alone(build: ModuleType, tmp_path:
     assert [path.read_bytes() for path in paths] == before
 
 
-def test_the_names_of_refresh_are_prefixes(build: ModuleType, tmp_path: Path) -> None:
+def test_the_names_of_refresh_are_prefixes(build, tmp_path):
     for name in ("01_a.ipynb", "02_b.ipynb"):
         write_notebook(tmp_path / name)
     assert [path.name for path in build.find_notebooks(tmp_path, ["02"])] == ["02_b.ipynb"]
@@ -461,14 +424,14 @@ def test_the_names_of_refresh_are_prefixes(build: ModuleType, tmp_path: Path) ->
         build.find_notebooks(tmp_path, ["03"])
 
 
-def test_the_status_table_says_what_was_run(build: ModuleType) -> None:
+def test_the_status_table_says_what_was_run(build):
     table = build.run_times_table({"01_a.ipynb": 1.26})
     assert "| 01_a.ipynb | 1.3 |" in table
     assert "| numpy | " in table
     assert "not executed again" in build.run_times_table({})
 
 
-def test_the_forwarding_page_asks_for_no_icon(build: ModuleType, tmp_path: Path) -> None:
+def test_the_forwarding_page_asks_for_no_icon(build, tmp_path):
     """A browser that finds no icon named asks for /favicon.ico, which the book does not have."""
     page = tmp_path / "index.html"
     page.write_text('<meta http-equiv="Refresh" content="0; url=book/index.html" />\n')
