@@ -185,17 +185,14 @@ def _overview(chip: Chip) -> dict[str, str]:
         cells[f"cube peak, {dtype}"] = _rated(chip, value, [*peak, *sides])
     vector = f"{chip.vector_peak_ops_per_s('fp16') / 1e12:,.2f} TFLOPS"
     cells["vector peak, fp16"] = _rated(chip, vector, lanes)
-    for key in (*_keys(chip, "buffer."), "l2.size_bytes", "l2.rate_bytes_per_s"):
+    buffers = [key for key in chip.facts if key.startswith("buffer.")]
+    for key in (*buffers, "l2.size_bytes", "l2.rate_bytes_per_s"):
         name = key.removeprefix("buffer.").removesuffix(".size_bytes")
         name = {"l2": "L2", "l2.rate_bytes_per_s": "L2 rate"}.get(name, name)
         cells[name] = _rated(chip, format_value(key, chip.facts[key].value), [key])
     for name, key in (("memory", "memory.size_bytes"), ("memory rate", "memory.rate_bytes_per_s")):
         cells[name] = _rated(chip, format_value(key, chip.facts[key].value), [key])
     return cells
-
-
-def _keys(chip: Chip, start: str) -> list[str]:
-    return [key for key in chip.facts if key.startswith(start)]
 
 
 def _rated(chip: Chip, text: str, keys: Sequence[str]) -> str:

@@ -122,22 +122,6 @@ def _where_case(
     return {name: te.placeholder(shape, dtype, name) for name, shape, dtype in given}
 
 
-def _draw_where(rng: np.random.Generator) -> ex.Case:
-    full = tuple(int(n) for n in rng.integers(2, 20, int(rng.integers(1, 4))))
-    shapes = []
-    for _ in range(3):
-        shape = tuple(n if rng.random() < 0.7 else 1 for n in full)
-        shapes.append(shape[int(rng.integers(0, len(shape))) :])
-    if rng.random() < 0.3:
-        odd = int(rng.integers(0, 3))
-        shapes[odd] = (*full[:-1], full[-1] + 1)
-        shapes[odd - 1] = full
-    dtypes = ["fp16"] * 3
-    if rng.random() < 0.3:
-        dtypes[int(rng.integers(0, 3))] = "fp32"
-    return _where_case(shapes[0], shapes[1], shapes[2], (dtypes[0], dtypes[1], dtypes[2]))
-
-
 def _judge_where(got: Any, case: ex.Case) -> str | None:
     shapes = [t.shape for t in case.values()]
     dtypes = [t.dtype for t in case.values()]
@@ -363,7 +347,19 @@ def check_ex_05_2(rng: ex.Rng) -> ex.Case:
     Shapes that do not go together must raise `ShapeError` with all three shapes in its text,
     formats that differ `TypeMismatchError` with all three formats.
     """
-    return _draw_where(rng)
+    full = tuple(int(n) for n in rng.integers(2, 20, int(rng.integers(1, 4))))
+    shapes = []
+    for _ in range(3):
+        shape = tuple(n if rng.random() < 0.7 else 1 for n in full)
+        shapes.append(shape[int(rng.integers(0, len(shape))) :])
+    if rng.random() < 0.3:
+        odd = int(rng.integers(0, 3))
+        shapes[odd] = (*full[:-1], full[-1] + 1)
+        shapes[odd - 1] = full
+    dtypes = ["fp16"] * 3
+    if rng.random() < 0.3:
+        dtypes[int(rng.integers(0, 3))] = "fp32"
+    return _where_case(shapes[0], shapes[1], shapes[2], (dtypes[0], dtypes[1], dtypes[2]))
 
 
 @ex.judged(_judge_bound, edges=[_bound_case(n, (3, 200), n) for n in range(len(FORMULAS))], cases=4)

@@ -132,19 +132,9 @@ TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 
 
-def _name(x: NDArray[Any]) -> str:
-    return next(name for name, dtype in TYPES.items() if x.dtype == dtype)
-
-
 def _numbers(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """Return numbers 1 .. 97 in turn: none is 0."""
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
-
-
-def _draw_array(rng: np.random.Generator) -> ex.Case:
-    lead = [int(n) for n in rng.integers(1, 4, int(rng.integers(0, 3)))]
-    shape = (*lead, *(int(n) for n in rng.choice(SIDES, 2)))
-    return {"x": _numbers(shape, str(rng.choice(list(TYPES))))}
 
 
 @ex.judged(
@@ -295,7 +285,8 @@ def check_ex_08_2(rng: ex.Rng) -> ex.Case:
 
 def _judge_09_2(got: Any, case: ex.Case) -> str | None:
     x = case["x"]
-    expected = pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
+    name = next(name for name, dtype in TYPES.items() if x.dtype == dtype)
+    expected = pack(address_map("FRACTAL_NZ", x.shape, name), x)
     wrong = ex.equal_to(expected)(got)
     if wrong is None and got.dtype != expected.dtype:
         wrong = f"of {got.dtype}, expected {expected.dtype}"
@@ -314,4 +305,6 @@ def _judge_09_2(got: Any, case: ex.Case) -> str | None:
 )
 def check_ex_09_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(x)`: an array of two or more axes in FRACTAL_NZ, (..., N1, M1, 16, C0)."""
-    return _draw_array(rng)
+    lead = [int(n) for n in rng.integers(1, 4, int(rng.integers(0, 3)))]
+    shape = (*lead, *(int(n) for n in rng.choice(SIDES, 2)))
+    return {"x": _numbers(shape, str(rng.choice(list(TYPES))))}

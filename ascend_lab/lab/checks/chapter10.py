@@ -54,27 +54,6 @@ ELEMENTWISE = ("relu", "tanh", "exp", "sigmoid")
 JOINS = ("add", "mul", "sub")
 
 
-def draw_network(rng: np.random.Generator) -> ex.Case:
-    """Return the line of a network of convolutions and elementwise operators, with forks."""
-    names, parts = ["x"], []
-    for i in range(int(rng.integers(3, 11))):
-        recent = names[-4:]
-        one, two = (recent[int(k)] for k in rng.integers(0, len(recent), 2))
-        kind = rng.random()
-        if kind < 0.25:
-            parts.append(f"n{i}=conv({one})")
-        elif kind < 0.65:
-            parts.append(f"n{i}={ELEMENTWISE[rng.integers(len(ELEMENTWISE))]}({one})")
-        else:
-            parts.append(f"n{i}={JOINS[rng.integers(len(JOINS))]}({one},{two})")
-        names.append(f"n{i}")
-    body = " ".join(parts)
-    ends = [n for n in names[1:] if not re.search(rf"[(,]{n}[,)]", body)]
-    if rng.random() < 0.3:
-        ends.append(names[int(rng.integers(1, len(names)))])
-    return {"network": f"{body} -> {' '.join(dict.fromkeys(ends))}"}
-
-
 def misgrouped(graph: Graph, groups: Sequence[Sequence[str]]) -> str | None:
     """Return what is wrong with groups of nodes that are to be one kernel each, or None."""
     seen: set[str] = set()
@@ -240,4 +219,20 @@ def check_ex_10_3(rng: ex.Rng) -> ex.Case:
 
     A group has one convolution at most, which no other of its nodes feeds, and one result.
     """
-    return draw_network(rng)
+    names, parts = ["x"], []
+    for i in range(int(rng.integers(3, 11))):
+        recent = names[-4:]
+        one, two = (recent[int(k)] for k in rng.integers(0, len(recent), 2))
+        kind = rng.random()
+        if kind < 0.25:
+            parts.append(f"n{i}=conv({one})")
+        elif kind < 0.65:
+            parts.append(f"n{i}={ELEMENTWISE[rng.integers(len(ELEMENTWISE))]}({one})")
+        else:
+            parts.append(f"n{i}={JOINS[rng.integers(len(JOINS))]}({one},{two})")
+        names.append(f"n{i}")
+    body = " ".join(parts)
+    ends = [n for n in names[1:] if not re.search(rf"[(,]{n}[,)]", body)]
+    if rng.random() < 0.3:
+        ends.append(names[int(rng.integers(1, len(names)))])
+    return {"network": f"{body} -> {' '.join(dict.fromkeys(ends))}"}

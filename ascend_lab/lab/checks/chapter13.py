@@ -25,19 +25,6 @@ def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
     return product + full["beta"] * given["c"] if "c" in given else product
 
 
-def _draw_gemm(rng: np.random.Generator) -> ex.Case:
-    m, k, n = (int(s) for s in rng.integers(2, 6, 3))
-    options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
-    said = {key: value for key, value in options.items() if rng.random() < 0.5}
-    forms: tuple[Any, ...] = (None, (n,), (m, n), (1, n), (m, 1))
-    return {
-        "a": (k, m) if "transA" in said else (m, k),
-        "b": (n, k) if "transB" in said else (k, n),
-        "c": forms[int(rng.integers(len(forms)))],
-        "attributes": said,
-    }
-
-
 def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
     """Return a sound graph of additions: each node reads the one before, and an earlier tensor."""
     net = GraphBuilder("chain")
@@ -47,25 +34,6 @@ def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
         there.append(net.add(there[-1] if i else there[0], other, name=f"n{i}"))
     net.output(there[-1])
     return net.build()
-
-
-def _draw_graph(rng: np.random.Generator) -> ex.Case:
-    graph = _chain(int(rng.integers(2, 9)), rng)
-    nodes = list(graph.nodes)
-    if rng.random() < 0.6:
-        one, two = rng.choice(len(nodes), 2, replace=False)
-        nodes[one], nodes[two] = nodes[two], nodes[one]
-    return {"graph": replace(graph, nodes=tuple(nodes))}
-
-
-def _draw_cut(rng: np.random.Generator) -> ex.Case:
-    count = int(rng.integers(2, 12))
-    return {
-        "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
-        "bytes_over": [int(n) for n in rng.integers(1, 20, count)],
-        "rate": float(rng.choice([1.0, 4.0])),
-        "latency_s": float(rng.choice([0.0, 1.0])),
-    }
 
 
 def _answer_13_3(graph: Graph) -> str | None:
@@ -117,7 +85,12 @@ SOUND_3, SPLIT_3 = _chain(5), _split_chain()
 )
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
-    return _draw_graph(rng)
+    graph = _chain(int(rng.integers(2, 9)), rng)
+    nodes = list(graph.nodes)
+    if rng.random() < 0.6:
+        one, two = rng.choice(len(nodes), 2, replace=False)
+        nodes[one], nodes[two] = nodes[two], nodes[one]
+    return {"graph": replace(graph, nodes=tuple(nodes))}
 
 
 def _building(fn: Any) -> Any:
@@ -158,7 +131,16 @@ def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
 )
 def check_ex_13_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
-    return _draw_gemm(rng)
+    m, k, n = (int(s) for s in rng.integers(2, 6, 3))
+    options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
+    said = {key: value for key, value in options.items() if rng.random() < 0.5}
+    forms: tuple[Any, ...] = (None, (n,), (m, n), (1, n), (m, 1))
+    return {
+        "a": (k, m) if "transA" in said else (m, k),
+        "b": (n, k) if "transB" in said else (k, n),
+        "c": forms[int(rng.integers(len(forms)))],
+        "attributes": said,
+    }
 
 
 def _judge_13_4(got: Any, case: ex.Case) -> str | None:
@@ -189,7 +171,13 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 )
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
-    return _draw_cut(rng)
+    count = int(rng.integers(2, 12))
+    return {
+        "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
+        "bytes_over": [int(n) for n in rng.integers(1, 20, count)],
+        "rate": float(rng.choice([1.0, 4.0])),
+        "latency_s": float(rng.choice([0.0, 1.0])),
+    }
 
 
 def _model(kinds: Sequence[str], batch: int) -> Any:

@@ -93,20 +93,6 @@ def fold(weight: Values, bias: Values, steps: Sequence[Step]) -> tuple[Values, V
     return w, b
 
 
-def draw_steps(rng: np.random.Generator) -> ex.Case:
-    """Return weights, bias and up to four steps for two to five channels."""
-    k, c = (int(n) for n in rng.integers(2, 6, 2))
-    steps: list[Step] = []
-    for kind in rng.choice(["mul", "add", "bn"], rng.integers(0, 5)):
-        if kind == "bn":
-            rest = [rng.standard_normal(k) for _ in range(3)]
-            steps.append(("bn", *rest, rng.uniform(0.1, 2.0, k), 1e-5))
-        else:
-            steps.append((str(kind), rng.standard_normal(k)))
-    weight, bias = rng.standard_normal((k, c, 3, 3)), rng.standard_normal(k)
-    return {"weight": weight, "bias": bias, "steps": steps}
-
-
 CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
 
 
@@ -188,7 +174,16 @@ ONES, ZEROS, FACTORS = np.ones(2), np.zeros(2), np.array([2.0, 3.0])
 )
 def check_ex_14_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
-    return draw_steps(rng)
+    k, c = (int(n) for n in rng.integers(2, 6, 2))
+    steps: list[Step] = []
+    for kind in rng.choice(["mul", "add", "bn"], rng.integers(0, 5)):
+        if kind == "bn":
+            rest = [rng.standard_normal(k) for _ in range(3)]
+            steps.append(("bn", *rest, rng.uniform(0.1, 2.0, k), 1e-5))
+        else:
+            steps.append((str(kind), rng.standard_normal(k)))
+    weight, bias = rng.standard_normal((k, c, 3, 3)), rng.standard_normal(k)
+    return {"weight": weight, "bias": bias, "steps": steps}
 
 
 # -- the pass manager -----------------------------------------------------------------------------

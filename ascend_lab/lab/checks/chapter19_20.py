@@ -44,16 +44,6 @@ def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
     return grown
 
 
-def _draw_tree(rng: np.random.Generator) -> ex.Case:
-    def point() -> Point:
-        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
-
-    tree: Tree = {}
-    for _ in range(int(rng.integers(1, 6))):
-        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
-    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
-
-
 def pruned(space: Space, keep: Any) -> list[Point]:
     """Return the points that a rule leaves; values it makes up are no options and stay out."""
     points: list[Point] = [()]
@@ -315,7 +305,14 @@ def check_ex_19_2(rng: ex.Rng) -> ex.Case:
     The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
     enter with one visit.
     """
-    return _draw_tree(rng)
+
+    def point() -> Point:
+        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
+
+    tree: Tree = {}
+    for _ in range(int(rng.integers(1, 6))):
+        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
+    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
 @ex.judged(_judge_repair, cases=60)

@@ -217,11 +217,6 @@ def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> No
     _draw_paths(ax, chip, chosen)
 
 
-def _list_paths(chip: Chip) -> str:
-    paths = [f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in chip.paths.items()]
-    return ", ".join(paths)
-
-
 @st.styled
 def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> st.LabFigure:
     """Draw the cores of chips (preset names or chip files) one below the other.
@@ -236,7 +231,9 @@ def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> s
         kind = "cube and vector in one core" if chip.combined else "cube and vector in split cores"
         ax.set_title(f"{chip.name}: {kind}, {chip.clock_hz / 1e9:g} GHz", loc="left")
         _draw_core(ax, chip)
-        texts.append(f"{chip.name} has {kind} and {len(chip.paths)} paths: {_list_paths(chip)}.")
+        ways = chip.paths.items()
+        paths = ", ".join(f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in ways)
+        texts.append(f"{chip.name} has {kind} and {len(chip.paths)} paths: {paths}.")
     return st.finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
 
 

@@ -74,7 +74,9 @@ def fig_search_tree(
     if not root.visits or not math.isfinite(root.best):
         raise InputError("a tree of trials", f"{root.visits} visits", "run the search first")
     tree = tree_of(root, min(deepest, len(names)))
-    levels = [0, *_choices(tree, min(deepest, len(names)))]
+    last = min(deepest, len(names))
+    forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < last}
+    levels = [0, *(sorted(forks) or [1])]  # depths at which some node has a sibling
     spans, best = _spans(tree, root), _best_path(root)
     fig, ax = st.new_figure(height_in=3.6)
     for point in spans:
@@ -94,12 +96,6 @@ def fig_search_tree(
     path = ", ".join(f"{names[i - 1]} {best[i - 1]}" for i in levels[1:])
     text = f"{root.visits} visits, best {root.best:,.0f}. First decision: {said}. Best path: {path}"
     return st.finish(fig, alt=f"The tree of a search: {text}.")
-
-
-def _choices(tree: Tree, deepest: int) -> list[int]:
-    """Return the depths at which some node has a sibling."""
-    forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < deepest}
-    return sorted(forks) or [1]
 
 
 def _spans(tree: Tree, root: Node) -> dict[Point, tuple[float, float]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import BLOCK_BYTES
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
-from ascend_lab.layout import AddressMap, Piece, address, address_map, addresses, element_at
+from ascend_lab.layout import AddressMap, address, address_map, addresses, element_at
 
 COLOURS = "cividis"
 FORMATS = {"ND": "ND", "zZ": "FRACTAL_ZZ", "zN": "FRACTAL_ZN", "nZ": "FRACTAL_NZ"}
@@ -32,7 +32,8 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     Small matrices show every address; large ones number the fractals in storage order, and an
     arrow runs along the first elements of each.
     """
-    fig, axes = st.new_figure(nrows=2, ncols=2, height_in=_height(maps))
+    small = all(layout.elements <= SMALL for layout in maps.values())
+    fig, axes = st.new_figure(nrows=2, ncols=2, height_in=3.6 if small else 4.6)
     top = max(layout.elements for layout in maps.values()) - 1
     said, image = [], None
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=False):
@@ -109,22 +110,14 @@ def padded_share(channels: int, dtype: str) -> float:
     return address_map("NC1HWC0", (1, channels, 1, 1), dtype).padded_share
 
 
-def _height(maps: Mapping[str, AddressMap]) -> float:
-    small = all(layout.elements <= SMALL for layout in maps.values())
-    return 3.6 if small else 4.6
-
-
 def _words(layout: AddressMap) -> list[str]:
     """Name the stored axes of a map: M1, M0, N for an axis in two pieces and one in one."""
     names = []
     for piece in layout.pieces:
         single = len(layout.of_axis(piece.axis)) == 1
-        names.append(layout.axes[piece.axis] if single else _half(layout, piece))
+        half = "" if single else "0" if piece.step == 1 else "1"
+        names.append(layout.axes[piece.axis] + half)
     return names
-
-
-def _half(layout: AddressMap, piece: Piece) -> str:
-    return layout.axes[piece.axis] + ("0" if piece.step == 1 else "1")
 
 
 def _place(layout: AddressMap, row: int, column: int) -> int:
@@ -140,8 +133,7 @@ def _colour(ax: Any, layout: AddressMap, top: int) -> Any:
     ax.vlines(edges, -0.5, height - 0.5, "#FFFFFF", "-", lw=1)
     ax.set_xticks(range(0, width, columns if columns < width else max(width // 3, 1)))
     ax.set_yticks(range(0, height, rows if rows < height else max(height // 2, 1)))
-    for side in ax.spines.values():
-        side.set_visible(False)
+    ax.spines[:].set_visible(False)
     return image
 
 

@@ -176,8 +176,7 @@ def fig_flags(program: Program) -> st.LabFigure:
     ax.set_xticks(range(len(pipes)), pipes)
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {'; '.join(told)}."
     return st.finish(fig, alt=alt)
 

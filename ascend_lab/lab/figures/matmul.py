@@ -170,7 +170,7 @@ def fig_tile_fit(
     """
     chip = load_chip(chip_name)
     shape = GemmShape(size, size, size, "fp16", "fp16")
-    schedule = GemmSchedule(tile_m, tile_k, tile_n, step_k, *_grid(chip))
+    schedule = GemmSchedule(tile_m, tile_k, tile_n, step_k, *squarest_grid(chip))
     needs = tile_bytes(shape, schedule)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
     over = _capacity_bars(left, chip, needs)
@@ -188,8 +188,8 @@ def fig_tile_fit(
     return st.finish(fig, alt=f"{tile} on {chip.name}: {full}; {told}.")
 
 
-def _grid(chip: Chip) -> tuple[int, int]:
-    """All cores in the squarest grid."""
+def squarest_grid(chip: Chip) -> tuple[int, int]:
+    """Return the rows and columns of the squarest grid of all cores."""
     rows = [r for r in range(1, chip.core_count + 1) if chip.core_count % r == 0]
     best = max(r for r in rows if r * r <= chip.core_count)
     return best, chip.core_count // best

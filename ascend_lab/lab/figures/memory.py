@@ -10,6 +10,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.figures.matmul import squarest_grid
 from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline, simulate
 
@@ -148,12 +149,10 @@ def fig_tile_roofline(
 
 def _tiled_matmul(chip: Chip, size: int, tile_m: int, tile_n: int) -> Timeline:
     """All cores in the squarest grid, tiles as deep in k as L0 allows, deepest L1 stage."""
-    divisors = [r for r in range(1, chip.core_count + 1) if chip.core_count % r == 0]
-    rows = max(r for r in divisors if r * r <= chip.core_count)
     room = min(chip.buffers["L0A"] // tile_m, chip.buffers["L0B"] // tile_n) // 4
     depth = min(256, max(16, room // 16 * 16))
     shape = GemmShape(size, size, size, "fp16", "fp16")
-    grid = (rows, chip.core_count // rows)
+    grid = squarest_grid(chip)
     choices = [GemmSchedule(tile_m, depth, tile_n, step, *grid) for step in range(8, 0, -1)]
     fits = [s for s in choices if tile_bytes(shape, s)["L1"] <= chip.buffers["L1"]]
     return simulate(gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)

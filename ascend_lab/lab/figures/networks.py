@@ -62,7 +62,9 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
         colour = st.LIGHT if i >= limit else st.ORANGE if newest else st.BLUE
         _box(ax, places[node.output], node.op, colour)
     _texts(ax, shown, places, lanes, limit)
-    return st.finish(fig, alt=_alt(shown, limit))
+    lines = [line_of(shown, node, i < limit) for i, node in enumerate(shown.nodes)]
+    alt = f"The graph {shown.name} of {len(lines)} nodes from top to bottom: {'; '.join(lines)}."
+    return st.finish(fig, alt=alt)
 
 
 def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]]:
@@ -152,12 +154,6 @@ def shortened(graph: Graph, node: Node, known: bool, room: int) -> str:
         inputs = (*kept, "…") if len(kept) < len(node.inputs) else node.inputs
         line = line_of(graph, replace(node, inputs=inputs), known)
     return line if len(line) <= room else f"{line[: room - 1]}…"
-
-
-def _alt(graph: Graph, limit: int) -> str:
-    lines = [line_of(graph, node, i < limit) for i, node in enumerate(graph.nodes)]
-    count = f"{len(graph.nodes)} nodes from top to bottom"
-    return f"The graph {graph.name} of {count}: {'; '.join(lines)}."
 
 
 # -- who starts the kernels -----------------------------------------------------------------------
