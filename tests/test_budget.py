@@ -19,33 +19,33 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11325,
-    "chip": 680,
-    "cli": 4370,
-    "cluster": 2895,
-    "compress": 3235,
-    "course": 2475,
+    "aoe": 11095,
+    "chip": 650,
+    "cli": 4255,
+    "cluster": 2885,
+    "compress": 3175,
+    "course": 2410,
     "data": 20,
     "dsl": 5975,
     "errors": 85,
     "graph": 17995,
-    "isa": 3420,
+    "isa": 3390,
     "kernels": 9195,
-    "lab": 21475,
-    "layout": 920,
+    "lab": 21165,
+    "layout": 915,
     "limits": 240,
-    "media": 1145,
-    "ops": 6840,
+    "media": 1120,
+    "ops": 6465,
     "output": 120,
     "parallel": 4820,
-    "runtime": 2225,
-    "serving": 2290,
-    "sim": 2875,
-    "train": 1575,
+    "runtime": 2205,
+    "serving": 2265,
+    "sim": 2760,
+    "train": 1555,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 455
-IMPORT_LINES = 6290
+FILES = 428
+IMPORT_LINES = 5740
 ROAD = 121
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
