@@ -45,6 +45,20 @@ def write_whole(
         raise _refused(path, error) from None
 
 
+def usable_folder(path: str | Path) -> Path:
+    """Return a folder that files can be written to, made if it is missing; `InputError` if not."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = "name another folder, or change its permissions"
+        raise InputError(f"a folder to write to: {path}", reason, remedy) from None
+    return folder
+
+
 def check_writable(path: str | Path) -> None:
     """Raise now, before long work, the `InputError` that `write_whole` would raise at its end."""
     try:

@@ -105,11 +105,11 @@ print(json.dumps([sizes, trials, bank.warnings]))
 CHECKS = """
 import json, sys
 from pathlib import Path
-from ascend_lab.lab.checks.grading import SOLUTION, attempt, read_code_cells
+from ascend_lab.lab.checks.grading import SOLUTION, Page, read_code_cells
 
 results = {}
 for file, exercise in json.loads(sys.argv[1]):
-    found = attempt(read_code_cells(Path(file)), exercise, SOLUTION, (20,)).results
+    found = Page(read_code_cells(Path(file))).attempt(exercise, SOLUTION, (20,)).results
     results[exercise] = [str(one) for one in found if not one.passed]
 print("CHECKED" + json.dumps(results))
 """

@@ -36,7 +36,7 @@ LINES = {
     "limits": 240,
     "media": 1120,
     "ops": 6465,
-    "output": 120,
+    "output": 135,
     "parallel": 4820,
     "runtime": 2205,
     "serving": 2265,

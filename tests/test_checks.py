@@ -353,3 +353,12 @@ def test_needed_cells_follow_names_through_cells_above_only(tmp_path: Path) -> N
 def test_an_incomplete_exercise_is_named(tmp_path: Path, cells, said: str) -> None:
     with pytest.raises(CheckError, match=said):
         Page(read_code_cells(notebook(tmp_path, *cells))).attempt("ex_90_1", STUB, [1])
+
+
+@pytest.mark.parametrize("check", ["check_ex_13_2", "check_ex_20_3"])
+def test_an_answer_that_is_called_by_another_function_is_told_its_own_line(check):
+    def answer(*arguments):
+        raise ValueError("no")
+
+    line = answer.__code__.co_firstlineno + 1
+    assert f"in line {line}: no" in getattr(checks, check)(answer).message

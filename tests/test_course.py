@@ -18,6 +18,7 @@ from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster, 
 from ascend_lab.course.gradescope import autograde, pack
 from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
 from ascend_lab.course.report import fingerprints, hints, likeness
+from ascend_lab.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"
@@ -211,7 +212,7 @@ def test_hidden_cases_stay_hidden(tmp_path, toy):
     got = mark(toy, HandIn("ada", "w.py", bad), Enrolled("ada"), SECRET)
     write_report(toy, [got], tmp_path, SECRET)
     page = (tmp_path / "students" / "ada.html").read_text()
-    assert "right: 1 of 2 hidden cases" in page
+    assert "right: fails in 1 of 2 hidden cases" in page
     assert "50 values" not in page
     assert "50 values" in (tmp_path / "index.html").read_text()
 
@@ -277,6 +278,7 @@ def test_a_student_starts_and_checks(tmp_path, capsys):
         (["check", "A0", "none.py", "--student", "x"], "none.py"),
         (["grade", "A0", "."], "--out FOLDER"),
         (["grade", "A0", "nowhere", "--out", "r"], "nowhere"),
+        (["grade", "A0", ".", "--out", "r"], "got none in ."),
         (["check", "A0", "x.py", "--roster", "r"], "--roster only with course grade"),
         (["grade", "A0", ".", "--out", "r", "--again"], "grade from the start"),
         (["pack", "A0", "--secret", "none.toml"], "none.toml"),
@@ -287,6 +289,14 @@ def test_misuse_is_one_line(words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert said in refused(capsys, "course", *words, "--course", TOY)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_inside_a_file_is_refused(tmp_path, capsys, toy):
+    (tmp_path / "file").write_text("x")
+    words = ("course", "start", "A0", "--student", "x", "--output", tmp_path / "file" / "new")
+    assert "a folder to write to" in refused(capsys, *words, "--course", TOY)
+    with pytest.raises(InputError, match="a folder to write to"):
+        write_report(toy, [], tmp_path / "file")
 
 
 def test_thirty_hand_ins_are_graded_as_predicted(tmp_path, toy):

@@ -5,8 +5,6 @@ kernel: its piece as text (the key, equal for equal kernels) and its schedule.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,17 +192,3 @@ def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
     tuned, after_s, kept = together(compiled, results, before_s)
     hits: list[Outcome] = ["hit" for r in results if r.source != "none"]
     return NetworkResult(tuned, before_s, after_s, kept, tuple(hits))
-
-
-def usable_folder(path: str | Path) -> Path:
-    """Return a folder that files can be written to, made if it is missing; `InputError` if not."""
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        remedy = "name another folder, or change its permissions"
-        raise InputError(f"a folder to write to: {path}", reason, remedy) from None
-    return folder

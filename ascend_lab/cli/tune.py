@@ -24,6 +24,7 @@ from ascend_lab.cli.terminal import INTERRUPTED, complain
 from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
 from ascend_lab.cli.tune_inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.output import usable_folder
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import Knowledge
@@ -149,7 +150,6 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
     from ascend_lab.aoe.bank import open_knowledge
     from ascend_lab.aoe.drive import Bars
-    from ascend_lab.aoe.saved import usable_folder
     from ascend_lab.aoe.workers import workers_of
 
     job, chip, dtype = flags.job_of(arguments), flags.chip_of(arguments), flags.dtype_of(arguments)
@@ -301,7 +301,6 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
     from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
     from ascend_lab.aoe.report import write_report
-    from ascend_lab.aoe.saved import usable_folder
 
     topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
     folder, most = usable_folder(arguments.output), arguments.max_segments

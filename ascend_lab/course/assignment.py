@@ -30,7 +30,7 @@ import numpy as np
 from ascend_lab.course.sandbox import Call, Limits
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
-from ascend_lab.output import write_whole
+from ascend_lab.output import usable_folder, write_whole
 
 CHECKOUT = Path(__file__).resolve().parents[2] / "course"
 PARTS = ("public", "hidden", "performance", "log")
@@ -206,7 +206,7 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
         got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"
         remedy = "nothing was written: name a new folder for the output"
         raise InputError(f"a folder without {', '.join(sorted(files))}", got, remedy)
-    out.mkdir(parents=True, exist_ok=True)
+    usable_folder(out)
     for name, text in files.items():
         write_whole(out / name, text.encode())
     return sorted(files)

@@ -268,6 +268,9 @@ def grade(
     works = {work.student: work for work in hand_ins(folder, task.functions)}
     for student in sorted(set(roster) - set(works)):
         works[student] = HandIn(student, "", "", notes=("nothing handed in",))
+    if not works:
+        needed = "hand-ins: .py, .ipynb or .zip files named after students, or folders of them"
+        raise InputError(needed, f"none in {folder}", "name the folder that has them")
     course = task.folder
     rows = [
         (task.name, str(course), works[s], roster.get(s, Enrolled(s)), secret,

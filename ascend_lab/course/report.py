@@ -30,7 +30,7 @@ import ascend_lab
 from ascend_lab import __version__
 from ascend_lab.course.assignment import PARTS, Assignment
 from ascend_lab.course.grade import Mark, Tried, faults_said, graded_cases
-from ascend_lab.output import write_whole
+from ascend_lab.output import usable_folder, write_whole
 
 RUN, WINDOW = 12, 8
 HINT = 0.5
@@ -129,7 +129,7 @@ def write_report(
     changes: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Write the whole report into the folder `out`."""
-    (out / "students").mkdir(parents=True, exist_ok=True)
+    usable_folder(out / "students")
     own = task.folder / "start.py"
     given = own.read_text("utf-8") if own.is_file() else ""
     alike = hints({mark.student: mark.source for mark in marks}, given, our_sources())
@@ -188,9 +188,11 @@ def _lines(task: Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
         if failing and part == "public":
             first = failing[0]
             said = first.judged.properties.get(name, "missing")
-            found.append((name, f"{len(failing)} of {len(tried)} cases; {first.case}: {said}"))
+            found.append(
+                (name, f"fails in {len(failing)} of {len(tried)} cases; {first.case}: {said}")
+            )
         elif failing:
-            found.append((name, f"{len(failing)} of {len(tried)} hidden cases"))
+            found.append((name, f"fails in {len(failing)} of {len(tried)} hidden cases"))
     return found
 
 

@@ -28,7 +28,7 @@ from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.ir import Graph, TensorType
 from ascend_lab.graph.onnx import CONVERTERS, Imported, import_model
 from ascend_lab.graph.onnx.converter import title
 from ascend_lab.graph.onnx.host import is_numbers, random_feed, run_on_host, sub_model
@@ -285,9 +285,18 @@ def _padded(graph: Graph) -> list[dict[str, Any]]:
         if zeros >= PADDED and node.op != "trans_data":
             found.append({
                 "tensor": node.output, "shape": list(kind.shape), "layout": kind.layout,
-                "zeros": zeros, "advice": "use channels and widths in multiples of 16",
+                "zeros": zeros, "advice": _fuller(kind),
             })  # fmt: skip
     return found
+
+
+def _fuller(kind: TensorType) -> str:
+    """Return which sizes of a padded tensor to raise."""
+    names = ("rows", "columns") if kind.layout == "FRACTAL_NZ" else ("channels",)
+    sizes = kind.shape[-2:] if kind.layout == "FRACTAL_NZ" else kind.shape[1:2]
+    short = [name for name, size in zip(names, sizes, strict=False) if size % 16]
+    more = ": a larger batch has more" if short == ["rows"] else ""
+    return f"use {' and '.join(short or names)} in multiples of 16{more}"
 
 
 def _advice(node: NodeProto, verdict: str, parts: Parts) -> str:

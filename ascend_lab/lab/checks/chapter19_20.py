@@ -278,7 +278,7 @@ def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
         except _NoSearchError as error:
             return False, str(error), SEEDS
         except Exception as error:
-            return False, f"your search {ex.raised(error)}", SEEDS
+            return False, f"your search {ex.raised(error, fn)}", SEEDS
         tell(SEEDS, "random order")
         low, high = interval(mine - regrets(lambda: random_order, seeds))
         said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "

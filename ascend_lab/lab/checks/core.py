@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import unwrap
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -284,6 +285,8 @@ def _check(
     def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
         exercise = check.__name__.removeprefix("check_")
         told = wrap(fn) if wrap and callable(fn) else fn
+        if told is not fn:
+            told.__wrapped__ = fn  # whose lines an error names
         return replace(kind(exercise, told, right, draw, seed=seed, **options), subject=fn)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
@@ -330,7 +333,7 @@ def raised(error: BaseException, fn: Any = None) -> str:
 
 def _line_in(error: BaseException, fn: Any) -> str:
     """Return the last line of the answer's own cell or file that an error went through."""
-    file = getattr(getattr(fn, "__code__", None), "co_filename", None)
+    file = getattr(getattr(unwrap(fn), "__code__", None), "co_filename", None)
     line, trace = 0, error.__traceback__
     if place := getattr(error, "place", ""):  # the answer ran in another process
         return str(place)
