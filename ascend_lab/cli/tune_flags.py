@@ -96,7 +96,7 @@ def parser() -> Parser:
     add("--job_type", "-j", required=True, metavar="J", help=jobs)
     add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model")
+    source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model; also zoo:NAME")
     source.add_argument("--model_path", metavar="DIR", help="all .onnx files in a folder")
     source.add_argument("--singleop", metavar="FILE.json", help="operators: op, shapes, ...")
     add("--output", default=".", metavar="DIR", help="for reports and tuned models (here)")
