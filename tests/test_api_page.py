@@ -19,6 +19,11 @@ ROOMS = sorted(
 )
 
 
+def test_defaults_are_shown_as_they_are_written() -> None:
+    """Not as paths or the environment of the machine that builds the book."""
+    assert "autodoc_preserve_defaults: true" in (ROOT / "_config.yml").read_text("utf-8")
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_is_listed_with_its_constants(room: str) -> None:
     heading = f"## `{room}`\n"

@@ -1,6 +1,7 @@
 """Both banks together: the built-in file, hit and miss and repeat, and where the bank lies."""
 
 import gzip
+import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -256,6 +257,6 @@ def test_a_damaged_bank_is_not_passed_over(places):
 def test_repeat_tune_is_true_or_false(places):
     for word, wanted in (("", False), ("False", False), ("True", True), ("TRUE", True)):
         places.setenv("REPEAT_TUNE", word)
-        assert bank.repeat_tune() is wanted
+        assert bank.repeat_tune(os.environ) is wanted
     with pytest.raises(InputError, match="REPEAT_TUNE as True or False; got '1'"):
         bank.repeat_tune({"REPEAT_TUNE": "1"})

@@ -234,7 +234,7 @@ def open_knowledge(*, resume: bool = True) -> Knowledge:
         return knowledge
 
 
-def repeat_tune(environ: Mapping[str, str] = os.environ) -> bool:
+def repeat_tune(environ: Mapping[str, str]) -> bool:
     """Return what `REPEAT_TUNE` says: True or False (the default), in any case."""
     value = environ.get(REPEAT_VARIABLE, "") or "False"
     if value.lower() not in ("true", "false"):
