@@ -295,11 +295,14 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> st.L
     return st.finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
 
 
+SIZES_BYTES = tuple(2**k for k in range(10, 31, 2))
+
+
 @st.styled
 def fig_best_collective(
     kind: str = "910a-roce",
     counts: Sequence[int] = (2, 4, 8, 16, 32, 64),
-    sizes_bytes: Sequence[int] = tuple(2**k for k in range(10, 31, 2)),
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
     op: str = "all_reduce",
 ) -> st.LabFigure:
     """Draw which algorithm is quickest for every size and number of devices of a cluster.
