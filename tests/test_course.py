@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -279,6 +280,7 @@ def test_a_student_starts_and_checks(tmp_path, capsys):
         (["grade", "A0", "."], "--out FOLDER"),
         (["grade", "A0", "nowhere", "--out", "r"], "nowhere"),
         (["grade", "A0", ".", "--out", "r"], "got none in ."),
+        (["grade", "A0", ".", "--out", "r", "--jobs", "0"], "--jobs of at least 1"),
         (["check", "A0", "x.py", "--roster", "r"], "--roster only with course grade"),
         (["grade", "A0", ".", "--out", "r", "--again"], "grade from the start"),
         (["pack", "A0", "--secret", "none.toml"], "none.toml"),
@@ -291,12 +293,15 @@ def test_misuse_is_one_line(words, said, tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_inside_a_file_is_refused(tmp_path, capsys, toy):
+def test_a_folder_inside_a_file_is_refused(tmp_path, capsys, toy, monkeypatch):
     (tmp_path / "file").write_text("x")
     words = ("course", "start", "A0", "--student", "x", "--output", tmp_path / "file" / "new")
     assert "a folder to write to" in refused(capsys, *words, "--course", TOY)
     with pytest.raises(InputError, match="a folder to write to"):
         write_report(toy, [], tmp_path / "file")
+    words = ("course", "grade", "A0", tmp_path, "--out", tmp_path / "file" / "new")
+    monkeypatch.setattr(sys.modules["ascend_lab.course.grade"], "grade", None)  # not even begun
+    assert "a folder to write to" in refused(capsys, *words, "--course", TOY)
 
 
 def test_thirty_hand_ins_are_graded_as_predicted(tmp_path, toy):

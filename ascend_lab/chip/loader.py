@@ -66,10 +66,9 @@ class Reader:
             node = node.get(part) if isinstance(node, dict) else None
         if not isinstance(node, dict):
             raise self.fail(key, "a table", node, "copy the section from a preset chip file")
-        if known is not None:
-            for name in (name for name in node if name not in known):
-                remedy = f"known keys: {', '.join(sorted(known))}"
-                raise self.fail(f"{key}.{name}", "a known key", name, remedy)
+        if known is not None and (others := [name for name in node if name not in known]):
+            remedy = f"known keys: {', '.join(sorted(known))}"
+            raise self.fail(f"{key}.{others[0]}", "a known key", others[0], remedy)
         return node
 
     def number(self, key: str) -> float:
@@ -287,8 +286,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     reader = Reader(file, data)
     _check_sections(reader)
     buffers = _sizes(reader, "buffer")
-    for name in (name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers):
-        raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    if lacking := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
+        raise reader.fail(f"buffer.{lacking[0]}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
     cube, paths, l2 = _cube(reader), _paths(reader), _memory(reader, "l2", "cache", "buffer")
     return Chip(

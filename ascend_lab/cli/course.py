@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_least, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import ARRAY_BYTES, count, read_file
-from ascend_lab.output import write_whole
+from ascend_lab.output import usable_folder, write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.course import Assignment, Mark
@@ -127,7 +127,9 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
 
     if arguments.out is None:
         raise InputError("--out FOLDER", "none", "where the report goes")
+    check_least(arguments, "--jobs", 1)
     out, secret = Path(arguments.out), read_secret(arguments.secret)
+    usable_folder(next(p for p in (out, *out.parents) if p.exists()))  # before hours of grading
     known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
     old = _rows(out / "grades.csv") if arguments.again else {}
     roster = read_roster(arguments.roster)

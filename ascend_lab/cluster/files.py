@@ -98,7 +98,8 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     for a, b in product(sources, targets):
         if a == b:
             raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
-        found += both_ways(a, b, alpha_s, beta)[: 1 if one_way else 2]
+        there, back = both_ways(a, b, alpha_s, beta)
+        found += [there] if one_way else [there, back]
     return found
 
 

@@ -79,8 +79,8 @@ def after_of(
     plan = plan_of(epilogue, sums) if epilogue and chip.combined else None
     stored, each = store_cycles_per_byte(chip, w.cores), np.where(fresh == 1.0, memory, rate)
     seen = np.floor(near + fresh * (far - near)).astype(np.int64)
-    first = epilogue, plan, out, pieces, w.m * BLOCK, stored
-    return After(*first, memory, far, loads, wide, held, each, seen)
+    return After(epilogue, plan, out, pieces, w.m * BLOCK, stored, memory, far,
+                 loads, wide, held, each, seen)  # fmt: skip
 
 
 def _rooms(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:
