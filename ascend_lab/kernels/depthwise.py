@@ -3,19 +3,19 @@
 In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
 neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums are
 fp16 and round once each. An epilogue runs where the sums lie already; its operands per channel come
-with the taps. The largest of each window comes about in the same way, without weights.
+with the taps.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError, PathError, TypeMismatchError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
+from ascend_lab.errors import InputError, PathError, TypeMismatchError
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Tile
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, pattern, step_formats
 from ascend_lab.kernels.epilogue_emit import Piece, load_channels, write_steps
@@ -29,56 +29,23 @@ from ascend_lab.kernels.planes import (
     columns_seen,
     image_sizes,
     plane_launch,
-    row_blocks,
     rows_per_block,
-    walk,
 )
-from ascend_lab.kernels.tiles import repeat
+from ascend_lab.kernels.rows import Lines, RowWriter, most_rows
 from ascend_lab.layout import address_map, pack
 
 SUM = "fp16"
 """The format of sums on the vector unit."""
-LEAST = -65504.0
-"""What stands around an image whose largest numbers are sought."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """How rows lie in UB, in pixels: `line` a row of the image, `pitch` from output to output row.
-
-    Flat: one instruction runs over all rows of a block; it needs equal strides, and computes
-    garbage between the rows that is not stored. Otherwise each output row is an instruction.
-    """
-
-    line: int
-    pitch: int
-    flat: bool
-
-    def outputs(self, rows: int, ow: int) -> int:
-        """Pixels of sums for `rows` output rows, whole repeats."""
-        return _whole((rows - 1) * self.pitch + ow) if self.flat else rows * self.pitch
-
-    def seen(self, shape: ConvShape, rows: int) -> int:
-        """Pixels of image rows, with what whole repeats read past the last row."""
-        (sh, sw), (down, right) = shape.strides, shape.reach
-        start = 0 if self.flat else (rows - 1) * sh * self.line
-        run = self.outputs(rows, shape.out_hw[1]) if self.flat else self.pitch
-        last = start + (down - 1) * self.line + right - 1 + (run - 1) * sw
-        return max(last + 1, ((rows - 1) * sh + down) * self.line)
-
-
-def _whole(pixels: int) -> int:
-    return up(pixels, PIXELS) * PIXELS
 
 
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
-    """Take the flat form where it costs fewer cycles a row than an instruction of its own."""
-    line, ow, cost = columns_seen(shape)[0], shape.out_hw[1], chip.vector_costs["vmul"]
-    by_row = cost.head_cycles + cost.slope_cycles * up(ow, PIXELS)
-    equal = shape.strides[0] == shape.strides[1]
-    if equal and cost.slope_cycles * line / PIXELS < by_row:
-        return Lines(line, line, True)
-    return Lines(line, _whole(ow), False)
+    """Let output rows lie as far apart as image rows where that takes fewer cycles."""
+    line, (oh, ow) = columns_seen(shape)[0], shape.out_hw
+    wide = up(ow, PIXELS) * PIXELS
+    options = [Lines(line, wide, wide)]
+    if shape.strides[0] == shape.strides[1]:
+        options.append(Lines(line, line, ow))
+    return min(options, key=lambda lines: lines.grid(shape, oh).way(chip)[0])
 
 
 def depthwise_launch(
@@ -101,24 +68,15 @@ def depthwise_launch(
         raise PathError(wanted, reason, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
 
+    lines = lines_of(shape, chip)
+    more, fixed = _after_blocks(epilogue)
+    most = most_rows(shape, chip, lines, more=more, fixed=fixed + 2 * shape.taps)
+
     def program(own: Own) -> Program:
-        rows = rows_per_block(own, _most_rows(shape, chip, epilogue))
-        return _Writer.make(shape, chip, rows, dense, epilogue).program(own, rows)
+        rows = rows_per_block(own, most)
+        return _Writer(shape, chip, lines, rows, dense, epilogue).program(own)
 
     return plane_launch(name, image_sizes(shape, chip), program)
-
-
-def max_pool_launch(shape: ConvShape, chip: Chip) -> Launch:
-    """Return the largest number of each window, x (N, C1, H, W, C0) to y, on all vector cores.
-
-    The windows are those of a depthwise convolution in fp16. Raises as `depthwise_launch`.
-    """
-
-    def program(own: Own) -> Program:
-        rows = rows_per_block(own, _most_rows(shape, chip, None))
-        return _Writer.make(shape, chip, rows, True, None, LEAST).program(own, rows)
-
-    return plane_launch(f"max_pool_{shape.n}x{shape.c}", image_sizes(shape, chip), program)
 
 
 def pack_depthwise(
@@ -134,27 +92,6 @@ def pack_depthwise(
         name: pack(address_map("NC1HWC0", image.shape, shape.dtype), image)
         for name, image in images.items()
     }
-
-
-def _most_rows(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> int:
-    """Most output rows of a block: image rows and sums twice, products once, weights twice."""
-    lines, (oh, ow) = lines_of(shape, chip), shape.out_hw
-    more, fixed = _after_blocks(epilogue)
-    room = chip.buffers["UB"] // BLOCK_BYTES - 2 * shape.taps - fixed
-
-    def needed(rows: int) -> int:
-        return 2 * lines.seen(shape, rows) + (3 + more) * lines.outputs(rows, ow)
-
-    rows = 0
-    while rows < oh and needed(rows + 1) <= room:
-        rows += 1
-    if not rows:
-        raise CapacityError(
-            f"UB for one output row of {ow} pixels: {needed(1)} blocks of 32 bytes",
-            f"{room} on {chip.name}",
-            "cut the image into columns or use conv_launch",
-        )
-    return rows
 
 
 # -- the epilogue ---------------------------------------------------------------------------------
@@ -218,166 +155,55 @@ class _After:
 
 
 # -- one core -------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """What the parts of one core's kernel share."""
+class _Writer(RowWriter):
+    """Sums of products with the taps of one channel block, held while its planes are walked."""
 
-    shape: ConvShape
-    k: KernelBuilder
-    x: Buffer
-    weight: Buffer | None
-    y: Buffer
-    rows: Queue
-    taps: Queue | None
-    sums: Queue
-    products: Buffer
-    lines: Lines
-    plane: int
-    around: float
-    after: _After | None = None
-
-    @classmethod
-    def make(
-        cls,
+    def __init__(
+        self,
         shape: ConvShape,
         chip: Chip,
+        lines: Lines,
         rows: int,
         dense: bool,
         epilogue: Epilogue | None,
-        around: float = 0.0,
-    ) -> "_Writer":
-        """Declare tensors, allocate queues for blocks of `rows` output rows.
-
-        `around` stands beside the image; `LEAST`: the largest of each window, no taps.
-        """
-        largest = around == LEAST
-        k, lines = (
-            KernelBuilder("max_pool" if largest else "depthwise", chip),
-            lines_of(shape, chip),
+    ) -> None:
+        """Declare tensors, allocate queues for blocks of `rows` output rows."""
+        super().__init__("depthwise", shape, chip, lines, rows, 0.0)
+        k, c1, taps = self.k, shape.blocks[0], shape.taps * C0
+        if not dense:
+            self.plane = up(self.plane, FRACTAL) * FRACTAL
+        self.weight = k.tensor("weight", "fp16", c1 * taps)
+        self.taps = k.queue("taps", "UB", "fp16", taps, src="MTE2", dst="V")
+        self.after = epilogue and _After.make(
+            k, epilogue, self.taps, c1, self.results.buffer.elements
         )
-        (oh, ow), (c1, _) = shape.out_hw, shape.blocks
-        outputs, seen = lines.outputs(rows, ow) * C0, lines.seen(shape, rows) * C0
-        plane = oh * ow if dense else up(oh * ow, FRACTAL) * FRACTAL
-        made = cls(
-            shape,
-            k,
-            k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0),
-            None if largest else k.tensor("weight", "fp16", c1 * shape.taps * C0),
-            k.tensor("y", "fp16", shape.n * c1 * plane * C0),
-            k.queue("rows", "UB", "fp16", seen, src="MTE2", dst="V"),
-            None
-            if largest
-            else k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
-            k.queue("sums", "UB", "fp16", outputs, src="V", dst="MTE3"),
-            k.buffer("products", "UB", "fp16", outputs),
-            lines,
-            plane,
-            around,
-        )
-        if epilogue is None or made.taps is None:
-            return made
-        return replace(made, after=_After.make(k, epilogue, made.taps, c1, outputs))
-
-    def program(self, own: Own, size: int) -> Program:
-        """Walk the planes in blocks of `size` rows; borders are zeroed once, loads skip them."""
-        buffer, held = self.rows.buffer, list[Tile]()
-        for slot in range(buffer.slots):
-            self.k.each("vdup", buffer.elements, (Tile(buffer, slot), 0), scalar=self.around)
-        self.k.barrier()
-        for channel, image in walk(self.k, own, lambda c: self._weights(c, held)):
-            for block, turn in row_blocks(self.k, self.shape, own, size):
-                plane = image * self.shape.blocks[0] + channel
-                self._block(plane, block, turn, held[-1] if held else None)
-        return self.k.finish()
+        self.held: Tile | None = None
 
     @contextmanager
-    def _weights(self, channel: Affine, held: list[Tile]) -> Iterator[None]:
+    def around_planes(self, channel: Affine) -> Iterator[None]:
         """Hold the taps of one channel block while its planes are walked."""
-        if self.weight is None or self.taps is None:
-            yield
-            return
         size = self.shape.taps * C0
-        source = self.weight.region(channel * size, size)
         tile = self.taps.alloc()
-        self.k.copy(tile.region(), source)
+        self.k.copy(tile.region(), self.weight.region(channel * size, size))
         if self.after:
             self.after.load(self.k, tile, channel)
         self.taps.enqueue()
-        held.append(self.taps.dequeue())
+        self.held = self.taps.dequeue()
         yield
-        held.pop()
         self.taps.free()
 
-    def _block(self, plane: Affine, block: RowBlock, turn: Affine, weights: Tile | None) -> None:
-        """Load rows, sum over the taps, store the pixels of the block."""
-        k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
-        self._load(plane, block, turn)
-        x, sums, row = self.rows.dequeue(), self.sums.alloc(), lines.line * C0
-        if block.before:
-            k.each("vdup", block.before * row, (x, 0), scalar=self.around)
-        if block.after:
-            first = (block.seen - block.after) * row
-            k.each("vdup", block.after * row, (x, first), scalar=self.around)
-        flat = lines.flat
-        turns, pixels = (1, lines.outputs(block.rows, ow)) if flat else (block.rows, lines.pitch)
-        down = self.shape.strides[0] * lines.line
-        with repeat(k, "row", turns) as i:
-            fold = self._sum if weights else self._largest
-            fold((x, sums, weights or sums), (i * down, i * lines.pitch), pixels)
-        self.rows.free()
-        if self.after and weights:
-            self.after.write(k, sums, weights, turns * pixels * C0)
-        self.sums.enqueue()
-        pixel = plane * self.plane + turn * (block.rows * ow) + block.start * ow
-        target = _rows(self.y, pixel * C0, block.rows, ow, ow)
-        source = self.sums.dequeue().region(0, target.sizes, (lines.pitch * C0, 1))
-        k.copy(target, source)
-        self.sums.free()
-
-    def _load(self, plane: Affine, block: RowBlock, turn: Affine) -> None:
-        """Bring the image rows of a block to their place between the zeros."""
-        shape, line = self.shape, self.lines.line
-        _, left, columns = columns_seen(shape)
-        tile = self.rows.alloc()
-        if block.count and columns:
-            first = turn * (block.rows * shape.strides[0]) + block.first
-            start = (plane * (shape.h * shape.w) + first * shape.w) * C0
-            source = _rows(self.x, start, block.count, columns, shape.w)
-            place = (block.before * line + left) * C0
-            self.k.copy(tile.region(place, (block.count, columns * C0), (line * C0, 1)), source)
-        self.rows.enqueue()
-
-    def _sum(self, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int) -> None:
-        """Sum the taps for a run of output pixels; `at` is its first pixel in x and in the sums."""
-        for first, count, sources in self._seen(tiles[0], at[0], pixels):
-            sizes = (count, PIXELS, C0)
-            total = tiles[1].region((at[1] + first) * C0, sizes)
-            product = self.products.region((at[1] + first) * C0, sizes)
-            for tap, source in enumerate(sources):
-                weight = tiles[2].region(tap * C0, sizes, (0, 0, 1))
+    def compute(self, x: Tile, results: Tile, block: RowBlock) -> None:
+        """Sum over the taps, then do the epilogue."""
+        assert self.held is not None
+        (down, right), line = self.shape.dilations, self.lines.line
+        for run in self.lines.grid(self.shape, block.rows).runs(self.k):
+            total, product = run.written(results), run.written(self.beside)
+            for tap in range(self.shape.taps):
+                i, j = divmod(tap, self.shape.s)
+                weight = self.held.region(tap * C0, total.sizes, (0, 0, 1))
+                source = run.read(x, i * down * line + j * right)
                 self.k.vector("vmul", product if tap else total, source, weight)
                 if tap:
                     self.k.vector("vadd", total, total, product)
-
-    def _largest(
-        self, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int
-    ) -> None:
-        """Find the largest of the taps for a run of output pixels."""
-        for first, count, (one, *others) in self._seen(tiles[0], at[0], pixels):
-            total = tiles[1].region((at[1] + first) * C0, (count, PIXELS, C0))
-            for number, source in enumerate(others or [one]):
-                self.k.vector("vmax", total, total if number else one, source)
-
-    def _seen(self, x: Tile, at: Affine, pixels: int) -> Iterator[tuple[int, int, list[Region]]]:
-        """Yield (first pixel, repeats, what each tap reads) of a run of output pixels."""
-        shape, step = self.shape, self.shape.strides[1]
-        (down, right), strides = shape.dilations, (PIXELS * step * C0, step * C0, 1)
-        for first, (count, _) in self.k.runs(pixels, PIXELS):
-            taps = (divmod(tap, shape.s) for tap in range(shape.taps))
-            places = (first * step + i * down * self.lines.line + j * right for i, j in taps)
-            sizes = (count, PIXELS, C0)
-            yield first, count, [x.region((at + place) * C0, sizes, strides) for place in places]
-
-
-def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:
-    return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
+        if self.after:
+            self.after.write(self.k, results, self.held, self.lines.outputs(block.rows) * C0)

@@ -1,0 +1,261 @@
+"""Rows of NC1HWC0 images in UB, and the instructions that run over them.
+
+In NC1HWC0 a block of 32 bytes holds 16 channels of one pixel, so that a repeat takes 8 pixels that
+lie equally far apart. Planes are walked in blocks of rows: what stands around the image is written
+once, loads skip it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from operator import itemgetter
+
+from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Program, Region, Tile
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, row_blocks, walk
+from ascend_lab.kernels.tiles import repeat
+
+Both = tuple[int, int]
+"""Pixels of what is read, and of what is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """`turns` instructions of `repeats` x `pixels` from a column on, and how far each goes on."""
+
+    column: int
+    turns: int
+    moves: Both
+    repeats: int
+    pixels: int
+    apart: Both
+
+    def cycles(self, chip: Chip) -> int:
+        """Return the cycles of instructions with two sources."""
+        cost = chip.vector_costs["vmax"]
+        heads = up(self.repeats, chip.max_repeat) * cost.head_cycles
+        return self.turns * (heads + self.repeats * cost.slope_cycles)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one instruction takes: the first pixels, and a part of a sweep."""
+
+    first: tuple[Affine, Affine]
+    repeats: int
+    sweep: Sweep
+    step: int
+
+    def read(self, tile: Buffer | Tile, tap: int = 0) -> Region:
+        """Return what is read, `tap` pixels further on."""
+        sizes = (self.repeats, self.sweep.pixels, C0)
+        strides = (self.sweep.apart[0] * C0, self.step * C0, 1)
+        return tile.region((self.first[0] + tap) * C0, sizes, strides)
+
+    def written(self, tile: Buffer | Tile) -> Region:
+        """Return what is written."""
+        sizes = (self.repeats, self.sweep.pixels, C0)
+        return tile.region(self.first[1] * C0, sizes, (self.sweep.apart[1] * C0, C0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`rows` x `width` pixels to compute, each row `written` pixels behind the one before.
+
+    What is read lies `read` pixels from row to row, `step` from column to column. An instruction
+    takes a row, 8 columns of all rows or, where strides are equal, all rows and what lies between.
+    """
+
+    rows: int
+    width: int
+    read: int
+    written: int
+    step: int
+
+    def _ways(self) -> Iterator[list[Sweep]]:
+        full, rest = divmod(self.width, PIXELS)
+        rows, across = (self.read, self.written), (PIXELS * self.step, PIXELS)
+        every = self.rows
+        yield _some((0, every, rows, full, PIXELS, across), (full, every, rows, 1, rest, across))
+        yield _some((0, full, across, every, PIXELS, rows), (full, 1, across, every, rest, rows))
+        if self.read == self.step * self.written:
+            repeats = up((every - 1) * self.written + self.width, PIXELS)
+            yield _some((0, 1, across, repeats, PIXELS, across))
+
+    def way(self, chip: Chip) -> tuple[int, list[Sweep]]:
+        """Return the fewest cycles of one instruction on all pixels, and what it sweeps."""
+        ways = ((sum(sweep.cycles(chip) for sweep in way), way) for way in self._ways())
+        return min(ways, key=itemgetter(0))
+
+    def runs(self, k: KernelBuilder) -> Iterator[Run]:
+        """Yield what the instructions take."""
+        for sweep in self.way(k.chip)[1]:
+            read, written = sweep.column * PIXELS * self.step, sweep.column * PIXELS
+            with repeat(k, "turn", sweep.turns) as turn:
+                for done, (count, _) in k.runs(sweep.repeats, 1):
+                    first = (
+                        turn * sweep.moves[0] + (read + done * sweep.apart[0]),
+                        turn * sweep.moves[1] + (written + done * sweep.apart[1]),
+                    )
+                    yield Run(first, count, sweep, self.step)
+
+
+def _some(*sweeps: tuple[int, int, Both, int, int, Both]) -> list[Sweep]:
+    """Return the sweeps that are not empty."""
+    return [Sweep(*one) for one in sweeps if one[1] * one[3] * one[4]]
+
+
+# -- blocks of rows --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """How rows lie in UB, in pixels: `line` a row of the image, `pitch` from output to output row.
+
+    Of a row `width` results are computed. The largest of each window is sought in the rows of the
+    image first, `folded`: these become as short as output rows.
+    """
+
+    line: int
+    pitch: int
+    width: int
+    folded: bool = False
+
+    def outputs(self, rows: int) -> int:
+        """Pixels of rows of results, whole repeats."""
+        return _whole((rows - 1) * self.pitch + self.width)
+
+    def beside(self, shape: ConvShape, rows: int) -> int:
+        """Pixels of what is computed on the way: products, or rows folded."""
+        return self.outputs(high(shape, rows) if self.folded else rows)
+
+    def grid(self, shape: ConvShape, rows: int) -> Grid:
+        """Return what instructions compute of the image: output rows, or all rows if `folded`."""
+        (sh, sw), line = shape.strides, self.line
+        if self.folded:
+            return Grid(high(shape, rows), self.width, line, self.pitch, sw)
+        return Grid(rows, self.width, sh * line, self.pitch, sw)
+
+    def seen(self, shape: ConvShape, rows: int) -> int:
+        """Pixels of image rows, with what whole repeats read past the last row."""
+        grid, (down, right) = self.grid(shape, rows), shape.reach
+        flat = grid.read == grid.step * grid.written
+        last = (right - 1) + (0 if self.folded else (down - 1) * self.line)
+        ends = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
+        last += (self.outputs(grid.rows) - 1) * grid.step if flat else ends
+        return max(last + 1, high(shape, rows) * self.line)
+
+
+def high(shape: ConvShape, rows: int) -> int:
+    """Return how many image rows so many output rows see."""
+    return (rows - 1) * shape.strides[0] + shape.reach[0]
+
+
+def _whole(pixels: int) -> int:
+    return up(pixels, PIXELS) * PIXELS
+
+
+def most_rows(shape: ConvShape, chip: Chip, lines: Lines, *, more: int = 0, fixed: int = 0) -> int:
+    """Return the most output rows of a block: image rows and results twice, one row buffer.
+
+    `more` blocks of 32 bytes stand beside each result, `fixed` beside all. Raises `CapacityError`
+    where one output row does not fit UB.
+    """
+    (oh, ow), room = shape.out_hw, chip.buffers["UB"] // BLOCK_BYTES - fixed
+
+    def needed(rows: int) -> int:
+        return (
+            2 * lines.seen(shape, rows)
+            + (2 + more) * lines.outputs(rows)
+            + lines.beside(shape, rows)
+        )
+
+    rows = 0
+    while rows < oh and needed(rows + 1) <= room:
+        rows += 1
+    if not rows:
+        raise CapacityError(
+            f"UB for one output row of {ow} pixels: {needed(1)} blocks of 32 bytes",
+            f"{room} on {chip.name}",
+            "cut the image into columns or use conv_launch",
+        )
+    return rows
+
+
+class RowWriter(ABC):
+    """The program of a core: its planes in blocks of rows, x (N, C1, H, W, C0) to y.
+
+    `around` stands beside the image, `plane` are the pixels of a plane of y, `beside` is room for
+    what is computed on the way.
+    """
+
+    def __init__(
+        self, name: str, shape: ConvShape, chip: Chip, lines: Lines, rows: int, around: float
+    ) -> None:
+        """Declare x, allocate queues for blocks of `rows` output rows."""
+        self.shape, self.lines, self.around, self.size = shape, lines, around, rows
+        k = self.k = KernelBuilder(name, chip)
+        (oh, ow), c1 = shape.out_hw, shape.blocks[0]
+        self.plane = oh * ow
+        self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
+        self.rows = k.queue("rows", "UB", "fp16", lines.seen(shape, rows) * C0, src="MTE2", dst="V")
+        self.results = k.queue("sums", "UB", "fp16", lines.outputs(rows) * C0, src="V", dst="MTE3")
+        self.beside = k.buffer("products", "UB", "fp16", lines.beside(shape, rows) * C0)
+
+    @abstractmethod
+    def compute(self, x: Tile, results: Tile, block: RowBlock) -> None:
+        """Write the instructions of a block of rows."""
+
+    def around_planes(self, channel: Affine) -> AbstractContextManager[object]:
+        """Hold what all planes of a channel block need."""
+        return nullcontext()
+
+    def program(self, own: Own) -> Program:
+        """Walk the planes in blocks of rows; borders are written once, loads skip them."""
+        buffer, blocks = self.rows.buffer, self.shape.blocks[0]
+        self.y = self.k.tensor("y", "fp16", self.shape.n * blocks * self.plane * C0)
+        for slot in range(buffer.slots):
+            self.k.each("vdup", buffer.elements, (Tile(buffer, slot), 0), scalar=self.around)
+        self.k.barrier()
+        for channel, image in walk(self.k, own, self.around_planes):
+            for block, turn in row_blocks(self.k, self.shape, own, self.size):
+                self._block(image * blocks + channel, block, turn)
+        return self.k.finish()
+
+    def _block(self, plane: Affine, block: RowBlock, turn: Affine) -> None:
+        """Load rows, compute, store the pixels of the block."""
+        k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
+        self._load(plane, block, turn)
+        x, results, row = self.rows.dequeue(), self.results.alloc(), lines.line * C0
+        if block.before:
+            k.each("vdup", block.before * row, (x, 0), scalar=self.around)
+        if block.after:
+            first = (block.seen - block.after) * row
+            k.each("vdup", block.after * row, (x, first), scalar=self.around)
+        self.compute(x, results, block)
+        self.rows.free()
+        self.results.enqueue()
+        pixel = plane * self.plane + turn * (block.rows * ow) + block.start * ow
+        target = _rows(self.y, pixel * C0, block.rows, ow, ow)
+        source = self.results.dequeue().region(0, target.sizes, (lines.pitch * C0, 1))
+        k.copy(target, source)
+        self.results.free()
+
+    def _load(self, plane: Affine, block: RowBlock, turn: Affine) -> None:
+        """Bring the image rows of a block to their place between what stands around."""
+        shape, line = self.shape, self.lines.line
+        _, left, columns = columns_seen(shape)
+        tile = self.rows.alloc()
+        if block.count and columns:
+            first = turn * (block.rows * shape.strides[0]) + block.first
+            start = (plane * (shape.h * shape.w) + first * shape.w) * C0
+            source = _rows(self.x, start, block.count, columns, shape.w)
+            place = (block.before * line + left) * C0
+            self.k.copy(tile.region(place, (block.count, columns * C0), (line * C0, 1)), source)
+        self.rows.enqueue()
+
+
+def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:
+    return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
