@@ -31,7 +31,7 @@ from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.piece import packed
 from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import residency
-from ascend_lab.graph.tasks import CpuKernel, time_cpu
+from ascend_lab.graph.tasks import CpuKernel, lowered_once, time_cpu
 from ascend_lab.isa import Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
@@ -47,8 +47,8 @@ NO_PARAMETERS = "it has no kernel and runs on the AI CPU, without parameters"
 class Tunable:
     """An operator as a task: a kernel that occurs `count` times, and what L2 holds at its start.
 
-    `unit` is "cube", "product" (a batch of them), "vector", or "" where there is nothing to tune,
-    for the `reason` given.
+    `unit` is "cube", "product" (a batch of them), "joint" (two convolutions added), "vector", or ""
+    where there is nothing to tune, for the `reason` given.
     """
 
     name: str
@@ -111,12 +111,12 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     op = nodes[0].op
     if op in CONVOLUTIONS:
         if beside_of(piece)[1]:
-            return "", "two convolutions in one have a kernel without parameters"
-        shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
-        if by_vector(shape):
-            return "", "a depthwise convolution has a hand-written kernel without parameters"
+            return "joint", ""
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"
+        shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
+        if by_vector(shape) and not _multiplied(lowered_once(piece, chip).kernel):
+            return "", "a depthwise convolution on the vector unit has no parameters"
         return "cube", ""
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
@@ -127,6 +127,12 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     if all(node.op in MOVES for node in nodes) or by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
+
+
+def _multiplied(kernel: Kernel) -> bool:
+    """Tell whether the cube works in a kernel."""
+    programs = (part.program for phase in kernel.phases for part in phase.parts)
+    return any(one.op == "mmad" for program in programs for one, _ in program.instructions())
 
 
 # -- does a tuned kernel compute what the default one computes? ----------------------------------

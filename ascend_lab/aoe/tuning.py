@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ascend_lab.aoe.cube.job import CubeJob, ProductJob, prove
+from ascend_lab.aoe.cube.job import CubeJob, JointJob, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Settings, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
@@ -52,6 +52,7 @@ _JOBS: Mapping[str, Callable[[Tunable], Job]] = {
     "vector": VectorJob,
     "cube": CubeJob,
     "product": ProductJob,
+    "joint": JointJob,
 }
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import InputError
 from ascend_lab.isa import (
     Affine,
     KernelBuilder,
@@ -31,7 +32,7 @@ from ascend_lab.isa import (
     binding_of,
     c0_of,
 )
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundlePlace,
@@ -42,6 +43,7 @@ from ascend_lab.kernels.conv_windows import (
     Window,
     area_of,
     bundle_shares,
+    dense_placement,
     plain_placement,
     row_shares,
     rows_of,
@@ -93,7 +95,10 @@ def conv_launch(
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
     check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
-    schedule = schedule or conv_schedule(shape, chip, epilogue)
+    dense = place == dense_placement(shape)
+    schedule = schedule or conv_schedule(shape, chip, epilogue, dense=dense)
+    if schedule.window == "stacked":
+        shape, place = _together(shape, dense)
     left = chip_left(chip, demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]))
     check_conv(shape, schedule, left)
     strip = takes_strips(shape, schedule, left)
@@ -120,6 +125,15 @@ def conv_launch(
                 binds = tuple(binding_of({name: at[name] for name in names}) for at in places)
                 parts.append(Part(program, binds))
     return Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
+
+
+def _together(shape: ConvShape, dense: bool) -> tuple[ConvShape, Placement]:
+    """Return a convolution with all images as one, and where its pixels go."""
+    one = stacked(shape)
+    if one == shape or not dense:
+        wanted = "single pixels of several images without padding, in planes without gaps"
+        raise InputError(wanted, str(shape), "use a window of flat or strip")
+    return one, dense_placement(one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +187,7 @@ class _Writer:
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         n1 = shape.blocks[1]
         self._declare_operands()
-        self.y = k.tensor("y", out_dtype, shape.n * n1 * job.place.plane * FRACTAL)
+        self.y = k.tensor("y", out_dtype, shape.images * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
         self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
@@ -201,7 +215,7 @@ class _Writer:
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
         (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * shape.taps
-        self.x = k.tensor("x", shape.dtype, shape.n * c1 * shape.plane)
+        self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.area)
         if other:
             blocks = other.blocks[0]

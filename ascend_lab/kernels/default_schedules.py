@@ -17,7 +17,7 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.conv_windows import side_of, unit_elements, window_sides
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
@@ -270,16 +270,39 @@ class Candidates:
 
 EQUAL = 1e-3
 """Share by which estimates may differ and still say the same."""
+CLEARLY = 0.9
+"""Estimates are off by up to a tenth: more than that is clear."""
 
 
-def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
+def conv_schedule(
+    shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None, *, dense: bool = False
+) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits.
+
+    Where planes of results are `dense`, see `dense_schedule`.
+    """
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    chip = chip_left(chip, demand)
+    return dense_schedule(shape, chip, demand) if dense else _least(shape, chip, demand)[1]
+
+
+def dense_schedule(shape: ConvShape, chip: Chip, demand: Demand | None) -> GemmSchedule:
+    """Return the best schedule: with tiles of all images together if these are clearly quicker."""
+    cycles, schedule = _least(shape, chip, demand)
+    together = stacked(shape)
+    if together != shape:
+        least, other = _least(together, chip, demand)
+        if least < CLEARLY * cycles:
+            return replace(other, window="stacked")
+    return schedule
+
+
+def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, GemmSchedule]:
+    """Return the least estimated cycles, and their schedule.
 
     Of equal ones cores share bundles of groups rather than pixels: each reads neighbouring rows of
     its own channels, which it finds in L2.
     """
-    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
     found = conv_candidates(shape, chip)
     found = found.take(fitting(demand, chip, found.tilings))
     if not len(found.stages):
@@ -295,7 +318,7 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
     equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL))
     shares = np.minimum(found.tilings.cols[equal], bundles_of(shape).count)
     best = int(equal[np.lexsort((cycles[equal], -shares))[0]])
-    return found.tilings.schedule(best, shape.dtype)
+    return float(cycles[best]), found.tilings.schedule(best, shape.dtype)
 
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:

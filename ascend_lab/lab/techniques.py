@@ -133,7 +133,7 @@ def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
     """Return the tiling that a convolution or product gets without a tuner."""
     if piece.graph.nodes[0].op in CONVOLUTIONS:
         shape, epilogue, _ = conv_job(piece, chip)
-        return conv_schedule(shape, chip, epilogue)
+        return conv_schedule(shape, chip, epilogue, dense=True)
     product, epilogue = product_job(piece, chip)
     return default_schedule(product, chip, epilogue)
 

@@ -8,9 +8,10 @@ channels that give every core as many of them the smallest stands for all, as in
 slots stand for one where both fit. Stages and K tiles cut the depth as evenly as can be.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import gcd, prod
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from ascend_lab.aoe.cube import space
 from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, crossed, taken, up
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import Chip
+from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels import default_schedules
-from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
+from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_sides
-from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
 
@@ -30,6 +32,10 @@ CONV_NAMES = (
     *("rows", "cols", "window", "m", "n", "order"),
     *("stage", "k", "a_l1", "b_l1", "a_l0", "b_l0"),
 )
+
+
+STRIP, STACKED = 1, 2
+"""Kinds of windows by number, after flat ones."""
 
 
 def conv_space(
@@ -70,7 +76,7 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
         found = space.evens(-(-ow // FRACTAL))
         return space.spaced(found[found <= most], ratio)
     pixels = -(-oh * ow // FRACTAL)
-    period = ow // math.gcd(ow, FRACTAL)
+    period = ow // gcd(ow, FRACTAL)
     found = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
     return space.spaced(found[found <= most], ratio)
 
@@ -78,9 +84,11 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
 def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
     found = set()
-    for window in (0,) if shape.lanes else (0, 1):
-        for m in pixel_tiles(shape, most, ratio, strip=bool(window)):
-            tiles = shape.n * tiles_per_image(shape, int(m), strip=bool(window))
+    possible = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
+    for window in (kind for kind, is_one in possible.items() if is_one):
+        own, strip = seen_as(shape, window)
+        for m in pixel_tiles(own, most, ratio, strip=strip):
+            tiles = own.n * tiles_per_image(own, int(m), strip=strip)
             counts = space.core_counts(chip.core_count, ratio)
             rows = {-(-tiles // -(-tiles // c)) for c in counts}
             found |= {(window, int(m), r) for r in rows}
@@ -143,19 +151,22 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     return space.with_l0_slots(space.grown(table, "k", lists, which), chip, area_of(shape.dtype))
 
 
-def _by_window(t: Columns, value: Callable[[int, bool], int]) -> Array:
+def seen_as(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
+    """Return what a kind of window makes of a convolution, and whether its tiles are strips."""
+    return stacked(shape) if window == STACKED else shape, window == STRIP
+
+
+def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:
     """Return the value of each row's tile of pixels, by its height and kind of window."""
-    found = np.zeros_like(t["m"])
-    for m in np.unique(t["m"]).tolist():
-        for strip in (False, True):
-            found[(t["m"] == m) & (t["window"] == strip)] = value(m, strip)
-    return found
+    ways, _, which = space.same_rows([t["window"], t["m"]])
+    values = [value(*seen_as(shape, window), m) for window, m in np.stack(ways, axis=1).tolist()]
+    return np.array(values, np.int64)[which]
 
 
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
     pixel, area = shape.pixel_bytes, area_of(shape.dtype)
-    window = _by_window(t, lambda m, strip: math.prod(window_sides(shape, m, strip=strip)))
+    window = _by_window(shape, t, lambda s, strip, m: prod(window_sides(s, m, strip=strip)))
     a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
 
@@ -163,36 +174,36 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
 def canonical_order(shape: ConvShape, t: Columns) -> Array:
     """Return the loop order that stands for the same kernel: 0 where the order makes none."""
     bundle = bundles_of(shape)
-    per_image = _by_window(t, lambda m, strip: tiles_per_image(shape, m, strip=strip))
+    tiles = _by_window(shape, t, lambda s, strip, m: s.n * tiles_per_image(s, m, strip=strip))
     inside = np.zeros_like(t["cols"])
     for cols in np.unique(t["cols"]):
         inside[t["cols"] == cols] = column_shares(bundle, int(cols))[1]
-    alone = (up(shape.n * per_image, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), inside) == 1)
+    alone = (up(tiles, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), inside) == 1)
     return np.where(alone, 0, t["order"])
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
-    found = default_schedules.conv_candidates(shape, chip)
-    if not len(found.stages):
+    try:
+        return conv_row(shape, chip, default_schedules.dense_schedule(shape, chip, demand))
+    except CapacityError:
         return {}
-    found = found.take(fitting(demand, chip, found.tilings))
-    best = int(np.argmin(default_schedules.conv_estimate(shape, chip, found, demand)))
-    return conv_row(shape, chip, found.tilings.schedule(best, shape.dtype))
 
 
 def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a convolution's schedule as a table of one row."""
     bundle, strip = bundles_of(shape), default_schedules.takes_strips(shape, schedule, chip)
-    oh, ow = shape.out_hw
+    window = schedule.window or ("strip" if strip else "flat")
+    own, _ = seen_as(shape, space.number_of("window", window))
+    oh, ow = own.out_hw
     m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
-    tiles = shape.n * tiles_per_image(shape, m, strip=strip)
+    tiles = own.n * tiles_per_image(own, m, strip=strip)
     _, inside = column_shares(bundle, schedule.grid_cols)
     n = min(schedule.base_n // FRACTAL, chunks(bundle.n1, schedule.base_n // FRACTAL, inside)[0])
     stage = default_schedules.c1_stage(shape, schedule)
     genes: dict[str, int | str] = {
         "rows": len(chunks(tiles, 1, schedule.grid_rows)),
         "cols": used_columns(bundle, schedule.grid_cols, n),
-        "window": "strip" if strip else "flat",
+        "window": window,
         "m": m,
         "n": n,
         "order": schedule.order,
@@ -217,5 +228,10 @@ def conv_schedule_of(shape: ConvShape, point: Point) -> GemmSchedule:
 
 ROLES = {"x": "a", "weight": "b"}
 CONV = Kind(
-    CONV_NAMES, conv_space, conv_row, conv_schedule_of, default_schedules.conv_schedule, ROLES
+    CONV_NAMES,
+    conv_space,
+    conv_row,
+    conv_schedule_of,
+    partial(default_schedules.conv_schedule, dense=True),
+    ROLES,
 )

@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -21,15 +21,27 @@ from ascend_lab.graph.lower import CONVOLUTIONS, Choice
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import product_job
 from ascend_lab.graph.tasks import lowered_once
-from ascend_lab.isa import Launch, as_kernel, c0_of
+from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.default_schedules import candidates, default_schedule
+from ascend_lab.kernels.default_schedules import (
+    candidates,
+    conv_candidates,
+    conv_estimate,
+    conv_schedule,
+    default_schedule,
+)
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.epilogue_plan import Demand, demand_of
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
+from ascend_lab.kernels.gemm_schedule import (
+    ACCUMULATOR,
+    GemmSchedule,
+    GemmShape,
+    Tilings,
+    tilings_of,
+)
 from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
 from ascend_lab.sim.timeline import start_cycles
 
@@ -290,53 +302,93 @@ def prove(
 
 
 TILING_NAMES = tuple(f.name for f in fields(Tilings))
+ORDERS = ("mn", "nm")
 
 
-def product_cycles(operator: Tunable, shape: GemmShape, point: Point) -> float:
-    """Return the cycles of a whole batch, launch included; raises what lowering raises."""
-    return operator.cycles_of(Choice(tiling=tiling_of(shape, point)))
+def tiled_cycles(operator: Tunable, dtype: str, point: Point) -> float:
+    """Return the cycles of a point, launch included; raises what lowering raises."""
+    return operator.cycles_of(Choice(tiling=tiling_of(dtype, point)))
 
 
-class ProductJob:
-    """A batch of products by the schedule language: each tiled alike, on the cores it shares."""
+def tiling_of(dtype: str, point: Point) -> GemmSchedule:
+    """Return the schedule of a point: a tiling, and the order of its loops."""
+    sizes = {name: np.array([size]) for name, size in zip(TILING_NAMES, point[:-1], strict=True)}
+    return replace(Tilings(**sizes).schedule(0, dtype), order=str(point[-1]))
+
+
+class TableJob:
+    """Tilings by the rule of the default, in one order of loops or both; the cubes' peak bounds."""
 
     search = "genetic"
 
-    def __init__(self, operator: Tunable) -> None:
-        """Take a batch of products; raises what its space raises."""
-        self.operator = operator
-        node, piece = operator.piece.graph.nodes[0], operator.piece
-        left, out = piece.type(node.inputs[0]), piece.type(node.output)
-        k = left.shape[-2 if node.attr("trans_a", False) else -1]
-        self.batch = math.prod(out.shape[:-2])
-        self.shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
-        self.share = share_of(operator.chip, self.batch)
-        self.measure = partial(product_cycles, operator, self.shape)
-        found = candidates(self.shape, self.share)
-        self.space = TableSpace(TILING_NAMES, [getattr(found, name) for name in TILING_NAMES])
+    def __init__(
+        self, operator: Tunable, shape: Shape, times: int, found: Tilings, orders: Sequence[str]
+    ) -> None:
+        """Take what is done `times` times, and the tilings for it."""
+        self.operator, self.shape, self.macs = operator, shape, times * shape.ops // 2
+        self.measure = partial(tiled_cycles, operator, shape.dtype)
+        names, columns = (*TILING_NAMES, "order"), [getattr(found, name) for name in TILING_NAMES]
+        rows = [list(column.tolist()) * len(orders) for column in columns]
+        order = [word for word in orders for _ in range(len(found.m))]
+        self.space = TableSpace(names, [*rows, order])
+
+    def point(self, schedule: GemmSchedule) -> Point:
+        """Return the point of a schedule."""
+        one = tilings_of([schedule], self.shape.dtype)
+        return (*(int(getattr(one, name)[0]) for name in TILING_NAMES), schedule.order)
 
     def choice(self, point: Point) -> Choice:
         """Return the tiling of a point."""
-        return Choice(tiling=tiling_of(self.shape, point))
-
-    def start(self) -> Sequence[Point]:
-        """Return the default."""
-        default = default_schedule(self.shape, self.share)
-        return [p for p in self.space.points() if tiling_of(self.shape, p) == default][:1]
+        return Choice(tiling=tiling_of(self.shape.dtype, point))
 
     def points(self, choices: Sequence[Choice]) -> list[Point]:
-        """Return nothing: few shapes of batches are alike."""
+        """Return nothing: few shapes are alike."""
         return []
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the cycles of the products at the cubes' peak, and whether all was timed."""
-        chip, macs = self.operator.chip, self.batch * self.shape.ops // 2
-        busy = -(-macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
+        chip = self.operator.chip
+        busy = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
         least = start_cycles(chip, "cold") + busy
         return self.operator.bounded(least, trials, self.space.size)
 
 
-def tiling_of(shape: GemmShape, point: Point) -> GemmSchedule:
-    """Return the schedule of a point."""
-    m, k, n, step, rows, cols = point
-    return GemmSchedule(FRACTAL * m, c0_of(shape.dtype) * k, FRACTAL * n, step, rows, cols)
+class ProductJob(TableJob):
+    """A batch of products by the schedule language: each tiled alike, on the cores it shares."""
+
+    def __init__(self, operator: Tunable) -> None:
+        """Take a batch of products; raises what its space raises."""
+        node, piece = operator.piece.graph.nodes[0], operator.piece
+        left, out = piece.type(node.inputs[0]), piece.type(node.output)
+        k = left.shape[-2 if node.attr("trans_a", False) else -1]
+        batch = math.prod(out.shape[:-2])
+        shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
+        chip = share_of(operator.chip, batch)
+        super().__init__(operator, shape, batch, candidates(shape, chip), ORDERS[:1])
+        self.default = self.point(default_schedule(shape, chip))
+
+    def start(self) -> Sequence[Point]:
+        """Return the default."""
+        return [self.default]
+
+
+class JointJob(TableJob):
+    """Two convolutions whose sums are added, and what follows."""
+
+    def __init__(self, operator: Tunable) -> None:
+        """Take a piece with two convolutions; raises what its space raises."""
+        shape, epilogue, _ = conv_job(operator.piece, operator.chip)
+        demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
+        chip = chip_left(operator.chip, demand)
+        found = conv_candidates(shape, chip)
+        found = found.take(fitting(demand, chip, found.tilings))
+        cycles = conv_estimate(shape, chip, found, demand)
+        super().__init__(operator, shape, 1, found.tilings, ORDERS)
+        least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
+        near = [found.tilings.schedule(index, shape.dtype) for index in least]
+        default = conv_schedule(shape, operator.chip, epilogue)
+        self.near = dict.fromkeys(map(self.point, [default, *near]))
+
+    def start(self) -> Sequence[Point]:
+        """Return the default, and what is about as quick by the closed form, in both orders."""
+        return [(*point[:-1], order) for order in ORDERS for point in self.near]

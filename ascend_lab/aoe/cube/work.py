@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.cube.conv_space import column_shares
+from ascend_lab.aoe.cube.conv_space import column_shares, seen_as
 from ascend_lab.aoe.cube.space import Array, Columns, Mask, area_of, same_rows, up, uses
 from ascend_lab.chip import Chip
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
@@ -232,23 +232,24 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
     lists: list[list[Array]] = []
     length = 0
     images: dict[tuple[int, int], tuple[Array, Array, Array, int]] = {}
-    for strip, m, rows in np.stack(ways, axis=1).tolist():
-        if (strip, m) not in images:
-            images[strip, m] = image_tiles(shape, m, strip=bool(strip))
-        fractals, pixels, windows, touched = images[strip, m]
-        every = [np.tile(column, shape.n) for column in (fractals, pixels, windows)]
+    for window, m, rows in np.stack(ways, axis=1).tolist():
+        own, strip = seen_as(shape, window)
+        if (window, m) not in images:
+            images[window, m] = image_tiles(own, m, strip=strip)
+        fractals, pixels, windows, touched = images[window, m]
+        every = [np.tile(column, own.n) for column in (fractals, pixels, windows)]
         sizes = np.array(chunks(len(every[0]), 1, rows), np.intp)
         ends: Array = np.cumsum(sizes)
         loads: Array = np.add.reduceat(every[2], ends - sizes)
         best = int(np.argmax(loads))
-        own = slice(int(ends[best] - sizes[best]), int(ends[best]))
-        lists.append([column[own] for column in every])
+        part = slice(int(ends[best] - sizes[best]), int(ends[best]))
+        lists.append([column[part] for column in every])
         # cores that begin at various places of various images: what all of them touch is counted
         # by the simulator as if their places were evenly spaced, which may be less
-        ragged = shape.n > 1 and len(fractals) % sizes[0] > 0 and sizes[0] % len(fractals) > 0
-        once = windows.max() if ragged else touched * shape.n
+        ragged = own.n > 1 and len(fractals) % sizes[0] > 0 and sizes[0] % len(fractals) > 0
+        once = windows.max() if ragged else touched * own.n
         values = [length, sizes[best], len(every[0]), every[2].sum(), once, ragged]
-        table.append([*values, every[0][own].sum(), every[1][own].sum(), loads[best]])
+        table.append([*values, every[0][part].sum(), every[1][part].sum(), loads[best]])
         length += int(sizes[best])
     fractals, pixels, windows = (np.concatenate(parts) for parts in zip(*lists, strict=True))
     columns = np.array(table, np.int64)[which].T
