@@ -1,5 +1,7 @@
 """Fused epilogues against NumPy, step by step: convolutions, products, depthwise; time."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from cube_checks import (
@@ -294,6 +296,29 @@ def test_dense_outputs_are_the_next_layers_input():
     wanted = conv2d_reference(middle, weights[1], (2, 2), (1, 1, 1, 1))
     np.testing.assert_allclose(got, wanted.astype(np.float16), rtol=2e-3, atol=0.5)
     assert np.abs(got).max() > 100
+
+
+TOGETHER = [  # images, channels, height, width, output channels
+    (2, 16, 7, 7, 16),
+    (16, 40, 7, 7, 33),
+    (3, 33, 3, 5, 48),
+    (5, 64, 1, 1, 20),
+]
+TILES = [
+    GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked"),
+    GemmSchedule(48, 16, 32, 2, 1, 2, window="stacked"),
+    GemmSchedule(16, 48, 16, 1, 3, 1, order="nm", window="stacked"),
+]
+
+
+@pytest.mark.parametrize("chip_name", on("Toy", "Ascend310", "Ascend910B2"))
+@pytest.mark.parametrize("schedule", TILES, ids=str)
+def test_tiles_go_on_in_the_next_image(chip_name, schedule):
+    chip = load_chip(chip_name)
+    epilogues = [None, *((RESIDUAL, BIAS_RELU) if chip.combined else (WIDE_RELU,))]
+    for (n, c, h, w, k), epilogue in product(TOGETHER, epilogues):
+        shape = ConvShape(n, c, h, w, k, 1, 1)
+        assert_conv(shape, chip, schedule, epilogue, dense=True, seed=n)
 
 
 @pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))

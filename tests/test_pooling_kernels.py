@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
+from ascend_lab.isa.sanitizer import sanitize
 from ascend_lab.kernels import ConvShape
 from ascend_lab.kernels.max_pool import max_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
@@ -35,21 +38,30 @@ def test_memory_limits_large_planes(chip_name: str) -> None:
     assert read < run.cycles < 1.1 * read + 400
 
 
-@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        ConvShape(2, 20, 13, 11, 20, 3, 3, 2, 1, groups=20),
-        ConvShape(1, 16, 9, 30, 16, 2, 3, (1, 2), (0, 1, 2, 0), groups=16),
-        ConvShape(1, 33, 6, 6, 33, 1, 1, 1, 0, groups=33),
-    ],
-)
-def test_maxima_equal_numpy(chip_name: str, shape: ConvShape) -> None:
+@st.composite
+def pools(draw: st.DrawFn) -> ConvShape:
+    """Draw windows of any stride and padding, planes of a row to more than UB holds."""
+    (r, s), stride = (draw(st.tuples(*2 * [st.integers(1, 4)])) for _ in range(2))
+    pads = tuple(draw(st.integers(0, size - 1)) for size in (r, r, s, s))
+    h = max(draw(st.sampled_from((1, 2, 6, 9, 40, 300))), r)
+    w = max(draw(st.sampled_from((1, 7, 8, 13, 30))), s)
+    n, c = draw(st.integers(1, 2)), draw(st.sampled_from((1, 16, 33)))
+    return ConvShape(n, c, h, w, c, r, s, stride, pads, groups=c)
+
+
+@settings(max_examples=80)
+@given(pools(), st.sampled_from(["Toy", "Ascend310", "Ascend910B2"]))
+@example(ConvShape(2, 20, 13, 11, 20, 3, 3, 2, 1, groups=20), "Toy")
+@example(ConvShape(2, 33, 6, 6, 33, 2, 2, 2, 0, groups=33), "Ascend310")  # planes as one image
+@example(ConvShape(1, 33, 6, 6, 33, 1, 1, 1, 0, groups=33), "Toy")
+@example(ConvShape(1, 16, 600, 9, 16, 3, 3, 1, 1, groups=16), "Ascend310")  # 256 repeats
+def test_maxima_equal_numpy(shape: ConvShape, chip_name: str) -> None:
     """All numbers are negative: neither zeros nor poison may stand around the image."""
     chip, (oh, ow) = load_chip(chip_name), shape.out_hw
     x = -np.random.default_rng(1).random((shape.n, shape.blocks[0], shape.h, shape.w, 16)) - 1
-    given = {"x": x.astype(np.float16).ravel()}
-    found = execute(max_pool_launch(shape, chip), given, chip)["y"]
+    tensors = {"x": x.astype(np.float16).ravel()}
+    launch = max_pool_launch(shape, chip)
+    found = execute(launch, tensors, chip)["y"]
     top, bottom, left, right = shape.pads
     sides = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
     wide = np.pad(x.astype(np.float16), sides, constant_values=-np.inf)
@@ -57,6 +69,21 @@ def test_maxima_equal_numpy(chip_name: str, shape: ConvShape) -> None:
     windows = np.lib.stride_tricks.sliding_window_view(wide, (shape.r, shape.s), axis=(2, 3))
     exact = windows[:, :, ::down, ::across].max(axis=(-1, -2))
     assert np.array_equal(found.reshape(exact.shape), exact) and exact.shape[2:4] == (oh, ow)
+    assert sanitize(launch, chip) == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "taken"),
+    [((3, 3), 2, 6), ((2, 2), 2, 3), ((3, 3), 1, 4), ((13, 13), 1, 24), ((1, 3), 1, 2)],
+)
+def test_rows_are_folded_once(kernel: tuple[int, int], stride: int, taken: int) -> None:
+    """Vector cycles are those of `taken` comparisons a result, not of all but one of the window."""
+    chip, pad = load_chip("Ascend310"), tuple(size // 2 for size in kernel)
+    shape = ConvShape(1, 64, 56, 56, 64, *kernel, stride, pad if stride == 1 else 0, groups=64)
+    busy = simulate(max_pool_launch(shape, chip), chip).busy_cycles["V"]
+    (oh, ow), cost = shape.out_hw, chip.vector_costs["vmax"].slope_cycles
+    least = taken * 4 / 2 * oh * ow / 8 * cost  # 4 planes, 2 cores, 8 pixels a repeat
+    assert least < busy < 1.6 * least
 
 
 @pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])

@@ -341,7 +341,8 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     flat, strip = (
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
-    strips = ((ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])) & (not shape.lanes)
+    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
+    strips &= not (shape.lanes or shape.is_stacked)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, _up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])

@@ -23,6 +23,7 @@ LAYERS = (
     ConvShape(1, 256, 56, 56, 512, 1, 1, 2),
     ConvShape(2, 40, 9, 13, 50, 3, 3, 1, 1),
     ConvShape(1, 40, 15, 15, 60, 3, 3, 1, 1, groups=5),
+    ConvShape(16, 96, 7, 7, 80, 1, 1),
 )
 
 
@@ -83,7 +84,7 @@ def conv_shapes(draw):
     groups = draw(st.sampled_from((1, 1, 1, 2, 5)))
     c, k = (groups * draw(st.integers(1, 60)) for _ in range(2))
     height, width = draw(st.integers(7, 60)), draw(st.integers(7, 60))
-    pad = draw(st.integers(0, 3))
+    pad = draw(st.integers(0, 3) if kernel != (1, 1) else st.sampled_from((0, 0, 1)))
     return ConvShape(
         draw(st.integers(1, 3)), c, height, width, k, *kernel, step, pad, groups=groups
     )

@@ -28,7 +28,7 @@ from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
-from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
+from ascend_lab.kernels.conv_windows import dense_placement, tiles_per_image, window_of
 from ascend_lab.kernels.default_schedules import check_conv, conv_schedule, default_schedule
 from ascend_lab.kernels.gemm_schedule import check_schedule
 from ascend_lab.sim import simulate
@@ -126,15 +126,14 @@ def test_the_default_is_a_point(shape, name):
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, shape.dtype))
     space, rule = measure.space(), default_schedule
     if isinstance(shape, ConvShape):
-        tiling = conv_schedule(shape, chip, measure.epilogue)
-        launch = conv_launch(shape, chip, tiling, None, measure.epilogue)
+        tiling = conv_schedule(shape, chip, measure.epilogue, dense=True)
+        launch = conv_launch(shape, chip, tiling, dense_placement(shape), measure.epilogue)
     else:
         tiling = rule(shape, chip, measure.epilogue)
         launch = gemm_launch(shape, chip, tiling, measure.epilogue)
     point = values_of(space, tiling)
     assert point_of(space, tiling) == space.point(space.row(point)) == point
-    if isinstance(shape, GemmShape):
-        assert simulate(launch, chip).total_cycles == measure(point)
+    assert simulate(launch, chip).total_cycles == measure(point)
 
 
 def test_no_two_points_are_one_kernel():
@@ -235,7 +234,8 @@ def test_a_walk_cut_short_is_still_a_bound(monkeypatch):
 def test_windows_on_arrays_are_those_of_the_kernel(shape, strip):
     oh, ow = shape.out_hw
     for m in (1, 2, 5):
-        fractals, pixels, loaded, _ = image_tiles(shape, m, strip=strip)
+        fractals, pixels, loaded, runs, _ = image_tiles(shape, m, strip=strip)
+        assert (runs == 1).all()
         each = -(-ow // (16 * m))
         for t in range(tiles_per_image(shape, m, strip=strip)):
             at = t // each * ow + t % each * 16 * m if strip else t * 16 * m

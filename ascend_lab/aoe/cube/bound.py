@@ -109,23 +109,27 @@ class Walk:
         index = np.flatnonzero(where)
         at = job.work.first[index] + m_at[index]
         run, fractals = job.sides.pixels[at] * FRACTAL, job.sides.fractals[at]
+        more = job.sides.runs[at] - 1
         start = np.maximum(self.at["drain"][index], self.at["cube"][index]) + f
         if chip.combined:
-            self._by_vector(where, index, start, (run, fractals, n[index]))
+            self._by_vector(where, index, start, (run, fractals, n[index], more))
             return
         after, path = self.after, chip.path("L0C", "GM")
         size = run * n[index] * DTYPE_BYTES[after.out_dtype]
-        copy = copied(path, size, after.out_cycles_per_byte[index])
+        copy = copied(path, size, after.out_cycles_per_byte[index]) + more * path.startup_cycles
         self.at["drain"][index] = start + copy + f
         self.done["drain"][index] += copy + 2 * f
         times = self.at["drain"] + path.latency_cycles + chip.l2.latency_cycles
         self.slots["c"].free(times, where)
 
     def _by_vector(
-        self, where: Mask, index: Array, drain: Array, sizes: tuple[Array, Array, Array]
+        self, where: Mask, index: Array, drain: Array, sizes: tuple[Array, Array, Array, Array]
     ) -> None:
-        """Move tiles piece by piece through UB; `sizes`: elements and fractals high, blocks."""
-        f, after, (run, fractals, n) = self.flag, rows_of(self.after, index), sizes
+        """Move tiles piece by piece through UB.
+
+        `sizes`: elements and fractals high, blocks, copies to GM beside the first.
+        """
+        f, after, (run, fractals, n, more) = self.flag, rows_of(self.after, index), sizes
         stride = fractals * BLOCK if after.plan is None else run
         most = after.blocks(stride, n)
         # an epilogue gives L0C back as soon as its only piece has left it
@@ -135,17 +139,20 @@ class Walk:
             count = np.clip(n - piece * most, 0, most)
             mask = np.zeros(len(where), bool)
             mask[index] = count > 0
-            loaded = self._operands(mask, index, after, count * run)
+            loaded = self._operands(mask, index, after, (count * run, more))
             drain, freed = self._piece(
-                (mask, index), after, (drain, freed), loaded, (count, run, stride), early
+                (mask, index), after, (drain, freed), loaded, (count, run, stride, more), early
             )
         self.at["drain"][index] = np.where(early, drain, drain + f)
         times = self.at["drain"].copy()
         times[index] = np.where(early, freed, drain + f)
         self.slots["c"].free(times, where)
 
-    def _operands(self, mask: Mask, index: Array, after: After, elements: Array) -> Array:
-        """Load the operands of a piece; return when they are there."""
+    def _operands(
+        self, mask: Mask, index: Array, after: After, sizes: tuple[Array, Array]
+    ) -> Array:
+        """Load the operands of a piece, elements and more copies; return when they are there."""
+        elements, more = sizes
         tiles = after.epilogue.of_kind("tile") if after.epilogue else ()
         if not tiles:
             return np.zeros_like(elements)
@@ -153,6 +160,7 @@ class Walk:
         cycles = np.full_like(elements, 2 * self.flag)
         for operand in tiles:
             cycles += copied(path, elements * DTYPE_BYTES[operand.dtype], rate)
+            cycles += more * path.startup_cycles
         done = self.slots["tile"].wait(self.at["load"])[index] + cycles
         self.at["load"][index] = np.where(mask[index], done, self.at["load"][index])
         self.done["load"][index] += np.where(mask[index], cycles, 0)
@@ -164,11 +172,11 @@ class Walk:
         after: After,
         times: tuple[Array, Array],
         loaded: Array,
-        sizes: tuple[Array, Array, Array],
+        sizes: tuple[Array, Array, Array, Array],
         early: Mask,
     ) -> tuple[Array, Array]:
         """One piece: out of L0C, through the steps, to GM; return times of V and of L0C free."""
-        (mask, index), (drain, freed), (count, run, stride) = at, times, sizes
+        (mask, index), (drain, freed), (count, run, stride, more) = at, times, sizes
         f, chip, on = self.flag, self.job.chip, mask[index]
         size = DTYPE_BYTES[after.out_dtype]
         arrives = size if after.plan is None else DTYPE_BYTES[after.plan.tiles[after.plan.start]]
@@ -186,6 +194,7 @@ class Walk:
         end = end + f
         path = chip.path("UB", "GM")
         copy = copied(path, count * run * size, after.out_cycles_per_byte) + 2 * f
+        copy += more * path.startup_cycles
         store = np.maximum(self.at["store"][index], end + pipe_work.tail_cycles(after, chip)) + copy
         self.at["store"][index] = np.where(on, store, self.at["store"][index])
         self.done["drain"][index] += np.where(on, work + 4 * f, 0)

@@ -40,11 +40,15 @@ def rows_of(record: _Record, index: Array) -> _Record:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Tiles along m, lists of many tilings end to end: fractals, pixels, bytes a unit of depth."""
+    """Tiles along m, lists of many tilings end to end: fractals, pixels, bytes a unit of depth.
+
+    `runs` are the stretches of neighbouring pixels in memory: each is a copy of its own.
+    """
 
     fractals: Array
     pixels: Array
     unit_bytes: Array
+    runs: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
     starts = np.cumsum(counts) - counts
     sizes = np.repeat(tiles, counts)
     sizes[starts + counts - 1] = owns - (counts - 1) * tiles
-    return Sides(sizes, sizes * FRACTAL, sizes * area), starts[which]
+    return Sides(sizes, sizes * FRACTAL, sizes * area, np.ones_like(sizes)), starts[which]
 
 
 def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
@@ -231,13 +235,13 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
     table: list[list[int]] = []
     lists: list[list[Array]] = []
     length = 0
-    images: dict[tuple[int, int], tuple[Array, Array, Array, int]] = {}
+    images: dict[tuple[int, int], tuple[Array, Array, Array, Array, int]] = {}
     for window, m, rows in np.stack(ways, axis=1).tolist():
         own, strip = seen_as(shape, window)
         if (window, m) not in images:
             images[window, m] = image_tiles(own, m, strip=strip)
-        fractals, pixels, windows, touched = images[window, m]
-        every = [np.tile(column, own.n) for column in (fractals, pixels, windows)]
+        *listed, touched = images[window, m]
+        every = [np.tile(column, own.n) for column in listed]
         sizes = np.array(chunks(len(every[0]), 1, rows), np.intp)
         ends: Array = np.cumsum(sizes)
         loads: Array = np.add.reduceat(every[2], ends - sizes)
@@ -246,19 +250,20 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
         lists.append([column[part] for column in every])
         # cores that begin at various places of various images: what all of them touch is counted
         # by the simulator as if their places were evenly spaced, which may be less
-        ragged = own.n > 1 and len(fractals) % sizes[0] > 0 and sizes[0] % len(fractals) > 0
-        once = windows.max() if ragged else touched * own.n
+        each = len(listed[0])
+        ragged = own.n > 1 and each % sizes[0] > 0 and sizes[0] % each > 0
+        once = listed[2].max() if ragged else touched * own.n
         values = [length, sizes[best], len(every[0]), every[2].sum(), once, ragged]
         table.append([*values, every[0][part].sum(), every[1][part].sum(), loads[best]])
         length += int(sizes[best])
-    fractals, pixels, windows = (np.concatenate(parts) for parts in zip(*lists, strict=True))
+    fractals, pixels, windows, runs = map(np.concatenate, zip(*lists, strict=True))
     columns = np.array(table, np.int64)[which].T
     found = dict(zip(PIXEL_COLUMNS, columns, strict=True))
-    return Sides(fractals, pixels, windows * shape.pixel_bytes), found
+    return Sides(fractals, pixels, windows * shape.pixel_bytes, runs), found
 
 
-def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, int]:
-    """Return per tile of an image its fractals, pixels, image pixels loaded; and those of all."""
+def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, Array, int]:
+    """Return per tile its fractals, pixels, image pixels loaded and runs; and pixels of all."""
     (oh, ow), side = shape.out_hw, m * FRACTAL
     t = np.arange(tiles_per_image(shape, m, strip=strip))
     if strip:
@@ -272,7 +277,8 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
         columns = (np.zeros_like(t), np.full_like(t, ow - 1))
     down, across = spans(shape, 0, *rows), spans(shape, 1, *columns)
     touched = _covered(*down) * _covered(*across)
-    return up(pixels, FRACTAL), pixels, down[1] * across[1], touched
+    runs = rows[1] - rows[0] + 1 if shape.is_stacked else np.ones_like(t)
+    return up(pixels, FRACTAL), pixels, down[1] * across[1], runs, touched
 
 
 def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:
