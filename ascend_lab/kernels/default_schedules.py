@@ -8,6 +8,7 @@ groups are products of their own.
 """
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -291,9 +292,10 @@ def dense_schedule(shape: ConvShape, chip: Chip, demand: Demand | None) -> GemmS
     cycles, schedule = _least(shape, chip, demand)
     together = stacked(shape)
     if together != shape:
-        least, other = _least(together, chip, demand)
-        if least < CLEARLY * cycles:
-            return replace(other, window="stacked")
+        with suppress(CapacityError):  # of large images, which are rows then
+            least, other = _least(together, chip, demand)
+            if least < CLEARLY * cycles:
+                return replace(other, window="stacked")
     return schedule
 
 

@@ -129,7 +129,10 @@ class Lines:
 
     def beside(self, shape: ConvShape, rows: int) -> int:
         """Pixels of what is computed on the way: products, or rows folded."""
-        return self.outputs(high(shape, rows) if self.folded else rows)
+        own = self.outputs(rows)
+        if not self.folded:
+            return own
+        return max(self.outputs(high(shape, rows)), (shape.reach[0] - 1) * self.pitch + own)
 
     def grid(self, shape: ConvShape, rows: int) -> Grid:
         """Return what instructions compute of the image: output rows, or all rows if `folded`."""
@@ -216,8 +219,12 @@ class RowWriter(ABC):
         """Walk the planes in blocks of rows; borders are written once, loads skip them."""
         buffer, blocks = self.rows.buffer, self.shape.blocks[0]
         self.y = self.k.tensor("y", "fp16", self.shape.n * blocks * self.plane * C0)
-        for slot in range(buffer.slots):
-            self.k.each("vdup", buffer.elements, (Tile(buffer, slot), 0), scalar=self.around)
+        tiles: list[Tile | Buffer] = [Tile(buffer, slot) for slot in range(buffer.slots)]
+        if self.lines.folded and self.shape.strides[0] == 1:  # read with the gaps between rows
+            tiles.append(self.beside)
+        for tile in tiles:
+            size = (tile.buffer if isinstance(tile, Tile) else tile).elements
+            self.k.each("vdup", size, (tile, 0), scalar=self.around)
         self.k.barrier()
         for channel, image in walk(self.k, own, self.around_planes):
             for block, turn in row_blocks(self.k, self.shape, own, self.size):

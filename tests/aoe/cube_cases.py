@@ -23,8 +23,9 @@ LAYERS = (
     ConvShape(1, 256, 56, 56, 512, 1, 1, 2),
     ConvShape(2, 40, 9, 13, 50, 3, 3, 1, 1),
     ConvShape(1, 40, 15, 15, 60, 3, 3, 1, 1, groups=5),
-    ConvShape(16, 96, 7, 7, 80, 1, 1),
 )
+TOGETHER = ConvShape(16, 96, 7, 7, 80, 1, 1)
+"""Tiles go on in the next image."""
 
 
 def epilogue_for(kind, chip, dtype):

@@ -11,6 +11,7 @@ from cube_cases import (
     CHIPS,
     LAYERS,
     ON_CHIPS,
+    TOGETHER,
     cases,
     conv_shapes,
     epilogue_for,
@@ -120,7 +121,7 @@ def _has_more_slots(space, point):
 
 
 @pytest.mark.parametrize("name", ON_CHIPS)
-@pytest.mark.parametrize("shape", LAYERS, ids=str)
+@pytest.mark.parametrize("shape", [*LAYERS, TOGETHER], ids=str)
 def test_the_default_is_a_point(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, shape.dtype))
