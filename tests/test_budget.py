@@ -30,7 +30,7 @@ LINES = {
     "errors": 85,
     "graph": 17995,
     "isa": 3390,
-    "kernels": 9195,
+    "kernels": 9310,
     "lab": 21165,
     "layout": 915,
     "limits": 240,

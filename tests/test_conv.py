@@ -18,8 +18,8 @@ from ascend_lab.kernels import (
     conv_schedule,
     pack_conv,
 )
+from ascend_lab.kernels.conv_schedules import stage_bytes, takes_strips
 from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.default_schedules import stage_bytes, takes_strips
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.sim import simulate
 

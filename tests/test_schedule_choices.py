@@ -19,7 +19,7 @@ from ascend_lab.kernels import (
     gemm_launch,
     tile_bytes,
 )
-from ascend_lab.kernels.default_schedules import check_conv, stage_bytes
+from ascend_lab.kernels.conv_schedules import check_conv, stage_bytes
 from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
 from ascend_lab.kernels.timed_schedules import time_tilings
 from ascend_lab.sim import simulate, simulate_kernel

@@ -1,9 +1,11 @@
 """Kernels written by hand with the builder: vector examples, matrix product, convolution."""
 
 from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_schedules import conv_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm
+from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
-from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
+from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling
@@ -42,6 +44,7 @@ __all__ = [
     "copy_launch",
     "deconv_kernel",
     "default_schedule",
+    "dense_placement",
     "depthwise_launch",
     "elementwise_launch",
     "elementwise_program",

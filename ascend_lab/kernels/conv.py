@@ -4,10 +4,11 @@ M = output pixels, K = (C1, kh, kw, C0), N = output channels. The feature map (N
 to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to L0A, weights come in
 FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result leaves as (N, Cout1, OH*OW, 16).
 
-The cores form a grid: rows share the pixels, columns the output channels. Pixel tiles never span
-two images. Tiles that see the same window of rows (only moved) are one loop. Groups are bundled
-until they fill channel blocks; each bundle is a product of its own. Weights of several pixel tiles
-that fit L0B twice, all taps and channel blocks of them, stay there.
+The cores form a grid: rows share the pixels, columns the output channels. Pixel tiles end with
+their image; where windows are single pixels all images may be one (`stacked`). Tiles that see the
+same window of rows (only moved) are one loop. Groups are bundled until they fill channel blocks;
+each bundle is a product of its own. Weights of several pixel tiles that fit L0B twice, all taps and
+channel blocks of them, stay there.
 
 Where one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels;
 where moreover a core has one tile of output channels, weights stay for all its pixels. In order
@@ -32,6 +33,7 @@ from ascend_lab.isa import (
     binding_of,
     c0_of,
 )
+from ascend_lab.kernels.conv_schedules import c1_stage, check_conv, conv_schedule, takes_strips
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
@@ -51,12 +53,6 @@ from ascend_lab.kernels.conv_windows import (
     tiles_per_image,
     unit_elements,
     window_of,
-)
-from ascend_lab.kernels.default_schedules import (
-    c1_stage,
-    check_conv,
-    conv_schedule,
-    takes_strips,
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (

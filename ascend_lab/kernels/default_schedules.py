@@ -1,25 +1,18 @@
-"""The default tilings of products and convolutions: estimate every plausible one, take the best.
+"""The default tiling of a product: every plausible one estimated, the best taken.
 
 This is the rule a good engineer writes down, not a search with the simulator: balance the work over
-the cores, fill L0, and make the longest of three loads (cube, L1 to L0, GM to L1) short. What
-differs for a convolution: pixel tiles do not span images, L1 holds image rows (not the im2col
-matrix), one load3d fills a tile of A, a stage is a whole number of channel blocks, and bundles of
-groups are products of their own.
+the cores, fill L0, and make the longest of three loads (cube, L1 to L0, GM to L1) short.
 """
 
 from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
 import numpy as np
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
-from ascend_lab.kernels.conv_windows import side_of, unit_elements, window_sides
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import (
@@ -30,16 +23,13 @@ from ascend_lab.kernels.gemm_schedule import (
     GemmSchedule,
     GemmShape,
     Tilings,
-    check_schedule,
     load_cycles_per_byte,
     memory_traffic,
     store_cycles_per_byte,
-    up,
 )
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
-STAGES = (1, 2, 4, 8, 16, 32)
 SHALLOW = 8
 """Fractals of K in a tile of L0 at most; small tiles may be twice as deep."""
 HEAD_CYCLES = 12
@@ -70,26 +60,27 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
     A grid uses all cores, or all that get a tile where the problem is small.
     """
     m1, k1, n1 = shape.fractals
-    m, n, step, rows, cols = _choices(chip.core_count, STEPS)
-    m, n = np.minimum(m, _up(m1, rows)), np.minimum(n, _up(n1, cols))
-    rows, cols = np.minimum(rows, _up(m1, m)), np.minimum(cols, _up(n1, n))
+    m, n, step, rows, cols = choices(chip.core_count, STEPS)
+    m, n = np.minimum(m, each_up(m1, rows)), np.minimum(n, each_up(n1, cols))
+    rows, cols = np.minimum(rows, each_up(m1, m)), np.minimum(cols, each_up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     deep = np.flatnonzero((room > SHALLOW) & (k1 > SHALLOW))  # twice: shallow tiles start sooner
     k = np.minimum(np.append(np.minimum(room, SHALLOW), np.minimum(room[deep], 2 * SHALLOW)), k1)
     m, n, step, rows, cols = (np.append(x, x[deep]) for x in (m, n, step, rows, cols))
-    step = np.minimum(step, _up(k1, np.maximum(k, 1)))
+    step = np.minimum(step, each_up(k1, np.maximum(k, 1)))
     fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
     fits &= 2 * (m + n) * k * step * area <= chip.buffers["L1"]
     return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits))
 
 
-def _up(value: Array | int, unit: Array) -> Array:
+def each_up(value: Array | int, unit: Array) -> Array:
+    """Return value / unit rounded up."""
     return -(-value // unit)
 
 
 @cache
-def _choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
+def choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
     """Return every tile side m and n with every stage and every full grid, as five columns."""
     grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
     columns = np.array(list(product(SIDES, SIDES, stages, range(len(grids)))), np.int64).T
@@ -121,12 +112,12 @@ def estimate(
     What is kept is loaded once for all tiles of C along its side; L2 holds the sides `warm`.
     """
     m1, k1, n1 = shape.fractals
-    down, across = _up(_up(m1, t.m), t.rows), _up(_up(n1, t.n), t.cols)
+    down, across = each_up(each_up(m1, t.m), t.rows), each_up(each_up(n1, t.n), t.cols)
     tiles, turns = down * across, {"a": across, "b": down}
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
+    cube, mte1 = inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
     fresh, memory_bytes = memory_traffic(shape, chip, t)
     area, cores = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], t.rows * t.cols
-    starts = _up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
+    starts = each_up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
     mte2, staged = starts + operand_cycles(chip, t, demand), np.minimum(1.0, t.k * t.step / k1)
     drain, first, late = drain_cycles(shape, chip, t, demand), mte1 * staged, np.zeros(len(t.m))
     for name, side in (("a", t.m), ("b", t.n)):
@@ -140,15 +131,15 @@ def estimate(
         mte2, first = mte2 + load / held, first + load * (1.0 if keep == name else staged)
     # two L1 slots that wait for memory turn around in load + latency + use
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + late
-    mte2 = np.maximum(mte2, (_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
+    mte2 = np.maximum(mte2, (each_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
     first = first + starts * staged + latency
-    core = tiles * _steady(chip, t, cube, mte1, mte2, drain) + first + drain
+    core = tiles * steady(chip, t, cube, mte1, mte2, drain) + first + drain
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     longest: Floats = np.maximum(core, memory)
     return longest
 
 
-def _steady(
+def steady(
     chip: Chip, t: Tilings, cube: Floats, mte1: Floats, mte2: Floats, drain: Floats
 ) -> Floats:
     """Cycles from tile to tile: the longest of its loads and its way to GM.
@@ -161,12 +152,12 @@ def _steady(
     return longest
 
 
-def _inner_cycles(
+def inner_cycles(
     dtype: str, chip: Chip, t: Tilings, k1: int, loads: tuple[Array | int, Array | int]
 ) -> tuple[Floats, Floats]:
     """Cycles of one output tile on the cube and on MTE1; `loads` instructions fill one of A, B."""
     area = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
-    turns = _up(k1, t.k)
+    turns = each_up(k1, t.k)
     fractal = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
     cube = turns * chip.cube_head_cycles + t.m * k1 * t.n * fractal
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
@@ -197,239 +188,3 @@ def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:
     rate = load_cycles_per_byte(chip, np.ones(len(t.m)), t.rows * t.cols)
     cycles: Floats = t.m * t.n * (256 * demand.loaded_bytes if demand else 0) * rate
     return cycles
-
-
-# -- what a convolution stages in L1 --------------------------------------------------------------
-def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
-    """Units, mostly channel blocks, staged at once: step_k * base_k rounded to whole ones."""
-    depth, units = schedule.base_k // c0_of(shape.dtype) * schedule.step_k, units_of(shape)
-    return min(max(1, depth // units.depth), units.count)
-
-
-def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
-    """L1 bytes of the slots: windows of the image and weights."""
-    stage, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
-    image = sum(unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
-    weights = units_of(shape).depth * up(schedule.base_n, FRACTAL) * FRACTAL * c0
-    slots = schedule.a_l1_slots * image + schedule.b_l1_slots * weights
-    return stage * slots * DTYPE_BYTES[shape.dtype]
-
-
-def area_bytes(shape: ConvShape) -> int:
-    """Return the bytes of a fractal of rows or weights."""
-    return FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-
-
-def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
-    """Return whether pixel tiles are pieces of one row: rows three tiles long, or too long for L1.
-
-    A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
-    A schedule that names the window decides; pixels of few lanes stay whole rows.
-    """
-    if shape.lanes:
-        return False
-    if schedule.window:
-        return schedule.window == "strip"
-    long_rows = shape.out_hw[1] >= 2 * schedule.base_m
-    return long_rows or stage_bytes(shape, schedule) > chip.buffers["L1"]
-
-
-def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
-    """Raise `InputError` or `CapacityError` if the schedule does not fit the chip."""
-    if schedule.keep or schedule.bypass:
-        raise InputError(
-            "keep and bypass of '' for a convolution",
-            f"{schedule.keep!r} and {schedule.bypass!r}",
-            "what fits one stage stays in L1 by itself: raise step_k",
-        )
-    sums = max(shape.sums, schedule.c_l0_slots)
-    whole = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=sums)
-    check_schedule(shape.gemm, whole, chip)
-    needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
-    if needed > chip.buffers["L1"]:
-        slots = (schedule.a_l1_slots, schedule.b_l1_slots)
-        what = "two stages of rows and weights"
-        if slots != (2, 2):
-            what = "{} slots of rows and {} of weights".format(*slots)
-        wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
-        raise CapacityError(wanted, got, "use a smaller base_m, base_n or step_k")
-
-
-# -- the default of a convolution -----------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Tilings, the units each stages in L1, and whether its tiles are strips of rows."""
-
-    tilings: Tilings
-    stages: Array
-    strips: Array
-
-    def take(self, index: Array) -> "Candidates":
-        """Return the candidates at `index`."""
-        return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
-
-
-EQUAL = 1e-3
-"""Share by which estimates may differ and still say the same."""
-CLEARLY = 0.9
-"""Estimates are off by up to a tenth: more than that is clear."""
-
-
-def conv_schedule(
-    shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None, *, dense: bool = False
-) -> GemmSchedule:
-    """Return the candidate with the least estimated time; raise `CapacityError` if none fits.
-
-    Where planes of results are `dense`, see `dense_schedule`.
-    """
-    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
-    return dense_schedule(shape, chip, demand) if dense else _least(shape, chip, demand)[1]
-
-
-def dense_schedule(shape: ConvShape, chip: Chip, demand: Demand | None) -> GemmSchedule:
-    """Return the best schedule: with tiles of all images together if these are clearly quicker."""
-    cycles, schedule = _least(shape, chip, demand)
-    together = stacked(shape)
-    if together != shape:
-        with suppress(CapacityError):  # of large images, which are rows then
-            least, other = _least(together, chip, demand)
-            if least < CLEARLY * cycles:
-                return replace(other, window="stacked")
-    return schedule
-
-
-def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, GemmSchedule]:
-    """Return the least estimated cycles, and their schedule.
-
-    Of equal ones cores share bundles of groups rather than pixels: each reads neighbouring rows of
-    its own channels, which it finds in L2.
-    """
-    found = conv_candidates(shape, chip)
-    found = found.take(fitting(demand, chip, found.tilings))
-    if not len(found.stages):
-        rows, columns = window_sides(shape, 1, strip=True)
-        pixel = shape.pixel_bytes
-        needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
-        raise CapacityError(
-            f"image rows and weights of one channel block twice in L1: {needed} bytes",
-            f"{chip.buffers['L1']} bytes on {chip.name}",
-            "use a smaller kernel, dilation or stride",
-        )
-    cycles = conv_estimate(shape, chip, found, demand)
-    equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL))
-    shares = np.minimum(found.tilings.cols[equal], bundles_of(shape).count)
-    best = int(equal[np.lexsort((cycles[equal], -shares))[0]])
-    return float(cycles[best]), found.tilings.schedule(best, shape.dtype)
-
-
-def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
-    """Return the tilings that fit; the cores are split over bundles first, then inside each."""
-    (oh, ow), bundle, units = shape.out_hw, bundles_of(shape), units_of(shape)
-    area, taps = area_bytes(shape), units.depth
-    m, n, stage, rows, cols = _choices(chip.core_count, STAGES)
-    shares = np.minimum(cols, bundle.count)
-    inside = cols // shares
-    m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, _up(bundle.n1, inside))
-    stage = np.minimum(stage, units.count)
-    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    # with taps several to a fractal, or something beside, the last step may be short
-    uneven = bool(shape.lanes or shape.beside)
-    depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
-    place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
-    k = depths[np.maximum(place, 0)]
-    step = _up(stage * taps, k)
-    staged = np.minimum(np.maximum(k * step // taps, 1), units.count)
-    flat, strip = (
-        2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
-    )
-    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
-    strips &= not (shape.lanes or shape.is_stacked)
-    rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
-    cols = shares * np.minimum(inside, _up(bundle.n1, n))
-    fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
-    fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
-    every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
-    return every.take(np.flatnonzero(fits))
-
-
-def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
-    """Pixel tiles of m fractals in one image."""
-    oh, ow = shape.out_hw
-    flat = _up(up(oh * ow, FRACTAL), m)
-    tiles: Array = np.where(strips, oh * _up(ow, m * FRACTAL), flat)
-    return tiles
-
-
-def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
-    """Most image pixels a tile of m fractals can need: `window_sides` on arrays."""
-    oh, ow = shape.out_hw
-    if strip:
-        return side_of(shape, 0, np.ones_like(m)) * side_of(shape, 1, np.minimum(m * FRACTAL, ow))
-    latest = ow - np.gcd(m * FRACTAL, ow)
-    spanned = np.minimum((latest + m * FRACTAL - 1) // ow + 1, oh)
-    return side_of(shape, 0, spanned) * side_of(shape, 1, ow)
-
-
-def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
-    """Bytes of image of a unit of a tile of m fractals: `unit_elements` on arrays."""
-    units, pixel = units_of(shape), shape.pixel_bytes
-    own = units.c1 * pixel * _window(shape, m, strip=strip)
-    other = shape.beside
-    return own + units.beside * pixel * _window(other, m, strip=strip) if other else own
-
-
-def conv_estimate(
-    shape: ConvShape, chip: Chip, found: Candidates, demand: Demand | None = None
-) -> Floats:
-    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
-    bundle, units, t = bundles_of(shape), units_of(shape), found.tilings
-    shares = np.minimum(t.cols, bundle.count)
-    across = _up(_up(bundle.n1, t.n), t.cols // shares)
-    down = _up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
-    tiles = down * _up(bundle.count, shares) * across
-    cube, mte1 = _inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
-    mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
-    mte2 = mte2 + operand_cycles(chip, t, demand)
-    drain = drain_cycles(shape.gemm, chip, t, demand)
-    steady = _steady(chip, replace(t, n=t.n * shape.sums), cube, mte1, mte2, drain)
-    # Rows that stay for several tiles are asked for two tiles before the next ones need them.
-    late = np.maximum(rows - 2 * steady, 0.0) / across
-    steady = np.where((found.stages >= units.count) & (across > 1), steady + late, steady)
-    first = (rows + weights + mte1) * np.minimum(1.0, found.stages / units.count)
-    cycles: Floats = tiles * steady + first + drain
-    return cycles
-
-
-def _conv_loads(
-    shape: ConvShape, chip: Chip, found: Candidates, turns: tuple[Array, Array], mte1: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Cycles of one output tile on MTE2, of loading its rows, of loading its weights.
-
-    `turns` count a core's tiles along output channels and pixels: what stays in L1 for some of them
-    is shared by them.
-    """
-    bundle, units = bundles_of(shape), units_of(shape)
-    t, stages, (across, down) = found.tilings, found.stages, turns
-    sides = [_unit_bytes(shape, t.m, strip=strip) for strip in (True, False)]
-    image = units.count * np.where(found.strips, *sides)
-    once = stages >= units.count
-    tiles_x = np.where(once, across, 1)
-    tiles_w = np.where(once & (across == 1), down, 1)
-    turns_m = shape.n * _tiles(shape, t.m, found.strips)
-    other, pixels = shape.beside, bundle.c1 * shape.h * shape.w
-    pixels += other.blocks[0] * other.h * other.w if other else 0
-    whole_image = shape.n * pixels * shape.pixel_bytes
-    cores = t.rows * t.cols
-    fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * _up(bundle.n1, t.n) * image))
-    fresh_w = np.minimum(1.0, tiles_w / turns_m)
-    startup, turns_k = chip.path("GM", "L1").startup_cycles, _up(units.count, stages)
-    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
-    rows = turns_k * startup + image * load_cycles_per_byte(chip, fresh_x, cores)
-    size = units.every * t.n * area_bytes(shape)
-    weights = size * load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
-    mte2: Floats = rows / tiles_x + weights / tiles_w
-    # Two L1 slots that wait for memory turn around in load + latency + use.
-    slot = (turns_k / tiles_x * latency + mte1 + mte2) / 2
-    return np.maximum(mte2, slot), rows + latency, weights

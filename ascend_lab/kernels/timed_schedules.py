@@ -17,19 +17,16 @@ from ascend_lab.chip import DTYPE_BYTES, Chip, Path
 from ascend_lab.errors import InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.conv_windows import tiles_per_image
-from ascend_lab.kernels.default_schedules import (
+from ascend_lab.kernels.conv_schedules import (
     Candidates,
     c1_stage,
-    candidates,
     check_conv,
     conv_estimate,
-    estimate,
-    keeping,
-    no_room,
     takes_strips,
 )
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_windows import tiles_per_image
+from ascend_lab.kernels.default_schedules import candidates, estimate, keeping, no_room
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm import gemm_launch

@@ -29,7 +29,8 @@ from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.tasks import CpuKernel, lowered_once
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmSchedule
-from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
+from ascend_lab.kernels.conv_schedules import conv_schedule
+from ascend_lab.kernels.default_schedules import default_schedule
 
 TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers")
 """In the order of the waterfall."""

@@ -29,8 +29,9 @@ from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
+from ascend_lab.kernels.conv_schedules import check_conv, conv_schedule
 from ascend_lab.kernels.conv_windows import dense_placement, tiles_per_image, window_of
-from ascend_lab.kernels.default_schedules import check_conv, conv_schedule, default_schedule
+from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import check_schedule
 from ascend_lab.sim import simulate
 

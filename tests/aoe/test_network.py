@@ -491,7 +491,10 @@ UNITS = {
                        "product", ""),
     "fold": (cases.vector(kind="reduce_sum"), "vector", ""),
     "depthwise": (graph_of(lambda n, x: n.depthwise_conv2d(x, n.numbers(16, 1, 3, 3)), IMAGE),
-                  "", "depthwise"),
+                  "cube", ""),
+    "joint": (graph_of(lambda n, x: n.add(n.conv2d(x, n.numbers(16, 16, 1, 1)),
+                                          n.conv2d(x, n.numbers(16, 16, 1, 1))), IMAGE),
+              "joint", ""),
     "computed weights": (graph_of(lambda n, x, w: n.conv2d(x, w), IMAGE, (16, 16, 3, 3)),
                          "", "computed, not constant"),
     "pool": (graph_of(lambda n, x: n.max_pool2d(x, kernel=2, stride=2), IMAGE), "", ""),
@@ -515,6 +518,14 @@ def test_which_tuner_an_operator_is_for(kind, chip):
         if other.op == "trans_data":
             assert not other.unit and "hand-written" in other.reason
     assert np.isfinite(operator.default_cycles) and operator.default_cycles > 0
+
+
+def test_a_depthwise_kernel_on_the_vector_unit_has_no_parameters(monkeypatch):
+    graph = graph_of(lambda n, x: n.depthwise_conv2d(x, n.numbers(16, 1, 3, 2)), IMAGE)
+    monkeypatch.setattr("ascend_lab.graph.lower.conv._near_cycles",
+                        lambda kernel, piece, chip: "depthwise" not in kernel.phases[0].name)  # fmt: skip
+    (operator,) = [o for o in operators_of(compile_graph(graph, "Ascend310")) if "conv" in o.op]
+    assert not operator.unit and "on the vector unit" in operator.reason
 
 
 chips = st.sampled_from(cases.CHIPS)

@@ -89,7 +89,7 @@ def explained(file: Path, doing: str) -> Iterator[None]:
 # -- keys and entries ------------------------------------------------------------------------------
 
 Kind = Literal["op", "graph", "profile"]
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 """Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
 LARGEST_LOG2 = 1000
 """Of a feature: no size is near it, and 2 to that power is a number."""

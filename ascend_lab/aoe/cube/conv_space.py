@@ -21,7 +21,7 @@ from ascend_lab.aoe.space import Point
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels import default_schedules
+from ascend_lab.kernels import conv_schedules
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_sides
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left
@@ -184,14 +184,14 @@ def canonical_order(shape: ConvShape, t: Columns) -> Array:
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
     try:
-        return conv_row(shape, chip, default_schedules.dense_schedule(shape, chip, demand))
+        return conv_row(shape, chip, conv_schedules.dense_schedule(shape, chip, demand))
     except CapacityError:
         return {}
 
 
 def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a convolution's schedule as a table of one row."""
-    bundle, strip = bundles_of(shape), default_schedules.takes_strips(shape, schedule, chip)
+    bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
     window = schedule.window or ("strip" if strip else "flat")
     own, _ = seen_as(shape, space.number_of("window", window))
     oh, ow = own.out_hw
@@ -199,7 +199,7 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
     tiles = own.n * tiles_per_image(own, m, strip=strip)
     _, inside = column_shares(bundle, schedule.grid_cols)
     n = min(schedule.base_n // FRACTAL, chunks(bundle.n1, schedule.base_n // FRACTAL, inside)[0])
-    stage = default_schedules.c1_stage(shape, schedule)
+    stage = conv_schedules.c1_stage(shape, schedule)
     genes: dict[str, int | str] = {
         "rows": len(chunks(tiles, 1, schedule.grid_rows)),
         "cols": used_columns(bundle, schedule.grid_cols, n),
@@ -232,6 +232,6 @@ CONV = Kind(
     conv_space,
     conv_row,
     conv_schedule_of,
-    partial(default_schedules.conv_schedule, dense=True),
+    partial(conv_schedules.conv_schedule, dense=True),
     ROLES,
 )

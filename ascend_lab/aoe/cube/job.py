@@ -23,15 +23,10 @@ from ascend_lab.graph.lower.matmul import product_job
 from ascend_lab.graph.tasks import lowered_once
 from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.default_schedules import (
-    candidates,
-    conv_candidates,
-    conv_estimate,
-    conv_schedule,
-    default_schedule,
-)
+from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm import gemm_launch
