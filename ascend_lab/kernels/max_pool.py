@@ -75,9 +75,7 @@ class _Writer(RowWriter):
         columns = Grid(block.rows, lines.width, down, pitch, 1)
         self._fold(columns, [i * pitch for i in range(shape.r)], self.beside, results)
 
-    def _fold(
-        self, grid: Grid, taps: list[int], source: Tile | Buffer, target: Tile | Buffer
-    ) -> None:
+    def _fold(self, grid: Grid, taps: list[int], source: Place, target: Place) -> None:
         """Write the largest of what lies so many pixels behind each place of a grid."""
         for run in grid.runs(self.k):
             total, (one, *others) = run.written(target), [run.read(source, tap) for tap in taps]

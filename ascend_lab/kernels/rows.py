@@ -25,7 +25,7 @@ Both = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """`turns` instructions of `repeats` x `pixels` from a column on, and how far each goes on."""
+    """`turns` instructions of `repeats` x `pixels` from 8 `column` on, and how far each goes on."""
 
     column: int
     turns: int
