@@ -113,7 +113,7 @@ def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
     if isinstance(lowered.kernel, CpuKernel):
         return lowered
     unit, _ = unit_of(piece, chip)
-    if unit == "cube":
+    if unit in ("cube", "joint"):
         one = {f"{name}_slots": 1 for name in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
         tiling = replace(default_tiling(piece, chip), **one)  # type: ignore[arg-type]
         return lowered_once(piece, chip, Choice(tiling=tiling))
