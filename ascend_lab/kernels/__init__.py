@@ -1,7 +1,7 @@
 """Kernels written by hand with the builder: vector examples, matrix product, convolution."""
 
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_schedules import conv_schedule
+from ascend_lab.kernels.conv_schedules import conv_schedule, stacked_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
@@ -62,6 +62,7 @@ __all__ = [
     "scatter_launch",
     "slice_launch",
     "split_launch",
+    "stacked_schedule",
     "tile_bytes",
     "time_tilings",
     "transpose_launch",

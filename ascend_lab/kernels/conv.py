@@ -91,10 +91,9 @@ def conv_launch(
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
     check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
-    dense = place == dense_placement(shape)
-    schedule = schedule or conv_schedule(shape, chip, epilogue, dense=dense)
+    schedule = schedule or conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
-        shape, place = _together(shape, dense)
+        shape, place = _together(shape, place)
     left = chip_left(chip, demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]))
     check_conv(shape, schedule, left)
     strip = takes_strips(shape, schedule, left)
@@ -123,12 +122,17 @@ def conv_launch(
     return Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
 
 
-def _together(shape: ConvShape, dense: bool) -> tuple[ConvShape, Placement]:
+def _together(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
     """Return a convolution with all images as one, and where its pixels go."""
     one = stacked(shape)
-    if one == shape or not dense:
-        wanted = "single pixels of several images without padding, in planes without gaps"
-        raise InputError(wanted, str(shape), "use a window of flat or strip")
+    if one == shape:
+        wanted = "several images, 1x1, stride 1, no padding, one group, no bytes for stacked tiles"
+        kind = f"kernel {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
+        got = f"{shape.n} images, {kind}, {shape.groups} groups, {shape.dtype}"
+        raise InputError(wanted, got, "leave the window out")
+    if place != dense_placement(shape):
+        wanted = "planes without gaps for stacked tiles"
+        raise InputError(wanted, str(place), "pass place=dense_placement(shape)")
     return one, dense_placement(one)
 
 

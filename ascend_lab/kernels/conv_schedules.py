@@ -111,32 +111,29 @@ class Candidates:
 
 EQUAL = 1e-3
 """Share by which estimates may differ and still say the same."""
-CLEARLY = 0.9
-"""Estimates are off by up to a tenth: more than that is clear."""
 
 
-def conv_schedule(
-    shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None, *, dense: bool = False
-) -> GemmSchedule:
-    """Return the candidate with the least estimated time; raise `CapacityError` if none fits.
-
-    Where planes of results are `dense`, see `dense_schedule`.
-    """
+def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
+    """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
-    return dense_schedule(shape, chip, demand) if dense else _least(shape, chip, demand)[1]
+    return _least(shape, chip_left(chip, demand), demand)[1]
 
 
-def dense_schedule(shape: ConvShape, chip: Chip, demand: Demand | None) -> GemmSchedule:
-    """Return the best schedule: with tiles of all images together if these are clearly quicker."""
-    cycles, schedule = _least(shape, chip, demand)
-    together = stacked(shape)
-    if together != shape:
-        with suppress(CapacityError):  # of large images, which are rows then
-            least, other = _least(together, chip, demand)
-            if least < CLEARLY * cycles:
-                return replace(other, window="stacked")
-    return schedule
+def stacked_schedule(
+    shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
+) -> GemmSchedule | None:
+    """Return the best candidate with tiles of all images together (see `stacked`).
+
+    None where there is none, or where even its estimate is no better than that of tiles that end
+    with their image.
+    """
+    demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
+    if one != shape:
+        with suppress(CapacityError):  # of large images, each a row then
+            least, found = _least(one, chip_left(chip, demand), demand)
+            if least < _least(shape, chip_left(chip, demand), demand)[0]:
+                return replace(found, window="stacked")
+    return None
 
 
 def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, GemmSchedule]:

@@ -5,6 +5,7 @@ as many columns as the output has, then the largest of r such rows. Rows are sha
 overlap: 3 x 3 with a stride of 2 takes 6 comparisons for each result instead of 8.
 """
 
+import math
 from dataclasses import replace
 
 from ascend_lab.chip import Chip
@@ -23,7 +24,7 @@ from ascend_lab.kernels.planes import (
 from ascend_lab.kernels.rows import Grid, Lines, RowWriter, most_rows
 
 Place = Tile | Buffer
-LEAST = -65504.0
+LEAST = -math.inf
 """What stands around an image whose largest numbers are sought."""
 
 

@@ -8,6 +8,7 @@ weight per tap and channel. Rows of dx are walked in blocks; windows that reach 
 of a block are computed in both.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -20,7 +21,7 @@ from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.planes import C0, PIXELS, Own, dealt, plane_launch, walk
 from ascend_lab.kernels.tiles import repeat
 
-LOWEST = -65504.0
+LOWEST = -math.inf
 """The least number of fp16, around an image: no window finds its maximum there."""
 
 

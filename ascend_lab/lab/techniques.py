@@ -134,7 +134,7 @@ def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
     """Return the tiling that a convolution or product gets without a tuner."""
     if piece.graph.nodes[0].op in CONVOLUTIONS:
         shape, epilogue, _ = conv_job(piece, chip)
-        return conv_schedule(shape, chip, epilogue, dense=True)
+        return lowered_once(piece, chip).tiling or conv_schedule(shape, chip, epilogue)
     product, epilogue = product_job(piece, chip)
     return default_schedule(product, chip, epilogue)
 

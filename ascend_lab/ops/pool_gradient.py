@@ -95,7 +95,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
     (size, step, pads), (n, c, oh, ow) = geometry(**attrs), y.shape
     plane = (x.shape[2], x.shape[3])
     room = _room(plane, pads)
-    image = te.pad(x, ((0, 0), (0, 0), *pads), LOWEST[x.dtype])
+    image = te.pad(x, ((0, 0), (0, 0), *pads), LOWEST)
     image, top, slope = wide(image), wide(y), wide(grad)
     free = total = None
     for tap in product(range(size[0]), range(size[1])):

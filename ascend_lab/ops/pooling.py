@@ -1,7 +1,7 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
 from contextlib import suppress
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
 MOST_TAPS = 25
 """Elements of a window that the cube adds: a fractal of weights for each, and channel block."""
-LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
+LOWEST = -inf
 """What padding holds when the largest element is sought: no value is smaller."""
 
 
@@ -165,7 +165,7 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
     if x.dtype == "fp16":  # the expression takes every window by itself
         with suppress(CapacityError):
             return as_kernel(max_pool_launch(as_convolution(call, call.shapes[0]), chip))
-    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
+    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST)
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))

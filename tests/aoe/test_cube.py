@@ -128,7 +128,7 @@ def test_the_default_is_a_point(shape, name):
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, shape.dtype))
     space, rule = measure.space(), default_schedule
     if isinstance(shape, ConvShape):
-        tiling = conv_schedule(shape, chip, measure.epilogue, dense=True)
+        tiling = conv_schedule(shape, chip, measure.epilogue)
         launch = conv_launch(shape, chip, tiling, dense_placement(shape), measure.epilogue)
     else:
         tiling = rule(shape, chip, measure.epilogue)

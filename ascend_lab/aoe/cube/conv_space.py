@@ -10,7 +10,6 @@ slots stand for one where both fit. Stages and K tiles cut the depth as evenly a
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import gcd, prod
 
 import numpy as np
@@ -19,12 +18,11 @@ from ascend_lab.aoe.cube import space
 from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, crossed, taken, up
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels import conv_schedules
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_sides
-from ascend_lab.kernels.epilogue_plan import Demand, chip_left
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
 
@@ -44,7 +42,7 @@ def conv_space(
     demand: Demand | None = None,
     most: int = space.MOST,
     *,
-    default: bool = True,
+    default: bool | GemmSchedule = True,
 ) -> CubeSpace:
     """Return all tilings of a convolution; raises `InputError` if none fits.
 
@@ -52,7 +50,11 @@ def conv_space(
     With `default`, the default schedule is among them all the same.
     """
     chip = chip_left(chip, demand)
-    row = _default_row(shape, chip, demand) if default else {}
+    row = {}
+    if isinstance(default, GemmSchedule):
+        row = conv_row(shape, chip, default)
+    elif default:
+        row = _default_row(shape, chip, demand)
     for ratio in space.RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
         a, b, least = l1_bytes(shape, table)
@@ -183,10 +185,12 @@ def canonical_order(shape: ConvShape, t: Columns) -> Array:
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
-    try:
-        return conv_row(shape, chip, conv_schedules.dense_schedule(shape, chip, demand))
-    except CapacityError:
+    found = conv_schedules.conv_candidates(shape, chip)
+    if not len(found.stages):
         return {}
+    found = found.take(fitting(demand, chip, found.tilings))
+    best = int(np.argmin(conv_schedules.conv_estimate(shape, chip, found, demand)))
+    return conv_row(shape, chip, found.tilings.schedule(best, shape.dtype))
 
 
 def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
@@ -232,6 +236,6 @@ CONV = Kind(
     conv_space,
     conv_row,
     conv_schedule_of,
-    partial(conv_schedules.conv_schedule, dense=True),
+    conv_schedules.conv_schedule,
     ROLES,
 )

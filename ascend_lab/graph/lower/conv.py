@@ -41,6 +41,7 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
+from ascend_lab.kernels.conv_schedules import stacked_schedule
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.conv_windows import dense_placement
@@ -97,8 +98,8 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
 
     Where every channel is a group of its own there are two ways, on the cube with zeros between the
-    channels of a block, and on the vector unit: the faster one is taken. A given tiling is for the
-    cube.
+    channels of a block, and on the vector unit: the faster one is taken, and so it is where tiles
+    may go on in the next image. A given tiling is for the cube.
     """
     if beside_of(piece)[1]:
         return _lower_conv(piece, chip, vector=False, tiling=tiling)
@@ -110,7 +111,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
             return _lower_conv(piece, chip, vector=True)
         _refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not single:
-        return _lower_conv(piece, chip, vector=False, tiling=tiling)
+        return _by_cube(piece, chip, tiling)
     found, failure = [], None
     for vector in (True, False):
         try:
@@ -120,6 +121,21 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     if not found and failure:
         raise failure
     return min(found, key=lambda way: _near_cycles(way.kernel, piece, chip))
+
+
+def _by_cube(piece: Piece, chip: Chip, tiling: GemmSchedule | None) -> Lowered:
+    """Return the convolution on the cube; without a tiling, tiles of all images are timed, too."""
+    plain, node = _lower_conv(piece, chip, vector=False, tiling=tiling), piece.graph.nodes[0]
+    image, window = (piece.type(name).shape for name in node.inputs[:2])
+    if tiling or image[0] == 1 or window[2:] != (1, 1):
+        return plain
+    shape, epilogue, _ = conv_job(piece, chip)
+    together = stacked_schedule(shape, chip, epilogue)
+    if together is None:
+        return plain
+    other = _lower_conv(piece, chip, vector=False, tiling=together)
+    ways = (plain, replace(other, tiling=together))
+    return min(ways, key=lambda way: _near_cycles(way.kernel, piece, chip))
 
 
 def _near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:

@@ -68,7 +68,7 @@ class Lowered:
     """The kernel of a piece: GM tensors bear canonical names.
 
     `forms` says how constants are stored where that is not their type's layout; `extra` are small
-    tensors of the kernel's own; `tiling` is a product's.
+    tensors of the kernel's own; `tiling` is a product's, or one of stacked tiles.
     """
 
     kernel: Kernel
