@@ -65,6 +65,8 @@ def _op(arguments: argparse.Namespace) -> int:
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
+        if operator.template_for(operator.call(shapes, formats, attrs), chip):
+            lines.append("timed is a hand-written kernel; what it computes, as loops:")
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
     emit(arguments.json, data, lines)

@@ -92,7 +92,8 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         if slots != (2, 2):
             what = "{} slots of rows and {} of weights".format(*slots)
         wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
-        raise CapacityError(wanted, got, "use a smaller base_m, base_n or step_k")
+        other = "" if not shape.is_stacked else "leave the window out (an image is a row), or "
+        raise CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
 
 
 # -- the default of a convolution -----------------------------------------------------------------

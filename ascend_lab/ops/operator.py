@@ -225,7 +225,8 @@ class Operator:
             what = f"{self.name}: {error.needed}"
             raise type(error)(what, error.got, error.remedy) from None
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            kinds, remedy = dict(self.attrs), "compare with the operator's examples"
+            kinds = {n: "required" if v is REQUIRED else v for n, v in self.attrs.items()}
+            remedy = "compare with the operator's examples"
             needed = f"{self.name}: attributes of the kind of {kinds or 'no attributes'}"
             raise InputError(needed, str(error), remedy) from error
 
