@@ -7,6 +7,7 @@ stage is a whole number of channel blocks, and bundles of groups are products of
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -137,6 +138,7 @@ def stacked_schedule(
     return None
 
 
+@lru_cache(256)
 def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, GemmSchedule]:
     """Return the least estimated cycles, and their schedule.
 
