@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 from cube_checks import assert_conv, assert_gemm
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_epilogue import PIPE, RESIDUAL
 
@@ -20,11 +20,13 @@ from ascend_lab.kernels import (
     tile_bytes,
 )
 from ascend_lab.kernels.conv_schedules import check_conv, stage_bytes
+from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
 from ascend_lab.kernels.timed_schedules import time_tilings
 from ascend_lab.sim import simulate, simulate_kernel
 
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
+PLAIN = {"order": "mn", "keep": "", "bypass": ""}
 
 
 @st.composite
@@ -81,13 +83,17 @@ def conv_shapes(draw):
 
 @settings(max_examples=60)
 @given(conv_shapes(), tilings(), choices(conv=True), st.sampled_from(CHIPS), st.integers(0, 99))
+@example(ConvShape(2, 33, 5, 5, 16, 1, 1), GemmSchedule(32, 32, 16, 2, 2, 1),
+         {**PLAIN, "window": "stacked"}, "Toy", 0)  # fmt: skip
 def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
+    together = extra["window"] == "stacked" and stacked(shape) != shape
+    extra = extra if together else extra | {"window": extra["window"].replace("stacked", "")}
     chip, schedule = load_chip(chip_name), replace(tiling, **extra)
     try:
-        check_conv(shape, schedule, chip)
+        check_conv(stacked(shape) if together else shape, schedule, chip)
     except CapacityError:
         assume(False)
-    launch = assert_conv(shape, chip, schedule, seed=seed)
+    launch = assert_conv(shape, chip, schedule, seed=seed, dense=together)
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
 
 
@@ -108,6 +114,7 @@ def test_epilogues_of_convolutions_work_with_every_choice(extra, chip_name):
     chip = load_chip(chip_name)
     epilogue = RESIDUAL if chip.combined else PIPE["all"]
     shape = ConvShape(2, 20, 3, 40, 40, 3, 3, 1, 1)
+    extra = extra | {"window": extra["window"].replace("stacked", "")}
     schedule = GemmSchedule(32, 48, 16, 6, 1, 1, **extra)
     assert_conv(shape, chip, schedule, epilogue)
 
@@ -256,7 +263,7 @@ def test_choices_that_are_none(extra, words):
     [
         ({"keep": "a"}, "keep and bypass of '' for a convolution"),
         ({"bypass": "b"}, "keep and bypass of '' for a convolution"),
-        ({"window": "row"}, "window of '', 'flat', 'strip'; got 'row'"),
+        ({"window": "row"}, "window of '', 'flat', 'strip', 'stacked'; got 'row'"),
         ({"a_l1_slots": 3}, "a_l1_slots of 1, 2; got 3"),
     ],
 )
