@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import InputError
 from ascend_lab.isa import (
     Affine,
     KernelBuilder,
@@ -34,7 +33,7 @@ from ascend_lab.isa import (
     c0_of,
 )
 from ascend_lab.kernels.conv_schedules import c1_stage, check_conv, conv_schedule, takes_strips
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundlePlace,
@@ -44,8 +43,8 @@ from ascend_lab.kernels.conv_windows import (
     RowShare,
     Window,
     area_of,
+    as_one_image,
     bundle_shares,
-    dense_placement,
     plain_placement,
     row_shares,
     rows_of,
@@ -93,7 +92,7 @@ def conv_launch(
     check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
     schedule = schedule or conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
-        shape, place = _together(shape, place)
+        shape, place = as_one_image(shape, place)
     left = chip_left(chip, demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]))
     check_conv(shape, schedule, left)
     strip = takes_strips(shape, schedule, left)
@@ -120,20 +119,6 @@ def conv_launch(
                 binds = tuple(binding_of({name: at[name] for name in names}) for at in places)
                 parts.append(Part(program, binds))
     return Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
-
-
-def _together(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
-    """Return a convolution with all images as one, and where its pixels go."""
-    one = stacked(shape)
-    if one == shape:
-        wanted = "several images, 1x1, stride 1, no padding, one group, no bytes for stacked tiles"
-        kind = f"kernel {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
-        got = f"{shape.n} images, {kind}, {shape.groups} groups, {shape.dtype}"
-        raise InputError(wanted, got, "leave the window out")
-    if place != dense_placement(shape):
-        wanted = "planes without gaps for stacked tiles"
-        raise InputError(wanted, str(place), "pass place=dense_placement(shape)")
-    return one, dense_placement(one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from ascend_lab.errors import InputError
 from ascend_lab.isa import Affine, Buffer, Region
-from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, stacked, units_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, up
 from ascend_lab.kernels.tiles import Area, Span, chunks
 
@@ -340,6 +341,23 @@ def dense_placement(shape: ConvShape) -> Placement:
     if shape.is_stacked:
         return Placement(0, shape.blocks[1] * ow, 1, ow)
     return Placement(0, ow, 1, oh * ow)
+
+
+def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
+    """Return a convolution with all images as one, and where its pixels go; see `stacked`.
+
+    Raises `InputError` for another convolution, or planes with gaps.
+    """
+    one = stacked(shape)
+    if one == shape:
+        wanted = "several images, 1x1, stride 1, no padding, one group, no bytes for stacked tiles"
+        got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
+        got += f", {shape.groups} groups, {shape.dtype}"
+        raise InputError(wanted, got, "leave the window out")
+    if place != dense_placement(shape):
+        remedy = "pass place=dense_placement(shape)"
+        raise InputError("planes without gaps for stacked tiles", str(place), remedy)
+    return one, dense_placement(one)
 
 
 def area_of(
