@@ -296,7 +296,8 @@ def test_images_together_fill_fractals():
     place, tilings = dense_placement(shape), (stacked_schedule(shape, chip), None)
     together, apart = (simulate(conv_launch(shape, chip, t, place), chip) for t in tilings)
     assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.8 * apart.cycles
-    for none in (replace(shape, n=1), replace(shape, n=2, c=64, h=300, w=300, k=64)):
+    large = replace(shape, n=2, c=64, h=300, w=300, k=64)
+    for none in (replace(shape, n=1), large, replace(large, h=1080, w=1920)):
         assert stacked_schedule(none, chip) is None
 
 

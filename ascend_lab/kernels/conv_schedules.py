@@ -124,10 +124,10 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 def stacked_schedule(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the best candidate with tiles of all images together (see `stacked`).
+    """Return the best candidate whose tiles go on in the next image, or None.
 
-    None where there is none, or where even its estimate is no better than that of tiles that end
-    with their image.
+    All images are one, a row each: of several images, for single pixels. None for others, and where
+    even its estimate is no better than that of tiles that end with their image.
     """
     demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
     if one != shape:

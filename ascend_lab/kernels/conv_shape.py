@@ -20,6 +20,8 @@ from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmShape, up
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
 
 Pair = tuple[int, int]
+LARGEST = 1 << 20
+"""Of the sizes of an image, a kernel and their steps."""
 Pads = tuple[int, int, int, int]
 """Rows above and below, columns left and right."""
 
@@ -93,8 +95,8 @@ class ConvShape:
         sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
         steps = (*self.strides, *self.dilations)
         short = min(self.pads) < 0 and not self.crop
-        if min(*sizes, *steps) < 1 or short or max(*sizes, *steps, *self.pads) > 1 << 20:
-            needed = "sizes, stride and dilation from 1 to 1048576, padding of at least 0"
+        if min(*sizes, *steps) < 1 or short or max(*sizes, *steps, *self.pads) > LARGEST:
+            needed = f"sizes, stride and dilation from 1 to {LARGEST}, padding of at least 0"
             got = f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}"
             raise InputError(needed, got, "check the order N C H W K R S")
 
@@ -216,7 +218,9 @@ def stacked(shape: ConvShape) -> ConvShape:
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or not lone or shape.stored != (0, 1) or shape.beside or bytes_too:
         return shape
-    return replace(shape, n=1, h=shape.n, w=shape.h * shape.w, stored=(1, shape.blocks[0]))
+    if (pixels := shape.h * shape.w) > LARGEST:
+        return shape
+    return replace(shape, n=1, h=shape.n, w=pixels, stored=(1, shape.blocks[0]))
 
 
 def pair(value: int | Pair) -> Pair:

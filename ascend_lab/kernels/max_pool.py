@@ -25,7 +25,7 @@ from ascend_lab.kernels.rows import Grid, Lines, RowWriter, most_rows
 
 Place = Tile | Buffer
 LEAST = -math.inf
-"""What stands around an image whose largest numbers are sought."""
+"""What stands around an image whose largest numbers are sought: no number is smaller."""
 
 
 def max_pool_launch(shape: ConvShape, chip: Chip) -> Launch:

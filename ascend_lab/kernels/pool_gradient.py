@@ -8,7 +8,6 @@ weight per tap and channel. Rows of dx are walked in blocks; windows that reach 
 of a block are computed in both.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -18,11 +17,9 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.kernels.max_pool import LEAST
 from ascend_lab.kernels.planes import C0, PIXELS, Own, dealt, plane_launch, walk
 from ascend_lab.kernels.tiles import repeat
-
-LOWEST = -math.inf
-"""The least number of fp16, around an image: no window finds its maximum there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ class _Writer:
         if self.job.maximum:
             for slot in range(2):
                 x = Tile(self.tiles[0], slot)
-                self.k.each("vdup", x.buffer.elements, (x, 0), scalar=LOWEST)
+                self.k.each("vdup", x.buffer.elements, (x, 0), scalar=LEAST)
             self.k.barrier()
         for channel, image in walk(self.k, own):
             plane = image * self.job.shape.blocks[0] + channel
@@ -197,7 +194,7 @@ class _Writer:
         if self.job.maximum:
             x = Tile(self.tiles[0], left.slot)
             for first, count in ((0, block.first), (block.end, block.span - block.end)):
-                k.each("vdup", count * row, (x, first * row), scalar=LOWEST)
+                k.each("vdup", count * row, (x, first * row), scalar=LEAST)
         k.each("vdup", block.span * row, (dx, 0), scalar=0.0)
         if block.windows:
             self._divide(left, block.windows * shape.out_hw[1] * C0)

@@ -20,6 +20,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Launch
+from ascend_lab.kernels.max_pool import LEAST
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.deconvolution import stretched
@@ -35,7 +36,7 @@ from ascend_lab.ops.expressions import (
 )
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
-from ascend_lab.ops.pooling import LOWEST, as_convolution, geometry, window_counts
+from ascend_lab.ops.pooling import as_convolution, geometry, window_counts
 from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 LANES = 16
@@ -95,7 +96,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
     (size, step, pads), (n, c, oh, ow) = geometry(**attrs), y.shape
     plane = (x.shape[2], x.shape[3])
     room = _room(plane, pads)
-    image = te.pad(x, ((0, 0), (0, 0), *pads), LOWEST)
+    image = te.pad(x, ((0, 0), (0, 0), *pads), LEAST)
     image, top, slope = wide(image), wide(y), wide(grad)
     free = total = None
     for tap in product(range(size[0]), range(size[1])):

@@ -1,7 +1,7 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
 from contextlib import suppress
-from math import inf, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.images import BytePool, byte_pool_launch
-from ascend_lab.kernels.max_pool import max_pool_launch
+from ascend_lab.kernels.max_pool import LEAST, max_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops import formats as forms
@@ -42,8 +42,6 @@ C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
 MOST_TAPS = 25
 """Elements of a window that the cube adds: a fractal of weights for each, and channel block."""
-LOWEST = -inf
-"""What padding holds when the largest element is sought: no value is smaller."""
 
 
 def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, Pair, Pairs]:
@@ -165,7 +163,7 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
     if x.dtype == "fp16":  # the expression takes every window by itself
         with suppress(CapacityError):
             return as_kernel(max_pool_launch(as_convolution(call, call.shapes[0]), chip))
-    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST)
+    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LEAST)
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))

@@ -32,7 +32,7 @@ CONV_NAMES = (
 )
 
 
-STRIP, STACKED = 1, 2
+STRIP, STACKED = map(space.TEXTS["window"].index, ("strip", "stacked"))
 """Kinds of windows by number, after flat ones."""
 
 

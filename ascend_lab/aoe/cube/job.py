@@ -10,7 +10,7 @@ import numpy as np
 
 from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
 from ascend_lab.aoe.cube.conv_space import CONV
-from ascend_lab.aoe.cube.space import GEMM, MOST, CubeSpace, Kind, Shape, number_of, word_of
+from ascend_lab.aoe.cube.space import GEMM, MOST, TEXTS, CubeSpace, Kind, Shape, number_of, word_of
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, TableSpace, completed
@@ -297,7 +297,7 @@ def prove(
 
 
 TILING_NAMES = tuple(f.name for f in fields(Tilings))
-ORDERS = ("mn", "nm")
+ORDERS = TEXTS["order"]
 
 
 def tiled_cycles(operator: Tunable, dtype: str, point: Point) -> float:
