@@ -24,7 +24,7 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, only_reader
-from ascend_lab.graph.lower import Piece, added_convolutions, piece_of, scale_of
+from ascend_lab.graph.lower import Piece, added_convolutions, halves_of, piece_of, scale_of
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_queued, lowered_once
 from ascend_lab.isa import SMALL_C0
@@ -97,8 +97,9 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     """
     piece = piece_of(graph, group)
     after = only_reader(graph, group[-1])
-    if len(piece.graph.outputs) > 1 or (after and after.has("lanes") and _added(graph, group)):
-        return False  # what follows two convolutions that are added needs a kernel of its own
+    two = _added(graph, group) or halves_of(group)[1]
+    if len(piece.graph.outputs) > 1 or (after and after.has("lanes") and two):
+        return False  # what follows two convolutions needs a kernel of its own
     try:
         mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
     except AscendLabError:
@@ -123,6 +124,8 @@ def _ways_apart(graph: Graph, group: Sequence[Node]) -> Iterator[Sequence[Sequen
         other = heads[0] if group[0] in heads[1] else heads[1]
         yield [other, [n for n in group if n not in other]]
         yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
+    if halves_of(group)[1]:
+        yield halves_of(group)
     yield [(n,) for n in group if n.name not in views]
 
 

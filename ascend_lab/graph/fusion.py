@@ -121,6 +121,18 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
 
 
+def chained_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose a 1x1 convolution and the depthwise one that reads it, and what follows each."""
+    if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
+        return None
+    before = [node, *elementwise_chain(graph, node)]
+    after = only_reader(graph, before[-1])
+    if after is None or not after.has("convolution") or after.inputs[0] != before[-1].output:
+        return None
+    each = graph.types[after.inputs[1]].shape[:2] == (graph.types[before[-1].output].shape[1], 1)
+    return [*before, after, *elementwise_chain(graph, after)] if each else None
+
+
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
     after = only_reader(graph, node) if node.op == "quantise" else None
@@ -132,6 +144,7 @@ RULES: list[Rule] = [
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule("JointConvolutionFusionPass", joint_convolutions),
+    Rule("ChainedConvolutionFusionPass", chained_convolutions),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),

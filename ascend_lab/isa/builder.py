@@ -141,6 +141,10 @@ class KernelBuilder:
         self._used_bytes[space] = start + pitch * slots
         return self._add(Buffer(name, space, dtype, elements, slots, start, pitch))
 
+    def used_bytes(self, space: str) -> int:
+        """Return the bytes of an on-chip memory that are allocated."""
+        return self._used_bytes.get(space, 0)
+
     def view(self, buffer: Buffer, name: str, dtype: str) -> Buffer:
         """Name the bytes of an on-chip buffer once more, in another number format."""
         elements = buffer.elements * buffer.itemsize // DTYPE_BYTES[dtype]

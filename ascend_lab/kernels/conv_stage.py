@@ -10,6 +10,7 @@ bias is b = l + 127 (h1 + ... + h31). They come to L1 before all else, so that w
 rows or weights has waited for them: no flag of their own, of which some chips have few.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,33 +67,42 @@ def add_stage(
     """
     (n, at, count), units, other = sizes, units_of(shape), shape.beside
     own = n, at * units.c1, count * units.c1
-    _add_blocks(k, shape, feeds, c, windows[0], sources, own, bias, (0, 0, 0))
+    x, *weights = sources
+    view = _view(shape, x, windows[0], 0, own[2])
+    add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, (0, 0))
     if other:
-        weights = own[2] * shape.taps * n * FRACTAL * c0_of(shape.dtype)
+        start = own[2] * shape.taps * n * FRACTAL * c0_of(shape.dtype)
         own = n, at * units.beside if starts[1] else Affine(1), count * units.beside
-        places = starts[0], weights, starts[1]
-        _add_blocks(k, other, feeds, c, windows[1], sources, own, None, places)
+        view = _view(other, x, windows[1], starts[0], own[2])
+        places = start, starts[1]
+        add_products(k, other, feeds, c, windows[1], view, (*weights,), own, None, places)
 
 
-def _add_blocks(
+def _view(shape: ConvShape, x: Tile, window: Window, start: int, blocks: int) -> Region:
+    """Return the rows of a window in L1, those of channel blocks one behind the other."""
+    return x.region(start, (blocks, window.rows.count, window.columns.count, shape.c0))
+
+
+def add_products(
     k: KernelBuilder,
     shape: ConvShape,
     feeds: Feeds,
     c: Tile,
     window: Window,
-    sources: tuple[Tile, Tile, Tile | None],
+    view: Region,
+    weights: Sequence[Tile | None],
     sizes: tuple[int, Affine, int],
     bias: Region | None,
-    starts: tuple[int, int, int],
+    starts: tuple[Affine | int, Affine | int],
 ) -> None:
     """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
 
-    load3d forms tiles of the im2col rows. Rows, weights and sums begin at `starts`.
+    load3d forms tiles of the im2col rows of `view`. `weights` are those in L1, and in L0B if they
+    stay there; they and the sums begin at `starts`.
     """
-    (x, w, near), (n, c_at, c_size), left, right = sources, sizes, feeds.left, feeds.right
+    (w, near), (n, c_at, c_size), left, right = weights, sizes, feeds.left, feeds.right
     c0 = c0_of(shape.dtype)
     m, rows, columns, area = window.fractals, window.rows, window.columns, FRACTAL * c0
-    view = x.region(starts[0], (c_size, rows.count, columns.count, shape.c0))
     pads = rows.before, rows.after, columns.before, columns.after
     windows: dict[str, Any] = {"kernel": (shape.r, shape.s), "stride": shape.strides, "pad": pads}
     windows |= {"dilation": shape.dilations, "m_start": window.m_start}
@@ -101,13 +111,14 @@ def _add_blocks(
         to = left.alloc().region(0, (m, depth, FRACTAL, c0))
         k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
         left.enqueue()
-        start, fractals = k_at * (n * area) + starts[1], (depth * n, area)
+        start, fractals = k_at * (n * area) + starts[0], (depth * n, area)
         if near is None:
+            assert w is not None
             k.load2d(right.alloc().region(0, fractals), w.region(start, fractals))
             right.enqueue()
         a = left.dequeue().region(0, (m, depth, FRACTAL, c0))
         tile, start = (near, start) if near else (right.dequeue(), Affine())
-        sums, done = c.region(starts[2], (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
+        sums, done = c.region(starts[1], (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
         b = tile.region(start, (depth, n, FRACTAL, c0))
         k.mmad(sums, a, b, accumulate=done, bias=bias)
         left.free()

@@ -179,9 +179,18 @@ class Sizes:
 
 
 def new_finish(
-    k: KernelBuilder, epilogue: Epilogue | None, sums: str, sizes: Sizes
+    k: KernelBuilder,
+    epilogue: Epilogue | None,
+    sums: str,
+    sizes: Sizes,
+    *,
+    prefix: str = "",
+    shares: int = 1,
 ) -> Finish | None:
-    """Allocate what an epilogue needs; raise `CapacityError` if it does not fit."""
+    """Allocate what an epilogue needs; raise `CapacityError` if it does not fit.
+
+    Of several in one kernel each has a `prefix` for its buffers, and one of `shares` of UB.
+    """
     if epilogue is None:
         return None
     check_epilogue(epilogue, k.chip, sums)
@@ -197,15 +206,16 @@ def new_finish(
         raise CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
-    left = k.chip.buffers["UB"] - 2 * blocks * demand.block_bytes
+    left = k.chip.buffers["UB"] // shares - 2 * blocks * demand.block_bytes
     columns = left // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
     columns = max(pair, min(sizes.tile_n, columns) // pair * pair)
     elements = columns * sizes.tile_m * FRACTAL * FRACTAL
     operands = epilogue.of_kind("tile")
     tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
-    out = k.queue("y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
+    out = k.queue(f"{prefix}y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
     scratch = tuple(
-        k.buffer(f"value.{i}", "UB", dtype, elements) for i, dtype in enumerate(plan.tiles[1:], 1)
+        k.buffer(f"{prefix}value.{i}", "UB", dtype, elements)
+        for i, dtype in enumerate(plan.tiles[1:], 1)
     )
     second = None
     for operand in epilogue.of_kind("sums"):
@@ -270,11 +280,11 @@ def bias_of(finish: Finish | None, held: Channels | None, n: Span) -> Region | N
 
 
 def drain(
-    finish: Finish, acc: Queue, y: Buffer, area: Area, n: Affine, held: Channels | None
+    finish: Finish, acc: Queue, y: Memory, area: Area, n: Affine, held: Channels | None
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block."""
     if finish.out is None:
-        assert finish.fix is not None
+        assert finish.fix is not None and isinstance(y, Buffer)
         store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
         return
     k, run = finish.builder, _run(finish, area)

@@ -154,9 +154,9 @@ class Area:
     width: int = FRACTAL
 
     def pairs(
-        self, tensor: Buffer | RingTile, tile: Tile, run: int, at: Affine, count: int
+        self, tensor: Buffer | Tile | RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
-        """Yield (region of GM, region of the tile) for blocks at .. at+count-1, `run` apart.
+        """Yield (region of the tensor, of the tile) for blocks at .. at+count-1, `run` apart.
 
         A tile with 32 channels a block takes two blocks of a tensor that has 16, as floats do.
         """

@@ -3,6 +3,7 @@
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
+from ascend_lab.graph.lower.chain import halves_of, lower_chain
 from ascend_lab.graph.lower.conv import (
     added_convolutions,
     lower_conv,
@@ -27,7 +28,7 @@ from ascend_lab.ops.formats import check_chip
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "by_template", "choice_of", "lower", "packed", "piece_of", "scale_of",
+    "by_template", "choice_of", "halves_of", "lower", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -45,7 +46,8 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_vector(piece, chip, choice.steps)
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
-        return lower_conv(piece, chip, tiling)
+        chained = bool(halves_of(nodes)[1])
+        return lower_chain(piece, chip) if chained else lower_conv(piece, chip, tiling)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return lower_product(piece, chip, tiling)

@@ -120,7 +120,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
             failure = error
     if not found and failure:
         raise failure
-    return min(found, key=lambda way: _near_cycles(way.kernel, piece, chip))
+    return min(found, key=lambda way: near_cycles(way.kernel, piece, chip))
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: GemmSchedule | None) -> Lowered:
@@ -135,10 +135,11 @@ def _by_cube(piece: Piece, chip: Chip, tiling: GemmSchedule | None) -> Lowered:
         return plain
     other = _lower_conv(piece, chip, vector=False, tiling=together)
     ways = (plain, replace(other, tiling=together))
-    return min(ways, key=lambda way: _near_cycles(way.kernel, piece, chip))
+    return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip))
 
 
-def _near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:
+def near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a kernel that finds in L2 what others wrote."""
     return simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
 
 
@@ -149,7 +150,7 @@ def _lower_conv(
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
-    form: Form = _depthwise_weights if vector else partial(_weights, shape)
+    form: Form = _depthwise_weights if vector else partial(packed_weights, shape)
     if vector:
         launch = depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
     else:
@@ -161,7 +162,7 @@ def _lower_conv(
     if other and shape.beside:
         _refuse_computed(piece, other[0].inputs[1])
         own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
-        forms[other[0].inputs[1]] = partial(_weights, shape.beside)
+        forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
     return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
 
 
@@ -226,7 +227,7 @@ def _depthwise_weights(array: Values) -> Values:
     return pack(address_map("NC1HWC0", image.shape, "fp16"), image).reshape(-1)
 
 
-def _weights(shape: ConvShape, array: Values) -> Values:
+def packed_weights(shape: ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0."""
     array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
     return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
@@ -375,7 +376,7 @@ def _for_all(images: int, form: Form, array: Values) -> Values:
 def _padded_weights(shape: ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0, on both sides."""
     missing = shape.c - array.shape[1]
-    return _weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
+    return packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
 
 
 # -- transposed convolutions ----------------------------------------------------------------------

@@ -1,0 +1,464 @@
+"""A pointwise convolution and the depthwise one that reads it, in one kernel.
+
+What lies between, the widest tensor of an inverted residual block, stays in L1. A channel of the
+depthwise convolution reads one channel of the pointwise one, so that a core that owns a block of
+channels needs no other core:
+
+    GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
+           all channels    pointwise        16 channels    depthwise
+
+Cores divide channel blocks, images and output rows; rows at a border are computed twice. A core
+takes some channel blocks at once. Tile by tile, the depthwise part of these takes turns with the
+pointwise part of the next: one has more work for the cube, the other for the vector unit. So planes
+in L1 have two slots. Either the rows of an image stay in L1 for all channel blocks, or the weights
+of channel blocks for all images.
+
+Source: L1 fusion of the vendor's operator library; Sandler et al., MobileNetV2 (2018), section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products, keep_near
+from ascend_lab.kernels.conv_windows import (
+    BundleShare,
+    Placement,
+    Seen,
+    Window,
+    area_of,
+    runs_of,
+    tiles_per_image,
+    window_of,
+)
+from ascend_lab.kernels.epilogue import SUMS as IN
+from ascend_lab.kernels.epilogue import Epilogue, Step, check_epilogue
+from ascend_lab.kernels.epilogue_emit import Channels, Sizes, drain, held_channels, new_finish
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.planes import Own, plane_launch
+from ascend_lab.kernels.tiles import Area, chunks, repeat, sum_queue
+
+AREA = FRACTAL * FRACTAL
+SUMS = "fp32"
+Job = tuple[ConvShape, Epilogue | None]
+PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
+"""What is done to sums where nothing else is: they are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Both convolutions, and what is done to the sums of each."""
+
+    point: ConvShape
+    depth: ConvShape
+    after_point: Epilogue | None = None
+    after_depth: Epilogue | None = None
+
+    @property
+    def halves(self) -> tuple[Job, Job]:
+        """Each convolution with its epilogue."""
+        return (self.point, self.after_point), (self.depth, self.after_depth)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSchedule:
+    """How a chain is divided.
+
+    `grid`: cores over channel blocks, images and output rows. A core takes its rows in `bands`, and
+    `blocks` channel blocks at once; `tile` is fractals of output pixels. What stays, `stay`, is
+    "rows" of an image or "weights" of channel blocks.
+    """
+
+    grid: tuple[int, int, int]
+    bands: int
+    blocks: int
+    tile: int
+    stay: str
+
+
+def check_chain(chain: Chain, chip: Chip) -> None:
+    """Raise `UnsupportedError` for convolutions that are no chain, and chips without a way back."""
+    point, depth = chain.point, chain.depth
+    lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored)
+    afters = [epilogue for _, epilogue in chain.halves if epilogue]
+    kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
+    kinds |= {epilogue.out_dtype for epilogue in afters}
+    fits = lone == (1, 1, 1, 0, 1, (0, 1)) and kinds == {"fp16"} and not point.lanes
+    fits &= depth.groups == depth.c == depth.k == point.k and point.beside is None
+    fits &= (depth.n, depth.h, depth.w) == (point.n, *point.out_hw)
+    fits &= chip.combined and min(depth.pads) >= 0
+    fits &= not (chain.after_point and chain.after_point.of_kind("tile"))
+    if not fits:
+        wanted = "a 1x1 convolution, then a depthwise one of all it writes, in fp16, sums in UB"
+        raise UnsupportedError(wanted, f"{point}, {depth} on {chip.name}", "two kernels")
+    for epilogue in afters:
+        check_epilogue(epilogue, chip, SUMS)
+
+
+def chain_launch(chain: Chain, chip: Chip, schedule: ChainSchedule) -> Launch:
+    """Return the kernel as a launch; raise `CapacityError` if a band does not fit L1.
+
+    Tensors are x, weight, depth_weight and y in NC1HWC0, planes without gaps, and the epilogues'
+    operands.
+    """
+    check_chain(chain, chip)
+    shape = chain.depth
+    totals = shape.blocks[1], shape.n, shape.out_hw[0]
+    channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
+
+    def program(own: Own) -> Program:
+        return _Writer(chain, chip, schedule, own).program()
+
+    name = f"chain_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+    return plane_launch(name, (channels, images, rows), program)
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Output rows from `low` on, as if the image were what these see of it, from `first` on.
+
+    `tile`: fractals of pixels of a tile in between, of which there are no more than behind.
+    """
+
+    low: int
+    first: int
+    depth: ConvShape
+    tile: int
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a plane between the two."""
+        return self.depth.h * self.depth.w
+
+
+def bands_of(chain: Chain, rows: tuple[int, int], schedule: ChainSchedule) -> list[Band]:
+    """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
+    (low, high), shape, ow = rows, chain.depth, chain.depth.out_hw[1]
+    each, found = up(high - low, schedule.bands), []
+    for at in range(low, high, each):
+        seen = window_of(shape, at * ow, (min(at + each, high) - at) * ow).rows
+        if seen.skipped:
+            raise UnsupportedError("rows of the image", f"rows {at} see none", "two kernels")
+        depth = replace(shape, n=1, h=seen.count, pad=(seen.before, seen.after, *shape.pads[2:]))
+        turns = tiles_per_image(depth, schedule.tile)
+        found.append(Band(at, seen.first, depth, up(up(seen.count * shape.w, FRACTAL), turns)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A tile behind, and its place among all: that of a tile `between`, too, if there is one.
+
+    A loop moves it `rows` image rows and `down` output rows on.
+    """
+
+    place: Affine
+    pixel: int
+    window: Window
+    rows: Affine
+    down: Affine
+    between: bool
+    last: bool
+
+
+# -- one of the two -------------------------------------------------------------------------------
+class _Half:
+    """One of the two convolutions on a core: weights, bias, its way out of L0C."""
+
+    def __init__(
+        self, k: KernelBuilder, prefix: str, job: Job, own: tuple[int, int], tile: int, stored: int
+    ) -> None:
+        """Allocate; `own` are channel blocks of the core, and those of them that go together."""
+        (shape, epilogue), (count, blocks) = job, own
+        self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
+        self.single = shape.groups > 1
+        self.deep = shape.taps * (1 if self.single else shape.blocks[0])
+        self.weight = k.tensor(f"{prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
+        bias = epilogue.bias if epilogue else ""
+        self.fractals = (self.deep + bool(bias)) * blocks
+        self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
+        sizes = Sizes(tile, blocks, count, shape.blocks[1], stored)
+        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes, prefix=prefix, shares=2)
+        assert finish is not None
+        self.finish = finish
+
+    def load_bias(self, col: Affine) -> None:
+        """Bring the bias of the core's blocks, which begin at `col`, to L1."""
+        if self.bias and self.single:
+            self.bias.load(BundleShare(self.count, False, 1, 1, 0), col, Affine())
+        elif self.bias:
+            self.bias.load(BundleShare(1, False, self.count, 1, 0), Affine(), col)
+
+    def weights(self, first: Affine) -> Region:
+        """Return the weights of the blocks from `first` on."""
+        start, size, n1 = first * AREA, self.blocks * AREA, self.shape.blocks[1]
+        if self.single:
+            return self.weight.region(start * self.deep, (1, self.deep * size))
+        return self.weight.region(start, (self.deep, size), (n1 * AREA, 1))
+
+    def add(
+        self,
+        acc: Queue,
+        feed: tuple[Queue, Buffer | None],
+        window: Window,
+        view: Region,
+        near: Tile,
+    ) -> None:
+        """Sum up a tile of all blocks of a unit; `feed`: what L0A takes, and ones for the bias."""
+        (left, ones), k, m, count, c = feed, self.k, window.fractals, self.blocks, acc.alloc()
+        feeds = Feeds(left, left, min(self.deep, left.buffer.elements // (m * AREA)))
+        wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
+        sizes = wide, Affine(), units
+        with repeat(k, "block", count if self.single else 1) as j:
+            one = replace(view, offset=view.offset + j * view.strides[0])
+            starts = j * (self.deep * AREA), j * (m * AREA)
+            add_products(k, self.shape, feeds, c, window, one, (None, near), sizes, None, starts)
+        if self.bias and ones:
+            a = ones.region(0, (m, 1, FRACTAL, FRACTAL))
+            b = near.region(self.deep * count * AREA, (1, count, FRACTAL, FRACTAL))
+            k.mmad(c.region(0, (count, m, FRACTAL, FRACTAL)), a, b, accumulate=1)
+        acc.enqueue()
+
+
+# -- both on a core -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Channel blocks from `at` on of the core's, which begin at `col`, in a band of an image.
+
+    Rows and weights that stay for several units are given; so are numbers per channel.
+    """
+
+    band: Band
+    col: Affine
+    at: Affine
+    image: Affine
+    held: tuple[Channels | None, Channels | None]
+    x: Tile | None = None
+    near: tuple[Tile, Tile] | None = None
+
+
+class _Writer:
+    """The program of the cores that own equally much."""
+
+    def __init__(self, chain: Chain, chip: Chip, schedule: ChainSchedule, own: Own) -> None:
+        """Allocate tensors and queues."""
+        self.chain, self.schedule, self.own = chain, schedule, own
+        k = self.k = KernelBuilder("chain", chip)
+        count, (c1, n1) = own.channels[0], chain.point.blocks
+        self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
+        self.bands = bands_of(chain, own.rows, schedule)
+        shape, lines = chain.depth, max(band.pixels for band in self.bands) * FRACTAL
+        self.plane = math.prod(shape.out_hw)
+        self.x = k.tensor("x", "fp16", shape.n * c1 * chain.point.plane)
+        self.y = k.tensor("y", "fp16", shape.n * n1 * self.plane * FRACTAL)
+        size = self.blocks * lines
+        self.planes = k.queue("planes", "L1", "fp16", size, src="MTE3", dst="MTE1")
+        tiles = max(band.tile for band in self.bands), schedule.tile
+        halves = zip(chain.halves, ("", "depth_"), tiles, strict=True)
+        self.point, self.depth = (
+            _Half(k, prefix, job, (count, self.blocks), tile, self.y.elements)
+            for job, prefix, tile in halves
+        )
+        both = self.point, self.depth
+        most = max(half.fractals for half in both) * AREA
+        self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
+        self.near = k.queue("w_l0", "L0B", "fp16", most, src="MTE1", dst="M")
+        twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
+        slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
+        self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
+        added = any(half.bias for half in both)
+        self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA) if added else None
+        room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
+        parts = [t * half.deep for t, half in zip(tiles, both, strict=True)]
+        most = max(*tiles, *(min(part, room) for part in parts))
+        self.left = k.queue("x_l0", "L0A", "fp16", most * AREA, src="MTE1", dst="M")
+        slots = 4 if 4096 * max(tiles) * self.blocks <= chip.buffers["L0C"] else 0
+        self.acc = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
+
+    def program(self) -> Program:
+        """Return the program: bands, then images or groups of channel blocks outside."""
+        k, own = self.k, self.own
+        (c, c_pitch, c_count), (n, n_pitch, n_count) = own.channels, own.images
+        col, first = k.param("channel", c_count) * c_pitch, k.param("batch", n_count) * n_pitch
+        self._load_bias(col)
+        with (
+            held_channels(self.point.finish, (col, c), Affine(), None) as one,
+            held_channels(self.depth.finish, (col, c), Affine(), None) as two,
+        ):
+            for band in self.bands:
+                unit = _Unit(band, col, Affine(), first, (one, two))
+                if self.schedule.stay == "rows":
+                    self._images(unit, n)
+                else:
+                    self._groups(unit, n)
+        return k.finish()
+
+    def _load_bias(self, col: Affine) -> None:
+        """Bring what the cube adds to L1, and ones for it to L0A, in the first slot of weights."""
+        for half in (self.point, self.depth):
+            if half.bias:
+                half.load_bias(col)
+        biases = [half.bias for half in (self.point, self.depth) if half.bias]
+        if self.ones and biases:
+            self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
+            self.weights.enqueue()
+            sizes = self.ones.elements // AREA, AREA
+            again = self.weights.dequeue().region(0, sizes, (0, 1))
+            self.k.load2d(self.ones.region(0, sizes), again)
+            self.weights.free()
+
+    def _images(self, unit: _Unit, images: int) -> None:
+        """Hold the rows of one image after the other for all channel blocks."""
+        with repeat(self.k, "image", images) as i:
+            unit = replace(unit, image=unit.image + i)
+            with self._rows(unit) as x:
+                unit = replace(unit, x=x)
+                groups = self.own.channels[0] // self.blocks
+                self._pipe("group", groups, lambda g: replace(unit, at=g * self.blocks))
+
+    def _groups(self, unit: _Unit, images: int) -> None:
+        """Hold the weights of some channel blocks after the other for all images."""
+        with repeat(self.k, "group", self.own.channels[0] // self.blocks) as g:
+            unit = replace(unit, at=g * self.blocks)
+            with self._near(unit, self.point) as one, self._near(unit, self.depth) as two:
+                unit = replace(unit, near=(one, two))
+                self._pipe("image", images, lambda i: replace(unit, image=unit.image + i))
+
+    def _pipe(self, name: str, count: int, unit: Callable[[Affine], _Unit]) -> None:
+        """Do the first half of each unit while the second half of the one before is done."""
+        self._turns(unit(Affine()), None)
+        if count > 1:
+            with self.k.loop(name, count - 1) as i:
+                self._turns(unit(i + 1), unit(i))
+        self._turns(None, unit(Affine(count - 1)))
+
+    def _turns(self, one: _Unit | None, two: _Unit | None) -> None:
+        """Do tiles of the first half of a unit and of the second half of another, in turns."""
+        some, second = one or two, None
+        assert some is not None
+        with ExitStack() as after, ExitStack() as before:
+            first = one and before.enter_context(self._first(one))
+            for turn in self._tiles(some.band):
+                if first and turn.between:
+                    first(turn)
+                if turn.last:
+                    before.close()
+                if two and not second:  # by then the last tiles have arrived in L1
+                    second = after.enter_context(self._second(two))
+                if second:
+                    second(turn)
+
+    def _tiles(self, band: Band) -> Iterator[_Turn]:
+        """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
+        shape, tile, side, place = band.depth, self.schedule.tile, band.tile * FRACTAL, 0
+        count = tiles_per_image(shape, tile)
+        for run in runs_of(shape, tile, 0, count):
+            each = len(run.tiles)
+            ends = band.pixels // side, up(band.pixels, side) + each - 1
+            whole, some = (min(max(end - place, 0) // each, run.count) for end in ends)
+            end = run.count - (place + run.count * each == count)
+            cuts = {0, int(place == 0), *range(whole, some + 1), end, run.count}
+            for low, high in pairwise(sorted(cuts)):
+                with repeat(self.k, "run", high - low) as turn:
+                    for i, (pixel, window) in enumerate(run.tiles):
+                        at = turn + low
+                        rows, down = at * run.rows, at * (run.pixels // shape.out_hw[1])
+                        where = at * each + place + i
+                        between = low < some and where.const * side < band.pixels
+                        last = where == Affine(count - 1)
+                        yield _Turn(where, pixel, window, rows, down, between, last)
+            place += run.count * each
+
+    # -- what is done to a tile -------------------------------------------------------------------
+    @contextmanager
+    def _first(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
+        """Fill a slot of planes, tile by tile: all are one row of pixels."""
+        half, band, first = self.point, unit.band, unit.col + unit.at
+        c1, side, planes = half.shape.blocks[0], band.tile * FRACTAL, self.planes.alloc()
+        with self._rows(unit) as x, self._inside(half, unit) as (near, held):
+
+            def tile(turn: _Turn) -> None:
+                pixel = turn.place * side
+                size = side if pixel.terms else min(side, band.pixels - pixel.const)
+                m, columns = up(size, FRACTAL), Seen(0, size, 0, 0, 0)
+                window = Window(Seen(0, 1, 0, 0, 0), columns, 0, m, size)
+                strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
+                view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
+                half.add(self.acc, (self.left, self.ones), window, view, near)
+                pieces = ((0, pixel, size),)
+                area = Area(Affine(), pieces, self.blocks, band.pixels, 1, m, size)
+                drain(half.finish, self.acc, planes, area, first, held)
+
+            yield tile
+        self.planes.enqueue()
+
+    @contextmanager
+    def _second(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
+        """Empty a slot of planes, tile by tile."""
+        half, band, first = self.depth, unit.band, unit.col + unit.at
+        shape, planes = band.depth, self.planes.dequeue()
+        line, ow = shape.w * FRACTAL, shape.out_hw[1]
+        place = Placement(band.low * ow, ow, 1, self.plane)
+        plane = (unit.image * shape.blocks[1] + first) * self.plane
+        with self._inside(half, unit) as (near, held):
+
+            def tile(turn: _Turn) -> None:
+                window, apart = turn.window, band.pixels * FRACTAL
+                sizes = (1, window.rows.count, shape.w, FRACTAL)
+                start = (turn.rows + window.rows.first) * line
+                view = planes.region(start, sizes, (apart, line, FRACTAL, 1))
+                half.add(self.acc, (self.left, self.ones), window, view, near)
+                own = turn.pixel, self.blocks, window
+                area = area_of(shape, place, plane, turn.down, own)
+                drain(half.finish, self.acc, self.y, area, first, held)
+
+            yield tile
+        self.planes.free()
+
+    @contextmanager
+    def _inside(self, half: _Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
+        """Hold weights in L0B and numbers per channel."""
+        n = unit.col + unit.at, self.blocks
+        with (
+            self._near(unit, half) as near,
+            held_channels(half.finish, n, Affine(), unit.held[half.single]) as held,
+        ):
+            yield near, held
+
+    @contextmanager
+    def _rows(self, unit: _Unit) -> Iterator[Tile]:
+        """Hold the rows that a band sees of an image, in all channels."""
+        if unit.x:
+            yield unit.x
+            return
+        point, band = self.chain.point, unit.band
+        first = unit.image * (point.blocks[0] * point.plane) + band.first * (point.w * FRACTAL)
+        sizes = (point.blocks[0], band.pixels * FRACTAL)
+        source = self.x.region(first, sizes, (point.plane, 1))
+        self.k.copy(self.rows.alloc().region(0, sizes), source)
+        self.rows.enqueue()
+        yield self.rows.dequeue()
+        self.rows.free()
+
+    @contextmanager
+    def _near(self, unit: _Unit, half: _Half) -> Iterator[Tile]:
+        """Hold in L0B the weights of a unit, and a bias behind them."""
+        if unit.near:
+            yield unit.near[half.single]
+            return
+        source = half.weights(unit.col + unit.at)
+        self.k.copy(self.weights.alloc().region(0, source.sizes), source)
+        self.weights.enqueue()
+        bias = half.bias.blocks((unit.at, half.blocks)) if half.bias else None
+        keep_near(self.k, self.near, self.weights.dequeue(), half.deep * half.blocks, bias)
+        self.weights.free()
+        yield self.near.dequeue()
+        self.near.free()

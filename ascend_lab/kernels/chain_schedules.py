@@ -1,0 +1,145 @@
+"""How a chain is divided: every plausible way estimated, the best few written, to be timed.
+
+The estimate is the time of the busiest pipe of a core, and what it waits for at the beginning:
+
+    cycles = max over pipes (bytes / rate, products, vector work + heads) + first tile
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.isa import Launch
+from ascend_lab.kernels.chain import PLAIN, SUMS, Chain, ChainSchedule, chain_launch, check_chain
+from ascend_lab.kernels.epilogue_plan import Demand, demand_of
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+
+BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
+TILES = (16, 32, 64)
+"""Fractals of sums of a tile, about."""
+TIMED = 8
+"""Candidates that are written."""
+LINE = FRACTAL * DTYPE_BYTES["fp16"]
+"""Bytes of a pixel of a channel block."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a core does under a schedule: units, and of each the pixels before and after."""
+
+    units: int
+    loads: int
+    before: int
+    after: int
+
+
+def chain_launches(chain: Chain, chip: Chip) -> Iterator[Launch]:
+    """Yield the kernels that the estimate puts first, as far as they can be written.
+
+    Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_chain`.
+    """
+    check_chain(chain, chip)
+    count = 0
+    for schedule in ranked(chain, chip):
+        with suppress(CapacityError):
+            yield chain_launch(chain, chip, schedule)
+            count += 1
+        if count == TIMED:
+            return
+    if not count:
+        wanted = f"a row of {chain.point.blocks[0]} channel blocks in L1"
+        raise CapacityError(wanted, f"{chip.buffers['L1']} bytes on {chip.name}", "two kernels")
+
+
+@lru_cache(64)
+def ranked(chain: Chain, chip: Chip) -> tuple[ChainSchedule, ...]:
+    """Return schedules that seem to fit, the one of least estimated cycles first."""
+    demands = [demand_of(e or PLAIN, chip, SUMS) for _, e in chain.halves]
+    one, two = (d for d in demands if d)
+    every = {s: _estimate(chain, chip, s, (one, two)) for s in _schedules(chain, chip)}
+    return tuple(sorted(every, key=lambda s: every[s]))
+
+
+def _schedules(chain: Chain, chip: Chip) -> Iterator[ChainSchedule]:
+    shape = chain.depth
+    c1, n, rows = shape.blocks[1], shape.n, shape.out_hw[0]
+    for grid in _grids((c1, n, rows), chip.core_count):
+        own = up(c1, grid[0])
+        for blocks in (b for b in BLOCKS if own % b == 0):
+            bands = next((b for b in BANDS if _fits(chain, chip, grid, b, blocks)), 0)
+            for sums in TILES if bands else ():
+                work = _work(chain, grid, bands, blocks)
+                tile = _tile(work.after, sums, blocks)
+                for stay in ("rows", "weights"):
+                    yield ChainSchedule(grid, bands, blocks, tile, stay)
+
+
+def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int, int]]:
+    """Yield divisions of channel blocks, images and rows over the cores, none with idle shares."""
+    for c in range(1, min(totals[0], cores) + 1):
+        for n in range(1, min(totals[1], cores // c) + 1):
+            rows = min(totals[2], cores // (c * n))
+            parts = zip(totals, (c, n, rows), strict=True)
+            if all(up(t, up(t, g)) == g for t, g in parts):
+                yield c, n, rows
+
+
+def _tile(pixels: int, sums: int, blocks: int) -> int:
+    """Return fractals of pixels of a tile: even ones, about `sums` fractals with all blocks."""
+    fractals = up(pixels, FRACTAL)
+    return up(fractals, up(fractals, max(1, sums // blocks)))
+
+
+def _work(chain: Chain, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
+    shape = chain.depth
+    own, images = up(shape.blocks[1], grid[0]), up(shape.n, grid[1])
+    rows = up(up(shape.out_hw[0], grid[2]), bands)
+    seen = min(shape.h, (rows - 1) * shape.strides[0] + shape.reach[0])
+    units = images * bands * (own // blocks)
+    return _Work(units, images * bands, seen * shape.w, rows * shape.out_hw[1])
+
+
+def _fits(chain: Chain, chip: Chip, grid: tuple[int, int, int], bands: int, blocks: int) -> bool:
+    """Tell whether a band's rows and two slots of planes fit L1."""
+    work = _work(chain, grid, bands, blocks)
+    return (chain.point.blocks[0] + 2 * blocks) * work.before * LINE <= chip.buffers["L1"] * 7 / 8
+
+
+def _estimate(chain: Chain, chip: Chip, s: ChainSchedule, demands: tuple[Demand, Demand]) -> float:
+    """Return about the cycles of the busiest core."""
+    work, (c1, taps) = _work(chain, s.grid, s.bands, s.blocks), _depths(chain)
+    pixels = work.before, work.after
+    fractals = [up(p, FRACTAL) for p in pixels]
+    turns = up(fractals[1], s.tile)
+    head = chip.vector_costs["default"].head_cycles
+    vector = sum(
+        p * FRACTAL * s.blocks * d.cycles + turns * (d.instructions + 1) * head
+        for p, d in zip(pixels, demands, strict=True)
+    )
+    area, room = FRACTAL * LINE, chip.buffers["L0A"] // (2 * FRACTAL * LINE) - s.tile // 2
+    loads = turns * (1 + s.blocks * up(taps, max(1, room // s.tile)))
+    cube = s.blocks * (fractals[0] * (c1 + 1) + fractals[1] * (taps + 1))
+    cube += (loads + 2 * turns) * chip.cube_head_cycles
+    weights = s.blocks * (c1 + taps + 2) * area
+    near = weights / chip.path("L1", "L0B").rate_bytes_per_cycle
+    left = chip.path("L1", "L0A")
+    fed = fractals[0] * c1 + s.blocks * fractals[1] * taps
+    mte1 = fed * area / left.rate_bytes_per_cycle + loads * left.startup_cycles
+    mte3 = s.blocks * LINE * pixels[0] / chip.path("UB", "L1").rate_bytes_per_cycle
+    mte3 += s.blocks * LINE * pixels[1] / chip.path("UB", "GM").rate_bytes_per_cycle
+    rate = chip.path("GM", "L1").rate_bytes_per_cycle
+    rows, groups = c1 * pixels[0] * LINE / rate, work.units // work.loads
+    times = (work.loads, work.units) if s.stay == "rows" else (work.units, groups)
+    memory = times[0] * rows + times[1] * weights / rate
+    busy = max(vector, cube, mte1, mte3)
+    # weights of a unit come to L0B when those of the one before are done with; the first half of
+    # the first unit and the second half of the last one stand alone
+    return max(memory, work.units * busy) + times[1] * near + rows + weights / rate + busy / 2
+
+
+def _depths(chain: Chain) -> tuple[int, int]:
+    """Return fractals of depth of a channel block of each convolution."""
+    return chain.point.blocks[0], chain.depth.taps
