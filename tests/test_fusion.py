@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, fusion, random_inputs, run_compiled, run_tasks
-from ascend_lab.graph.compile import compile_stages
+from ascend_lab.graph.compile import Road, compile_stages
 from ascend_lab.graph.decide import Switches, parse_switches, read_switches
 from ascend_lab.graph.fusion import (
     AUTOMATIC,
@@ -27,7 +27,8 @@ from ascend_lab.graph.fusion import (
     rules_restored,
     unfused,
 )
-from ascend_lab.graph.tasks import cycles_queued
+from ascend_lab.graph.tasks import cycles_started
+from ascend_lab.sim.timeline import start_cycles
 
 TOY, A910, B2 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 
@@ -329,11 +330,32 @@ def test_groups_end_at_the_longest():
 
 def test_a_group_that_does_not_pay_as_a_whole_is_split(monkeypatch):
     graph, inputs = adds(12), random_inputs(adds(12), 0)
-    monkeypatch.setattr(fusion, "pays", lambda _, group, __: len(group) <= 5)
+    monkeypatch.setattr(fusion, "pays", lambda _, group, *__: len(group) <= 5)
     stages = compile_stages(graph, TOY)
     assert [len(group) for group in stages.fused.groups] == [5, 5, 2]
     got, wanted = run_tasks(stages.compiled, inputs), evaluate(graph, inputs)
     np.testing.assert_array_equal(got["a11"], wanted["a11"])
+
+
+@pytest.mark.parametrize(("chip", "within"), [("Ascend910B2", "across"), ("Ascend310", "inside")])
+def test_inside_a_launch_borders_cost_a_barrier(chip, within):
+    """The vector unit's convolution saves a launch; a barrier buys the cube's."""
+    net, chip = GraphBuilder("depthwise", "fp16"), load_chip(chip)
+    y = net.depthwise_conv2d(net.input("x", (1, 32, 28, 28)), net.weight((32, 1, 5, 5)), pad=2)
+    net.output(net.silu(y, name="y"))
+    graph = net.build()
+    queued, inside = (Road(start=start).stages(graph, chip) for start in ("queued", within))
+    assert ops_of(queued.fused)[1] == "depthwise_conv2d+silu"
+    if chip.name == "Ascend910B2":
+        assert ops_of(inside.fused)[1:3] == ["depthwise_conv2d", "silu"]
+    pieces = [task.piece for task in queued.compiled.tasks if task.lowered is not None]
+    costs = [sum(cycles_started(p, chip, s) for p in pieces) for s in ("queued", within)]
+    saved = start_cycles(chip, "queued") - start_cycles(chip, within)
+    assert costs[0] - costs[1] == len(pieces) * saved
+    inputs = random_inputs(graph, 0)
+    wanted = evaluate(graph, inputs)["y"]
+    (found,) = run_tasks(inside.compiled, inputs).values()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
 
 
 # -- values and time -------------------------------------------------------------------------------
@@ -395,7 +417,7 @@ def test_fused_values_are_right_and_never_slower(rng, chip):
 
 def _cycles(stages) -> int:
     pieces = [t.piece for t in stages.compiled.tasks if t.lowered is not None]
-    return sum(cycles_queued(piece, stages.compiled.chip) for piece in pieces)
+    return sum(cycles_started(piece, stages.compiled.chip, "queued") for piece in pieces)
 
 
 def test_outputs_keep_the_models_names():

@@ -19,6 +19,7 @@ from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import Tuning
 from ascend_lab.aoe.network import NetworkResult, key_of
 from ascend_lab.aoe.subgraph import SubgraphResult
+from ascend_lab.aoe.subgraph.slicing import HOW
 from ascend_lab.aoe.tuning import CERTAINTIES, Result
 from ascend_lab.output import write_whole
 
@@ -98,8 +99,7 @@ class Report:
                 "repo_summary": dict(repo_summary(self.tuning.outcomes)),
                 "tried": sliced.tried,
                 "slices": [str(region) for region in sliced.plan.regions],
-                "one_launch": sliced.plan.one_launch,
-                "prefetch": sliced.plan.prefetch,
+                **{name: getattr(sliced.plan, name) for name in HOW},
                 "plan": sliced.plan.plain(),
             },
         }

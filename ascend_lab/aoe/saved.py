@@ -16,10 +16,11 @@ from ascend_lab.aoe.engine import Tuning
 from ascend_lab.aoe.network import NetworkResult, from_bank, key_of, together
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.aoe.subgraph import SlicePlan
+from ascend_lab.aoe.subgraph.slicing import HOW
 from ascend_lab.aoe.tuning import untuned
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Compiled, compile_graph, simulate_graph
+from ascend_lab.graph import Compiled, Road, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
 from ascend_lab.output import write_whole
@@ -41,7 +42,10 @@ class Schedules:
     launches: SlicePlan = WHOLE
 
     def applied(self, compiled: Compiled) -> Compiled:
-        """Return the network with these schedules; `InputError` for other chips or kernels."""
+        """Return a network, compiled on `launches.road`, with these schedules.
+
+        Raises `InputError` for other chips or kernels.
+        """
         chip = compiled.chip
         mine = (self.chip, self.core_count, self.chip_digest)
         given = (chip.name, chip.core_count, chip_digest(chip))
@@ -81,7 +85,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
     write_schedules(schedules, choices, chip, dtype, plan)
     write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
-    again = compile_graph(import_onnx(model), chip, dtype=dtype)
+    again = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
     own = as_named_in(again, tuning.compiled, choices)
     if own.keys() - choices.keys():
         write_schedules(schedules, own, chip, dtype, plan)
@@ -117,7 +121,7 @@ def write_schedules(
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
     head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
     head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
-    head |= {"one_launch": plan.one_launch, "prefetch": plan.prefetch}
+    head |= {name: getattr(plan, name) for name in HOW}
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
     write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -142,7 +146,7 @@ def read_schedules(file: str | Path) -> Schedules:
             raise InputError(what, str(error), "tune the model again") from None
     try:
         words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
-        launches = SlicePlan((), *(head.get(name) is True for name in ("one_launch", "prefetch")))
+        launches = SlicePlan((), **{name: head.get(name) is True for name in HOW})
         return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{file} line 1: chip, chip_digest, core_count and dtype"

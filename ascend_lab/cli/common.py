@@ -22,7 +22,7 @@ from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
-    from ascend_lab.graph import Compiled
+    from ascend_lab.graph import Compiled, Road
     from ascend_lab.graph.onnx import Imported
 
 
@@ -312,6 +312,15 @@ def is_tuned(arguments: argparse.Namespace) -> bool:
     if arguments.tuned is not None and arguments.bank is not None:
         raise InputError("--tuned or --bank", "both", "choose one")
     return arguments.tuned is not None or arguments.bank is not None
+
+
+def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
+    """Return the road on which the tuned kernels that the arguments name are compiled."""
+    if arguments.tuned is None:
+        return road
+    from ascend_lab.aoe.saved import read_schedules
+
+    return read_schedules(arguments.tuned).launches.road(chip, road)
 
 
 def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:

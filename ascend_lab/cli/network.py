@@ -90,12 +90,13 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
 
 def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -> Arrays:
     """Return the outputs that the kernels compute, default or tuned ones."""
-    from ascend_lab.graph import compile_graph, run_tasks
+    from ascend_lab.graph import Road, run_tasks
 
     if _is_offline(arguments.model):
         sizes = {name: graph.types[name].shape for name in graph.inputs}
         return _offline(arguments).gear(sizes).run(inputs, kernels=True)
-    compiled = compile_graph(graph, common.chip_with(arguments))
+    chip = common.chip_with(arguments)
+    compiled = common.tuned_road(arguments, chip, Road()).stages(graph, chip).compiled
     if common.is_tuned(arguments):
         compiled = common.with_tuned(compiled, arguments)
     return run_tasks(compiled, inputs, graph.outputs)
@@ -215,6 +216,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if unknown := unknown_names(switches):
         print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
+    road = common.tuned_road(arguments, chip, road)
     front = front_stages(graph, chip, road)
     times, fused = _timed(arguments, front, chip, road)
     if arguments.trace:

@@ -32,6 +32,7 @@ from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.network import NetworkTimeline, simulate_graph
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 from ascend_lab.graph.tasks import Compiled, compile_tasks, run_tasks
+from ascend_lab.sim.timeline import Start
 
 FORMATS = ("fp16", "bf16", "int8")
 ALL_ON = Switches()
@@ -72,7 +73,8 @@ class Road:
     `switches` turn passes (scope GraphFusion) and fusion rules (UBFusion) off by name; `dtype` ""
     leaves number formats alone; `apart` rewrites what has no kernel before `canonical` does;
     without `joined` conversions stay where operators put them; rows are moved to fractals in
-    graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels.
+    graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels;
+    `start` is what starts a kernel: fusion and layouts pay that price.
     """
 
     passes: Sequence[str] = DEFAULT
@@ -84,6 +86,7 @@ class Road:
     most_moved: float = float("inf")
     fusion: bool = True
     small: bool = True
+    start: Start = "queued"
 
     def rewrite(self, graph: Graph) -> tuple[Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
@@ -103,17 +106,21 @@ class Road:
         if self.joined:
             graph = cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
-                graph = stay_in_fractals(graph, chip)
-            graph = small_first_layers(graph, chip) if self.small else graph
+                graph = stay_in_fractals(graph, chip, self.start)
+            graph = small_first_layers(graph, chip, self.start) if self.small else graph
         return graph
 
     def fuse(self, graph: Graph, chip: Chip) -> Fused:
         """Return which nodes of a graph with layouts are one kernel."""
-        return fuse(graph, chip, self.switches) if self.fusion else unfused(graph)
+        return fuse(graph, chip, self.switches, self.start) if self.fusion else unfused(graph)
 
     def kernels(self, graph: Graph, chip: Chip) -> Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
         return compile_tasks(graph, chip, self.fuse(graph, chip).groups)
+
+    def stages(self, graph: Graph, chip: Chip) -> Stages:
+        """Return a model's graph after every stage; raises as `compile_stages`."""
+        return finish_stages(front_stages(graph, chip, self), chip, self)
 
 
 DEFAULT_ROAD = Road()
@@ -146,8 +153,7 @@ def compile_stages(
     Raises a typed error naming the node at fault.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    road = Road(passes, switches or ALL_ON, dtype, fusion=fusion)
-    return finish_stages(front_stages(graph, chip, road), chip, road)
+    return Road(passes, switches or ALL_ON, dtype, fusion=fusion).stages(graph, chip)
 
 
 def compile_graph(graph: Graph, chip: Chip | str, *, dtype: str = "fp16") -> Compiled:

@@ -1,8 +1,9 @@
 """Decisions: those that need the clock, and those that a user takes in a file of switches.
 
 Groups of one kernel, rows in fractals and pixels of 4 channels are decided before the network is
-lowered, so candidates are lowered and timed here, with the launch they pay in a network, from the
-device's queue; kernels are remembered, so that what is taken is not written again.
+lowered, so candidates are lowered and timed here, with what starts them in a network: a launch from
+the device's queue, or a barrier inside a super kernel. Kernels are remembered, so that what is
+taken is not written again.
 
 Which passes and fusion rules are on is said in the two forms of `fusion_switch.cfg`:
 
@@ -26,10 +27,11 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, only_reader
 from ascend_lab.graph.lower import Piece, added_convolutions, halves_of, piece_of, scale_of
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import cycles_queued, lowered_once
+from ascend_lab.graph.tasks import cycles_started, lowered_once
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.limits import TOML_BYTES, json_of, read_file
 from ascend_lab.ops.quantised import QUANTISED
+from ascend_lab.sim.timeline import Start
 
 SCOPES = ("GraphFusion", "UBFusion")
 FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
@@ -89,8 +91,8 @@ def _state(text: str, where: str) -> bool:
 NEVER = float("inf")
 
 
-def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
-    """Tell whether a group becomes one kernel no slower than its nodes apart, launches counted.
+def pays(graph: Graph, group: Sequence[Node], chip: Chip, start: Start = "queued") -> bool:
+    """Tell whether a group becomes one kernel no slower than its nodes apart, starts counted.
 
     One on cube and vector cores starts later and saves little but trips to L2, and a convolution
     alone may run on either: for both, what other kernels wrote is taken to be in L2.
@@ -105,9 +107,9 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     except AscendLabError:
         return False
     warm = mixed or any(node.has("convolution") for node in group)
-    together = _cycles(piece, chip, warm=warm)
+    together = _cycles(piece, chip, start, warm=warm)
     for way in _ways_apart(graph, group):
-        apart = [_cycles(piece_of(graph, part), chip, warm=warm) for part in way]
+        apart = [_cycles(piece_of(graph, part), chip, start, warm=warm) for part in way]
         if NEVER not in apart:
             return together <= sum(apart)
     # one by one some cannot leave their blocks
@@ -138,23 +140,25 @@ def _added(graph: Graph, group: Sequence[Node]) -> list[tuple[Node, ...]]:
     return []
 
 
-def _cycles(piece: Piece, chip: Chip, *, warm: bool = False) -> float:
-    """Return the cycles of a piece's kernel, launch included; infinite if there is none."""
+def _cycles(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> float:
+    """Return the cycles of a piece's kernel, its start included; infinite if there is none."""
     try:
-        return cycles_queued(piece, chip, warm=warm)
+        return cycles_started(piece, chip, start, warm=warm)
     except AscendLabError:
         return NEVER
 
 
-def stay_in_fractals(graph: Graph, chip: Chip) -> Graph:
+def stay_in_fractals(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
     """Return the graph with row-wise operators on fractals where the programs say so.
 
     A layer norm between two matrix products is quickest row-major, but going there and back takes
-    two conversions, each a launch: both ways are timed.
+    two conversions, each started: both ways are timed.
     """
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
         found = _moved(graph, graph.node(name))
-        if found is not None and _near_cycles(*found, chip) < _near_cycles(graph, name, chip):
+        if found is None:
+            continue
+        if _near_cycles(*found, chip, start) < _near_cycles(graph, name, chip, start):
             graph = found[0]
     return graph
 
@@ -184,7 +188,7 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
     return draft.finish(), y
 
 
-def small_first_layers(graph: Graph, chip: Chip) -> Graph:
+def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
     """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
 
     An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
@@ -204,13 +208,13 @@ def small_first_layers(graph: Graph, chip: Chip) -> Graph:
         kind = replace(draft.type(maker.output), layout=SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": SMALL_PIXELS}), kind)
         small = draft.finish()
-        both = [_near_cycles(g, node.name, chip) for g in (small, graph)]
+        both = [_near_cycles(g, node.name, chip, start) for g in (small, graph)]
         graph = small if both[0] < both[1] else graph
     return graph
 
 
-def _near_cycles(graph: Graph, name: str, chip: Chip) -> float:
-    """Return the cycles of an operator and of the conversions it alone needs, with launches.
+def _near_cycles(graph: Graph, name: str, chip: Chip, start: Start) -> float:
+    """Return the cycles of an operator and of the conversions it alone needs, with their starts.
 
     Bytes are made, and sums of bytes scaled, in the same kernels.
     """
@@ -223,4 +227,4 @@ def _near_cycles(graph: Graph, name: str, chip: Chip) -> float:
         maker = graph.producers.get(before.inputs[0])
         bytes_made = maker is not None and maker.op == "quantise" and only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
-    return sum(_cycles(piece_of(graph, group), chip) for group in groups)
+    return sum(_cycles(piece_of(graph, group), chip, start) for group in groups)

@@ -2,7 +2,7 @@
 
 A rule looks at one node and returns the nodes, itself included, that should run together, or None.
 A proposal takes effect if it can be lowered to one kernel (buffers, formats, paths) and that kernel
-is not slower than its nodes one by one, launches counted (`decide.pays`). Otherwise the longest
+is not slower than its nodes one by one, starts counted (`decide.pays`). Otherwise the longest
 leading part that does takes effect, and what is left over is tried on its own: where conv + add +
 relu does not fit, conv + add may, or add + relu.
 
@@ -33,6 +33,7 @@ from ascend_lab.graph.decide import Switches, pays
 from ascend_lab.graph.ir import Graph, Node, only_reader, operator_of
 from ascend_lab.graph.lower import added_convolutions, scale_of
 from ascend_lab.graph.lower.vector import MOVES
+from ascend_lab.sim.timeline import Start
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
 Kind = Literal["cube", "elementwise", "reduce", "other"]
@@ -329,10 +330,12 @@ def unfused(graph: Graph) -> Fused:
     return Fused(tuple((node,) for node in graph.nodes))
 
 
-def fuse(graph: Graph, chip: Chip, switches: Switches | None = None) -> Fused:
-    """Return the groups of a graph with layouts for a chip."""
+def fuse(
+    graph: Graph, chip: Chip, switches: Switches | None = None, start: Start = "queued"
+) -> Fused:
+    """Return the groups of a graph with layouts for a chip, whose kernels are started so."""
     on = (switches or Switches()).is_on
-    work = _Fuser(graph, chip)
+    work = _Fuser(graph, chip, start)
     for rule in RULES:
         if on(rule.name):
             for node in graph.nodes:
@@ -349,8 +352,8 @@ def fuse(graph: Graph, chip: Chip, switches: Switches | None = None) -> Fused:
 class _Fuser:
     """Groups that took effect so far; `taken` names their nodes."""
 
-    def __init__(self, graph: Graph, chip: Chip) -> None:
-        self.graph, self.chip = graph, chip
+    def __init__(self, graph: Graph, chip: Chip, start: Start) -> None:
+        self.graph, self.chip, self.start = graph, chip, start
         self.taken: dict[str, tuple[Node, ...]] = {}
         self.counts: dict[str, Count] = {}
         self.place = {node.name: i for i, node in enumerate(graph.nodes)}
@@ -367,10 +370,13 @@ class _Fuser:
         effect = 0
         while len(rest) > 1:
             counts = range(len(rest), 1, -1)
-            count = next((c for c in counts if pays(self.graph, rest[:c], self.chip)), 1)
+            count = next((c for c in counts if self._pays(rest[:c])), 1)
             if count > 1:
                 group = tuple(rest[:count])
                 self.taken.update((node.name, group) for node in group)
                 effect = 1
             rest = rest[count:]
         self.counts[name] = self.counts.get(name, Count()) + Count(1, effect)
+
+    def _pays(self, nodes: Sequence[Node]) -> bool:
+        return pays(self.graph, nodes, self.chip, self.start)

@@ -39,6 +39,7 @@ from ascend_lab.layout import unpack
 from ascend_lab.ops.operator import Operator
 from ascend_lab.sim import KernelTimeline, execute, simulate_kernel
 from ascend_lab.sim.l2 import Access, DeviceMemory
+from ascend_lab.sim.timeline import Start, start_cycles
 
 NAME, LOADER = "AI CPU", "AIPP"
 CUBE = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
@@ -280,12 +281,13 @@ def lowered_once(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowe
     return _lowered(piece, chip, choice, _operators(piece))
 
 
-def cycles_queued(piece: Piece, chip: Chip, *, warm: bool = False) -> int:
-    """Return the cycles of a piece's kernel, queued launch included; remembered.
+def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> int:
+    """Return the cycles of a piece's kernel and of what starts it; the former are remembered.
 
     L2 is cold, or holds the tensors that other kernels have written, unless one fills half of it.
     """
-    return _cycles(piece, chip, _operators(piece), warm)
+    cycles, mix_cycles = _cycles(piece, chip, _operators(piece), warm)
+    return cycles + start_cycles(chip, start, mix_cycles)
 
 
 def _operators(piece: Piece) -> tuple[Operator, ...]:
@@ -309,12 +311,14 @@ def _lowered(
 
 
 @lru_cache(REMEMBERED)
-def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool) -> int:
+def _cycles(
+    piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool
+) -> tuple[int, int]:
     kernel, memory = _lowered(piece, chip, None, operators).kernel, None
     if warm:
         memory = near_memory(kernel, piece, chip)
     timeline = simulate_kernel(kernel, chip, memory)
-    return replace(timeline, start="queued").total_cycles
+    return timeline.cycles, timeline.mix_cycles
 
 
 # -- values ---------------------------------------------------------------------------------------

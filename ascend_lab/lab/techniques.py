@@ -19,7 +19,7 @@ from ascend_lab.aoe.operators import unit_of
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
-from ascend_lab.graph.compile import Road, finish_stages, front_stages
+from ascend_lab.graph.compile import Road
 from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
 from ascend_lab.graph.lower.conv import conv_job
@@ -57,7 +57,7 @@ def _compiler(graph: Graph, chip: Chip, dtype: str) -> Callable[[frozenset[str]]
         road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
                     layouts=partial(assign_layouts, follow=follow),
                     fusion="fusion" in on)  # fmt: skip
-        return finish_stages(front_stages(graph, believed, road), believed, road).compiled
+        return road.stages(graph, believed).compiled
 
     def compiled(on: frozenset[str]) -> Compiled:
         if unknown := sorted(on - set(TECHNIQUES)):

@@ -19,7 +19,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import load_topology
 from ascend_lab.graph import zoo
 from ascend_lab.graph.bound import bound_of
-from ascend_lab.graph.compile import Road, finish_stages, front_stages
+from ascend_lab.graph.compile import Road
 from ascend_lab.graph.ledger import ledger
 from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels import GemmSchedule, GemmShape, best_grid
@@ -246,7 +246,7 @@ def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> Ne
     chip = load_chip(entry["chip"])
     graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
     road = Road(small=entry.get("small_channel", False))
-    stages = finish_stages(front_stages(graph, chip, road), chip, road)
+    stages = road.stages(graph, chip)
     times = stages.timeline()
     terms = ledger(times, bound_of(stages.rewritten, chip))
     rate = batch / times.time_s

@@ -17,7 +17,7 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Constant, Draft, Graph, Node, Stages, TensorType
-from ascend_lab.graph.compile import Road, finish_stages, front_stages
+from ascend_lab.graph.compile import Road
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT
@@ -209,4 +209,4 @@ def compile_training(
     again = "recompute" in step.phases.values()
     names = [name for name in passes if not (again and name == MERGING)]
     road = replace(TRAINING, passes=names, fusion=fusion)
-    return finish_stages(front_stages(step.graph, chip, road), chip, road)
+    return road.stages(step.graph, chip)

@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
 from ascend_lab.aoe.drive import Trace, Trial
+from ascend_lab.aoe.engine import named, numbered
 from ascend_lab.aoe.recorded import read_recorded, recorded, replay
 from ascend_lab.aoe.report import Report, failed, ticks_best, write_report
 from ascend_lab.aoe.saved import read_schedules, save_tuned
 from ascend_lab.aoe.search import SEARCHES
+from ascend_lab.aoe.subgraph import prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import solve as cli_replay
+from ascend_lab.cli.main import ascend_lab as lab
 from ascend_lab.cli.verbs import run
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
@@ -306,6 +309,30 @@ def test_schedules_hold_for_a_weight_that_is_stored_transposed(tmp_path):
     kernels = read_schedules(saved.schedules).choices
     assert any("trans_b = True" in kernel for kernel in kernels)
     assert saved.time_s == pytest.approx(tuning.result_s, rel=1e-9)
+
+
+def test_kernels_for_one_launch_are_saved_and_read_again(tmp_path, capsys):
+    net, chip = cases.Net(), load_chip("Ascend910B2")
+    x = net.silu(net.conv2d(net.input("x", (1, 32, 28, 28)), net.numbers(32, 32, 1, 1)))
+    x = net.silu(net.depthwise_conv2d(x, net.numbers(32, 1, 5, 5), pad=2))
+    net.output(net.conv2d(x, net.numbers(32, 32, 1, 1)))
+    tuning = tune(net.build(), chip, "1,2", settings=FEW)
+    assert tuning.subgraph.plan.inside
+    saved = save_tuned(tmp_path, "inverted", tuning)
+    assert saved.time_s == pytest.approx(tuning.result_s, rel=1e-9)
+    files = [str(saved.model), "--tuned", str(saved.schedules), "--chip", chip.name]
+    assert lab(["simulate", *files, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["time_s"] == pytest.approx(saved.time_s, rel=1e-9)
+    assert lab(["run", *files, "--compiled"]) == 0
+    head, *lines = saved.schedules.read_text("utf-8").splitlines()
+    old = {name: value for name, value in json.loads(head).items() if name != "inside"}
+    saved.schedules.write_text("\n".join([json.dumps(old), *lines]), "utf-8")
+    assert read_schedules(saved.schedules).launches == replace(tuning.subgraph.plan, inside=False)
+    graph = prepared(net.build(), chip)
+    data = numbered(tuning.subgraph.plan, graph)
+    assert named(data, graph) == tuning.subgraph.plan
+    del data["inside"]
+    assert named(data, graph) == replace(tuning.subgraph.plan, inside=False)
 
 
 FOLDER = data_path("autotune_bruteforce/README.md").parent

@@ -12,7 +12,7 @@ from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, slice
 from ascend_lab.aoe.subgraph.residency import Buffer, Cache, Step
 from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
 from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, ranges_of
-from ascend_lab.aoe.subgraph.tune import neighbours, plan_time, uneven
+from ascend_lab.aoe.subgraph.tune import neighbours, plan_time, planned, uneven
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph import (
@@ -23,6 +23,7 @@ from ascend_lab.graph import (
     run_compiled,
     run_tasks,
     simulate_graph,
+    zoo,
 )
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import front_stages
@@ -200,6 +201,11 @@ def test_several_regions_and_graphs_between():
     plan = SlicePlan((region(graph, "batch", (3, 1), last="y1"), rows))
     new = agree(graph, plan)
     assert SlicePlan.of(plan.plain()) == plan
+    launched = replace(plan, one_launch=True, inside=True)
+    assert SlicePlan.of(launched.plain()) == launched
+    assert str(launched).endswith("\none launch, kernels for it")
+    old = {name: value for name, value in launched.plain().items() if name != "inside"}
+    assert SlicePlan.of(old) == replace(plan, one_launch=True)
     assert "batch 3+1, depth" in str(plan) and str(SlicePlan()) == "whole"
     assert sliced(graph, SlicePlan()) is not None and len(new.nodes) > len(graph.nodes)
     assert canonical(new, CHIP).outputs == graph.outputs
@@ -356,8 +362,21 @@ def test_one_network_one_result(tight):
 
 def test_where_all_fits_nothing_is_sliced_and_kernels_share_a_launch():
     result = tune_subgraph(chain_net(), load_chip("Ascend910B2"))
-    assert result.tried == 3 and result.plan.one_launch and not result.plan.regions
+    assert result.tried == 4 and result.plan.one_launch and not result.plan.regions
     assert result.after_s < result.before_s
+
+
+@pytest.mark.parametrize(("name", "inside"), [("shufflenet_v1_g3_x2_0", True), ("resnet18", False)])
+def test_kernels_for_one_launch_are_taken_only_if_quicker(name, inside):
+    chip, graph = load_chip("Ascend910B2"), zoo.build(name, batch=1)
+    result, plain = tune_subgraph(graph, chip), prepared(graph, chip)
+    ways = [SlicePlan((), True, ahead) for ahead in (False, True)]
+    best_s = min(plan_time(plain, plan, chip) for plan in ways)
+    assert result.plan.inside == inside and (result.after_s < best_s) == inside
+    assert result.after_s <= best_s
+    assert plan_time(plain, result.plan, chip) == simulate_graph(result.compiled).time_s
+    again = planned(plain, result.plan, chip)
+    assert (again.plan, again.after_s) == (result.plan, result.after_s)
 
 
 def test_no_time_leaves_the_network_whole_or_better(tight):

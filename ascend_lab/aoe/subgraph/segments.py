@@ -54,9 +54,9 @@ def laid_out(graph: Graph, chip: Chip) -> Graph:
     return DEFAULT_ROAD.lay_out(graph, chip)
 
 
-def compiled(graph: Graph, chip: Chip) -> Compiled:
+def compiled(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
     """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
-    return DEFAULT_ROAD.kernels(laid_out(graph, chip), chip)
+    return road.kernels(road.lay_out(graph, chip), chip)
 
 
 def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:

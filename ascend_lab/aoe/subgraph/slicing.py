@@ -15,15 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Compiled, Constant, Fill, Graph, Node, TensorType, infer, pruned
+from ascend_lab.graph import Compiled, Constant, Fill, Graph, Node, Road, TensorType, infer, pruned
+from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.draft import Draft, given_attrs
 from ascend_lab.graph.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
 from ascend_lab.ops.slicing import Cut, Range
+from ascend_lab.sim.timeline import Start
 
 AXES = ("batch", "channel", "height", "width", "sequence")
 ORDERS = ("depth", "zigzag")
 HALOS = ("recompute", "store")
+HOW = {"one_launch": "one launch", "inside": "kernels for it", "prefetch": "weights ahead"}
+"""What a plan says of the whole network, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +78,31 @@ class SlicePlan:
     """Regions in the order of the graph, no two overlapping; what is in none stays whole.
 
     `one_launch`: all kernels are one super kernel. `prefetch`: weights are loaded into L2 ahead.
+    `inside`: borders of kernels are decided at the price of a barrier; only with `one_launch`.
     """
 
     regions: tuple[Region, ...] = ()
     one_launch: bool = False
     prefetch: bool = False
+    inside: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Return the plan as plain data, ready for JSON."""
         rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
-        return {"regions": rows, "one_launch": self.one_launch, "prefetch": self.prefetch}
+        return {"regions": rows, **{name: getattr(self, name) for name in HOW}}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "SlicePlan":
         """Return the plan of plain data, as `plain` wrote it."""
         rows = ({**one, "parts": tuple(one["parts"])} for one in data["regions"])
         regions = tuple(Region(**row) for row in rows)
-        return cls(regions, bool(data["one_launch"]), bool(data["prefetch"]))
+        known = {"inside": False, **data}  # plans of before have none
+        return cls(regions, **{name: bool(known[name]) for name in HOW})
+
+    def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
+        """Return the road on which kernels get the plan's borders; cores of two kinds meet."""
+        within: Start = "inside" if chip.combined else "across"
+        return replace(road, start=within) if self.inside else road
 
     def launched(self, compiled: Compiled) -> Compiled:
         """Return a compiled network with its kernels launched as the plan says."""
@@ -116,8 +129,8 @@ class SlicePlan:
     def __str__(self) -> str:
         """Return one line a region, and one for launches and prefetch if they are not as ever."""
         lines = [str(region) for region in self.regions] or ["whole"]
-        how = {"one launch": self.one_launch, "weights ahead": self.prefetch}
-        return "\n".join([*lines, *filter(None, [", ".join(n for n, on in how.items() if on)])])
+        how = [word for name, word in HOW.items() if getattr(self, name)]
+        return "\n".join([*lines, *filter(None, [", ".join(how)])])
 
 
 def _borders(compiled: Compiled) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Dynamic programming over cut points gives the best slices under the costs of segments alone; plans
 near them are then timed on the whole network, the most promising first, and each that is faster is
-the next to start from. The network as it is takes part, so that the result is never slower.
+the next to start from. The network as it is takes part, so that the result is never slower. Borders
+of kernels are searched as two ways: at the price of a launch, and of a barrier inside one launch.
 
 Not searched, because nothing can be gained: slices where all of a network fits into L2 (every byte
 is read once already); several super kernels (a barrier inside one costs less than a launch, and no
@@ -36,7 +37,7 @@ from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
 from ascend_lab.graph.evaluate import live_bytes, weight_bytes
 
-BUDGET = 12
+BUDGET = 13
 """Plans timed on the whole network, unless stated."""
 FAR = 1.1
 """A plan is not timed if its segments cost so much more than the best one's."""
@@ -48,7 +49,11 @@ Chain = tuple[Choice, ...]
 
 def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
     """Return the seconds a prepared graph takes under a plan."""
-    return simulate_graph(plan.launched(compiled(sliced(graph, plan), chip))).time_s
+    return simulate_graph(_launched(sliced(graph, plan), plan, chip)).time_s
+
+
+def _launched(cut: Graph, plan: SlicePlan, chip: Chip) -> Compiled:
+    return plan.launched(compiled(cut, chip, plan.road(chip)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ def tune_subgraph(
         if max(live_bytes(graph)) + weight_bytes(graph) > chip.l2.size_bytes:
             search.slices(time_limit_s)
             search.prefetch()
+            search.inside()
     except TimeUpError:
         pass
     except KeyboardInterrupt:
@@ -120,7 +126,7 @@ def tune_subgraph(
 def planned(graph: Graph, plan: SlicePlan, chip: Chip) -> SubgraphResult:
     """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
     cut, before_s = sliced(graph, plan), plan_time(graph, SlicePlan(), chip)
-    built = plan.launched(compiled(cut, chip))
+    built = _launched(cut, plan, chip)
     bound_s = bound_of(graph, chip).time_s
     return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
 
@@ -136,7 +142,7 @@ class _Search:
         self.best, self.best_s, self.interrupted = SlicePlan(), math.inf, False
         self.known: dict[SlicePlan, float] = {}
         self.compiled = self._built = compiled(graph, chip)
-        self._of: tuple[Region, ...] = ()
+        self._of: tuple[tuple[Region, ...], bool] = (), False
 
     @property
     def tried(self) -> int:
@@ -149,9 +155,10 @@ class _Search:
             return self.known[plan]
         time_s = math.inf
         with suppress(AscendLabError):
-            if plan.regions != self._of:
-                self._built = compiled(sliced(self.graph, plan), self.chip)
-                self._of = plan.regions
+            if (plan.regions, plan.inside) != self._of:
+                cut, road = sliced(self.graph, plan), plan.road(self.chip)
+                self._built = compiled(cut, self.chip, road)
+                self._of = plan.regions, plan.inside
             time_s = simulate_graph(plan.launched(self._built)).time_s
         self.known[plan] = time_s
         if time_s < self.best_s:
@@ -160,9 +167,16 @@ class _Search:
         return time_s
 
     def launches(self) -> None:
-        """Put all kernels into one launch."""
+        """Put all kernels into one launch, and take those that are best there if that helps."""
         with self.deadline.cut():
             self.time(replace(self.best, one_launch=True))
+            self.time(replace(self.best, one_launch=True, inside=True))
+
+    def inside(self) -> None:
+        """Take the kernels that are best inside a launch if that helps, or the others."""
+        if self.best.one_launch:
+            with self.deadline.cut():
+                self.time(replace(self.best, inside=not self.best.inside))
 
     def prefetch(self) -> None:
         """Load weights ahead if that helps, or no more if it does not; a buffer holds none."""
