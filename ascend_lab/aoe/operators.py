@@ -24,6 +24,7 @@ from ascend_lab.graph.lower import (
     Lowered,
     Piece,
     by_template,
+    halves_of,
     lower,
 )
 from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of
@@ -110,6 +111,8 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     nodes = piece.graph.nodes
     op = nodes[0].op
     if op in CONVOLUTIONS:
+        if halves_of(nodes)[1]:
+            return "", "of two convolutions in a row the quickest division is taken already"
         if beside_of(piece)[1]:
             return "joint", ""
         if nodes[0].inputs[1] not in piece.constants:

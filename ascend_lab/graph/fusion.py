@@ -51,10 +51,14 @@ FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
 # -- rules ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A fusion rule: the name a switch file knows it by, and what it proposes."""
+    """A fusion rule: the name a switch file knows it by, and what it proposes.
+
+    `inside`: only where kernels share a launch, which the vendor's compiler does not do by default.
+    """
 
     name: str
     match: Match
+    inside: bool = False
 
     def propose(self, graph: Graph, node: Node) -> Sequence[Node]:
         """Return what the rule proposes; raise `InputError` naming it if that is no nodes."""
@@ -145,7 +149,7 @@ RULES: list[Rule] = [
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule("JointConvolutionFusionPass", joint_convolutions),
-    Rule("ChainedConvolutionFusionPass", chained_convolutions),
+    Rule("ChainedConvolutionFusionPass", chained_convolutions, inside=True),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),
@@ -337,7 +341,7 @@ def fuse(
     on = (switches or Switches()).is_on
     work = _Fuser(graph, chip, start)
     for rule in RULES:
-        if on(rule.name):
+        if on(rule.name) and (start != "queued" or not rule.inside):
             for node in graph.nodes:
                 if node.name not in work.taken:
                     work.propose(rule.name, rule.propose(graph, node))
