@@ -11,8 +11,9 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.isa import as_kernel, sanitize
 from ascend_lab.kernels import ConvShape
-from ascend_lab.kernels.chain import Chain, ChainSchedule, chain_launch
+from ascend_lab.kernels.chain import chain_launch
 from ascend_lab.kernels.chain_schedules import TIMED, chain_launches, ranked
+from ascend_lab.kernels.chain_shape import Chain, ChainSchedule
 from ascend_lab.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
 from ascend_lab.kernels.conv_stage import pack_bias
 from ascend_lab.kernels.epilogue import Epilogue, Step

@@ -25,9 +25,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import UnsupportedError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.chain_shape import (
+    PLAIN,
+    SUMS,
+    Band,
+    Chain,
+    ChainSchedule,
+    Job,
+    bands_of,
+    check_chain,
+)
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
@@ -37,70 +45,13 @@ from ascend_lab.kernels.conv_windows import (
     area_of,
     runs_of,
     tiles_per_image,
-    window_of,
 )
-from ascend_lab.kernels.epilogue import SUMS as IN
-from ascend_lab.kernels.epilogue import Epilogue, Step, check_epilogue
 from ascend_lab.kernels.epilogue_emit import Channels, Sizes, drain, held_channels, new_finish
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import Own, plane_launch
 from ascend_lab.kernels.tiles import Area, chunks, repeat, sum_queue
 
 AREA = FRACTAL * FRACTAL
-SUMS = "fp32"
-Job = tuple[ConvShape, Epilogue | None]
-PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
-"""What is done to sums where nothing else is: they are rounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Both convolutions, and what is done to the sums of each."""
-
-    point: ConvShape
-    depth: ConvShape
-    after_point: Epilogue | None = None
-    after_depth: Epilogue | None = None
-
-    @property
-    def halves(self) -> tuple[Job, Job]:
-        """Each convolution with its epilogue."""
-        return (self.point, self.after_point), (self.depth, self.after_depth)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainSchedule:
-    """How a chain is divided.
-
-    `grid`: cores over channel blocks, images and output rows. A core takes its rows in `bands`, and
-    `blocks` channel blocks at once; `tile` is fractals of output pixels. What stays, `stay`, is
-    "rows" of an image or "weights" of channel blocks.
-    """
-
-    grid: tuple[int, int, int]
-    bands: int
-    blocks: int
-    tile: int
-    stay: str
-
-
-def check_chain(chain: Chain, chip: Chip) -> None:
-    """Raise `UnsupportedError` for convolutions that are no chain, and chips without a way back."""
-    point, depth = chain.point, chain.depth
-    lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored)
-    afters = [epilogue for _, epilogue in chain.halves if epilogue]
-    kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
-    kinds |= {epilogue.out_dtype for epilogue in afters}
-    fits = lone == (1, 1, 1, 0, 1, (0, 1)) and kinds == {"fp16"} and not point.lanes
-    fits &= depth.groups == depth.c == depth.k == point.k and point.beside is None
-    fits &= (depth.n, depth.h, depth.w) == (point.n, *point.out_hw)
-    fits &= chip.combined and min(depth.pads) >= 0
-    fits &= not (chain.after_point and chain.after_point.of_kind("tile"))
-    if not fits:
-        wanted = "a 1x1 convolution, then a depthwise one of all it writes, in fp16, sums in UB"
-        raise UnsupportedError(wanted, f"{point}, {depth} on {chip.name}", "two kernels")
-    for epilogue in afters:
-        check_epilogue(epilogue, chip, SUMS)
 
 
 def chain_launch(chain: Chain, chip: Chip, schedule: ChainSchedule) -> Launch:
@@ -119,38 +70,6 @@ def chain_launch(chain: Chain, chip: Chip, schedule: ChainSchedule) -> Launch:
 
     name = f"chain_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(name, (channels, images, rows), program)
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Output rows from `low` on, as if the image were what these see of it, from `first` on.
-
-    `tile`: fractals of pixels of a tile in between, of which there are no more than behind.
-    """
-
-    low: int
-    first: int
-    depth: ConvShape
-    tile: int
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of a plane between the two."""
-        return self.depth.h * self.depth.w
-
-
-def bands_of(chain: Chain, rows: tuple[int, int], schedule: ChainSchedule) -> list[Band]:
-    """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
-    (low, high), shape, ow = rows, chain.depth, chain.depth.out_hw[1]
-    each, found = up(high - low, schedule.bands), []
-    for at in range(low, high, each):
-        seen = window_of(shape, at * ow, (min(at + each, high) - at) * ow).rows
-        if seen.skipped:
-            raise UnsupportedError("rows of the image", f"rows {at} see none", "two kernels")
-        depth = replace(shape, n=1, h=seen.count, pad=(seen.before, seen.after, *shape.pads[2:]))
-        turns = tiles_per_image(depth, schedule.tile)
-        found.append(Band(at, seen.first, depth, up(up(seen.count * shape.w, FRACTAL), turns)))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +104,8 @@ class _Half:
         bias = epilogue.bias if epilogue else ""
         self.fractals = (self.deep + bool(bias)) * blocks
         self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
-        sizes = Sizes(tile, blocks, count, shape.blocks[1], stored)
-        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes, prefix=prefix, shares=2)
+        sizes = Sizes(tile, blocks, count, shape.blocks[1], stored, prefix, shares=2)
+        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
         self.finish = finish
 

@@ -13,7 +13,8 @@ from functools import lru_cache
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Launch
-from ascend_lab.kernels.chain import PLAIN, SUMS, Chain, ChainSchedule, chain_launch, check_chain
+from ascend_lab.kernels.chain import chain_launch
+from ascend_lab.kernels.chain_shape import PLAIN, SUMS, Chain, ChainSchedule, check_chain
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 

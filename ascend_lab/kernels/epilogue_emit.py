@@ -169,28 +169,25 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Fractals of a tile, output blocks a core owns, blocks and elements of the whole output."""
+    """Fractals of a tile, output blocks a core owns, blocks and elements of the whole output.
+
+    Of several epilogues in one kernel each has a `prefix` for its buffers, and one of `shares` of
+    UB.
+    """
 
     tile_m: int
     tile_n: int
     n_own: int
     blocks: int
     elements: int
+    prefix: str = ""
+    shares: int = 1
 
 
 def new_finish(
-    k: KernelBuilder,
-    epilogue: Epilogue | None,
-    sums: str,
-    sizes: Sizes,
-    *,
-    prefix: str = "",
-    shares: int = 1,
+    k: KernelBuilder, epilogue: Epilogue | None, sums: str, sizes: Sizes
 ) -> Finish | None:
-    """Allocate what an epilogue needs; raise `CapacityError` if it does not fit.
-
-    Of several in one kernel each has a `prefix` for its buffers, and one of `shares` of UB.
-    """
+    """Allocate what an epilogue needs; raise `CapacityError` if it does not fit."""
     if epilogue is None:
         return None
     check_epilogue(epilogue, k.chip, sums)
@@ -206,15 +203,15 @@ def new_finish(
         raise CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
-    left = k.chip.buffers["UB"] // shares - 2 * blocks * demand.block_bytes
+    left = k.chip.buffers["UB"] // sizes.shares - 2 * blocks * demand.block_bytes
     columns = left // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
     columns = max(pair, min(sizes.tile_n, columns) // pair * pair)
     elements = columns * sizes.tile_m * FRACTAL * FRACTAL
     operands = epilogue.of_kind("tile")
     tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
-    out = k.queue(f"{prefix}y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
+    out = k.queue(f"{sizes.prefix}y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
     scratch = tuple(
-        k.buffer(f"{prefix}value.{i}", "UB", dtype, elements)
+        k.buffer(f"{sizes.prefix}value.{i}", "UB", dtype, elements)
         for i, dtype in enumerate(plan.tiles[1:], 1)
     )
     second = None

@@ -13,25 +13,24 @@ from ascend_lab.graph.lower.conv import conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels.chain import Chain
 from ascend_lab.kernels.chain_schedules import chain_launches
+from ascend_lab.kernels.chain_shape import Chain
 
 
 def halves_of(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
-    """Return the nodes before the second convolution, and the rest: none if there is one only."""
-    places = [i for i, node in enumerate(nodes) if node.has("convolution")]
-    alone = len(places) != 2 or any(node.op == "add" for node in nodes[: places[1]])
-    cut = len(nodes) if alone else places[1]
-    return nodes[:cut], nodes[cut:]
+    """Return a convolution with what follows it, and another one that reads this, if any."""
+    for i, node in enumerate(nodes):
+        if i and node.has("convolution") and node.inputs[0] == nodes[i - 1].output:
+            return (nodes[:i], nodes[i:]) if nodes[0].has("convolution") else (nodes, ())
+    return nodes, ()
 
 
 def lower_chain(piece: Piece, chip: Chip) -> Lowered:
     """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
     parts = [_part(piece, nodes) for nodes in halves_of(piece.graph.nodes)]
     shared = parts[0].constants & parts[1].constants
-    links = parts[1].graph.nodes[0].inputs[0] == parts[0].graph.outputs[0]
     weights = [part.graph.nodes[0].inputs[1] for part in parts]
-    if shared or not links or not {*weights} <= piece.constants:
+    if shared or not {*weights} <= piece.constants:
         raise UnsupportedError(
             "two convolutions in a row, constants of their own", "others", "cut here"
         )

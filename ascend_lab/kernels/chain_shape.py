@@ -1,0 +1,100 @@
+"""Two convolutions in a row as one problem: what each does, how they are divided, bands of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
+from ascend_lab.kernels.epilogue import SUMS as IN
+from ascend_lab.kernels.epilogue import Epilogue, Step, check_epilogue
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+
+SUMS = "fp32"
+Job = tuple[ConvShape, Epilogue | None]
+PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
+"""What is done to sums where nothing else is: they are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Both convolutions, and what is done to the sums of each."""
+
+    point: ConvShape
+    depth: ConvShape
+    after_point: Epilogue | None = None
+    after_depth: Epilogue | None = None
+
+    @property
+    def halves(self) -> tuple[Job, Job]:
+        """Each convolution with its epilogue."""
+        return (self.point, self.after_point), (self.depth, self.after_depth)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSchedule:
+    """How a chain is divided.
+
+    `grid`: cores over channel blocks, images and output rows. A core takes its rows in `bands`, and
+    `blocks` channel blocks at once; `tile` is fractals of output pixels. What stays, `stay`, is
+    "rows" of an image or "weights" of channel blocks.
+    """
+
+    grid: tuple[int, int, int]
+    bands: int
+    blocks: int
+    tile: int
+    stay: str
+
+
+def check_chain(chain: Chain, chip: Chip) -> None:
+    """Raise `UnsupportedError` for convolutions that are no chain, and chips without a way back."""
+    point, depth = chain.point, chain.depth
+    lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored)
+    afters = [epilogue for _, epilogue in chain.halves if epilogue]
+    kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
+    kinds |= {epilogue.out_dtype for epilogue in afters}
+    fits = lone == (1, 1, 1, 0, 1, (0, 1)) and kinds == {"fp16"} and not point.lanes
+    fits &= depth.groups == depth.c == depth.k == point.k and point.beside is None
+    fits &= (depth.n, depth.h, depth.w) == (point.n, *point.out_hw)
+    fits &= chip.combined and min(depth.pads) >= 0
+    fits &= not (chain.after_point and chain.after_point.of_kind("tile"))
+    if not fits:
+        wanted = "a 1x1 convolution, then a depthwise one of all it writes, in fp16, sums in UB"
+        raise UnsupportedError(wanted, f"{point}, {depth} on {chip.name}", "two kernels")
+    for epilogue in afters:
+        check_epilogue(epilogue, chip, SUMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Output rows from `low` on, as if the image were what these see of it, from `first` on.
+
+    `tile`: fractals of pixels of a tile in between, of which there are no more than behind.
+    """
+
+    low: int
+    first: int
+    depth: ConvShape
+    tile: int
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a plane between the two."""
+        return self.depth.h * self.depth.w
+
+
+def bands_of(chain: Chain, rows: tuple[int, int], schedule: ChainSchedule) -> list[Band]:
+    """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
+    (low, high), shape, ow = rows, chain.depth, chain.depth.out_hw[1]
+    each, found = up(high - low, schedule.bands), []
+    for at in range(low, high, each):
+        seen = window_of(shape, at * ow, (min(at + each, high) - at) * ow).rows
+        if seen.skipped:
+            raise UnsupportedError("rows of the image", f"rows {at} see none", "two kernels")
+        depth = replace(shape, n=1, h=seen.count, pad=(seen.before, seen.after, *shape.pads[2:]))
+        turns = tiles_per_image(depth, schedule.tile)
+        found.append(Band(at, seen.first, depth, up(up(seen.count * shape.w, FRACTAL), turns)))
+    return found
