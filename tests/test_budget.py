@@ -30,7 +30,7 @@ LINES = {
     "errors": 85,
     "graph": 17995,
     "isa": 3390,
-    "kernels": 9310,
+    "kernels": 9960,
     "lab": 21165,
     "layout": 915,
     "limits": 240,

@@ -126,7 +126,7 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
 
 
-def chained_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
+def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a 1x1 convolution and the depthwise one that reads it, and what follows each."""
     if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
         return None
@@ -149,7 +149,7 @@ RULES: list[Rule] = [
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule("JointConvolutionFusionPass", joint_convolutions),
-    Rule("ChainedConvolutionFusionPass", chained_convolutions, inside=True),
+    Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),

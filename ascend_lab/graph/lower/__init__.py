@@ -3,7 +3,6 @@
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.lower.chain import halves_of, lower_chain
 from ascend_lab.graph.lower.conv import (
     added_convolutions,
     lower_conv,
@@ -13,6 +12,7 @@ from ascend_lab.graph.lower.conv import (
 )
 from ascend_lab.graph.lower.matmul import lower_product
 from ascend_lab.graph.lower.piece import Choice, Lowered, Piece, choice_of, packed, piece_of
+from ascend_lab.graph.lower.tandem import halves_of, lower_tandem
 from ascend_lab.graph.lower.vector import (
     MOVES,
     lower_mixed,
@@ -46,8 +46,8 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_vector(piece, chip, choice.steps)
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
-        chained = bool(halves_of(nodes)[1])
-        return lower_chain(piece, chip) if chained else lower_conv(piece, chip, tiling)
+        two = bool(halves_of(nodes)[1])
+        return lower_tandem(piece, chip) if two else lower_conv(piece, chip, tiling)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return lower_product(piece, chip, tiling)

@@ -26,16 +26,6 @@ from itertools import pairwise
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
-from ascend_lab.kernels.chain_shape import (
-    PLAIN,
-    SUMS,
-    Band,
-    Chain,
-    ChainSchedule,
-    Job,
-    bands_of,
-    check_chain,
-)
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products, keep_near
 from ascend_lab.kernels.conv_windows import (
     BundleShare,
@@ -49,26 +39,36 @@ from ascend_lab.kernels.conv_windows import (
 from ascend_lab.kernels.epilogue_emit import Channels, Sizes, drain, held_channels, new_finish
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import Own, plane_launch
+from ascend_lab.kernels.tandem_shape import (
+    PLAIN,
+    SUMS,
+    Band,
+    Job,
+    Tandem,
+    TandemSchedule,
+    bands_of,
+    check_tandem,
+)
 from ascend_lab.kernels.tiles import Area, chunks, repeat, sum_queue
 
 AREA = FRACTAL * FRACTAL
 
 
-def chain_launch(chain: Chain, chip: Chip, schedule: ChainSchedule) -> Launch:
+def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launch:
     """Return the kernel as a launch; raise `CapacityError` if a band does not fit L1.
 
     Tensors are x, weight, depth_weight and y in NC1HWC0, planes without gaps, and the epilogues'
     operands.
     """
-    check_chain(chain, chip)
-    shape = chain.depth
+    check_tandem(tandem, chip)
+    shape = tandem.depth
     totals = shape.blocks[1], shape.n, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
 
     def program(own: Own) -> Program:
-        return _Writer(chain, chip, schedule, own).program()
+        return _Writer(tandem, chip, schedule, own).program()
 
-    name = f"chain_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+    name = f"tandem_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(name, (channels, images, rows), program)
 
 
@@ -93,12 +93,15 @@ class _Half:
     """One of the two convolutions on a core: weights, bias, its way out of L0C."""
 
     def __init__(
-        self, k: KernelBuilder, prefix: str, job: Job, own: tuple[int, int], tile: int, stored: int
+        self, k: KernelBuilder, job: Job, own: tuple[int, int], tile: int, stored: int, single: bool
     ) -> None:
-        """Allocate; `own` are channel blocks of the core, and those of them that go together."""
+        """Allocate; `own` are channel blocks of the core, and those of them that go together.
+
+        `single`: each block is read alone.
+        """
         (shape, epilogue), (count, blocks) = job, own
         self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
-        self.single = shape.groups > 1
+        self.single, prefix = single, "depth_" if single else ""
         self.deep = shape.taps * (1 if self.single else shape.blocks[0])
         self.weight = k.tensor(f"{prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
         bias = epilogue.bias if epilogue else ""
@@ -167,24 +170,24 @@ class _Unit:
 class _Writer:
     """The program of the cores that own equally much."""
 
-    def __init__(self, chain: Chain, chip: Chip, schedule: ChainSchedule, own: Own) -> None:
+    def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, own: Own) -> None:
         """Allocate tensors and queues."""
-        self.chain, self.schedule, self.own = chain, schedule, own
-        k = self.k = KernelBuilder("chain", chip)
-        count, (c1, n1) = own.channels[0], chain.point.blocks
+        self.tandem, self.schedule, self.own = tandem, schedule, own
+        k = self.k = KernelBuilder("tandem", chip)
+        count, (c1, n1) = own.channels[0], tandem.point.blocks
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
-        self.bands = bands_of(chain, own.rows, schedule)
-        shape, lines = chain.depth, max(band.pixels for band in self.bands) * FRACTAL
+        self.bands = bands_of(tandem, own.rows, schedule)
+        shape, lines = tandem.depth, max(band.pixels for band in self.bands) * FRACTAL
         self.plane = math.prod(shape.out_hw)
-        self.x = k.tensor("x", "fp16", shape.n * c1 * chain.point.plane)
+        self.x = k.tensor("x", "fp16", shape.n * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.n * n1 * self.plane * FRACTAL)
         size = self.blocks * lines
         self.planes = k.queue("planes", "L1", "fp16", size, src="MTE3", dst="MTE1")
         tiles = max(band.tile for band in self.bands), schedule.tile
-        halves = zip(chain.halves, ("", "depth_"), tiles, strict=True)
+        halves = zip(tandem.halves, tiles, (False, True), strict=True)
         self.point, self.depth = (
-            _Half(k, prefix, job, (count, self.blocks), tile, self.y.elements)
-            for job, prefix, tile in halves
+            _Half(k, job, (count, self.blocks), tile, self.y.elements, single)
+            for job, tile, single in halves
         )
         both = self.point, self.depth
         most = max(half.fractals for half in both) * AREA
@@ -358,7 +361,7 @@ class _Writer:
         if unit.x:
             yield unit.x
             return
-        point, band = self.chain.point, unit.band
+        point, band = self.tandem.point, unit.band
         first = unit.image * (point.blocks[0] * point.plane) + band.first * (point.w * FRACTAL)
         sizes = (point.blocks[0], band.pixels * FRACTAL)
         source = self.x.region(first, sizes, (point.plane, 1))

@@ -13,8 +13,8 @@ from ascend_lab.graph.lower.conv import conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.program import renamed
-from ascend_lab.kernels.chain_schedules import chain_launches
-from ascend_lab.kernels.chain_shape import Chain
+from ascend_lab.kernels.tandem_schedules import tandem_launches
+from ascend_lab.kernels.tandem_shape import Tandem
 
 
 def halves_of(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
@@ -25,7 +25,7 @@ def halves_of(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     return nodes, ()
 
 
-def lower_chain(piece: Piece, chip: Chip) -> Lowered:
+def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
     parts = [_part(piece, nodes) for nodes in halves_of(piece.graph.nodes)]
     shared = parts[0].constants & parts[1].constants
@@ -37,7 +37,7 @@ def lower_chain(piece: Piece, chip: Chip) -> Lowered:
     (point, one, forms), (depth, two, more) = (conv_job(part, chip) for part in parts)
     x, y = piece.graph.nodes[0].inputs[0], piece.graph.outputs[-1]
     names = {"x": x, "weight": weights[0], "depth_weight": weights[1], "y": y}
-    launches = chain_launches(Chain(point, depth, one, two), chip)
+    launches = tandem_launches(Tandem(point, depth, one, two), chip)
     kernels = [Kernel("conv2d", (renamed(launch, names),)) for launch in launches]
     kernel = min(kernels, key=lambda kernel: near_cycles(kernel, piece, chip))
     own: dict[str, Form] = {weights[0]: partial(packed_weights, point)}

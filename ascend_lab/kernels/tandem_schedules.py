@@ -1,4 +1,4 @@
-"""How a chain is divided: every plausible way estimated, the best few written, to be timed.
+"""How a tandem is divided: every plausible way estimated, the best few written, to be timed.
 
 The estimate is the time of the busiest pipe of a core, and what it waits for at the beginning:
 
@@ -13,10 +13,10 @@ from functools import lru_cache
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Launch
-from ascend_lab.kernels.chain import chain_launch
-from ascend_lab.kernels.chain_shape import PLAIN, SUMS, Chain, ChainSchedule, check_chain
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.tandem import tandem_launch
+from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Tandem, TandemSchedule, check_tandem
 
 BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
 TILES = (16, 32, 64)
@@ -37,54 +37,53 @@ class _Work:
     after: int
 
 
-def chain_launches(chain: Chain, chip: Chip) -> Iterator[Launch]:
+def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[Launch]:
     """Yield the kernels that the estimate puts first, as far as they can be written.
 
-    Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_chain`.
+    Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_tandem`.
     """
-    check_chain(chain, chip)
+    check_tandem(tandem, chip)
     count = 0
-    for schedule in ranked(chain, chip):
+    for schedule in ranked(tandem, chip):
         with suppress(CapacityError):
-            yield chain_launch(chain, chip, schedule)
+            yield tandem_launch(tandem, chip, schedule)
             count += 1
         if count == TIMED:
             return
     if not count:
-        wanted = f"a row of {chain.point.blocks[0]} channel blocks in L1"
+        wanted = f"a row of {tandem.point.blocks[0]} channel blocks in L1"
         raise CapacityError(wanted, f"{chip.buffers['L1']} bytes on {chip.name}", "two kernels")
 
 
 @lru_cache(64)
-def ranked(chain: Chain, chip: Chip) -> tuple[ChainSchedule, ...]:
+def ranked(tandem: Tandem, chip: Chip) -> tuple[TandemSchedule, ...]:
     """Return schedules that seem to fit, the one of least estimated cycles first."""
-    demands = [demand_of(e or PLAIN, chip, SUMS) for _, e in chain.halves]
+    demands = [demand_of(e or PLAIN, chip, SUMS) for _, e in tandem.halves]
     one, two = (d for d in demands if d)
-    every = {s: _estimate(chain, chip, s, (one, two)) for s in _schedules(chain, chip)}
+    every = {s: _estimate(tandem, chip, s, (one, two)) for s in _schedules(tandem, chip)}
     return tuple(sorted(every, key=lambda s: every[s]))
 
 
-def _schedules(chain: Chain, chip: Chip) -> Iterator[ChainSchedule]:
-    shape = chain.depth
+def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
+    shape = tandem.depth
     c1, n, rows = shape.blocks[1], shape.n, shape.out_hw[0]
     for grid in _grids((c1, n, rows), chip.core_count):
         own = up(c1, grid[0])
         for blocks in (b for b in BLOCKS if own % b == 0):
-            bands = next((b for b in BANDS if _fits(chain, chip, grid, b, blocks)), 0)
+            bands = next((b for b in BANDS if _fits(tandem, chip, grid, b, blocks)), 0)
             for sums in TILES if bands else ():
-                work = _work(chain, grid, bands, blocks)
+                work = _work(tandem, grid, bands, blocks)
                 tile = _tile(work.after, sums, blocks)
                 for stay in ("rows", "weights"):
-                    yield ChainSchedule(grid, bands, blocks, tile, stay)
+                    yield TandemSchedule(grid, bands, blocks, tile, stay)
 
 
 def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int, int]]:
     """Yield divisions of channel blocks, images and rows over the cores, none with idle shares."""
     for c in range(1, min(totals[0], cores) + 1):
         for n in range(1, min(totals[1], cores // c) + 1):
-            rows = min(totals[2], cores // (c * n))
-            parts = zip(totals, (c, n, rows), strict=True)
-            if all(up(t, up(t, g)) == g for t, g in parts):
+            rows = up(totals[2], up(totals[2], min(totals[2], cores // (c * n))))
+            if all(up(t, up(t, g)) == g for t, g in zip(totals, (c, n), strict=False)):
                 yield c, n, rows
 
 
@@ -94,8 +93,8 @@ def _tile(pixels: int, sums: int, blocks: int) -> int:
     return up(fractals, up(fractals, max(1, sums // blocks)))
 
 
-def _work(chain: Chain, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
-    shape = chain.depth
+def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
+    shape = tandem.depth
     own, images = up(shape.blocks[1], grid[0]), up(shape.n, grid[1])
     rows = up(up(shape.out_hw[0], grid[2]), bands)
     seen = min(shape.h, (rows - 1) * shape.strides[0] + shape.reach[0])
@@ -103,15 +102,18 @@ def _work(chain: Chain, grid: tuple[int, int, int], bands: int, blocks: int) -> 
     return _Work(units, images * bands, seen * shape.w, rows * shape.out_hw[1])
 
 
-def _fits(chain: Chain, chip: Chip, grid: tuple[int, int, int], bands: int, blocks: int) -> bool:
+def _fits(tandem: Tandem, chip: Chip, grid: tuple[int, int, int], bands: int, blocks: int) -> bool:
     """Tell whether a band's rows and two slots of planes fit L1."""
-    work = _work(chain, grid, bands, blocks)
-    return (chain.point.blocks[0] + 2 * blocks) * work.before * LINE <= chip.buffers["L1"] * 7 / 8
+    work = _work(tandem, grid, bands, blocks)
+    return (tandem.point.blocks[0] + 2 * blocks) * work.before * LINE <= chip.buffers["L1"] * 7 / 8
 
 
-def _estimate(chain: Chain, chip: Chip, s: ChainSchedule, demands: tuple[Demand, Demand]) -> float:
+def _estimate(
+    tandem: Tandem, chip: Chip, s: TandemSchedule, demands: tuple[Demand, Demand]
+) -> float:
     """Return about the cycles of the busiest core."""
-    work, (c1, taps) = _work(chain, s.grid, s.bands, s.blocks), _depths(chain)
+    work = _work(tandem, s.grid, s.bands, s.blocks)
+    c1, taps = tandem.point.blocks[0], tandem.depth.taps
     pixels = work.before, work.after
     fractals = [up(p, FRACTAL) for p in pixels]
     turns = up(fractals[1], s.tile)
@@ -139,8 +141,3 @@ def _estimate(chain: Chain, chip: Chip, s: ChainSchedule, demands: tuple[Demand,
     # weights of a unit come to L0B when those of the one before are done with; the first half of
     # the first unit and the second half of the last one stand alone
     return max(memory, work.units * busy) + times[1] * near + rows + weights / rate + busy / 2
-
-
-def _depths(chain: Chain) -> tuple[int, int]:
-    """Return fractals of depth of a channel block of each convolution."""
-    return chain.point.blocks[0], chain.depth.taps

@@ -19,7 +19,7 @@ PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Tandem:
     """Both convolutions, and what is done to the sums of each."""
 
     point: ConvShape
@@ -34,8 +34,8 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainSchedule:
-    """How a chain is divided.
+class TandemSchedule:
+    """How a tandem is divided.
 
     `grid`: cores over channel blocks, images and output rows. A core takes its rows in `bands`, and
     `blocks` channel blocks at once; `tile` is fractals of output pixels. What stays, `stay`, is
@@ -49,18 +49,18 @@ class ChainSchedule:
     stay: str
 
 
-def check_chain(chain: Chain, chip: Chip) -> None:
-    """Raise `UnsupportedError` for convolutions that are no chain, and chips without a way back."""
-    point, depth = chain.point, chain.depth
+def check_tandem(tandem: Tandem, chip: Chip) -> None:
+    """Raise `UnsupportedError` for other convolutions, and chips without a way back to L1."""
+    point, depth = tandem.point, tandem.depth
     lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored)
-    afters = [epilogue for _, epilogue in chain.halves if epilogue]
+    afters = [epilogue for _, epilogue in tandem.halves if epilogue]
     kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
     kinds |= {epilogue.out_dtype for epilogue in afters}
     fits = lone == (1, 1, 1, 0, 1, (0, 1)) and kinds == {"fp16"} and not point.lanes
     fits &= depth.groups == depth.c == depth.k == point.k and point.beside is None
     fits &= (depth.n, depth.h, depth.w) == (point.n, *point.out_hw)
     fits &= chip.combined and min(depth.pads) >= 0
-    fits &= not (chain.after_point and chain.after_point.of_kind("tile"))
+    fits &= not (tandem.after_point and tandem.after_point.of_kind("tile"))
     if not fits:
         wanted = "a 1x1 convolution, then a depthwise one of all it writes, in fp16, sums in UB"
         raise UnsupportedError(wanted, f"{point}, {depth} on {chip.name}", "two kernels")
@@ -86,9 +86,9 @@ class Band:
         return self.depth.h * self.depth.w
 
 
-def bands_of(chain: Chain, rows: tuple[int, int], schedule: ChainSchedule) -> list[Band]:
+def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) -> list[Band]:
     """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
-    (low, high), shape, ow = rows, chain.depth, chain.depth.out_hw[1]
+    (low, high), shape, ow = rows, tandem.depth, tandem.depth.out_hw[1]
     each, found = up(high - low, schedule.bands), []
     for at in range(low, high, each):
         seen = window_of(shape, at * ow, (min(at + each, high) - at) * ow).rows
