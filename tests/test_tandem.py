@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.chip import load_chip
-from ascend_lab.errors import CapacityError, UnsupportedError
+from ascend_lab.errors import CapacityError, InputError, UnsupportedError
 from ascend_lab.graph import (
     GraphBuilder,
     bound_of,
@@ -97,6 +97,8 @@ def test_values_equal_numpy_however_it_is_divided(
 ):
     assume(min(sizes[2:4]) + 2 * (taps // 2) >= taps)
     tandem, chip = tandem_of(sizes, taps, step, taps // 2, bias=bias), load_chip(name)
+    most = tandem.depth.blocks[1], sizes[0], tandem.depth.out_hw[0]
+    grid = tuple(map(min, grid, most))
     assume(np.prod(grid) <= chip.core_count)
     assume(blocks * (taps**2 + 1) <= 64)  # of L0B
     got, wanted, launch = run(tandem, TandemSchedule(grid, bands, blocks, tile, stay), chip, seed)
@@ -153,6 +155,15 @@ def test_what_is_no_tandem_is_refused():
 def test_few_channels_and_images_are_divided_by_rows():
     tandem = tandem_of((1, 16, 112, 112, 16), 3, 1, 1)
     assert {s.grid for s in ranked(tandem, A910)} == {(1, 1, 28)}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"grid": (3, 1, 1)}, {"grid": (2, 1, 17)}, {"tile": 0}, {"bands": 0}, {"stay": "row"}]
+)
+def test_a_division_into_nothing_is_refused(wrong):
+    schedule = replace(TandemSchedule((1, 1, 1), 1, 1, 1, "rows"), **wrong)
+    with pytest.raises(InputError, match=r"grid of at most|at least 1 band"):
+        tandem_launch(tandem_of((1, 16, 40, 8, 32), 3, 1, 1), A910, schedule)
 
 
 def test_rows_that_do_not_fit_l1_are_refused():

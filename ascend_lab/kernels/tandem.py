@@ -47,6 +47,7 @@ from ascend_lab.kernels.tandem_shape import (
     Tandem,
     TandemSchedule,
     bands_of,
+    check_division,
     check_tandem,
 )
 from ascend_lab.kernels.tiles import Area, chunks, repeat, sum_queue
@@ -61,6 +62,7 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     operands.
     """
     check_tandem(tandem, chip)
+    check_division(tandem, chip, schedule)
     shape = tandem.depth
     totals = shape.blocks[1], shape.n, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))

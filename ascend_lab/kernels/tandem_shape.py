@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import UnsupportedError
+from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
 from ascend_lab.kernels.epilogue import SUMS as IN
@@ -66,6 +67,19 @@ def check_tandem(tandem: Tandem, chip: Chip) -> None:
         raise UnsupportedError(wanted, f"{point}, {depth} on {chip.name}", "two kernels")
     for epilogue in afters:
         check_epilogue(epilogue, chip, SUMS)
+
+
+def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None:
+    """Raise `InputError` for a schedule that divides a tandem into nothing, or over more cores."""
+    shape, s = tandem.depth, schedule
+    most = (shape.blocks[1], shape.n, shape.out_hw[0])
+    fits = all(1 <= g <= m for g, m in zip(s.grid, most, strict=True))
+    if not fits or math.prod(s.grid) > chip.core_count:
+        needed = f"a grid of at most {most} (channel blocks, images, rows), {chip.core_count} cores"
+        raise InputError(needed, str(s.grid), "divide less")
+    if min(s.bands, s.blocks, s.tile) < 1 or s.stay not in ("rows", "weights"):
+        needed = "at least 1 band, block and fractal; 'rows' or 'weights' that stay"
+        raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
 
 
 @dataclass(frozen=True, slots=True)

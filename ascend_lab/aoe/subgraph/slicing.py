@@ -86,6 +86,11 @@ class SlicePlan:
     prefetch: bool = False
     inside: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise `InputError` for kernels of one launch without it."""
+        if self.inside and not self.one_launch:
+            raise InputError("one_launch for inside", "separate launches", "set one_launch, too")
+
     def plain(self) -> dict[str, Any]:
         """Return the plan as plain data, ready for JSON."""
         rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
