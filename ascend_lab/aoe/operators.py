@@ -112,7 +112,7 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     op = nodes[0].op
     if op in CONVOLUTIONS:
         if halves_of(nodes)[1]:
-            return "", "of two convolutions in a row the quickest division is taken already"
+            return "", "of a tandem the quickest of eight divisions is taken already"
         if beside_of(piece)[1]:
             return "joint", ""
         if nodes[0].inputs[1] not in piece.constants:

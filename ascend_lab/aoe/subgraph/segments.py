@@ -23,6 +23,7 @@ from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.evaluate import spans
+from ascend_lab.graph.fusion import tandem_convolutions
 from ascend_lab.graph.placement import owners
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
@@ -49,30 +50,24 @@ def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
     return road.prepare(road.rewrite(graph)[0], chip)
 
 
-def laid_out(graph: Graph, chip: Chip) -> Graph:
-    """Return a prepared graph with layouts."""
-    return DEFAULT_ROAD.lay_out(graph, chip)
-
-
 def compiled(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
     """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
     return road.kernels(road.lay_out(graph, chip), chip)
 
 
-def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
+def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
     """Return the kernels of a part of a network, its inputs and outputs as `laid` has them."""
     types = dict(part.types)
     for name in part.inputs:
         if name in laid.types:
             types[name] = replace(types[name], layout=laid.types[name].layout)
-    own = laid_out(replace(part, types=types), chip)
+    own = road.lay_out(replace(part, types=types), chip)
     outs = []
     for wanted, name in zip(part.outputs, own.outputs, strict=True):
         node = own.producers.get(name)
         inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
         outs.append(node.inputs[0] if node is not None and inner else name)
-    own = pruned(replace(own, outputs=tuple(outs)))
-    return DEFAULT_ROAD.kernels(own, chip)
+    return road.kernels(pruned(replace(own, outputs=tuple(outs))), chip)
 
 
 def even(size: int, count: int) -> tuple[int, ...]:
@@ -80,14 +75,18 @@ def even(size: int, count: int) -> tuple[int, ...]:
     return tuple(size // count + (i < size % count) for i in range(count))
 
 
-def cut_points(graph: Graph) -> list[int]:
+def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     """Return the positions at which a network may be cut, 0 and its end included.
 
-    Behind a cut stands no elementwise node, which is fused with what it follows. Of many cuts those
-    that one tensor crosses are used, and in the longest gaps those that the fewest bytes cross.
+    Behind a cut stands no elementwise node, which is fused with what it follows, nor, inside a
+    launch, the second half of a tandem. Of many cuts those that one tensor crosses are used, and in
+    the longest gaps those that the fewest bytes cross.
     """
-    end = len(graph.nodes)
-    free = [i for i in range(1, end) if not graph.nodes[i].has("lanes")]
+    nodes, end, inner = graph.nodes, len(graph.nodes), set[str]()
+    if road.start != "queued":
+        tandems = (tandem_convolutions(graph, node) or () for node in nodes)
+        inner = {node.name for tandem in tandems for node in tandem[1:]}
+    free = [i for i in range(1, end) if not nodes[i].has("lanes") and nodes[i].name not in inner]
     if len(free) <= MOST_POINTS:
         return [0, *free, end]
     live = [(n, ends) for n, ends in spans(graph).items() if n not in graph.inputs]
@@ -127,14 +126,15 @@ class Segments:
 
     graph: Graph
     chip: Chip
+    road: Road = DEFAULT_ROAD
     points: list[int] = field(default_factory=list)
     costs: dict[tuple[int, int, Way], float] = field(default_factory=dict)
     timed: dict[Hashable, float] = field(default_factory=dict)
     built: dict[Hashable, tuple[Run, ...] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.points = self.points or cut_points(self.graph)
-        self.laid = laid_out(self.graph, self.chip)
+        self.points = self.points or cut_points(self.graph, self.road)
+        self.laid = self.road.lay_out(self.graph, self.chip)
         self.launch_s = start_cycles(self.chip, "inside") / self.chip.clock_hz
 
     @property
@@ -301,7 +301,7 @@ class Segments:
         if size < self.batch:
             way = "batch", (size, self.batch - size)
             part, whole = one_slice(part, self.region(unit, unit + 1, way))
-        built = compiled_part(part, self.laid, self.chip)
+        built = compiled_part(part, self.laid, self.chip, self.road)
         outs = zip(built.graph.outputs, part.outputs, strict=True)
         whole |= {new: whole.get(name, name) for new, name in outs}
         owner = owners(built)
@@ -325,7 +325,7 @@ class Segments:
         part = self.part(first, stop)
         try:
             cut = sliced(part, SlicePlan((self.region(first, stop, way),)))
-            built = compiled_part(cut, self.laid, self.chip)
+            built = compiled_part(cut, self.laid, self.chip, self.road)
         except AscendLabError:
             return math.inf
         before = [n for n in built.graph.inputs if n not in self.graph.inputs]

@@ -27,7 +27,7 @@ from ascend_lab.sim.timeline import Start
 AXES = ("batch", "channel", "height", "width", "sequence")
 ORDERS = ("depth", "zigzag")
 HALOS = ("recompute", "store")
-HOW = {"one_launch": "one launch", "inside": "kernels for it", "prefetch": "weights ahead"}
+HOW = {"one_launch": "one launch", "inside": "kernels for one launch", "prefetch": "weights ahead"}
 """What a plan says of the whole network, in words."""
 
 

@@ -186,7 +186,7 @@ class _Search:
 
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
-        segments = Segments(self.graph, self.chip)
+        segments = Segments(self.graph, self.chip, self.best.road(self.chip))
         keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
         chain = cheapest_chain(segments, keeping, self.told)
         if chain is not None:
