@@ -23,6 +23,9 @@ from ascend_lab.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
+from ascend_lab.kernels.tandem import tandem_launch
+from ascend_lab.kernels.tandem_schedules import tandem_launches
+from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule
 from ascend_lab.kernels.timed_schedules import best_grid, time_tilings
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.kernels.vector import elementwise_launch, elementwise_program
@@ -36,6 +39,8 @@ __all__ = [
     "GemmSchedule",
     "GemmShape",
     "SplitTiling",
+    "Tandem",
+    "TandemSchedule",
     "best_grid",
     "check_indices",
     "concat_launch",
@@ -63,6 +68,8 @@ __all__ = [
     "slice_launch",
     "split_launch",
     "stacked_schedule",
+    "tandem_launch",
+    "tandem_launches",
     "tile_bytes",
     "time_tilings",
     "transpose_launch",

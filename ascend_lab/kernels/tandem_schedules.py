@@ -6,7 +6,6 @@ The estimate is the time of the busiest pipe of a core, and what it waits for at
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,16 +42,18 @@ def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[Launch]:
     Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_tandem`.
     """
     check_tandem(tandem, chip)
-    count = 0
+    wanted = f"for a tandem a row of {tandem.point.blocks[0]} channel blocks in L1"
+    why, count = CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels"), 0
     for schedule in ranked(tandem, chip):
-        with suppress(CapacityError):
+        try:
             yield tandem_launch(tandem, chip, schedule)
             count += 1
+        except CapacityError as error:
+            why = error
         if count == TIMED:
             return
     if not count:
-        wanted = f"a row of {tandem.point.blocks[0]} channel blocks in L1"
-        raise CapacityError(wanted, f"{chip.buffers['L1']} bytes on {chip.name}", "two kernels")
+        raise why
 
 
 @lru_cache(64)

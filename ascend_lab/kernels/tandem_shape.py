@@ -53,18 +53,24 @@ class TandemSchedule:
 def check_tandem(tandem: Tandem, chip: Chip) -> None:
     """Raise `UnsupportedError` for other convolutions, and chips without a way back to L1."""
     point, depth = tandem.point, tandem.depth
-    lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored)
+    lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored, point.lanes)
     afters = [epilogue for _, epilogue in tandem.halves if epilogue]
     kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
     kinds |= {epilogue.out_dtype for epilogue in afters}
-    fits = lone == (1, 1, 1, 0, 1, (0, 1)) and kinds == {"fp16"} and not point.lanes
-    fits &= depth.groups == depth.c == depth.k == point.k and point.beside is None
-    fits &= (depth.n, depth.h, depth.w) == (point.n, *point.out_hw)
-    fits &= chip.combined and min(depth.pads) >= 0
-    fits &= not (tandem.after_point and tandem.after_point.of_kind("tile"))
-    if not fits:
-        wanted = "a 1x1 convolution, then a depthwise one of all it writes, in fp16, sums in UB"
-        raise UnsupportedError(wanted, f"{point}, {depth} on {chip.name}", "two kernels")
+    first = tandem.after_point
+    single = (depth.groups, depth.c, depth.k, min(depth.pads) >= 0) == (*(point.k,) * 3, True)
+    needed = {
+        f"cores that bring sums through UB to L1, not {chip.name}": chip.combined,
+        "a 1x1 convolution with a stride of 1": lone == (1, 1, 1, 0, 1, (0, 1), 0),
+        "one convolution, nothing beside it": point.beside is None,
+        "each channel it writes read alone": single,
+        "images as it writes them": (depth.n, depth.h, depth.w) == (point.n, *point.out_hw),
+        "fp16 all the way": kinds == {"fp16"},
+        "no operand per element in between": not (first and first.of_kind("tile")),
+    }
+    for what, fits in needed.items():
+        if not fits:
+            raise UnsupportedError(f"for a tandem {what}", f"{point}, {depth}", "use two kernels")
     for epilogue in afters:
         check_epilogue(epilogue, chip, SUMS)
 
@@ -73,7 +79,8 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
     """Raise `InputError` for a schedule that divides a tandem into nothing, or over more cores."""
     shape, s = tandem.depth, schedule
     most = (shape.blocks[1], shape.n, shape.out_hw[0])
-    fits = all(1 <= g <= m for g, m in zip(s.grid, most, strict=True))
+    whole = all(type(n) is int for n in (*s.grid, s.bands, s.blocks, s.tile)) and len(s.grid) == 3
+    fits = whole and all(1 <= g <= m for g, m in zip(s.grid, most, strict=True))
     if not fits or math.prod(s.grid) > chip.core_count:
         needed = f"a grid of at most {most} (channel blocks, images, rows), {chip.core_count} cores"
         raise InputError(needed, str(s.grid), "divide less")

@@ -203,7 +203,7 @@ def test_several_regions_and_graphs_between():
     assert SlicePlan.of(plan.plain()) == plan
     launched = replace(plan, one_launch=True, inside=True)
     assert SlicePlan.of(launched.plain()) == launched
-    assert str(launched).endswith("\none launch, kernels for it")
+    assert str(launched).endswith("\none launch, kernels chosen for it")
     old = {name: value for name, value in launched.plain().items() if name != "inside"}
     assert SlicePlan.of(old) == replace(plan, one_launch=True)
     assert "batch 3+1, depth" in str(plan) and str(SlicePlan()) == "whole"

@@ -100,8 +100,8 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
         if not longest:
             break
         third = len(longest) // 3
-        inner = longest[third : len(longest) - third]
-        found = sorted([*found, min(inner, key=lambda i: cost[i])])
+        middle = longest[third : len(longest) - third]
+        found = sorted([*found, min(middle, key=lambda i: cost[i])])
     return found
 
 

@@ -27,7 +27,7 @@ from ascend_lab.sim.timeline import Start
 AXES = ("batch", "channel", "height", "width", "sequence")
 ORDERS = ("depth", "zigzag")
 HALOS = ("recompute", "store")
-HOW = {"one_launch": "one launch", "inside": "kernels for one launch", "prefetch": "weights ahead"}
+HOW = {"one_launch": "one launch", "inside": "kernels chosen for it", "prefetch": "weights ahead"}
 """What a plan says of the whole network, in words."""
 
 
@@ -102,7 +102,7 @@ class SlicePlan:
         rows = ({**one, "parts": tuple(one["parts"])} for one in data["regions"])
         regions = tuple(Region(**row) for row in rows)
         known = {"inside": False, **data}  # plans of before have none
-        return cls(regions, **{name: bool(known[name]) for name in HOW})
+        return cls(regions, **{name: known[name] is True for name in HOW})
 
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
         """Return the road on which kernels get the plan's borders; cores of two kinds meet."""
