@@ -526,7 +526,7 @@ def test_a_depthwise_kernel_on_the_vector_unit_has_no_parameters(monkeypatch):
     def by_cube(kernel, *_):
         return "depthwise" not in kernel.phases[0].name
 
-    monkeypatch.setattr("ascend_lab.graph.lower.conv._near_cycles", by_cube)
+    monkeypatch.setattr("ascend_lab.graph.lower.conv.near_cycles", by_cube)
     (operator,) = [o for o in operators_of(compile_graph(graph, "Ascend310")) if "conv" in o.op]
     assert not operator.unit and "on the vector unit" in operator.reason
 
