@@ -34,6 +34,7 @@ from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import residency
 from ascend_lab.graph.tasks import CpuKernel, lowered_once, time_cpu
 from ascend_lab.isa import Kernel
+from ascend_lab.kernels.tandem_schedules import TIMED
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.ops.matmul import base_name, warm_cycles
@@ -112,7 +113,7 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     op = nodes[0].op
     if op in CONVOLUTIONS:
         if halves_of(nodes)[1]:
-            return "", "of a tandem the quickest of eight divisions is taken already"
+            return "", f"of a tandem the quickest of {TIMED} divisions is taken already"
         if beside_of(piece)[1]:
             return "joint", ""
         if nodes[0].inputs[1] not in piece.constants:

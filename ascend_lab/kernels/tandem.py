@@ -204,7 +204,8 @@ class _Writer:
         parts = [t * half.deep for t, half in zip(tiles, both, strict=True)]
         most = max(*tiles, *(min(part, room) for part in parts))
         self.left = k.queue("x_l0", "L0A", "fp16", most * AREA, src="MTE1", dst="M")
-        slots = 4 if 4096 * max(tiles) * self.blocks <= chip.buffers["L0C"] else 0
+        four = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
+        slots = 4 if four <= chip.buffers["L0C"] else 0  # two for each half
         self.acc = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
 
     def program(self) -> Program:
