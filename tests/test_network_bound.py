@@ -155,15 +155,14 @@ def test_what_the_cube_may_do_counts_for_no_vector_unit():
         y = net.avg_pool2d(net.depthwise_conv2d(x, w(16, 1, 3, 3), pad=1), kernel=2, stride=2)
         return net.add(net.relu(y), y)
 
-    found = cycles(net_of(mixed, 1, 16, 8, 8), load_chip("Ascend910B2"))
-    assert found["cube"] == found["vector"] == found["results"] == 0.0
-    found = cycles(net_of(mixed, 1, 16, 8, 8))
-    assert found["cube"] == found["results"] == 0.0
-    assert found["vector"] == pytest.approx(16 * 8 * 8 / 128 / 2)  # made on V, or brought by it
     each = {n: c.slope_cycles + c.head_cycles / 255 for n, c in CHIP.vector_costs.items()}
     repeat = min(each.values())
-    curve = cycles(net_of(lambda net, x, w: net.gelu(net.relu(x)), 128, 64))
-    assert curve["vector"] == pytest.approx(64 / 2 * (each["vexp"] + each["vrec"]))
+    found = cycles(net_of(mixed, 1, 16, 8, 8))
+    assert found["cube"] == found["results"] == 0.0  # made on V, or brought by it; then a ReLU
+    assert found["vector"] == pytest.approx(16 * (8 * 8 + 4 * 4 * repeat) / 128 / 2)
+    curve = cycles(net_of(lambda net, x, w: net.silu(net.relu(x)), 128, 64))
+    once = 2 * repeat + each["vexp"] + each["vrec"] + each["vmul"]  # ReLU, 1 + e^-x
+    assert curve["vector"] == pytest.approx(64 / 2 * once)
     repeated = net_of(lambda net, x, w: net.exp(net.expand(x, shape=(128, 64))), 1, 64)
     once = 64 / 128 / 2 * each["vexp"]  # then copied
     assert cycles(repeated)["vector"] == pytest.approx(once)
@@ -280,6 +279,42 @@ def test_bytes_by_hand():
     assert bytes_of(graph, small) == pytest.approx(8192 + 8192 - 4096)  # L2 keeps what it can
     assert bytes_of(graph) == pytest.approx(8192)
     assert bytes_of(graph, CHIP) == pytest.approx(2 * 8192)  # a buffer holds no results
+
+
+def test_on_split_cores_small_groups_leave_the_cube_or_stay_on_the_vector_unit():
+    split = load_chip("Ascend910B2")
+    each = {n: c.slope_cycles + c.head_cycles / 255 for n, c in split.vector_costs.items()}
+    lane, path = min(each.values()) / 128 / 48, 2 / 74.3 / 24
+
+    def of(side, size, limit):
+        def net(net, x, w):
+            y = net.depthwise_conv2d(x, w(16, 1, side, side), pad=side // 2)
+            return net.clip(y, low=0.0, high=limit)
+
+        found = cycles(net_of(net, 1, 16, size, size), split)
+        assert found["cube"] == 0.0
+        return found["vector"], found["results"]
+
+    one = 16 * 8 * 8
+    both = one * lane, one * path
+    share = both[1] / sum(both)  # of one tap: as much time here as there
+    assert of(1, 8, np.inf) == pytest.approx((share * both[0],) * 2)  # a path does the ReLU
+    here, there = of(1, 8, 6.0)
+    assert here == pytest.approx(there) and here > share * both[0]  # the limit stays here
+    corners, sides, inside = ((4, 4), (6, 24), (9, 36))
+    first = 16 * lane * (corners[0] * corners[1] + sides[0] * sides[1])
+    assert first < 16 * path * inside[1]  # so those of 9 taps are divided
+    each = 16 * inside[1] * lane * inside[0], 16 * inside[1] * path
+    share = (each[1] - first) / sum(each)
+    assert of(3, 8, np.inf) == pytest.approx((first + share * each[0],) * 2)
+
+
+def test_limits_that_limit_nothing_cost_nothing():
+    def clipped(low, high):
+        return cycles(net_of(lambda net, x, w: net.clip(x, low=low, high=high), 128, 64))["vector"]
+
+    assert clipped(-np.inf, np.inf) == 0.0 < clipped(-1.0, np.inf) == clipped(-np.inf, 1.0)
+    assert clipped(-1.0, 1.0) == pytest.approx(2 * clipped(-1.0, np.inf))
 
 
 def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():

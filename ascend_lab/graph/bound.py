@@ -10,11 +10,13 @@ cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 
           images, columns of other weights, blocks of a diagonal. So there are at least
           sums * ceil(k / k0) / (m0 n0) steps. Only products with numbers count, none with padding.
 vector    computes there what no cube and no path out of it can: for each result of `CURVES` a lane
-          of the instructions that make its functions, for maxima of several numbers of any one.
-          Means, sums, norms, depthwise convolutions and those in small groups may go to the cube:
-          they count nothing. On chips with one core for both, results of the cube pass through the
-          same pipe and are added, those of these convolutions too: made there, they take no less
-          than coming from L0C.
+          of the instructions of its definition, for maxima of several numbers of any one. Means,
+          sums, norms, depthwise convolutions and those in small groups may go to the cube: they
+          count nothing. On chips with one core for both, what leaves the cube passes through the
+          same pipe and is added. So every number counts there that neither a path nor the cube
+          alone makes: those of these convolutions, sums inside a function, ReLUs. On others a path
+          may do a ReLU, and small groups leave the cube or are a step per tap on the vector unit:
+          the share that is best.
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
@@ -31,6 +33,8 @@ two weights) is a pass, not a schedule, and the bound is that of the graph after
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, prod
 
@@ -40,15 +44,21 @@ from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, sl
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
-    **dict.fromkeys(("sigmoid", "tanh", "gelu", "silu", "erf"), ("vexp", "vrec")),
-    **dict.fromkeys(("sqrt", "rsqrt", "rec", "hard_swish"), ("",)),
+    **dict.fromkeys(("sigmoid", "tanh", "erf"), ("vexp", "passed", "over")),
+    "silu": ("vexp", "passed", "over", "vmul"),
+    "gelu": ("vmul", "vmul", "vexp", "passed", "over", "vmul"),
+    **dict.fromkeys(("sqrt", "rsqrt", "rec", "abs", "leaky_relu"), ("least",)),
     "log": ("vln",),
-    "softplus": ("vexp", "vln"),
+    "softplus": ("vexp", "passed", "vln"),
+    "relu": ("low",),
+    **dict.fromkeys(("clip", "relu6", "hard_sigmoid"), ("low", "high")),
+    "hard_swish": ("low", "high", "vmul"),
 }
-"""Operators with functions per result that are no sum of products, no ReLU, no scale.
+"""Operators with functions per result that are no sum of products, no scale: their instructions.
 
-Of exponentials and logarithms there is one instruction each, of a quotient the quickest counts; ""
-is the quickest of all.
+Of exponentials, logarithms and products of two computed numbers there is one each; "over", a
+quotient, is the quickest of two; "least" is the quickest of all. So is what a number costs that has
+"passed" through the vector unit or the cube, and a limit, "low" or "high".
 """
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators that leave the largest or smallest of numbers."""
@@ -97,14 +107,20 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work = _Work(graph, chip)
     if not work.computes:
         return UNBOUND
-    cube, results, others = work.products()
+    cube, results, either = work.products()
     vector = work.compared()
     out = max((p for (a, _), p in chip.paths.items() if a == "L0C"), default=None,
               key=lambda p: p.rate_bytes_per_cycle)  # fmt: skip
     rate = out.rate_bytes_per_cycle * chip.core_count if out else float("inf")
     leaving = results / rate
-    if out and out.pipe == "V":
+    if chip.combined:
+        others = sum(count for _, count in either) * work.width
         vector += leaving + others / max(rate, chip.vector_bytes_per_repeat * chip.core_count)
+    else:
+        vector, leaving = _balanced(vector, leaving, [
+            (count * taps * work.least / work.lanes, count * work.width / rate)
+            for taps, count in sorted(either)
+        ])  # fmt: skip
     clock = chip.clock_hz
     overhead = min(chip.launch_overhead_s, chip.ai_cpu_overhead_s or chip.launch_overhead_s)
     return Bound(
@@ -117,11 +133,32 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     )
 
 
+def _balanced(
+    vector: float, path: float, either: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """Return the cycles of two units at once, after a share of what is left for either of them.
+
+    `either` are cycles there and there, those first that suit the vector unit best.
+    """
+    path += sum(there for _, there in either)
+    for here, there in either:
+        share = min(max((path - vector) / (here + there), 0.0), 1.0)
+        vector, path = vector + share * here, path - share * there
+    return vector, path
+
+
 class _Work:
     """What of a graph is needed, and what that costs at least, in cycles of all cores."""
 
     def __init__(self, graph: Graph, chip: Chip) -> None:
         self.graph, self.chip = graph, chip
+        self.lanes = chip.vector_bytes_per_repeat // 2 * chip.core_count
+        self.lanes *= chip.vector_cores_per_core
+        costs = chip.vector_costs.items()
+        self.costs = {n: c.slope_cycles + c.head_cycles / chip.max_repeat for n, c in costs}
+        self.least = min(self.costs.values())
+        self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
+        self.width = 1 if self.bytes else 2
         self.windows = windows_of(graph)
         self.varies = _varying(graph)
         self.needs = Needs(graph, self.windows)
@@ -164,13 +201,16 @@ class _Work:
         return max(0, needed + self.distinct.get(name, size) - size)
 
     # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> tuple[float, float, float]:
-        """Return the cycles of the cubes, the bytes that leave them, and those of other sums."""
+    def products(self) -> tuple[float, float, list[tuple[int, int]]]:
+        """Return the cycles of the cubes, the bytes that leave them, and what else is summed up.
+
+        That is (products, results of so many each).
+        """
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
             if self._on_cube(node) or (slides(node) and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
-        cycles, left, others = 0.0, 0, 0
+        cycles, left, others = 0.0, 0, list[tuple[int, int]]()
         for end, nodes in ends.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
@@ -181,9 +221,25 @@ class _Work:
                 share = self._count(node.output) / self.graph.types[node.output].elements
                 cycles += steps * share / (m * n * self.chip.core_count)
             fewest = min(self._count(name) for name in (end, *(node.output for node in nodes)))
-            left, others = (left + fewest, others) if cubes else (left, others + fewest)
-        width = 1 if any(kind.dtype == "int8" for kind in self.graph.types.values()) else 2
-        return cycles, left * width, others * width
+            left += fewest if cubes else 0
+            others += [] if cubes else self._tapped(nodes, fewest)
+        return cycles, left * self.width, others
+
+    def _tapped(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
+        """Return `count` results of the fewest products, as (products, results)."""
+        if len(nodes) > 1:
+            return [(1, count)]
+        (node,) = nodes
+        (rows, columns), found = self.windows[node.name], Counter[int]()
+        planes = prod(self.graph.types[node.output].shape[:2])
+        for high, many in rows.counts.items():
+            for wide, each in columns.counts.items():
+                found[high * wide] += planes * many * each
+        kept = []
+        for taps, size in sorted(found.items()):
+            kept.append((taps, min(size, count)))
+            count -= kept[-1][1]
+        return [(taps, size) for taps, size in kept if size]
 
     def _on_cube(self, node: Node) -> bool:
         """Tell whether a node is products that the chip's cube multiplies."""
@@ -229,17 +285,18 @@ class _Work:
     # -- vector units -------------------------------------------------------------------------
     def compared(self) -> float:
         """Return the cycles of the vector units, results of the cubes left out."""
-        chip = self.chip
-        lanes = chip.vector_bytes_per_repeat // 2 * chip.core_count * chip.vector_cores_per_core
-        return sum(self._lanes(node) * self._repeat_cycles(node) for node in self.nodes) / lanes
+        return sum(self._lanes(n) * self._repeat_cycles(n) for n in self.nodes) / self.lanes
 
     def _repeat_cycles(self, node: Node) -> float:
         """Return the cycles of a repeat of all instructions that a node takes at least."""
-        costs, most = self.chip.vector_costs, self.chip.max_repeat
-        each = {n: c.slope_cycles + c.head_cycles / most for n, c in costs.items()}
-        usual, least = each["default"], min(each.values())
-        each |= {"vrec": min(each.get(n, usual) for n in ("vrec", "vdiv")), "": least}
-        return sum(each.get(name, usual) for name in CURVES.get(node.op, ("",)))
+        usual, each, none = self.costs["default"], self.costs | {"least": self.least}, float("inf")
+        each["passed"] = self.least if self.chip.combined else 0.0
+        each["over"] = min(self.costs.get(n, usual) for n in ("vrec", "vdiv"))
+        low, high = node.attr("low", 0.0), node.attr("high", 6.0)
+        by_path = self.bytes or (low == 0.0 and not self.chip.combined)
+        each["low"] = 0.0 if low == -none or by_path else self.least
+        each["high"] = 0.0 if high == none or self.bytes else self.least  # bytes are limited
+        return sum(each.get(name, usual) for name in CURVES.get(node.op, ("least",)))
 
     def _lanes(self, node: Node) -> int:
         """Return the lanes that a node takes of instructions, at least."""
