@@ -62,7 +62,7 @@ def test_the_zoo_is_above_its_bound(row):
     bound = bound_of(stages.rewritten, stages.compiled.chip)
     check(stages.timeline(), bound)
     after = bound_of(stages.compiled.graph, stages.compiled.chip)
-    assert after.time_s == pytest.approx(bound.time_s, rel=0.02)  # layouts change no work
+    assert 0.7 * bound.time_s <= after.time_s <= 1.02 * bound.time_s  # of merged branches a part
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])

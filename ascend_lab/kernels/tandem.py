@@ -50,7 +50,7 @@ from ascend_lab.kernels.tandem_shape import (
     check_division,
     check_tandem,
 )
-from ascend_lab.kernels.tiles import Area, chunks, repeat, sum_queue
+from ascend_lab.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
 
@@ -157,7 +157,7 @@ class _Half:
 class _Unit:
     """Channel blocks from `at` on of the core's, which begin at `col`, in a band of an image.
 
-    Rows and weights that stay for several units are given; so are numbers per channel.
+    What stays for several units is given: rows, or a half's weights; so are numbers per channel.
     """
 
     band: Band
@@ -166,7 +166,7 @@ class _Unit:
     image: Affine
     held: tuple[Channels | None, Channels | None]
     x: Tile | None = None
-    near: tuple[Tile, Tile] | None = None
+    near: Tile | None = None
 
 
 class _Writer:
@@ -220,10 +220,7 @@ class _Writer:
         ):
             for band in self.bands:
                 unit = _Unit(band, col, Affine(), first, (one, two))
-                if self.schedule.stay == "rows":
-                    self._images(unit, n)
-                else:
-                    self._groups(unit, n)
+                self._pipe(unit, n)
         return k.finish()
 
     def _load_bias(self, col: Affine) -> None:
@@ -240,30 +237,46 @@ class _Writer:
             self.k.load2d(self.ones.region(0, sizes), again)
             self.weights.free()
 
-    def _images(self, unit: _Unit, images: int) -> None:
-        """Hold the rows of one image after the other for all channel blocks."""
-        with repeat(self.k, "image", images) as i:
-            unit = replace(unit, image=unit.image + i)
-            with self._rows(unit) as x:
-                unit = replace(unit, x=x)
-                groups = self.own.channels[0] // self.blocks
-                self._pipe("group", groups, lambda g: replace(unit, at=g * self.blocks))
+    def _pipe(self, unit: _Unit, images: int) -> None:
+        """Do the first half of each unit while the second half of the one before is done.
 
-    def _groups(self, unit: _Unit, images: int) -> None:
-        """Hold the weights of some channel blocks after the other for all images."""
-        with repeat(self.k, "group", self.own.channels[0] // self.blocks) as g:
-            unit = replace(unit, at=g * self.blocks)
-            with self._near(unit, self.point) as one, self._near(unit, self.depth) as two:
-                unit = replace(unit, near=(one, two))
-                self._pipe("image", images, lambda i: replace(unit, image=unit.image + i))
+        An image after the other, or a group of channel blocks, is done with what stays for it.
+        """
+        rows, groups = self.schedule.stay == "rows", self.own.channels[0] // self.blocks
+        (outer, inner), each = ((images, groups), 1) if rows else ((groups, images), 2)
+        start, last = Affine(), Affine(inner - 1)
 
-    def _pipe(self, name: str, count: int, unit: Callable[[Affine], _Unit]) -> None:
-        """Do the first half of each unit while the second half of the one before is done."""
-        self._turns(unit(Affine()), None)
-        if count > 1:
-            with self.k.loop(name, count - 1) as i:
-                self._turns(unit(i + 1), unit(i))
-        self._turns(None, unit(Affine(count - 1)))
+        def of(out: Affine, i: Affine, held: Tile | None = None) -> _Unit:
+            image, group = (out, i) if rows else (i, out)
+            some = replace(unit, image=unit.image + image, at=group * self.blocks)
+            return replace(some, x=held) if rows else replace(some, near=held)
+
+        def load(half: _Half, out: Affine) -> Tile | None:
+            if rows:
+                return None if half.single else self._load_rows(of(out, start))
+            return self._load_near(of(out, start), half)
+
+        def begun(out: Affine) -> None:
+            for i, _ in segments(self.k, "unit", inner - 1, 1):
+                self._turns(of(out, i + 1, one), of(out, i, two))
+            (self.rows if rows else self.near).free()
+
+        def ended(out: Affine, following: _Unit | None) -> None:
+            self._turns(following, of(out, last, two))
+            if not rows:
+                self.near.free()
+
+        one = load(self.point, start)
+        self._turns(of(start, start, one), None)
+        two = load(self.depth, start)
+        for out, _ in segments(self.k, "next", outer - 1, 1):
+            begun(out)
+            one = load(self.point, out + 1)
+            ended(out, of(out + 1, start, one))
+            two = load(self.depth, out + 1)
+        one, two = (t and replace(t, slot=t.slot + each * max(0, outer - 2)) for t in (one, two))
+        begun(Affine(outer - 1))
+        ended(Affine(outer - 1), None)
 
     def _turns(self, one: _Unit | None, two: _Unit | None) -> None:
         """Do tiles of the first half of a unit and of the second half of another, in turns."""
@@ -361,29 +374,31 @@ class _Writer:
     @contextmanager
     def _rows(self, unit: _Unit) -> Iterator[Tile]:
         """Hold the rows that a band sees of an image, in all channels."""
-        if unit.x:
-            yield unit.x
-            return
+        yield unit.x or self._load_rows(unit)
+        if not unit.x:
+            self.rows.free()
+
+    def _load_rows(self, unit: _Unit) -> Tile:
         point, band = self.tandem.point, unit.band
         first = unit.image * (point.blocks[0] * point.plane) + band.first * (point.w * FRACTAL)
         sizes = (point.blocks[0], band.pixels * FRACTAL)
         source = self.x.region(first, sizes, (point.plane, 1))
         self.k.copy(self.rows.alloc().region(0, sizes), source)
         self.rows.enqueue()
-        yield self.rows.dequeue()
-        self.rows.free()
+        return self.rows.dequeue()
 
     @contextmanager
     def _near(self, unit: _Unit, half: _Half) -> Iterator[Tile]:
         """Hold in L0B the weights of a unit, and a bias behind them."""
-        if unit.near:
-            yield unit.near[half.single]
-            return
+        yield unit.near or self._load_near(unit, half)
+        if not unit.near:
+            self.near.free()
+
+    def _load_near(self, unit: _Unit, half: _Half) -> Tile:
         source = half.weights(unit.col + unit.at)
         self.k.copy(self.weights.alloc().region(0, source.sizes), source)
         self.weights.enqueue()
         bias = half.bias.blocks((unit.at, half.blocks)) if half.bias else None
         keep_near(self.k, self.near, self.weights.dequeue(), half.deep * half.blocks, bias)
         self.weights.free()
-        yield self.near.dequeue()
-        self.near.free()
+        return self.near.dequeue()
