@@ -103,13 +103,14 @@ class _Half:
         """
         (shape, epilogue), (count, blocks) = job, own
         self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
-        self.single, prefix = single, "depth_" if single else ""
+        self.near: Queue
+        self.single, self.prefix = single, "depth_" if single else ""
         self.deep = shape.taps * (1 if self.single else shape.blocks[0])
-        self.weight = k.tensor(f"{prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
+        self.weight = k.tensor(f"{self.prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
         bias = epilogue.bias if epilogue else ""
         self.fractals = (self.deep + bool(bias)) * blocks
         self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
-        sizes = Sizes(tile, blocks, count, shape.blocks[1], stored, prefix, shares=2)
+        sizes = Sizes(tile, blocks, count, shape.blocks[1], stored, self.prefix, shares=2)
         finish = new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
         self.finish = finish
@@ -138,7 +139,8 @@ class _Half:
     ) -> None:
         """Sum up a tile of all blocks of a unit; `feed`: what L0A takes, and ones for the bias."""
         (left, ones), k, m, count, c = feed, self.k, window.fractals, self.blocks, acc.alloc()
-        feeds = Feeds(left, left, min(self.deep, left.buffer.elements // (m * AREA)))
+        loads = up(self.deep, left.buffer.elements // (m * AREA))
+        feeds = Feeds(left, left, up(self.deep, loads))  # all as deep, about
         wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
         sizes = wide, Affine(), units
         with repeat(k, "block", count if self.single else 1) as j:
@@ -194,7 +196,9 @@ class _Writer:
         both = self.point, self.depth
         most = max(half.fractals for half in both) * AREA
         self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
-        self.near = k.queue("w_l0", "L0B", "fp16", most, src="MTE1", dst="M")
+        for half, slots in zip(both, self._near_slots(chip), strict=True):
+            size, name = half.fractals * AREA, f"{half.prefix}w_l0"
+            half.near = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
         twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
         slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
         self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
@@ -207,6 +211,13 @@ class _Writer:
         four = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
         slots = 4 if four <= chip.buffers["L0C"] else 0  # two for each half
         self.acc = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
+
+    def _near_slots(self, chip: Chip) -> tuple[int, int]:
+        """Return the slots in L0B for weights of each half: two where they fit, and have flags."""
+        one, two = self.point.fractals, self.depth.fractals
+        room, flags = chip.buffers["L0B"] // (AREA * DTYPE_BYTES["fp16"]), chip.event_ids - 2
+        ways = [w for w in ((2, 2), (2, 1)) if w[0] * one + w[1] * two <= room and sum(w) <= flags]
+        return (*ways, (1, 1))[0]
 
     def program(self) -> Program:
         """Return the program: bands, then images or groups of channel blocks outside."""
@@ -243,7 +254,7 @@ class _Writer:
         An image after the other, or a group of channel blocks, is done with what stays for it.
         """
         rows, groups = self.schedule.stay == "rows", self.own.channels[0] // self.blocks
-        (outer, inner), each = ((images, groups), 1) if rows else ((groups, images), 2)
+        outer, inner = (images, groups) if rows else (groups, images)
         start, last = Affine(), Affine(inner - 1)
 
         def of(out: Affine, i: Affine, held: Tile | None = None) -> _Unit:
@@ -259,12 +270,12 @@ class _Writer:
         def begun(out: Affine) -> None:
             for i, _ in segments(self.k, "unit", inner - 1, 1):
                 self._turns(of(out, i + 1, one), of(out, i, two))
-            (self.rows if rows else self.near).free()
+            (self.rows if rows else self.point.near).free()
 
         def ended(out: Affine, following: _Unit | None) -> None:
             self._turns(following, of(out, last, two))
             if not rows:
-                self.near.free()
+                self.depth.near.free()
 
         one = load(self.point, start)
         self._turns(of(start, start, one), None)
@@ -274,7 +285,7 @@ class _Writer:
             one = load(self.point, out + 1)
             ended(out, of(out + 1, start, one))
             two = load(self.depth, out + 1)
-        one, two = (t and replace(t, slot=t.slot + each * max(0, outer - 2)) for t in (one, two))
+        one, two = (t and replace(t, slot=t.slot + max(0, outer - 2)) for t in (one, two))
         begun(Affine(outer - 1))
         ended(Affine(outer - 1), None)
 
@@ -392,13 +403,13 @@ class _Writer:
         """Hold in L0B the weights of a unit, and a bias behind them."""
         yield unit.near or self._load_near(unit, half)
         if not unit.near:
-            self.near.free()
+            half.near.free()
 
     def _load_near(self, unit: _Unit, half: _Half) -> Tile:
         source = half.weights(unit.col + unit.at)
         self.k.copy(self.weights.alloc().region(0, source.sizes), source)
         self.weights.enqueue()
         bias = half.bias.blocks((unit.at, half.blocks)) if half.bias else None
-        keep_near(self.k, self.near, self.weights.dequeue(), half.deep * half.blocks, bias)
+        keep_near(self.k, half.near, self.weights.dequeue(), half.deep * half.blocks, bias)
         self.weights.free()
-        return self.near.dequeue()
+        return half.near.dequeue()
