@@ -292,45 +292,24 @@ _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] 
 
 # -- the vector unit -------------------------------------------------------------------------------
 ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
-    "vadd": np.add,
-    "vsub": np.subtract,
-    "vmul": np.multiply,
-    "vdiv": np.divide,
-    "vmax": np.maximum,
-    "vmin": np.minimum,
-    "vabs": np.abs,
+    "vadd": np.add, "vsub": np.subtract, "vmul": np.multiply, "vdiv": np.divide,
+    "vadds": np.add, "vmuls": np.multiply, "vmaxs": np.maximum, "vmins": np.minimum,
+    "vmax": np.maximum, "vmin": np.minimum, "vabs": np.abs,
+    "vexp": np.exp, "vln": np.log, "vsqrt": np.sqrt,
     "vrelu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "vexp": np.exp,
-    "vln": np.log,
-    "vsqrt": np.sqrt,
-    "vrsqrt": lambda x: 1.0 / np.sqrt(x),
-    "vrec": lambda x: 1.0 / x,
-    "vconv": lambda x: x,
-    "vcopy": lambda x: x,
-    "vadds": np.add,
-    "vmuls": np.multiply,
-    "vmaxs": np.maximum,
-    "vmins": np.minimum,
-    "vand": np.bitwise_and,
-    "vor": np.bitwise_or,
-    "vnot": np.bitwise_not,
-}
+    "vrsqrt": lambda x: 1.0 / np.sqrt(x), "vrec": lambda x: 1.0 / x,
+    "vconv": lambda x: x, "vcopy": lambda x: x,
+    "vand": np.bitwise_and, "vor": np.bitwise_or, "vnot": np.bitwise_not,
+}  # fmt: skip
 COMPARE: Mapping[str, Callable[..., Values]] = {
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
+    "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
 ROUND: Mapping[str, Callable[..., Values]] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
 _REDUCE: Mapping[str, Any] = {
-    "vcadd": np.add,
-    "vcgadd": np.add,
-    "vcmax": np.maximum,
-    "vcgmax": np.maximum,
+    "vcadd": np.add, "vcgadd": np.add, "vcmax": np.maximum, "vcgmax": np.maximum,
     "vcmin": np.minimum,
-}
+}  # fmt: skip
 
 
 def store(dst: Values, values: Values, mask: Values | None = None) -> None:
