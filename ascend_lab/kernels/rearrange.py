@@ -30,7 +30,7 @@ from ascend_lab.kernels.indexed_rows import (
     scatter_program,
     single_program,
 )
-from ascend_lab.layout.boxes import Box, Dim
+from ascend_lab.layout.maps import Box, Dim
 from ascend_lab.layout.moves import (
     Job,
     Move,
