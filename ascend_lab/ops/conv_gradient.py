@@ -24,7 +24,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, Launch
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch

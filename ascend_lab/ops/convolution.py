@@ -10,7 +10,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError, UnsupportedError
 from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise

@@ -21,9 +21,8 @@ from typing import Literal
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError, SyncError
 from ascend_lab.isa import Event, Instruction, Kernel, Launch, Loop, Part, Program, as_kernel
-from ascend_lab.isa.cross import MODES, check_launch, meets, senders, uses
 from ascend_lab.isa.instructions import mmad_shape, program_unit
-from ascend_lab.isa.program import as_launch
+from ascend_lab.isa.launch import MODES, as_launch, check_launch, meets, senders, uses
 from ascend_lab.sim.compiled import (
     SET,
     WAIT,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, SimulationError
 from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region, as_kernel
-from ascend_lab.isa.cross import check_launch, crews
 from ascend_lab.isa.instructions import check_instruction, check_program
+from ascend_lab.isa.launch import check_launch, crews
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
 from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 

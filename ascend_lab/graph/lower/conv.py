@@ -32,7 +32,7 @@ from ascend_lab.graph.lower.epilogue import (
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import SMALL_C0, Kernel, Launch
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels import (
     ConvShape,
     DeconvShape,
