@@ -23,7 +23,7 @@ from ascend_lab.isa import Launch
 from ascend_lab.kernels.max_pool import LEAST
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.ops import formats as forms
-from ascend_lab.ops.deconvolution import stretched
+from ascend_lab.ops.conv_gradient import stretched
 from ascend_lab.ops.expressions import (
     Pair,
     add_windows,
