@@ -9,8 +9,8 @@ that program, `make_test` writes its tests; `register` adds an operator of your 
 from ascend_lab.ops import (
     activations as activations, attention as attention, batch_norm as batch_norm, conv_gradient
     as conv_gradient, convolution as convolution, elementwise as elementwise, indexing as
-    indexing, matmul as matmul, moving as moving, pool_gradient as pool_gradient, pooling as
-    pooling, quantised as quantised, reduction as reduction, training as training,
+    indexing, matmul as matmul, moving as moving, pooling as pooling, quantised as quantised,
+    reduction as reduction, training as training,
 )
 from ascend_lab.ops.expressions import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded

@@ -214,8 +214,8 @@ define(
     "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
     attrs={**ATTRS, "output_padding": 0}, optional=1,
     shape_rule=_dx_shape, types=CONV_TYPES, slicing=_dx_slices, backward=_slopes,
-    template=convolution.conv_template(deconv_shape, deconv_kernel, pack_deconv, unpack_deconv), weights=(1, 2),
-    tolerances=SUMS,
+    template=convolution.conv_template(deconv_shape, deconv_kernel, pack_deconv, unpack_deconv),
+    weights=(1, 2), tolerances=SUMS,
     examples=(
         Example(((1, 1, 1, 1), (1, 1, 1, 1))),
         Example(((1, 16, 4, 4), (16, 8, 3, 3)), {"stride": 2, "pad": 1, "output_padding": 1}),
