@@ -12,17 +12,7 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.expressions import NARROW, in_fp32
-from ascend_lab.ops.formats import (
-    EPSILON,
-    Shape,
-    TypeRule,
-    Values,
-    axis_of,
-    elements,
-    exact,
-    is_whole,
-    rounded,
-)
+from ascend_lab.ops.formats import EPSILON, Shape, TypeRule, Values, axis_of, exact, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
 from ascend_lab.ops.slicing import (
@@ -274,7 +264,7 @@ def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> Sli
 
 def _rows(x: te.Tensor, axis: int) -> te.Tensor:
     """Return x as (rows, elements of the normalised axes)."""
-    tail = elements(x.shape[axis_of("axis", axis, x.shape) :])
+    tail = forms.elements(x.shape[axis_of("axis", axis, x.shape) :])
     return te.reshape(x, (x.elements // tail, tail))
 
 
@@ -358,7 +348,7 @@ def _sides(size: int) -> tuple[int, int]:
 
 
 def _lrn_shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
-    if len(x) < 2 or not is_whole(size) or not 1 <= size <= 2 * x[1] + 1:
+    if len(x) < 2 or not forms.is_whole(size) or not 1 <= size <= 2 * x[1] + 1:
         raise ShapeError("x (n, c, ...) and a size from 1 to about 2 c", f"{x}, {size}", "check it")
     return x
 

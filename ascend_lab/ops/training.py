@@ -23,19 +23,10 @@ from ascend_lab.errors import CapacityError, InputError, ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.max_pool import LEAST
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
+from ascend_lab.ops import expressions
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.conv_gradient import stretched
-from ascend_lab.ops.expressions import (
-    Pair,
-    add_windows,
-    cropped,
-    in_fp32,
-    narrow,
-    out_size,
-    padded,
-    wide,
-    windows,
-)
+from ascend_lab.ops.expressions import Pair, add_windows, cropped, in_fp32, narrow, padded, wide
 from ascend_lab.ops.formats import EPSILON, Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Grads, Template, define, get
@@ -77,7 +68,7 @@ def _middle(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
 # -- of max pooling ------------------------------------------------------------------------------
 def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
     forms.check_rank("x (n, c, h, w)", x, 4)
-    out = (*x[:2], *out_size("pool", (x[2], x[3]), *geometry(**attrs)))
+    out = (*x[:2], *expressions.out_size("pool", (x[2], x[3]), *geometry(**attrs)))
     for name, shape in (("y", y), ("grad", grad)):
         if shape != out:
             raise ShapeError(f"{name} of shape {out}: what max_pool2d makes of x {x}", str(shape))
@@ -88,7 +79,7 @@ def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
     """Give each window's gradient to its first element equal to y; to none if there is none."""
     size, step, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
-    seen = windows(image, size, step)
+    seen = expressions.windows(image, size, step)
     equal = (seen == y[..., None, None]).reshape((*seen.shape[:4], -1))
     first = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
     parts = (first * grad[..., None]).reshape(seen.shape)
@@ -138,7 +129,7 @@ def _in_fp16(launch: Callable[[Call, Chip], Launch]) -> Callable[[Call, Chip], b
 def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
     forms.check_rank("grad (n, c, oh, ow)", grad, 4)
     plane = forms.pair("size", size)
-    out = out_size("pool", plane, *geometry(**attrs))
+    out = expressions.out_size("pool", plane, *geometry(**attrs))
     if grad[2:] != out:
         raise ShapeError(f"a gradient of {out} pixels for images of {plane}", str(grad), "fix size")
     return (*grad[:2], *plane)
