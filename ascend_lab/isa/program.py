@@ -25,19 +25,6 @@ CROSS = ("cross_set", "cross_wait")
 """Flags between the cores of a mix launch; no pipe begins what stands behind a cross_wait."""
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 
-COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-"""What vcmp's attribute `op` may ask of two lanes."""
-
-ROUNDINGS = ("rint", "floor", "ceil", "trunc")
-"""How vconv reaches a whole number; rint, to nearest even, is the default."""
-
-ATOMIC_FORMATS = ("fp32", "fp16", "int32")
-"""Number formats a copy can add in memory."""
-
-CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
-"""Accumulator formats per input format (hardware facts, mmad types)."""
-
-
 SOURCES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys((*VECTOR_OPS, *MOVES), (1,)),
     **dict.fromkeys((*BINARY, "vcmp", "vaxpy"), (2,)),

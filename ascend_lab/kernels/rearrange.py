@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, Launch, Program, Share, spread
-from ascend_lab.isa.program import ATOMIC_FORMATS
+from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import (
     BATCH,
     Feed,
