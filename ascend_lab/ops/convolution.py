@@ -123,8 +123,6 @@ def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
 
 
 # -- gradients ------------------------------------------------------------------------------------
-
-
 def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
     """Return the rows and columns below and on the right that no window of conv2d starts at.
 
