@@ -43,6 +43,10 @@ class SimulationError(AscendLabError):
     """A program cannot be executed or timed as asked."""
 
 
+class NotComposableError(SimulationError):
+    """The program has waits before their sets or unbalanced loops; use the reference."""
+
+
 class MachineError(AscendLabError):
     """A small teaching machine was asked for something it cannot do."""
 

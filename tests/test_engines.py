@@ -24,7 +24,7 @@ from ascend_lab.sim import (
     run_reference,
     simulate,
 )
-from ascend_lab.sim import reference as reference_engine
+from ascend_lab.sim import compiled as reference_engine
 from ascend_lab.sim.fast import run_walked
 
 TOY = load_chip("Toy")

@@ -22,8 +22,8 @@ from ascend_lab.sim import (
     simulate,
     simulate_kernel,
 )
+from ascend_lab.sim.cost import lowest_bytes
 from ascend_lab.sim.l2 import PIECES
-from ascend_lab.sim.traffic import lowest_bytes
 
 TOY = load_chip("Toy")
 MIB = 1 << 20

@@ -27,11 +27,11 @@ from ascend_lab.layout import (
     unpack,
     zero_boxes,
 )
-from ascend_lab.layout.boxes import whole_blocks
+from ascend_lab.layout.moves import whole_blocks
 from ascend_lab.sim import execute, simulate
 
-ARRAYS = [name for name, form in FORMATS.items() if form.kind == "array"]
-IMAGES = [name for name, form in FORMATS.items() if form.kind == "image"]
+ARRAYS = [name for name, form in FORMATS.items() if "..." in form.axes]
+IMAGES = [name for name, form in FORMATS.items() if "..." not in form.axes]
 TYPES = {"fp16": np.float16, "int8": np.int8, "fp32": np.float32, "int32": np.int32}
 SIDES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 30, 31, 32, 33, 48)
 

@@ -14,7 +14,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.isa import KernelBuilder, Region, as_launch, interleave
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.sim import analyse, simulate
-from ascend_lab.sim.traffic import unique_elements
+from ascend_lab.sim.cost import unique_elements
 
 TOY = load_chip("Toy")
 

@@ -28,7 +28,7 @@ from ascend_lab.dsl.stages import FRACTAL, Fixed, Stage, State, bare
 from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Launch, c0_of
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launch, scatter_launch

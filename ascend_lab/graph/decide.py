@@ -30,7 +30,7 @@ from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_started, lowered_once
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.limits import TOML_BYTES, json_of, read_file
-from ascend_lab.ops.quantised import QUANTISED
+from ascend_lab.ops.casts import QUANTISED
 from ascend_lab.sim.timeline import Start
 
 SCOPES = ("GraphFusion", "UBFusion")

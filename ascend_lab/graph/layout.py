@@ -27,8 +27,8 @@ from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, operator_
 from ascend_lab.graph.lower import PRODUCTS
 from ascend_lab.graph.lower.matmul import operand_layouts
 from ascend_lab.graph.lower.vector import ROW_WISE
+from ascend_lab.ops.casts import QUANTISED
 from ascend_lab.ops.formats import is_float, round_to
-from ascend_lab.ops.quantised import QUANTISED
 
 BLOCK = 16
 Bounds = tuple[float, float]

@@ -2,21 +2,19 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.isa.builder import KernelBuilder, Queue, Share, Tile, spread
-from ascend_lab.isa.cross import cross_set, cross_wait
+from ascend_lab.isa.builder import KernelBuilder, Queue, RingEnd
 from ascend_lab.isa.instructions import (
     barrier, c0_of, check_instruction, check_program, data_copy, fixpipe, load2d, load3d, mmad,
     mmad_shape, program_unit, scalar, set_flag, unit_of, vector, wait_flag,
 )
-from ascend_lab.isa.memory import Affine, Buffer, Region, var
-from ascend_lab.isa.operands import SMALL_C0
-from ascend_lab.isa.program import (
-    Event, Instruction, Kernel, Launch, Loop, Node, Part, Program, as_kernel, as_launch,
-    binding_of,
+from ascend_lab.isa.launch import (
+    Kernel, Launch, Part, Ring, RingTile, Share, as_kernel, as_launch, binding_of, cross_set,
+    cross_wait, spread,
 )
-from ascend_lab.isa.ring import Ring, RingEnd, RingTile
+from ascend_lab.isa.memory import Affine, Buffer, Region, Tile, var
+from ascend_lab.isa.operands import SMALL_C0
+from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program, parse_program
 from ascend_lab.isa.sanitizer import Finding, sanitize
-from ascend_lab.isa.text import parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream
 
 __all__ = [

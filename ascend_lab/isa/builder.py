@@ -1,45 +1,127 @@
-"""Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags."""
+"""Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags.
+
+Slots of queues and rings are numbered over the turns of the loops a builder has open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
-from ascend_lab.isa import cross
 from ascend_lab.isa import instructions as ins
-from ascend_lab.isa.instructions import check_program
-from ascend_lab.isa.memory import Affine, Buffer, Region, as_affine, var, whole
-from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Part, Program, binding_of
-from ascend_lab.isa.ring import OpenLoop, Ring, RingEnd, Slots, closed, place_of
+from ascend_lab.isa.launch import BETWEEN, Ring, RingTile, cross_set, cross_wait
+from ascend_lab.isa.memory import Affine, Buffer, Region, Tile, as_affine, var, whole
+from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
+
+Place = tuple[str, int | str]
+"""Memory space and address: a buffer and its views share one; in GM the name."""
+
+
+def place_of(buffer: Buffer) -> Place:
+    """Return where a buffer lies."""
+    return buffer.space, buffer.name if buffer.space == "GM" else buffer.address
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """One slot of a queue, held between alloc/enqueue or dequeue/free."""
+class OpenLoop:
+    """A loop while it is written: its body so far, and how many slots its queues move on a pass."""
 
-    buffer: Buffer
-    slot: int
+    loop: Loop
+    body: list[Instruction | OpenLoop]
+    steps: dict[Place, int]
 
-    def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-    ) -> Region:
-        """Return a region of this slot, as `Buffer.region`."""
-        return self.buffer.region(offset, sizes, strides, slot=self.slot)
+
+def closed(
+    nodes: Sequence[Instruction | OpenLoop], turns: dict[Place, Affine] | None = None
+) -> tuple[Node, ...]:
+    """Close the loops and number the slots: pass i of a loop starts `steps` * i slots further.
+
+    `turns` is how far each queue has moved in the loops around.
+    """
+    turns = turns or {}
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, OpenLoop):
+            loop, inner = node.loop, dict(turns)
+            for place, step in node.steps.items():
+                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
+            out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
+        elif turns and node.regions:
+            dst = None if node.dst is None else _turned(node.dst, turns)
+            srcs = tuple([_turned(region, turns) for region in node.srcs])
+            out.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
+        else:
+            out.append(node)
+    return tuple(out)
+
+
+def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
+    buffer = region.buffer
+    turn = turns.get(place_of(buffer)) if buffer.slots > 1 else None
+    return region if turn is None else region.turned(turn)
+
+
+Emit = Callable[[Instruction], None]
+T = TypeVar("T")
+
+
+class Slots(Generic[T]):
+    """Slots that a producer fills and a consumer empties: its flags, and how often each was used.
+
+    `members` are further buffers whose slots are filled and emptied together with these.
+    """
+
+    def __init__(
+        self, emit: Emit, buffer: Buffer, flags: dict[str, Instruction], size: int
+    ) -> None:
+        """Start empty."""
+        self.emit, self.buffer, self.flags, self.size = emit, buffer, flags, size
+        self.counts = dict.fromkeys(flags, 0)
+        self.members: list[Buffer] = []
+
+    def tile(self, slot: int) -> T:
+        """Return a slot by its number."""
+        raise NotImplementedError
+
+    @property
+    def opening(self) -> list[Instruction]:
+        """What the program begins with: all slots are empty."""
+        return [self.flags["free"]] * self.size if "free" in self.flags else []
+
+    @property
+    def closing(self) -> list[Instruction]:
+        """What the program ends with: all slots are empty again."""
+        return [self.flags["alloc"]] * self.size if "alloc" in self.flags else []
+
+    def _step(self, what: str) -> int:
+        self.emit(self.flags[what])
+        self.counts[what] += 1
+        return self.counts[what] - 1
+
+    def alloc(self) -> T:
+        """Wait (on the producer) for an empty slot and return it."""
+        return self.tile(self._step("alloc"))
+
+    def enqueue(self) -> None:
+        """Tell the consumer that the slot is full."""
+        self._step("enqueue")
+
+    def dequeue(self) -> T:
+        """Wait (on the consumer) for a full slot and return it."""
+        return self.tile(self._step("dequeue"))
+
+    def free(self) -> None:
+        """Give the slot back to the producer."""
+        self._step("free")
 
 
 Start = tuple[Buffer | Tile, Affine | int]
 """Where a run of elements begins: in which memory, at which element."""
-Share = tuple[int, int, int]
-"""Of an axis: what one core owns, the step from core to core, how many cores stand along it."""
 
 
 class Queue(Slots[Tile]):
@@ -81,6 +163,28 @@ class Queue(Slots[Tile]):
             self.emit(flag(self.builder.chip, self.middle))
 
 
+class RingEnd(Slots[RingTile]):
+    """One end of a ring in the program of one core: `fills` slots, or empties them.
+
+    Its waits hold up all that is written behind them.
+    """
+
+    def __init__(
+        self, chip: Chip, emit: Emit, ring: Ring, start: Affine, pipe: str, fills: bool
+    ) -> None:
+        """Start empty; build the flag instructions once."""
+        waits, sets = (ring.empty, ring.ready) if fills else (ring.ready, ring.empty)
+        names = ("alloc", "enqueue") if fills else ("dequeue", "free")
+        steps = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
+        super().__init__(emit, ring.buffer, dict(zip(names, steps, strict=True)), ring.slots)
+        self.ring, self.start = ring, start
+
+    def tile(self, slot: int) -> RingTile:
+        """Return a slot of the AI core's own."""
+        return RingTile(self.ring, slot, self.start)
+
+
+# -- the builder -----------------------------------------------------------------------------------
 Options = ParamSpec("Options")
 
 
@@ -256,8 +360,8 @@ class KernelBuilder:
     vdeq = _emitting(ins.vdeq)
     scalar = _emitting(ins.scalar)
     barrier = _emitting(ins.barrier)
-    cross_set = _emitting(cross.cross_set)
-    cross_wait = _emitting(cross.cross_wait)
+    cross_set = _emitting(cross_set)
+    cross_wait = _emitting(cross_wait)
 
     def copy_row(
         self, dst: Region, src: Region, index: Region, pitch: int, bound: int, **options: Any
@@ -307,51 +411,9 @@ class KernelBuilder:
         closing = [flag for q in used for flag in q.closing]
         body = (*opening, *closed(self._body), *closing)
         program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
-        return check_program(self.chip, program)
+        return ins.check_program(self.chip, program)
 
 
 def _steps(queue: Queue | RingEnd) -> str:
     *names, last = queue.counts
     return f"{', '.join(names)} and {last}"
-
-
-def spread(
-    name: str,
-    axes: Mapping[str, Sequence[int]],
-    program: Callable[..., Program | tuple[Program, ...]],
-    *,
-    apart: Sequence[int] = (),
-) -> Launch:
-    """Return a launch over a grid of cores; `axes[param]` lists what the cores along it own.
-
-    All but the last along an axis own equally much. Cores with equal shares run one program,
-    `program(*shares)`, bound to their places; along `apart` every place has a program of its own,
-    called with (place, its first, its end) as well. A program that is a tuple, of a cube core and
-    its vector cores, makes a mix launch; a parameter `aiv` of theirs tells the first from the next.
-    """
-    sides: list[dict[Share, list[int]]] = []
-    for sizes in axes.values():
-        groups: dict[int, list[int]] = {}
-        for place, size in enumerate(sizes):
-            groups.setdefault(size, []).append(place)
-        sides.append({(size, sizes[0], at[-1] + 1): at for size, at in groups.items()})
-    ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
-    parts, mix = list[Part](), 0
-    for shares in product(*sides):
-        places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
-        bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
-        made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
-        for one in made:
-            team = one if isinstance(one, tuple) else (one,)
-            mix = len(team) if isinstance(one, tuple) else 0
-            parts += [Part(p, _numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
-    return Launch(name, tuple(parts), mix)
-
-
-def _numbered(
-    program: Program, bindings: tuple[tuple[tuple[str, int], ...], ...], number: int
-) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Add the number of a vector core to the bindings of a program that asks for it."""
-    if "aiv" not in dict(program.params):
-        return bindings
-    return tuple(binding_of({**dict(at), "aiv": number}) for at in bindings)

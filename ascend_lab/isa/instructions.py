@@ -6,7 +6,7 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
-from ascend_lab.isa.cross import check_cross
+from ascend_lab.isa.launch import check_cross
 from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine
 from ascend_lab.isa.operands import CHECK_MOVE, check_index, check_mmad, check_vector
 from ascend_lab.isa.program import (

@@ -274,3 +274,20 @@ class Region:
         dims = ",".join(f"{n}:{s}" for n, s in zip(self.sizes, self.strides, strict=True))
         slot = f"{self.slot} | " if self.buffer.slots > 1 else ""
         return f"{self.buffer.name}[{slot}{self.offset} | {dims}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One slot of a queue, held between alloc/enqueue or dequeue/free."""
+
+    buffer: Buffer
+    slot: int
+
+    def region(
+        self,
+        offset: Affine | int = 0,
+        sizes: Sequence[int] | int | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> Region:
+        """Return a region of this slot, as `Buffer.region`."""
+        return self.buffer.region(offset, sizes, strides, slot=self.slot)

@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
 from ascend_lab.isa.memory import Affine, Region
-from ascend_lab.isa.program import (
-    ATOMIC_FORMATS,
-    COMPARISONS,
-    CUBE_OUTPUT,
-    REDUCING,
-    ROUNDINGS,
-    TAKES_SCALAR,
-    WHOLE_BLOCKS,
-    Instruction,
-    index_of,
-)
+from ascend_lab.isa.program import REDUCING, TAKES_SCALAR, WHOLE_BLOCKS, Instruction, index_of
+
+COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
+"""What vcmp's attribute `op` may ask of two lanes."""
+ROUNDINGS = ("rint", "floor", "ceil", "trunc")
+"""How vconv reaches a whole number; rint, to nearest even, is the default."""
+ATOMIC_FORMATS = ("fp32", "fp16", "int32")
+"""Number formats a copy can add in memory."""
+CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
+"""Accumulator formats per input format (hardware facts, mmad types)."""
+FRACTAL_BYTES = 512
+SMALL_C0 = 4
+"""Channels of a pixel that `load3d` takes beside C0: those of a first layer."""
 
 
 def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
@@ -40,11 +42,6 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
         got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
         needed = f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows"
         raise ProgramError(needed, got, "mend it")
-
-
-FRACTAL_BYTES = 512
-SMALL_C0 = 4
-"""Channels of a pixel that `load3d` takes beside C0: those of a first layer."""
 
 
 def check_aligned(region: Region, unit: int, op: str) -> None:

@@ -1,16 +1,15 @@
-"""Programs as data: instructions on pipes, nested loops, and launches over several cores."""
+"""Programs as data: instructions on pipes and nested loops, and the text that says the same."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 
 from ascend_lab.errors import ProgramError
 from ascend_lab.isa.memory import Affine, Buffer, Region, whole
 
 AttrValue = int | float | str | Affine | tuple[int, ...]
-
 
 BINARY = ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vand", "vor")
 UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vconv", "vcopy")
@@ -25,19 +24,6 @@ FLAGS = ("set_flag", "wait_flag")
 CROSS = ("cross_set", "cross_wait")
 """Flags between the cores of a mix launch; no pipe begins what stands behind a cross_wait."""
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
-
-COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-"""What vcmp's attribute `op` may ask of two lanes."""
-
-ROUNDINGS = ("rint", "floor", "ceil", "trunc")
-"""How vconv reaches a whole number; rint, to nearest even, is the default."""
-
-ATOMIC_FORMATS = ("fp32", "fp16", "int32")
-"""Number formats a copy can add in memory."""
-
-CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
-"""Accumulator formats per input format (hardware facts, mmad types)."""
-
 
 SOURCES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys((*VECTOR_OPS, *MOVES), (1,)),
@@ -227,7 +213,7 @@ class Program:
         return tuple(b for b in self.buffers if b.space == "GM")
 
     def __str__(self) -> str:
-        """Print params, buffers, instructions; `isa.parse_program` reads it back."""
+        """Print params, buffers, instructions; `parse_program` reads it back."""
         lines = [f"program {self.name}"]
         lines += [f"param {name} {count}" for name, count in self.params]
         for b in self.buffers:
@@ -259,161 +245,117 @@ def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
             yield f"{indent}{node}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One program and the cores that run it: a binding of its params per core."""
-
-    program: Program
-    bindings: tuple[tuple[tuple[str, int], ...], ...] = ((),)
-
-    def __post_init__(self) -> None:
-        """Check that there is a core, and on each a value in range for every param."""
-        counts = dict(self.program.params)
-        for binding in self.bindings:
-            values = dict(binding)
-            same = values.keys() == counts.keys()
-            if not same or any(not 0 <= v < counts[name] for name, v in values.items()):
-                ranges = ", ".join(f"{name} in 0..{n - 1}" for name, n in counts.items())
-                needed = f"{self.program.name}: a binding of {ranges or 'no params'}"
-                raise ProgramError(needed, str(values), "bind each param once per core")
-        if not self.bindings:
-            raise ProgramError(f"{self.program.name}: a binding per core", "no core", "add one")
-
-    @property
-    def core_count(self) -> int:
-        """How many cores run this part."""
-        return len(self.bindings)
+# -- the text form, read back: parse_program(str(program)) == program ------------------------------
+_EVENT = re.compile(r"(\w+)>(\w+):(\d+)(?:x(\d+))?$")
+_REGION = re.compile(r"([\w.]+)\[(?:([^|\]]+) \| )?([^|\]]+) \| ([-\d:,]+)\]")
+_ATTR = re.compile(r"(\w+)=(\([^)]*\)|\S+)")
+_TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
+_WORD_ATTRS = ("op", "round", "atomic")
+_AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A kernel on several cores: full cores and tail cores are different parts.
+def parse_program(text: str) -> Program:
+    """Read the text form back; raise `ProgramError` with the line that cannot be read."""
+    name, params, buffers = "", [], dict[str, Buffer]()
+    stack: list[tuple[int, str, int, list[Node]]] = [(-1, "", 1, [])]
 
-    In a mix launch cube and vector cores work together: `mix` parts at a time are the program of
-    the cube core and those of its vector cores; binding i of each belongs to the same AI core.
-    """
+    def close(indent: int) -> None:
+        while stack[-1][0] >= indent:
+            _, loop_var, count, body = stack.pop()
+            stack[-1][3].append(Loop(loop_var, count, tuple(body)))
 
-    name: str
-    parts: tuple[Part, ...]
-    mix: int = 0
-
-    def __post_init__(self) -> None:
-        """Check that every cube core of a mix launch has its vector cores."""
-        alone = self.mix < 2 or len(self.parts) % self.mix
-        if self.mix and (alone or any(len({p.core_count for p in t}) > 1 for t in self.teams)):
-            needed = f"{self.name}: a cube part, then its vector parts, with a binding per AI core"
-            got = f"mix {self.mix}, cores {[p.core_count for p in self.parts]}"
-            raise ProgramError(needed, got, "let spread() write the parts")
-
-    @property
-    def teams(self) -> tuple[tuple[Part, ...], ...]:
-        """Parts whose cores work together: each by itself, or those of an AI core."""
-        step = self.mix or 1
-        return tuple(self.parts[i : i + step] for i in range(0, len(self.parts), step))
-
-    @property
-    def core_count(self) -> int:
-        """Active cores of all parts; in a mix launch AI cores."""
-        return sum(team[0].core_count for team in self.teams)
-
-    @property
-    def event_count(self) -> int:
-        """Dynamic instructions on all cores, flags included."""
-        return sum(part.program.event_count * part.core_count for part in self.parts)
-
-    @property
-    def tensors(self) -> tuple[Buffer, ...]:
-        """GM tensors of all parts, each once."""
-        seen = {b.name: b for part in self.parts for b in part.program.tensors}
-        return tuple(seen.values())
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        indent = len(line) - len(line.lstrip())
+        try:
+            close(indent)
+            if words[0] == "program":
+                name = line.split(maxsplit=1)[1].strip()
+            elif words[0] == "param":
+                params.append((words[1], int(words[2])))
+            elif words[0] == "buffer":
+                buffers[words[1]] = _buffer(words)
+            elif words[0] == "loop":
+                loop = Loop(words[1], int(words[2].rstrip(":")), ())
+                stack.append((indent, loop.var, loop.count, []))
+            else:
+                stack[-1][3].append(_instruction(line.strip(), buffers))
+        except (ValueError, KeyError, IndexError, AttributeError, ProgramError) as error:
+            raise ProgramError(
+                f"line {number} in program text form", line.strip(), f"mend it ({error})"
+            ) from error
+    close(0)
+    return Program(name, tuple(buffers.values()), tuple(stack[0][3]), tuple(params))
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """Phases that run one after another; between two of them all cores wait for each other.
-
-    A phase reads what earlier phases wrote to GM, on whatever core: partial sums first, then their
-    sum. The host launches the whole once.
-    """
-
-    name: str
-    phases: tuple[Launch, ...]
-
-    def __post_init__(self) -> None:
-        """Check that there is a phase, and that a tensor is the same one in all phases."""
-        if not self.phases:
-            raise ProgramError(f"{self.name}: a kernel of at least one phase", "none", "add one")
-        seen: dict[str, Buffer] = {}
-        for phase in self.phases:
-            for tensor in phase.tensors:
-                first = seen.setdefault(tensor.name, tensor)
-                if first != tensor:
-                    raise ProgramError(
-                        f"{self.name}: one size and format of tensor {tensor.name} in all phases",
-                        f"{first.elements} {first.dtype} and {tensor.elements} {tensor.dtype}",
-                        "rename one, or view the tensor with sizes and strides",
-                    )
-
-    @property
-    def core_count(self) -> int:
-        """Cores of the phase that uses most of them."""
-        return max(phase.core_count for phase in self.phases)
-
-    @property
-    def event_count(self) -> int:
-        """Dynamic instructions of all phases on all cores, flags included."""
-        return sum(phase.event_count for phase in self.phases)
-
-    @property
-    def tensors(self) -> tuple[Buffer, ...]:
-        """GM tensors of all phases, each once."""
-        return tuple({b.name: b for phase in self.phases for b in phase.tensors}.values())
+def _buffer(words: list[str]) -> Buffer:
+    extra = {k: int(v) for k, v in (w.split("=") for w in words[5:])}
+    name, space, dtype, elements = words[1:5]
+    places = extra.get("slots", 1), extra.get("at", 0), extra.get("pitch", 0)
+    return Buffer(name, space, dtype, int(elements), *places)
 
 
-def as_launch(program: Program | Launch) -> Launch:
-    """Return `program` as a launch on one core (params at 0) unless it is one already."""
-    if isinstance(program, Launch):
-        return program
-    binding = tuple((name, 0) for name, _ in program.params)
-    return Launch(program.name, (Part(program, (binding,)),))
+def _event(text: str) -> Event:
+    match = _EVENT.match(text)
+    if match is None:
+        raise ValueError(f"event {text}")
+    return Event(match[1], match[2], int(match[3]), int(match[4] or 1))
 
 
-def as_kernel(program: Program | Launch | Kernel) -> Kernel:
-    """Return `program` as a kernel of one phase unless it is a kernel already."""
-    if isinstance(program, Kernel):
-        return program
-    launch = as_launch(program)
-    return Kernel(launch.name, (launch,))
+def _affine(text: str) -> Affine:
+    total = Affine()
+    position = 0
+    for match in _TERM.finditer(text):
+        if match.start() != position:
+            raise ValueError(f"affine expression {text}")
+        position = match.end()
+        sign, coefficient, name, const = match.groups()
+        if name:
+            factor = int(coefficient or 1) * (-1 if sign == "-" else 1)
+            total = total + Affine(0, ((name, factor),))
+        else:
+            total = total + int(const)
+        if position < len(text) and text[position] == "+":
+            position += 1 if text[position + 1] == "-" else 0
+    if position != len(text):
+        raise ValueError(f"affine expression {text}")
+    return total
 
 
-def binding_of(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Return a params binding from a mapping."""
-    return tuple(sorted(values.items()))
+def _region(match: re.Match[str], buffers: dict[str, Buffer]) -> Region:
+    pairs = [dim.split(":") for dim in match[4].split(",")]
+    sizes, strides = tuple(int(p[0]) for p in pairs), tuple(int(p[1]) for p in pairs)
+    slot = _affine(match[2]) if match[2] else Affine()
+    return Region(buffers[match[1]], _affine(match[3]), sizes, strides, slot)
 
 
-def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    """Return a launch with its GM tensors under other names; tiles make way for them."""
+def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
+    words = line.split()
+    if words[0] in ("set_flag", "wait_flag"):
+        event = _event(words[1])
+        pipe = event.src if words[0] == "set_flag" else event.dst
+        return Instruction(words[0], pipe, event=event)
+    pipe, op = words[0], words[1]
+    rest = line[line.index(op, len(pipe)) + len(op) :]
+    left, arrow, _ = rest.partition(" <- ")
+    regions = [_region(m, buffers) for m in _REGION.finditer(rest)]
+    has_dst = bool(arrow) or (bool(_REGION.match(left.strip())) and bool(regions))
+    dst = regions.pop(0) if has_dst else None
+    tail = _REGION.sub("", rest)
+    attrs = tuple((m[1], _attr(m[1], m[2])) for m in _ATTR.finditer(tail))
+    return Instruction(op, pipe, dst, tuple(regions), attrs)
 
-    @cache
-    def buffer(old: Buffer) -> Buffer:
-        if old.space == "GM":
-            return replace(old, name=names[old.name]) if old.name in names else old
-        return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
 
-    def region(old: Region) -> Region:
-        return replace(old, buffer=buffer(old.buffer))
-
-    def node(old: Node) -> Node:
-        if isinstance(old, Loop):
-            return replace(old, body=tuple(map(node, old.body)))
-        if not old.regions:
-            return old
-        dst = None if old.dst is None else region(old.dst)
-        return replace(old, dst=dst, srcs=tuple(map(region, old.srcs)))
-
-    def part(old: Part) -> Part:
-        body = tuple(map(node, old.program.body))
-        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
-        return replace(old, program=replace(old.program, buffers=buffers, body=body))
-
-    return replace(launch, parts=tuple(map(part, launch.parts)))
+def _attr(key: str, text: str) -> AttrValue:
+    if key in _AFFINE_ATTRS:
+        return _affine(text)
+    if key in _WORD_ATTRS:
+        return text
+    if text.startswith("("):
+        return tuple(int(v) for v in text[1:-1].split(",") if v)
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

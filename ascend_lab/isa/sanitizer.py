@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
-from ascend_lab.isa.cross import Clock, CrossOrder, check_launch, crews, join
 from ascend_lab.isa.instructions import check_bounds, check_instruction
+from ascend_lab.isa.launch import Kernel, Launch, as_kernel, check_launch, crews
 from ascend_lab.isa.memory import Buffer, Region
 from ascend_lab.isa.operands import BLOCKS_PER_REPEAT
 from ascend_lab.isa.program import (
@@ -30,14 +30,11 @@ from ascend_lab.isa.program import (
     WHOLE_BLOCKS,
     Event,
     Instruction,
-    Kernel,
-    Launch,
     Program,
-    as_kernel,
     index_of,
     reach_of,
 )
-from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble, Write
+from ascend_lab.isa.shadow import SEVERAL, Access, Clock, CrossOrder, Space, Trouble, Write, join
 from ascend_lab.isa.walk import ISSUE, Core, interleave_cores
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ascend_lab.errors import SyncError
-from ascend_lab.isa.cross import Counters, core_name
+from ascend_lab.isa.launch import Counters, core_name
 from ascend_lab.isa.program import CROSS, Event, Instruction, Loop, Node, Program
 
 ISSUE = "ISSUE"

@@ -229,7 +229,7 @@ def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:
     """Return the share of A and of B read from memory, and all memory bytes, per candidate.
 
-    The rule of `sim.traffic` written out for this nest: the outermost loop whose body fits in L2
+    The rule of `sim.cost` written out for this nest: the outermost loop whose body fits in L2
     fetches every byte once. Exact for tilings that divide the problem evenly.
     """
     m1, k1, n1 = shape.fractals
@@ -252,7 +252,7 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
 
 
 def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
-    """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.compiled`, on arrays."""
+    """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.cost`, on arrays."""
     own = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
     hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, Launch, Program, Share, spread
-from ascend_lab.isa.program import ATOMIC_FORMATS
+from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import (
     BATCH,
     Feed,
@@ -30,7 +30,7 @@ from ascend_lab.kernels.indexed_rows import (
     scatter_program,
     single_program,
 )
-from ascend_lab.layout.boxes import Box, Dim
+from ascend_lab.layout.maps import Box, Dim
 from ascend_lab.layout.moves import (
     Job,
     Move,

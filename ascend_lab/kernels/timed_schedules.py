@@ -129,7 +129,7 @@ def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
 def _durations(
     shape: GemmShape, chip: Chip, t: Tilings, fresh: dict[str, Floats]
 ) -> dict[str, tuple[Array, Array]]:
-    """Cycles and flag latency by destination buffer: `sim.compiled` on arrays."""
+    """Cycles and flag latency by destination buffer: `sim.cost` on arrays."""
     cores, none = t.rows * t.cols, 0 * t.m
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     columns = _columns(shape, chip, t) if chip.combined else t.n

@@ -23,7 +23,7 @@ from ascend_lab.errors import GraphError, ShapeError
 from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.graph.slice import rules_of
 from ascend_lab.isa import Kernel, Launch, Part, as_kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.lab.kernels.fused_turns import Points, turn_scatter_launch
 from ascend_lab.ops.slicing import AxisRule, Window
 from ascend_lab.sim import DeviceMemory, execute, simulate_kernel

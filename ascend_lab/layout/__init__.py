@@ -2,11 +2,9 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.layout.boxes import (
-    Box, Dim, burst_bytes, convert, copy_boxes, pack, unpack, zero_boxes,
-)
 from ascend_lab.layout.maps import (
-    FORMATS, AddressMap, Format, Piece, address, address_map, addresses, element_at,
+    FORMATS, AddressMap, Box, Dim, Format, Piece, address, address_map, addresses, burst_bytes,
+    convert, copy_boxes, element_at, pack, unpack, zero_boxes,
 )
 from ascend_lab.layout.moves import conversion_launch
 

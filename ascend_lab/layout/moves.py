@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Part, Program, Queue, binding_of
-from ascend_lab.layout.boxes import Box, Dim, copy_boxes, merged, whole_blocks, zero_boxes
-from ascend_lab.layout.maps import AddressMap, address_map
+from ascend_lab.layout.maps import AddressMap, Box, Dim, address_map, copy_boxes, merged, zero_boxes
 
 TILES = 4
 """Tiles a core should have at least, so that loads and stores overlap."""
@@ -91,6 +90,39 @@ def item_bytes(dtype: str) -> int:
     if dtype not in DTYPE_BYTES:
         raise TypeMismatchError("a number format", repr(dtype), f"use {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
+
+
+def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
+    """Cut a box into boxes of whole blocks (element count a multiple of c0) and what is left.
+
+    Axes that already contribute factors of two are kept; the longest axes are shortened by what is
+    still needed, and what they lose is cut again.
+    """
+    sizes = [d.count for d in dims]
+    if not math.prod(sizes) % c0:
+        return [Box(tuple(dims), 0, 0)], []
+    need, units = c0, [1] * len(sizes)
+    for i, size in enumerate(sizes):
+        units[i] = math.gcd(need, size)
+        need //= units[i]
+    for i in sorted(range(len(sizes)), key=lambda i: -(sizes[i] // units[i])):
+        factor = min(need, 1 << (sizes[i] // units[i]).bit_length() - 1)
+        units[i], need = units[i] * factor, need // factor
+    if need > 1:
+        return [], [Box(tuple(dims), 0, 0)]
+    kept = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
+    found = [Box(_resized(dims, kept), 0, 0)], list[Box]()
+    for i, dim in enumerate(dims):
+        if kept[i] < dim.count:
+            end = _resized(dims, [*kept[:i], dim.count - kept[i], *sizes[i + 1 :]])
+            far = kept[i] * dim.source, kept[i] * dim.target
+            for boxes, more in zip(found, whole_blocks(end, c0), strict=True):
+                boxes.extend(Box(b.dims, b.source + far[0], b.target + far[1]) for b in more)
+    return found
+
+
+def _resized(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...]:
+    return tuple(replace(d, count=n) for n, d in zip(sizes, dims, strict=True))
 
 
 # -- launches -------------------------------------------------------------------------------------

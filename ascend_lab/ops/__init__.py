@@ -7,11 +7,10 @@ that program, `make_test` writes its tests; `register` adds an operator of your 
 # fmt: off
 # isort: off
 from ascend_lab.ops import (
-    activations as activations, attention as attention, batch_norm as batch_norm, conv_gradient
-    as conv_gradient, convolution as convolution, cutting as cutting, deconvolution as
-    deconvolution, elementwise as elementwise, indexing as indexing, matmul as matmul, moving as
-    moving, normalise as normalise, pool_gradient as pool_gradient, pooling as pooling,
-    quantised as quantised, reduction as reduction, training as training,
+    elementwise as elementwise, casts as casts, matmul as matmul, reduction as reduction,
+    attention as attention, batch_norm as batch_norm, convolution as convolution, conv_gradient
+    as conv_gradient, moving as moving, indexing as indexing, pooling as pooling, training as
+    training,
 )
 from ascend_lab.ops.expressions import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded

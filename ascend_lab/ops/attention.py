@@ -23,8 +23,8 @@ from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
-from ascend_lab.ops.normalise import softmax, softmax_grad, softmax_values
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
+from ascend_lab.ops.reduction import softmax, softmax_grad, softmax_values
 from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, elementwise_rules, following
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")

@@ -10,23 +10,14 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError, UnsupportedError
 from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.ops import expressions
 from ascend_lab.ops import formats as forms
-from ascend_lab.ops.expressions import (
-    Pair,
-    along,
-    narrow,
-    out_size,
-    padded,
-    piece_pads,
-    reach,
-    window_rule,
-    windows,
-)
+from ascend_lab.ops.expressions import Pair, along, narrow, out_size, padded, reach, windows
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
@@ -132,8 +123,6 @@ def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
 
 
 # -- gradients ------------------------------------------------------------------------------------
-
-
 def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
     """Return the rows and columns below and on the right that no window of conv2d starts at.
 
@@ -206,13 +195,13 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     rules = (
         AxisRule(0, "free", (Source(0, 0),), (0,)),
         AxisRule(1, "free", tuple(sources), (1,), grain),
-        *(window_rule(2 + i, weight[2 + i], step[i], pads[i], spread[i]) for i in range(2)),
+        *expressions.window_rules((weight[2], weight[3]), step, pads, spread),
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         if axis == 1 and groups > 1 and "groups" in attrs:
             return {"groups": (piece[1] - piece[0]) // features}
-        return {"pad": piece_pads(rules[axis], pads, piece, ranges)} if axis >= 2 else {}
+        return expressions.piece_pads(rules, pads, axis, piece, ranges)
 
     summed = () if groups > 1 or biased else (Reduction(((0, 1), (1, 1)), "sum"),)
     return SliceRules("SlidingWindow", rules, summed, adjust)

@@ -135,23 +135,32 @@ def cropped(x: Values, pads: Pairs, size: Pair) -> Values:
     return x[:, :, top : top + size[0], left : left + size[1]]
 
 
-def window_rule(axis: int, kernel: int, stride: int, pads: Pair, dilation: int = 1) -> AxisRule:
-    """Return the rule of a height or width axis: output o reads o*stride - pad ... + reach - 1."""
-    after = (kernel - 1) * dilation - pads[0]
-    window = Window(pads[0], after, stride, dilation)
-    plain = kernel == 1 and not sum(pads)
-    return AxisRule(axis, "free" if plain else "halo", (Source(0, axis, window),), (axis,))
+def window_rules(
+    kernel: Pair, stride: Pair, pads: Pairs, dilation: Pair = (1, 1)
+) -> tuple[AxisRule, AxisRule]:
+    """Return the rules of height and width: output o reads o*stride - pad ... + reach - 1."""
+
+    def rule(i: int) -> AxisRule:
+        after = (kernel[i] - 1) * dilation[i] - pads[i][0]
+        source = Source(0, 2 + i, Window(pads[i][0], after, stride[i], dilation[i]))
+        plain = kernel[i] == 1 and not sum(pads[i])
+        return AxisRule(2 + i, "free" if plain else "halo", (source,), (2 + i,))
+
+    return rule(0), rule(1)
 
 
-def piece_pads(rule: AxisRule, pads: Pairs, piece: Range, ranges: Ranges) -> Pairs:
-    """Return the padding of a piece: what its windows reach beyond the part it was given."""
-    own = pads[rule.axis - 2]
-    if own[0] == 0 and rule.kind == "free":
-        return pads
-    low, high = rule.sources[0].window.needs(*piece)
-    first, last = ranges[0][rule.axis]
+def piece_pads(
+    rules: Sequence[AxisRule], pads: Pairs, axis: int, piece: Range, ranges: Ranges
+) -> dict[str, Any]:
+    """Return the `pad` of a piece of rows or columns: what its windows reach beyond its part."""
+    if axis < 2:
+        return {}
+    if pads[axis - 2][0] == 0 and rules[axis].kind == "free":
+        return {"pad": pads}
+    low, high = rules[axis].sources[0].window.needs(*piece)
+    first, last = ranges[0][axis]
     changed = (first - low, high - last)
-    return tuple(changed if i == rule.axis - 2 else p for i, p in enumerate(pads))
+    return {"pad": tuple(changed if i == axis - 2 else p for i, p in enumerate(pads))}
 
 
 # -- from an operator to a kernel ------------------------------------------------------------------

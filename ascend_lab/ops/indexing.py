@@ -11,7 +11,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, Launch, as_kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.rearrange import gather_launch, one_hot_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops import formats as forms

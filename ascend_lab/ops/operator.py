@@ -13,16 +13,7 @@ from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismat
 from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
 from ascend_lab.ops import formats as forms
-from ascend_lab.ops.formats import (
-    Attrs,
-    Range,
-    Shape,
-    Shapes,
-    Tolerances,
-    TypeRule,
-    Values,
-    rounded,
-)
+from ascend_lab.ops.formats import Attrs, Shape, Shapes, Tolerances, TypeRule, Values, rounded
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
 
 Memory = Mapping[str, Values]
@@ -163,7 +154,7 @@ class Operator:
     summary: str = ""
     outputs: tuple[str, ...] = ("y",)
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+    ranges: Mapping[str, forms.Range] = field(default_factory=dict)
     optional: int = 0
     variadic: bool = False
     shape_rule: Callable[..., Any] = lambda *shapes, **attrs: forms.broadcast_shape(

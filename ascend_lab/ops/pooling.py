@@ -1,6 +1,7 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
 from contextlib import suppress
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,7 +11,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.kernels.conv_windows import dense_placement
@@ -20,23 +21,13 @@ from ascend_lab.kernels.images import BytePool, byte_pool_launch
 from ascend_lab.kernels.max_pool import LEAST, max_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.layout import address_map
+from ascend_lab.ops import expressions
 from ascend_lab.ops import formats as forms
-from ascend_lab.ops.expressions import (
-    NARROW,
-    Pair,
-    fold_windows,
-    in_fp32,
-    narrow,
-    out_size,
-    padded,
-    piece_pads,
-    wide,
-    window_rule,
-)
+from ascend_lab.ops.expressions import NARROW, Pair, in_fp32, narrow, out_size, padded, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
 from ascend_lab.ops.reduction import shared
-from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
+from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
@@ -64,13 +55,10 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     size, step, pads = geometry(**attrs)
     rules = (
         *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2)),
-        *(window_rule(2 + i, size[i], step[i], pads[i]) for i in range(2)),
+        *expressions.window_rules(size, step, pads),
     )
 
-    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        return {"pad": piece_pads(rules[axis], pads, piece, ranges)} if axis >= 2 else {}
-
-    return SliceRules("SlidingWindow", rules, adjust=adjust)
+    return SliceRules("SlidingWindow", rules, adjust=partial(expressions.piece_pads, rules, pads))
 
 
 def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
@@ -88,13 +76,13 @@ def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: b
 def _max_values(x: Values, **attrs: Any) -> Values:
     size, step, pads = geometry(**attrs)
     least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    return fold_windows(padded(x, pads, least), size, step, np.maximum)
+    return expressions.fold_windows(padded(x, pads, least), size, step, np.maximum)
 
 
 def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Values:
     size, step, pads = geometry(**attrs)
     counts = window_counts(x.shape[2:], size, step, pads, count_include_pad)
-    result: Values = fold_windows(padded(x, pads), size, step, np.add) / counts
+    result: Values = expressions.fold_windows(padded(x, pads), size, step, np.add) / counts
     return result
 
 

@@ -2,16 +2,14 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.sim.compiled import (
-    Compiled, Cost, NotComposableError, Surroundings, compile_program, instruction_cost,
-)
-from ascend_lab.sim.execute import execute
+from ascend_lab.errors import NotComposableError
+from ascend_lab.sim.compiled import Compiled, compile_program, numba_available, run_reference
+from ascend_lab.sim.cost import Cost, Surroundings, Traffic, analyse, instruction_cost
 from ascend_lab.sim.fast import run_batch, run_fast
 from ascend_lab.sim.l2 import L2, Access, DeviceMemory, Outcome
-from ascend_lab.sim.reference import numba_available, run_reference
 from ascend_lab.sim.simulate import simulate, simulate_kernel
 from ascend_lab.sim.timeline import KernelTimeline, Span, Timeline, trace_events, write_trace
-from ascend_lab.sim.traffic import Traffic, analyse
+from ascend_lab.sim.values import execute
 
 __all__ = [
     "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",

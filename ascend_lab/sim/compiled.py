@@ -1,150 +1,29 @@
-"""A program reduced to what time needs: pipes, flags, loops, and what each instruction costs.
+"""A program reduced to what time needs, and the plain simulator that steps through it.
 
-    occupancy = startup + work / rate,   result visible `latency` cycles later
-
-Every duration is a whole number of cycles. A published cost that depends on whether the pipe was
-idle (the head of mmad and of vector instructions) is charged every time: that keeps time linear,
-and is at most a few percent high.
+What is left are pipes, flags, loops, and what each instruction costs. Every pipe steps through its
+instructions, one event at a time: this is the definition of time in this package; the fast engine
+must equal it to the cycle. The same function runs on Python lists or, compiled by Numba when that
+is installed, on arrays.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from ascend_lab.chip import BLOCK_BYTES, Chip
-from ascend_lab.errors import SimulationError
-from ascend_lab.isa.instructions import mmad_shape
-from ascend_lab.isa.memory import Region
-from ascend_lab.isa.program import CROSS, WHOLE_BLOCKS, Event, Instruction, Loop, Node, Program
+import numpy as np
 
+from ascend_lab.chip import Chip
+from ascend_lab.errors import SimulationError, SyncError
+from ascend_lab.isa import Event, Instruction, Loop, Node, Program
+from ascend_lab.isa.program import CROSS
+from ascend_lab.sim.cost import Surroundings, instruction_cost
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What an instruction's time depends on beyond itself.
-
-    `active_cores` share L2 and memory; `fresh` is the share of a tensor's bytes that comes from
-    memory; `memory_slowdown` >= 1 stretches memory time where memory is the limit. In a mix launch
-    `kinds` tells how many cores there are of each; they share with their like.
-    """
-
-    active_cores: int = 1
-    fresh: Mapping[str, float] = field(default_factory=dict)
-    memory_slowdown: float = 1.0
-    kinds: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Cycles the pipe is taken, extra cycles until the result is visible, energy in pJ."""
-
-    occupancy_cycles: int
-    latency_cycles: int = 0
-    energy_pj: float = 0.0
-
-
-def instruction_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
-    """Return the cost of one instruction on `chip`."""
-    op = instruction.op
-    if op in ("set_flag", "wait_flag"):
-        return Cost(chip.flag_cycles)
-    if op == "barrier":
-        return Cost(chip.barrier_cycles)
-    if op == "scalar":
-        return Cost(chip.scalar_cycles * instruction.number("steps", 1))
-    if op == "mmad":
-        return _mmad_cost(chip, instruction)
-    if op == "vdeq":
-        return _vdeq_cost(chip, instruction)
-    if instruction.pipe == "V" and op != "data_copy":
-        return _vector_cost(chip, instruction)
-    return _move_cost(chip, instruction, around)
-
-
-def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
-    """cycles = head + ceil(m/m0) * ceil(k/k0) * ceil(n/n0)   (PTO cost model)."""
-    dtype = instruction.srcs[0].buffer.dtype
-    shape = mmad_shape(instruction)
-    steps = math.prod(
-        -(-size // side) for size, side in zip(shape, chip.cube_shape(dtype), strict=True)
-    )
-    return Cost(chip.cube_head_cycles + steps, 0, math.prod(shape) * chip.mac_energy_pj[dtype])
-
-
-def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
-    """cycles = head + slope * repeats, visible tail later   (PTO cost model).
-
-    Of vbrcb, which writes a block an element, and vtranspose, which writes 16, a repeat is 8 blocks
-    written.
-    """
-    op, main = instruction.op, instruction.out
-    if op.startswith("vc") and instruction.srcs:
-        main = instruction.srcs[0]
-    cost = chip.vector_costs.get(op, chip.vector_costs["default"])
-    whole_blocks = -(-main.size_bytes // chip.vector_bytes_per_repeat)
-    repeats = whole_blocks if op in WHOLE_BLOCKS else main.sizes[0]
-    energy = main.size_bytes * chip.vector_energy_pj_per_byte
-    return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
-
-
-def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
-    """The way out of L0C, two bytes an element at least, and that of a bias into it."""
-    src, dst = instruction.srcs[0], instruction.out
-    ways = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
-    if len(instruction.srcs) > 2:
-        ways.append(("UB", "L0C", src.size_bytes))
-    cycles, energy = 0, 0.0
-    for start, end, size in ways:
-        path = chip.path(start, end)
-        cycles += path.startup_cycles + math.ceil(size / path.rate_bytes_per_cycle - 1e-9)
-        energy += size * path.energy_pj_per_byte
-    return Cost(cycles, chip.path("L0C", "UB").latency_cycles, energy)
-
-
-def _moved_bytes(region: Region) -> int:
-    """Bytes on the wires: every run is rounded up to whole 32-byte blocks."""
-    run = region.run_bytes
-    blocks = -(-run // BLOCK_BYTES)
-    return region.size_bytes // run * blocks * BLOCK_BYTES
-
-
-def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
-    src, dst = instruction.srcs[0], instruction.out
-    path = chip.path(src.space, dst.space)
-    size = _moved_bytes(dst)
-    if instruction.op == "data_copy":
-        size = max(size, _moved_bytes(src))
-    if src.space == "L0C":
-        size = dst.size_bytes
-    cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
-    energy = path.energy_pj_per_byte
-    latency = float(path.latency_cycles)
-    n = around.kinds.get(path.unit, around.active_cores)
-    if "GM" in (src.space, dst.space):
-        shared = chip.shared_rate_bytes_per_cycle("L2", n)
-        cycles_per_byte = max(cycles_per_byte, 1.0 / shared)
-        energy += chip.l2.energy_pj_per_byte
-        latency += chip.l2.latency_cycles
-    if src.space == "GM":
-        fresh = around.fresh.get(src.buffer.name, 1.0)
-        memory = max(
-            1.0 / path.rate_bytes_per_cycle,
-            around.memory_slowdown / chip.shared_rate_bytes_per_cycle("memory", n),
-        )
-        cycles_per_byte = fresh * memory + (1.0 - fresh) * cycles_per_byte
-        energy += fresh * chip.device_memory.energy_pj_per_byte
-        latency += fresh * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
-    occupancy = path.startup_cycles + math.ceil(size * cycles_per_byte - 1e-9)
-    return Cost(occupancy, round(latency), size * energy)
-
-
-class NotComposableError(SimulationError):
-    """The program has waits before their sets or unbalanced loops; use the reference."""
-
-
-# -- a program with its costs ----------------------------------------------------------------------
-WORK, SET, WAIT = 2, 3, 4
-"""Kinds of timed step; 0 and 1 are loop begin and end in the reference engine's code."""
+BEGIN, END, WORK, SET, WAIT, STOP = range(6)
+"""Kinds of timed step, and what engines put between: of a loop, and of a program."""
+MAX_EVENTS = 100_000_000
+"""Above this many steps memory and patience run out."""
 
 
 class Step(NamedTuple):
@@ -334,7 +213,153 @@ class Compiler:
 
 
 def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
-    """Return the timed form of `program`; the durations are those of `cost.instruction_cost`."""
+    """Return the timed form of `program`; the durations are those of `instruction_cost`."""
     compiler = Compiler(chip, around)
     compiler.begin(program.pipes)
     return compiler.finish(compiler.tree(program.body))
+
+
+# -- event by event --------------------------------------------------------------------------------
+# One function on purpose: Numba compiles it as a whole, and the plain version saves the calls.
+def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
+    """Advance every pipe until it stops or waits; return -1 when done, else a stuck pipe."""
+    (op, arg, cycles, latency), (pc, left, free) = code, pipes
+    head, tail, base, token, token_by = flags
+    steps, starts, ends, causes = records
+    last, count = [-1 for _ in free], 0
+    while True:
+        stuck, before = -1, count
+        for p in range(len(free)):
+            i, now = pc[p], free[p]
+            while op[i] != STOP:
+                kind, e = op[i], arg[i]
+                if kind == END:  # of a loop's body: 0 turns are left before the first, and at last
+                    left[i] = (left[i] if left[i] > 0 else cycles[i]) - 1
+                    i = e if left[i] > 0 else i + 1
+                    continue
+                if kind == WAIT and head[e] == tail[e]:
+                    stuck = p
+                    break
+                start, cause = now, last[p]
+                if kind == WAIT:
+                    at = base[e] + head[e]
+                    head[e] += 1
+                    if token[at] > now:
+                        now, cause = token[at], token_by[at]
+                now += cycles[i]
+                if kind == SET:
+                    at = base[e] + tail[e]
+                    token[at], token_by[at] = now + latency[i], count
+                    tail[e] += 1
+                if record:
+                    steps[count], starts[count], ends[count], causes[count] = i, start, now, cause
+                    last[p] = count
+                count += 1
+                i += 1
+            pc[p], free[p] = i, now
+        if stuck < 0 or count == before:
+            return stuck
+
+
+@cache
+def _compiled_run() -> Callable[..., int]:
+    import numba
+
+    compiled: Callable[..., int] = numba.njit(cache=True)(_run)
+    return compiled
+
+
+def numba_available() -> bool:
+    """Tell whether the compiled variant can be used."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Every event of a run: step number, start and end cycle, and the event that held it up."""
+
+    step: Sequence[int]
+    start: Sequence[int]
+    end: Sequence[int]
+    cause: Sequence[int]
+
+
+_Row = tuple[int, int, int, int, int]
+"""Of the code: kind, event (or where a loop begins), cycles (or turns), latency, step."""
+
+
+def _assemble(program: Compiled) -> tuple[list[_Row], list[int]]:
+    """Return the pipes' codes laid end to end, and where each begins."""
+    code, entry = list[_Row](), list[int]()
+
+    def visit(nodes: Sequence[int | Nest], pipe: int) -> None:
+        for node in nodes:
+            if not isinstance(node, Nest):
+                s = program.steps[node]
+                if s.pipe == pipe:
+                    code.append(
+                        (s.kind, s.event, program.cycles[node], program.latency[node], node)
+                    )
+            elif program.counts[node.loop] > 0:
+                begin = len(code)
+                visit(node.body, pipe)
+                if len(code) > begin:
+                    code.append((END, begin, program.counts[node.loop], 0, -1))
+
+    for pipe in range(len(program.pipes)):
+        entry.append(len(code))
+        visit(program.tree, pipe)
+        code.append((STOP, 0, 0, 0, -1))
+    return code, entry
+
+
+def run_reference(
+    program: Compiled, *, record: bool = False, compiled: bool = False
+) -> tuple[int, list[int], Record | None]:
+    """Return (cycles, end time per pipe, record) of one core's program, event by event.
+
+    `compiled` uses Numba. Raises `SyncError` on deadlock, `SimulationError` without Numba or above
+    MAX_EVENTS.
+    """
+    if compiled and not numba_available():
+        raise SimulationError("Numba for the compiled engine", "not installed", "pip install numba")
+    events = sum(program.runs())
+    if events > MAX_EVENTS:
+        got = str(events)
+        remedy = "use a smaller shape, or loops that the fast engine can take"
+        raise SimulationError(f"at most {MAX_EVENTS} steps to follow one by one", got, remedy)
+    if not program.pipes:
+        return 0, [], Record((), (), (), ()) if record else None
+    rows, entry = _assemble(program)
+    array: Callable[[Any], Any] = partial(np.array, dtype=np.int64) if compiled else list
+    code = tuple(map(array, zip(*(row[:4] for row in rows), strict=True)))
+    pipes = tuple(map(array, (entry, [0] * len(rows), [0] * len(entry))))
+    records = tuple(array([0] * (events if record else 1)) for _ in range(4))
+    run: Callable[..., int] = _compiled_run() if compiled else _run
+    stuck = run(code, pipes, tuple(map(array, _flags(program))), record, records)
+    if stuck >= 0:
+        needed = "flags that let every pipe finish"
+        got = f"pipe {program.pipes[stuck]} waits forever"
+        raise SyncError(needed, got, "run the sanitizer: it names the cycle of events")
+    ends = [int(t) for t in pipes[2]]
+    finish = [t + tail for t, tail in zip(ends, program.tail_latency, strict=True)]
+    kept = None
+    if record:
+        steps, starts, finishes, causes = (list(map(int, c[:events])) for c in records)
+        kept = Record([rows[i][4] for i in steps], starts, finishes, causes)
+    return max(finish, default=0), ends, kept
+
+
+def _flags(program: Compiled) -> tuple[list[int], ...]:
+    """Return per event the flags taken and set, where its own begin; per flag its time, cause."""
+    sets = [0] * len(program.events)
+    for step, times in zip(program.steps, program.runs(), strict=True):
+        if step.kind == SET:
+            sets[step.event] += times
+    base = [0, *accumulate(sets)]
+    room = max(base[-1], 1)
+    return [0] * len(base), [0] * len(base), base, [0] * room, [0] * room

@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import SimulationError
-from ascend_lab.sim import compiled
-from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest, NotComposableError
-from ascend_lab.sim.reference import run_reference
+from ascend_lab.errors import NotComposableError, SimulationError
+from ascend_lab.sim.compiled import BEGIN, END, SET, STOP, WAIT, Compiled, Nest, run_reference
+from ascend_lab.sim.cost import Surroundings, instruction_cost
 
 Array = NDArray[np.int64]
 NEVER = np.int64(-(2**61))
@@ -193,7 +192,6 @@ def run_fast(program: Compiled) -> int:
 
 
 # -- a walk that leaps ----------------------------------------------------------------------------
-BEGIN, END, STOP = 0, 1, 5
 LONG, KEPT = 12, 6
 """Turns from which on a loop is watched, and states remembered for each place."""
 
@@ -376,9 +374,7 @@ class Stretched(NamedTuple):
     slowest: Compiled
 
 
-def stretch(
-    parts: Sequence[Compiled], chip: Chip, around: compiled.Surroundings, cycles: int
-) -> Stretched:
+def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles: int) -> Stretched:
     """Return the largest slowdown of memory with which all parts still end within `cycles`.
 
     Time never falls with the slowdown, so the search keeps one interval: it doubles until memory's
@@ -405,7 +401,7 @@ def stretch(
 
 
 def _slowed(
-    part: Compiled, chip: Chip, around: compiled.Surroundings, slowdowns: Sequence[float]
+    part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]
 ) -> NDArray[np.int64]:
     """Return durations (steps, slowdowns): copies that read GM take longer, nothing else."""
     cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
@@ -413,6 +409,6 @@ def _slowed(
     for number, step in enumerate(part.steps):
         source = part.sources[step.source]
         if source.event is None and any(r.space == "GM" for r in source.srcs):
-            costs = [compiled.instruction_cost(chip, source, setting) for setting in settings]
+            costs = [instruction_cost(chip, source, setting) for setting in settings]
             cycles[number] = [cost.occupancy_cycles for cost in costs]
     return cycles

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa.memory import Buffer
-from ascend_lab.isa.program import Launch
-from ascend_lab.sim.traffic import Traffic, lowest_bytes
+from ascend_lab.isa import Buffer, Launch
+from ascend_lab.sim.cost import Traffic, lowest_bytes
 
 PIECES = 256
 """Pieces L2 is cut into by `L2.of`."""

@@ -20,19 +20,9 @@ from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError, SyncError
-from ascend_lab.isa.cross import MODES, check_launch, meets, senders, uses
+from ascend_lab.isa import Event, Instruction, Kernel, Launch, Loop, Part, Program, as_kernel
 from ascend_lab.isa.instructions import mmad_shape, program_unit
-from ascend_lab.isa.program import (
-    Event,
-    Instruction,
-    Kernel,
-    Launch,
-    Loop,
-    Part,
-    Program,
-    as_kernel,
-    as_launch,
-)
+from ascend_lab.isa.launch import MODES, as_launch, check_launch, meets, senders, uses
 from ascend_lab.sim.compiled import (
     SET,
     WAIT,
@@ -40,14 +30,13 @@ from ascend_lab.sim.compiled import (
     Compiled,
     Compiler,
     Nest,
-    Surroundings,
     compile_program,
+    run_reference,
 )
+from ascend_lab.sim.cost import Surroundings, Traffic, analyse
 from ascend_lab.sim.fast import run_quickest
 from ascend_lab.sim.l2 import DeviceMemory, accesses_of
-from ascend_lab.sim.reference import run_reference
 from ascend_lab.sim.timeline import KernelTimeline, Timeline
-from ascend_lab.sim.traffic import Traffic, analyse
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
 from ascend_lab.output import write_whole
-from ascend_lab.sim.compiled import WAIT, WORK, Compiled, Surroundings
+from ascend_lab.sim.compiled import WAIT, WORK, Compiled, run_reference
+from ascend_lab.sim.cost import Surroundings
 from ascend_lab.sim.fast import Stretched, stretch
-from ascend_lab.sim.reference import run_reference
 
 MAX_SPANS = 300_000
 IDLE = ("barrier", "cross_set")

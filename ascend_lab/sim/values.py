@@ -1,17 +1,30 @@
-"""NumPy's types for the hardware's number formats; bfloat16 comes from `ml_dtypes`, when needed."""
+"""What a program computes: NumPy values in the hardware's number formats.
 
+On-chip memory is one byte array per space, poisoned at the start (NaN in fp16 and fp32), so a
+wrong address or a missing copy gives a wrong answer instead of a lucky one.
+"""
+
+import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ascend_lab.chip import BLOCK_BYTES
-from ascend_lab.errors import InputError
-from ascend_lab.isa.program import REDUCING, WHOLE_BLOCKS, WITH_SCALAR, Instruction
+from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.errors import InputError, SimulationError
+from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region, as_kernel
+from ascend_lab.isa.instructions import check_instruction, check_program
+from ascend_lab.isa.launch import check_launch, crews
+from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
+from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 
+Values = NDArray[Any]
+POISON = 0xFF
+MAX_EVENTS = 2_000_000
 _TYPES: Mapping[str, Any] = {
     "fp16": np.float16,
     "fp32": np.float32,
@@ -34,49 +47,269 @@ def numpy_type(dtype: str) -> Any:
     return _TYPES[dtype]
 
 
-# -- what the vector unit computes -----------------------------------------------------------------
-Values = NDArray[Any]
+def execute(
+    program: Program | Launch | Kernel,
+    tensors: Mapping[str, Values],
+    chip: Chip,
+    *,
+    seed: int | None = None,
+) -> dict[str, Values]:
+    """Run a program on arrays and return every GM tensor after it, by name.
 
+    The phases of a kernel run one after another over the same GM tensors.
+    `tensors` gives the GM tensors the program reads (any shape, C order, right element count);
+    tensors that are missing start poisoned. With `seed`, pipes advance in a random order that the
+    flags still allow: a program free of races gives the same values for every seed. Raises
+    `InputError` for wrong tensors, `SyncError` on deadlock.
+    """
+    kernel = as_kernel(program)
+    events = kernel.event_count
+    if events > MAX_EVENTS:
+        raise SimulationError(
+            f"at most {MAX_EVENTS} instructions to execute", str(events), "use a smaller shape"
+        )
+    memory = {b.name: _tensor(b, tensors) for b in kernel.tensors}
+    for name in tensors:
+        if name not in memory:
+            raise InputError("a tensor of the program", name, f"it has {', '.join(memory)}")
+    for phase in kernel.phases:
+        check_launch(chip, phase)
+        for part in phase.parts:
+            for instruction, _ in part.program.instructions():
+                check_instruction(chip, instruction)
+            check_program(chip, part.program)
+    rng = random.Random(seed)
+    pick = first if seed is None else rng.choice
+    # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
+    with np.errstate(all="ignore"):
+        for phase in kernel.phases:
+            for crew in crews(phase):
+                _work_together(chip, memory, crew, pick, phase.mix or 1)
+    shapes = {name: np.shape(value) for name, value in tensors.items()}
+    return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
+
+
+def _work_together(
+    chip: Chip, tensors: dict[str, Values], crew: Sequence[Core], pick: Pick, team: int
+) -> None:
+    cores = [_Core(chip, tensors) for _ in crew]
+    for number, _, instruction, env in interleave_cores(crew, pick, team):
+        action = _ACTIONS.get(instruction.op, _vector)
+        action(cores[number], instruction, env)
+
+
+def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
+    dtype = numpy_type(buffer.dtype)
+    if buffer.name not in tensors:
+        return np.full(buffer.size_bytes, POISON, np.uint8).view(dtype)
+    try:
+        given = np.ascontiguousarray(tensors[buffer.name])
+    except ValueError as error:
+        raise InputError(f"tensor {buffer.name}: an array", str(error), "stack its rows") from error
+    if given.nbytes != buffer.size_bytes or given.dtype != dtype:
+        needed = f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}"
+        raise InputError(needed, f"{given.size} of {given.dtype}", "check shape and format")
+    return given.reshape(-1).copy()
+
+
+# -- one core --------------------------------------------------------------------------------------
+class _Core:
+    """Memory of one core: GM tensors shared with the others, on-chip spaces of its own."""
+
+    def __init__(self, chip: Chip, tensors: dict[str, Values]) -> None:
+        self.tensors = tensors
+        self.spaces = {name: np.full(size, POISON, np.uint8) for name, size in chip.buffers.items()}
+        self.places: dict[int, tuple[list[Values], Values, tuple[int, ...]]] = {}
+
+    def _place(self, region: Region) -> tuple[list[Values], Values, tuple[int, ...]]:
+        """Return the bytes of each slot of the region's buffer, none of its elements, strides."""
+        buffer, dtype = region.buffer, numpy_type(region.buffer.dtype)
+        starts = range(0, buffer.slots * buffer.slot_bytes, buffer.slot_bytes)
+        if buffer.space == "GM":
+            space = self.tensors[buffer.name].view(np.uint8)
+        else:
+            space = self.spaces[buffer.space][buffer.address :]
+        one = buffer.elements * buffer.itemsize
+        slots = [space[low : low + one] for low in starts]
+        return slots, np.empty(0, dtype), tuple(s * buffer.itemsize for s in region.strides)
+
+    def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
+        """Return a NumPy view of the region's elements, shaped by its sizes."""
+        known = self.places.get(id(region))
+        if known is None:
+            known = self.places[id(region)] = self._place(region)
+        slots, none, strides = known
+        flat, start = slots[region.slot.at(env) % len(slots)], region.offset.at(env) + shift
+        try:
+            return np.ndarray(region.sizes, none.dtype, flat, start * none.itemsize, strides)
+        except ValueError:  # part of it lies outside: only its numbers tell whether that matters
+            return as_strided(flat.view(none.dtype)[start:], region.sizes, strides)
+
+
+def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Flags and barriers have no values."""
+
+
+def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    src, dst = instruction.srcs[0], instruction.out
+    shift = _row(core, instruction, env)
+    values = core.view(src, env, shift if src.space == "GM" else 0)
+    if dst.space != "GM":
+        store(core.view(dst, env), values)
+    elif instruction.attr("atomic") == "add":
+        places = _places(dst, dst.offset.at(env) + shift)
+        np.add.at(core.tensors[dst.buffer.name], places, values)
+    else:
+        store(core.view(dst, env, shift), values)
+
+
+def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
+    """Return the elements by which an indexed copy moves its GM side: index * pitch."""
+    place = index_of(instruction)
+    if place is None:
+        return 0
+    index, bound = int(core.view(place, env).reshape(-1)[0]), instruction.number("bound")
+    if not 0 <= index < bound:
+        where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
+        needed = f"{instruction.op}: an index of 0..{bound - 1}, read from {place.buffer.name}"
+        raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
+    return index * instruction.number("pitch")
+
+
+def _places(region: Region, start: int) -> Values:
+    """Return the element numbers a region covers in its tensor, shaped by its sizes."""
+    places = np.full(region.sizes, start, np.int64)
+    for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
+        shape = [1] * len(region.sizes)
+        shape[axis] = size
+        places += (np.arange(size) * stride).reshape(shape)
+    return places
+
+
+def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    values = core.view(instruction.srcs[0], env).astype(np.float64)
+    scale: Any = instruction.attr("scale", 1.0)
+    values = values * scale
+    if instruction.number("relu"):
+        values = np.maximum(values, 0.0)
+    store(core.view(instruction.out, env), values)
+
+
+def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Sums are whole until they are scaled, in fp32; what is rounded is moved by the offset."""
+    sums, scale, *bias = (core.view(region, env) for region in instruction.srcs)
+    blocks, _, halves, lanes = sums.shape
+    column = (blocks, 1, halves, lanes)
+    if bias:
+        sums = sums + bias[0].reshape(column)
+    values = sums.astype(np.float32) * scale.reshape(column)
+    if instruction.number("relu"):
+        values = np.maximum(values, np.float32(0))
+    dst = core.view(instruction.out, env)
+    whole = dst.dtype.kind == "i"
+    store(dst, np.rint(values) + instruction.number("offset") if whole else values)
+
+
+def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    a, b = (core.view(r, env) for r in instruction.srcs[:2])
+    wide = np.int32 if a.dtype.kind == "i" else np.float32
+    m1, k1, m0, k0 = a.shape
+    n1, n0 = b.shape[1], b.shape[2]
+    # block by block: products so small are not divided among threads, which would wait for another
+    left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
+    right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
+    tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
+    c = core.view(instruction.out, env)
+    if instruction.at("accumulate", env):
+        np.add(c, tile, out=c)
+        return
+    if len(instruction.srcs) > 2:
+        bias = core.view(instruction.srcs[2], env).reshape(n1, 1, 1, n0)
+        tile = tile + bias.astype(wide)
+    store(c, tile)
+
+
+def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    image = core.view(instruction.srcs[0], env)
+    c1, height, width, c0 = image.shape
+    dst = core.view(instruction.out, env)
+    m1, k1, m0, lanes = dst.shape
+    each = lanes // c0  # taps side by side in the lanes of one
+    first = instruction.at("m_start", env), instruction.at("k_start", env) // c0
+    settings: Any = tuple(map(instruction.attr, ("kernel", "stride", "pad", "dilation")))
+    places, outside, none = _windows((c1, height, width), first, (m1 * m0, k1 * each), settings)
+    tile = image.reshape(-1, c0).take(places, axis=0)
+    tile[outside] = instruction.number("pad_value")
+    tile[none] = 0
+    store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
+
+
+@lru_cache(4096)
+def _windows(
+    image: tuple[int, int, int],
+    first: tuple[int, int],
+    counts: tuple[int, int],
+    settings: tuple[tuple[int, ...], ...],
+) -> tuple[Values, Any, Any]:
+    """Return which pixel of which block each (output, tap) is, which pad, and which are none.
+
+    `image` is blocks, rows, columns; `settings` are kernel, stride, padding and dilation.
+    """
+    (kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw) = settings
+    c1, height, width = image
+    out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
+    out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
+    m, k = (at + np.arange(count) for at, count in zip(first, counts, strict=True))
+    m, k = m[:, None], k[None, :]
+    none = (m >= out_h * out_w) | (k >= c1 * kh * kw)
+    rows = m // out_w * sh + k // kw % kh * dh - top
+    columns = m % out_w * sw + k % kw * dw - left
+    outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
+    places = (k // (kh * kw) * height + rows) * width + columns
+    return np.where(none | outside, 0, places), np.nonzero(outside), np.nonzero(none)
+
+
+def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    if instruction.dst is not None and instruction.srcs:
+        _copy(core, instruction, env)
+
+
+def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    sources = [core.view(r, env) for r in instruction.srcs]
+    run_vector(instruction, core.view(instruction.out, env), sources)
+
+
+_ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] = {
+    **dict.fromkeys((*FLAGS, *CROSS, "barrier"), _nothing),
+    **dict.fromkeys(("data_copy", "load2d"), _copy),
+    "load3d": _load3d,
+    "fixpipe": _fixpipe,
+    "mmad": _mmad,
+    "vdeq": _vdeq,
+    "scalar": _scalar,
+}
+
+
+# -- the vector unit -------------------------------------------------------------------------------
 ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
-    "vadd": np.add,
-    "vsub": np.subtract,
-    "vmul": np.multiply,
-    "vdiv": np.divide,
-    "vmax": np.maximum,
-    "vmin": np.minimum,
-    "vabs": np.abs,
+    "vadd": np.add, "vsub": np.subtract, "vmul": np.multiply, "vdiv": np.divide,
+    "vadds": np.add, "vmuls": np.multiply, "vmaxs": np.maximum, "vmins": np.minimum,
+    "vmax": np.maximum, "vmin": np.minimum, "vabs": np.abs,
+    "vexp": np.exp, "vln": np.log, "vsqrt": np.sqrt,
     "vrelu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "vexp": np.exp,
-    "vln": np.log,
-    "vsqrt": np.sqrt,
-    "vrsqrt": lambda x: 1.0 / np.sqrt(x),
-    "vrec": lambda x: 1.0 / x,
-    "vconv": lambda x: x,
-    "vcopy": lambda x: x,
-    "vadds": np.add,
-    "vmuls": np.multiply,
-    "vmaxs": np.maximum,
-    "vmins": np.minimum,
-    "vand": np.bitwise_and,
-    "vor": np.bitwise_or,
-    "vnot": np.bitwise_not,
-}
+    "vrsqrt": lambda x: 1.0 / np.sqrt(x), "vrec": lambda x: 1.0 / x,
+    "vconv": lambda x: x, "vcopy": lambda x: x,
+    "vand": np.bitwise_and, "vor": np.bitwise_or, "vnot": np.bitwise_not,
+}  # fmt: skip
 COMPARE: Mapping[str, Callable[..., Values]] = {
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
+    "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
 ROUND: Mapping[str, Callable[..., Values]] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
 _REDUCE: Mapping[str, Any] = {
-    "vcadd": np.add,
-    "vcgadd": np.add,
-    "vcmax": np.maximum,
-    "vcgmax": np.maximum,
+    "vcadd": np.add, "vcgadd": np.add, "vcmax": np.maximum, "vcgmax": np.maximum,
     "vcmin": np.minimum,
-}
+}  # fmt: skip
 
 
 def store(dst: Values, values: Values, mask: Values | None = None) -> None:

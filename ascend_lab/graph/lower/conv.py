@@ -32,7 +32,7 @@ from ascend_lab.graph.lower.epilogue import (
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import SMALL_C0, Kernel, Launch
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels import (
     ConvShape,
     DeconvShape,
@@ -52,8 +52,8 @@ from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack
 from ascend_lab.layout.moves import maps_launch
+from ascend_lab.ops.conv_gradient import deconv_shape
 from ascend_lab.ops.convolution import geometry
-from ascend_lab.ops.deconvolution import deconv_shape
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type, pair
 from ascend_lab.ops.operator import Call

@@ -24,7 +24,7 @@ from ascend_lab.graph.lower.epilogue import (
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.graph.lower.vector import expressions, named
 from ascend_lab.isa import Kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up

@@ -12,7 +12,7 @@ from ascend_lab.graph.ir import Node
 from ascend_lab.graph.lower.conv import conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.isa import Kernel
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.tandem_schedules import tandem_launches
 from ascend_lab.kernels.tandem_shape import Tandem
 

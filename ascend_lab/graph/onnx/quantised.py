@@ -12,7 +12,7 @@ from ascend_lab.graph.onnx.converter import converter
 from ascend_lab.graph.onnx.export_writer import Result, Site, rule
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
 from ascend_lab.graph.onnx.windows import convolved
-from ascend_lab.ops.quantised import OFFSETS, SCALES
+from ascend_lab.ops.casts import OFFSETS, SCALES
 
 _NARROW = ("int8", "uint8")
 

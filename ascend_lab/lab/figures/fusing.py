@@ -15,7 +15,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, Launch
 from ascend_lab.lab.figures import style as st
 from ascend_lab.sim import KernelTimeline, simulate_kernel
-from ascend_lab.sim.traffic import Traffic, analyse
+from ascend_lab.sim.cost import Traffic, analyse
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, ShapeError
 from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Program, Share, Tile, spread
-from ascend_lab.isa.program import renamed
+from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_tiling, tile_bytes
 from ascend_lab.kernels.indexed_rows import Feed
 from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch

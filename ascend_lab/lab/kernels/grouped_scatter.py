@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, Tile
-from ascend_lab.isa.program import ATOMIC_FORMATS
+from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
 from ascend_lab.kernels.rearrange import check_indices
 from ascend_lab.layout.moves import item_bytes

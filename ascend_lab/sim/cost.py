@@ -1,10 +1,17 @@
-"""Bytes a launch moves, and how many of them come from device memory rather than from L2.
+"""What an instruction costs where it runs, and the bytes a launch moves, which decide a part of it.
 
-The rule: inside one launch the first touch of a byte comes from memory; a later touch hits L2 if
-the data touched in between, by all cores, fits. For a loop nest that is decided loop by loop: if
-one pass of a loop's body fits in L2, the whole loop fetches each byte once (neighbouring passes
-share what they share); otherwise every pass fetches again. Nothing is simulated per address, so the
-cost does not depend on trip counts.
+    occupancy = startup + work / rate,   result visible `latency` cycles later
+
+Every duration is a whole number of cycles. A published cost that depends on whether the pipe was
+idle (the head of mmad and of vector instructions) is charged every time: that keeps time linear,
+and is at most a few percent high.
+
+How many bytes come from device memory rather than from L2 follows one rule: inside one launch the
+first touch of a byte comes from memory; a later touch hits L2 if the data touched in between, by
+all cores, fits. For a loop nest that is decided loop by loop: if one pass of a loop's body fits in
+L2, the whole loop fetches each byte once (neighbouring passes share what they share); otherwise
+every pass fetches again. Nothing is simulated per address, so deciding does not depend on trip
+counts.
 """
 
 import math
@@ -13,11 +20,132 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ascend_lab.chip import Chip
+from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa.memory import Region
-from ascend_lab.isa.program import Instruction, Launch, Loop, Node, index_of, reach_of
+from ascend_lab.isa import Instruction, Launch, Loop, Node, Region, mmad_shape
+from ascend_lab.isa.program import WHOLE_BLOCKS, index_of, reach_of
 
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an instruction's time depends on beyond itself.
+
+    `active_cores` share L2 and memory; `fresh` is the share of a tensor's bytes that comes from
+    memory; `memory_slowdown` >= 1 stretches memory time where memory is the limit. In a mix launch
+    `kinds` tells how many cores there are of each; they share with their like.
+    """
+
+    active_cores: int = 1
+    fresh: Mapping[str, float] = field(default_factory=dict)
+    memory_slowdown: float = 1.0
+    kinds: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cycles the pipe is taken, extra cycles until the result is visible, energy in pJ."""
+
+    occupancy_cycles: int
+    latency_cycles: int = 0
+    energy_pj: float = 0.0
+
+
+def instruction_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
+    """Return the cost of one instruction on `chip`."""
+    op = instruction.op
+    if op in ("set_flag", "wait_flag"):
+        return Cost(chip.flag_cycles)
+    if op == "barrier":
+        return Cost(chip.barrier_cycles)
+    if op == "scalar":
+        return Cost(chip.scalar_cycles * instruction.number("steps", 1))
+    if op == "mmad":
+        return _mmad_cost(chip, instruction)
+    if op == "vdeq":
+        return _vdeq_cost(chip, instruction)
+    if instruction.pipe == "V" and op != "data_copy":
+        return _vector_cost(chip, instruction)
+    return _move_cost(chip, instruction, around)
+
+
+def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
+    """cycles = head + ceil(m/m0) * ceil(k/k0) * ceil(n/n0)   (PTO cost model)."""
+    dtype = instruction.srcs[0].buffer.dtype
+    shape = mmad_shape(instruction)
+    steps = math.prod(
+        -(-size // side) for size, side in zip(shape, chip.cube_shape(dtype), strict=True)
+    )
+    return Cost(chip.cube_head_cycles + steps, 0, math.prod(shape) * chip.mac_energy_pj[dtype])
+
+
+def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
+    """cycles = head + slope * repeats, visible tail later   (PTO cost model).
+
+    Of vbrcb, which writes a block an element, and vtranspose, which writes 16, a repeat is 8 blocks
+    written.
+    """
+    op, main = instruction.op, instruction.out
+    if op.startswith("vc") and instruction.srcs:
+        main = instruction.srcs[0]
+    cost = chip.vector_costs.get(op, chip.vector_costs["default"])
+    whole_blocks = -(-main.size_bytes // chip.vector_bytes_per_repeat)
+    repeats = whole_blocks if op in WHOLE_BLOCKS else main.sizes[0]
+    energy = main.size_bytes * chip.vector_energy_pj_per_byte
+    return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
+
+
+def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
+    """The way out of L0C, two bytes an element at least, and that of a bias into it."""
+    src, dst = instruction.srcs[0], instruction.out
+    ways = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
+    if len(instruction.srcs) > 2:
+        ways.append(("UB", "L0C", src.size_bytes))
+    cycles, energy = 0, 0.0
+    for start, end, size in ways:
+        path = chip.path(start, end)
+        cycles += path.startup_cycles + math.ceil(size / path.rate_bytes_per_cycle - 1e-9)
+        energy += size * path.energy_pj_per_byte
+    return Cost(cycles, chip.path("L0C", "UB").latency_cycles, energy)
+
+
+def _moved_bytes(region: Region) -> int:
+    """Bytes on the wires: every run is rounded up to whole 32-byte blocks."""
+    run = region.run_bytes
+    blocks = -(-run // BLOCK_BYTES)
+    return region.size_bytes // run * blocks * BLOCK_BYTES
+
+
+def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
+    src, dst = instruction.srcs[0], instruction.out
+    path = chip.path(src.space, dst.space)
+    size = _moved_bytes(dst)
+    if instruction.op == "data_copy":
+        size = max(size, _moved_bytes(src))
+    if src.space == "L0C":
+        size = dst.size_bytes
+    cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
+    energy = path.energy_pj_per_byte
+    latency = float(path.latency_cycles)
+    n = around.kinds.get(path.unit, around.active_cores)
+    if "GM" in (src.space, dst.space):
+        shared = chip.shared_rate_bytes_per_cycle("L2", n)
+        cycles_per_byte = max(cycles_per_byte, 1.0 / shared)
+        energy += chip.l2.energy_pj_per_byte
+        latency += chip.l2.latency_cycles
+    if src.space == "GM":
+        fresh = around.fresh.get(src.buffer.name, 1.0)
+        memory = max(
+            1.0 / path.rate_bytes_per_cycle,
+            around.memory_slowdown / chip.shared_rate_bytes_per_cycle("memory", n),
+        )
+        cycles_per_byte = fresh * memory + (1.0 - fresh) * cycles_per_byte
+        energy += fresh * chip.device_memory.energy_pj_per_byte
+        latency += fresh * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
+    occupancy = path.startup_cycles + math.ceil(size * cycles_per_byte - 1e-9)
+    return Cost(occupancy, round(latency), size * energy)
+
+
+# -- traffic ---------------------------------------------------------------------------------------
 Footprint = dict[str, int]
 """Bytes per tensor name."""
 

@@ -1,4 +1,7 @@
-"""Whole numbers that stand for others: q = clip(round(x / s) + o), x = (q - o) s.
+"""Numbers in another format: casts, and whole numbers that stand for others.
+
+A cast rounds once, as the vector unit's vconv does. Quantised: q = clip(round(x / s) + o),
+x = (q - o) s.
 
     quantise(x)              q of a float                      AscendQuant
     dequantise(q)            a float of q                      AscendDequant, AscendAntiQuant
@@ -17,21 +20,112 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import dsl as te
-from ascend_lab.errors import TypeMismatchError
+from ascend_lab.errors import InputError, TypeMismatchError
+from ascend_lab.kernels.rearrange import reshape_launch
+from ascend_lab.ops import formats as forms
+from ascend_lab.ops.elementwise import EXAMPLES, LANES
 from ascend_lab.ops.expressions import narrow, stretch
-from ascend_lab.ops.formats import FLOATS, Range, Tolerance, TypeRule, Values, rounded
-from ascend_lab.ops.operator import Domain, Example, define
+from ascend_lab.ops.formats import FLOATS, Range, Tolerance, TypeRule, Values, exact, rounded
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Template, define
 
-WHOLE = ("int8", "uint8")
+DIRECT: Mapping[str, tuple[str, ...]] = {
+    "fp16": ("fp32", "int32", "int8", "uint8"),
+    "fp32": ("fp16", "bf16", "int32"),
+    "bf16": ("fp32",),
+    "int32": ("fp32", "fp16"),
+    "int8": ("fp16",),
+    "uint8": ("fp16",),
+}
+"""Casts of one vconv; others go through fp32 or fp16."""
+ROUNDINGS = {"rint": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
+
+
+def _path(source: str, target: str) -> tuple[str, ...]:
+    """Return the formats to pass through from source to target, both left out.
+
+    Chosen so that only one step rounds; int32 -> bf16 rounds twice beyond 2^24.
+    """
+    if target == source or target in DIRECT[source]:
+        return ()
+    if source == "bf16":
+        return ("fp32", *_path("fp32", target))
+    if source == "fp32":  # to int8: round to a whole number first, fp16 would round before that
+        return ("int32", "fp16")
+    if target == "bf16":
+        return (*_path(source, "fp32"), "fp32")
+    return ("fp16",)
+
+
+def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
+    dtype, mode = attrs["dtype"], attrs["round"]
+    forms.numpy_type(dtype)
+    if dtype == "fp64":
+        raise TypeMismatchError("cast: a format of the chips", dtype, "use fp32")
+    if mode not in ROUNDINGS:
+        raise InputError(f"cast: round in {', '.join(ROUNDINGS)}", repr(mode), "choose one")
+    if mode != "rint" and forms.is_float(dtype):
+        what = f"cast: round={mode} only to a whole format"
+        raise TypeMismatchError(what, f"{main} -> {dtype}", "leave round out")
+    return str(dtype)
+
+
+def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 - the attribute's name
+    """Round and saturate in a whole format; the caller's final cast rounds floats."""
+    if forms.is_float(dtype):
+        return x.astype(np.float64)
+    info = np.iinfo(forms.numpy_type(dtype))
+    whole = np.nan_to_num(ROUNDINGS[round](x.astype(np.float64)))
+    result: Values = np.clip(whole, info.min, info.max).astype(np.int64)
+    return result
+
+
+def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
+    if round == "rint" or not forms.is_float(x.dtype):
+        for step in (*_path(x.dtype, dtype), dtype):
+            x = te.cast_to(x, step)
+        return x
+    wide = te.cast_to(x, "fp32")
+    if round == "trunc":  # toward zero: floor above, ceil below
+        above = te.cast_to(te.floor(te.vrelu(wide)), "fp32")
+        whole = te.vadd(above, te.cast_to(te.ceil(te.vmins(wide, 0.0)), "fp32"))
+    else:
+        whole = te.floor(wide) if round == "floor" else te.ceil(wide)
+    return _cast(whole, dtype=dtype, round="rint")
+
+
+_CASTS = (
+    ("fp32", ""), ("fp16", ""), ("int32", ""), ("int32", "floor"), ("int8", ""),
+    ("int32", "ceil"), ("int32", "trunc"), ("fp32", ""), ("fp16", ""), ("fp16", ""),
+)  # fmt: skip
+define(
+    "cast", ("x",), _cast_values, _cast,
+    "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
+    attrs={"dtype": REQUIRED, "round": "rint"}, types=TypeRule(tuple(DIRECT), result=_cast_result),
+    backward=lambda s: (s.g if forms.is_float(s.attrs["dtype"]) else None,),
+    template=Template(
+        lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
+        applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
+    ),
+    traits=LANES, domains={"x": Domain(-300.0, 300.0)},
+    tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
+    examples=tuple(
+        Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
+        for example, (dtype, how) in zip(EXAMPLES, _CASTS, strict=True)
+    ),
+)  # fmt: skip
+
+
+# -- quantised -------------------------------------------------------------------------------------
+BYTES = ("int8", "uint8")
 QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")
-"""The operators here; on a chip bytes lie in blocks of 32 channels, floats in blocks of 16."""
+"""Operators on bytes, which lie in blocks of 32 channels on a chip, floats in blocks of 16."""
 SCALES: Range = (1.2e-38, 3.4e38)
 OFFSETS: Range = (-128, 255)
 _ATTRS = {"scale": 1.0, "offset": 0}
 _RANGES: Mapping[str, Range] = {"scale": SCALES, "offset": OFFSETS}
 _STEP = {
     name: Tolerance(0.0, 1.0, "a quotient near .5 may round to the other side")
-    for name in (*WHOLE, *FLOATS)
+    for name in (*BYTES, *FLOATS)
 }
 _HALVES = Tolerance(2.0, 0.625, "scale, product, offset and sum are halves: scales up to 2")
 """(|q scale| 2 + |offset scale| + |(q - offset) scale|) / 2048 with bytes and a scale of 2."""
@@ -131,7 +225,7 @@ define(
     "quantise", ("x",), lambda x, scale, offset, dtype: _rounded(x, scale, offset), _quantise,
     "round(x / scale) + offset in a byte", outputs=("q",),
     attrs={**_ATTRS, "dtype": "int8"}, ranges=_RANGES,
-    types=TypeRule(FLOATS, result=_kind("dtype", *WHOLE)), traits=("lanes",),
+    types=TypeRule(FLOATS, result=_kind("dtype", *BYTES)), traits=("lanes",),
     tolerances=_STEP, examples=_CASES, allows_empty=True,
 )  # fmt: skip
 define(
@@ -139,7 +233,7 @@ define(
     lambda x, *others, scale, offset, dtype, small_bias: _floats(x, others, scale, offset),
     _dequantise, "(x + bias - offset) scale, and times one of the scales each channel",
     attrs={**_ATTRS, "dtype": "fp32", "small_bias": False}, ranges=_RANGES, optional=2,
-    types=TypeRule((*WHOLE, "int32"), _OTHERS, _kind("dtype", *FLOATS)),
+    types=TypeRule((*BYTES, "int32"), _OTHERS, _kind("dtype", *FLOATS)),
     domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
     tolerances=rounded(ulps=2.0), examples=_PAIRS, allows_empty=True,
 )  # fmt: skip
