@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_old_output(folder, monkeypatch, writer):
 @pytest.mark.parametrize("target", ["nowhere/a.json", ".", "space.csv", "x" * 300])
 def test_an_output_that_cannot_be_is_refused_before_the_work(folder, monkeypatch, target):
     fill(folder, CONTENTS)
-    monkeypatch.setattr("ascend_lab.aoe.recorded.replay", failing(AssertionError("it worked")))
+    monkeypatch.setattr("ascend_lab.aoe.drive.replay", failing(AssertionError("it worked")))
     code, out, err = run(["ascend-lab", "replay", "space.csv", "--json", target])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert (folder / "space.csv").read_bytes() == CONTENTS["space.csv"]

@@ -15,7 +15,7 @@ from command_lines import refused, run
 from onnx import TensorProto, helper
 
 from ascend_lab import limits, ops
-from ascend_lab.aoe.recorded import read_recorded
+from ascend_lab.aoe.space import read_recorded
 from ascend_lab.chip import load_chip
 from ascend_lab.cli.arrays import load_arrays
 from ascend_lab.cluster import load_topology
@@ -138,7 +138,7 @@ def test_infinity_is_a_value_but_no_parameter():
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     file = tmp_path / "bomb.csv.gz"
     file.write_bytes(gzip.compress(b"\0" * 2**22))
-    monkeypatch.setattr("ascend_lab.aoe.recorded.TABLE_BYTES", 2**20)
+    monkeypatch.setattr("ascend_lab.aoe.space.TABLE_BYTES", 2**20)
     with pytest.raises(InputError, match=r"at most 1,048,576 bytes; got more .* when unpacked"):
         read_recorded(file)
     assert len(limits.read_file(file, "a file", 2**22)) == 2**22

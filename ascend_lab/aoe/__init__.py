@@ -16,7 +16,8 @@ _HOMES = {
     "operators": "Tunable operators_of",
     "report": "Report",
     "search": "SEARCHES Annealing Genetic Mcts random_order search_named",
-    "space": "Point Space TableSpace completed crossed mutated nearest random_completion",
+    "space": "Point Space TableSpace completed crossed mutated nearest random_completion "
+    "read_recorded",
     "tuning": "Result tune_operator",
     "vector": "VectorJob VectorMeasure",
     "workers": "Workers workers_of",
@@ -26,7 +27,7 @@ __all__ = [
     "Point", "Report", "Result", "Settings", "Space", "TableSpace", "Trace", "Trial", "Tunable",
     "Tuning", "VectorJob", "VectorMeasure", "Workers", "completed", "crossed", "drive",
     "mutated", "nearest", "open_knowledge", "operators_of", "random_completion", "random_order",
-    "search_named", "tune", "tune_network", "tune_operator", "workers_of",
+    "read_recorded", "search_named", "tune", "tune_network", "tune_operator", "workers_of",
 ]  # fmt: skip
 
 

@@ -79,8 +79,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     for name in ("--budget", "--seeds"):
         check_least(arguments, name, 1)
     refuse_above("--seeds", arguments.seeds, SEEDS)
-    from ascend_lab.aoe.recorded import read_recorded, replay
+    from ascend_lab.aoe.drive import replay
     from ascend_lab.aoe.search import paced, search_named
+    from ascend_lab.aoe.space import read_recorded
 
     search = paced(search_named(arguments.search), arguments.budget)
     space = read_recorded(arguments.file)
