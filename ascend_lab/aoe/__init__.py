@@ -14,7 +14,7 @@ _HOMES = {
     "engine": "Tuning tune",
     "network": "NetworkResult tune_network",
     "operators": "Tunable operators_of",
-    "report": "Report",
+    "saved": "Report",
     "search": "SEARCHES Annealing Genetic Mcts random_order search_named",
     "space": "Point Space TableSpace completed crossed mutated nearest random_completion "
     "read_recorded",

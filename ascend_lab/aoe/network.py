@@ -280,6 +280,19 @@ def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
     return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)
 
 
+def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
+    """Return a compiled network with the schedules that a bank knows; nothing is searched."""
+    results = []
+    for operator in operators_of(compiled):
+        found = knowledge.find(key_of(operator)) if operator.unit else None
+        note = operator.reason or "not in the bank"
+        results.append(from_bank(operator, *found) if found else untuned(operator, note))
+    before_s = simulate_graph(compiled).time_s
+    tuned, after_s, kept = together(compiled, results, before_s)
+    hits: list[Outcome] = ["hit" for r in results if r.source != "none"]
+    return NetworkResult(tuned, before_s, after_s, kept, tuple(hits))
+
+
 def suggestions(operator: Tunable, knowledge: Knowledge) -> list[Choice]:
     """Return the schedules of the nearest shapes that a bank knows."""
     found = []

@@ -117,6 +117,20 @@ class Result:
         return CERTAINTIES[known.index(True)]
 
 
+def tenths_of(results: Sequence[Result]) -> dict[str, int]:
+    """Return thousandths of the time by certainty: the largest has what rounding leaves of 1000."""
+    cycles = dict.fromkeys(CERTAINTIES, 0)
+    for result in results:
+        cycles[result.certainty] += result.operator.count * result.after_cycles
+    total = sum(cycles.values())
+    if not total:
+        return {}
+    found = {kind: round(1000 * part / total) for kind, part in cycles.items()}
+    largest = max(cycles, key=lambda kind: cycles[kind])
+    found[largest] += 1000 - sum(found.values())
+    return found
+
+
 def untuned(operator: Tunable, note: str) -> Result:
     """Return the result of an operator that keeps its default."""
     cycles = operator.default_cycles

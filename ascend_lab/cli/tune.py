@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.drive import Bars, Settings
     from ascend_lab.aoe.engine import Tuning
     from ascend_lab.aoe.network import NetworkResult
-    from ascend_lab.aoe.report import Report
+    from ascend_lab.aoe.saved import Report
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
@@ -199,7 +199,7 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
 
 def _source(run: _Run, source: Source) -> bool:
     """Tune the networks of a source and write their report; tell whether the user stopped it."""
-    from ascend_lab.aoe.report import write_report
+    from ascend_lab.aoe.saved import write_report
 
     sections: dict[str, list[Any]] = {}
     try:
@@ -214,7 +214,7 @@ def _source(run: _Run, source: Source) -> bool:
 
 def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
     """Tune, print, save; add to the sections by job; tell whether the user stopped it."""
-    from ascend_lab.aoe.report import Report
+    from ascend_lab.aoe.saved import Report
 
     tuning = run.tune(network)
     for warning in tuning.warnings:
@@ -230,7 +230,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 
 def _print(report: Report) -> None:
     """Print what was found."""
-    from ascend_lab.aoe.report import FORMULA, GAP_FORMULA
+    from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
     from ascend_lab.graph.ledger import ledger_table
 
     name, tuning = report.name, report.tuning
@@ -300,7 +300,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     from ascend_lab.aoe.bank import open_knowledge, repeat_tune
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
     from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
-    from ascend_lab.aoe.report import write_report
+    from ascend_lab.aoe.saved import write_report
 
     topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
     folder, most = usable_folder(arguments.output), arguments.max_segments

@@ -20,11 +20,18 @@ from bank_cases import ENTRY, KEY, banks, entries, entry
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankError, Knowledge, Store, chip_digest
+from ascend_lab.aoe.bank import (
+    MODEL_VERSION,
+    BankEntry,
+    BankError,
+    Knowledge,
+    Store,
+    bank_at,
+    chip_digest,
+)
 from ascend_lab.aoe.bank.connect import APPLICATION_ID, SCHEMA_VERSION
 from ascend_lab.aoe.bank.records import better, from_line, to_line
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.saved import bank_at
 from ascend_lab.chip import load_chip, presets
 from ascend_lab.errors import InputError
 from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch

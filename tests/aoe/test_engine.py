@@ -19,8 +19,14 @@ from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
 from ascend_lab.aoe.drive import Trace, Trial, replay
 from ascend_lab.aoe.engine import named, numbered
-from ascend_lab.aoe.report import Report, failed, ticks_best, write_report
-from ascend_lab.aoe.saved import read_schedules, save_tuned
+from ascend_lab.aoe.saved import (
+    Report,
+    failed,
+    read_schedules,
+    save_tuned,
+    ticks_best,
+    write_report,
+)
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import read_recorded, recorded
 from ascend_lab.aoe.subgraph import prepared

@@ -234,6 +234,27 @@ def open_knowledge(*, resume: bool = True) -> Knowledge:
         return knowledge
 
 
+def bank_at(path: str | Path) -> Knowledge:
+    """Return the bank in a file (of `aoe bank`, or exported as .jsonl), or of "builtin" alone.
+
+    The built-in bank answers what a bank's file does not. What is read stays as it is. Rows and
+    lines that are no entries are passed over with a warning. Raises `InputError` for anything else.
+    """
+    if str(path) == "builtin":
+        return Knowledge(None)
+    if Path(path).suffix == ".jsonl":
+        knowledge = Knowledge(None)
+        entries, wrong = records.read_lines(path)
+        if wrong and not entries:
+            raise wrong[0]
+        for entry in entries:
+            knowledge.keep(entry)
+        passed = f"{len(wrong)} lines of {path} are no entries and are passed over"
+        knowledge.warnings += [passed] if wrong else []
+        return knowledge
+    return Knowledge(path, write=False)
+
+
 def repeat_tune(environ: Mapping[str, str]) -> bool:
     """Return what `REPEAT_TUNE` says: True or False (the default), in any case."""
     value = environ.get(REPEAT_VARIABLE, "") or "False"
