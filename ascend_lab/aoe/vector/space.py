@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ascend_lab.aoe.bank import BankEntry
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable
-from ascend_lab.aoe.search.mcts import Prior
+from ascend_lab.aoe.search.tree import Prior
 from ascend_lab.aoe.space import Point, Value, random_completion
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.grouping import Grouping, Structure
