@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 
 from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
-from ascend_lab.aoe.subgraph.segments import Segments, even
-from ascend_lab.aoe.subgraph.slicing import ranges_of
+from ascend_lab.aoe.subgraph.segments import Segments
+from ascend_lab.aoe.subgraph.slicing import even, ranges_of
 from ascend_lab.aoe.subgraph.tune import plan_time
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -129,9 +129,8 @@ def test_kernels_on_one_image_fill_the_cores_less_well():
     work = {}
     for batch in (1, 16):
         segments = Segments(prepared(build("resnet50", batch=batch), CHIP), CHIP)
-        floors = [segments.floor(i) for i in range(6)]
-        launches = segments.launch_s * sum(kernels for _, kernels in floors)
-        work[batch] = sum(time_s for time_s, _ in floors) - launches
+        kernels = sum(run.starts for i in range(6) for run in segments.runs(i, batch))
+        work[batch] = sum(segments.warm(i, batch) for i in range(6)) - segments.launch_s * kernels
     assert 16 * work[1] > 1.2 * work[16]
 
 

@@ -11,8 +11,7 @@ from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
 _HOMES = {
     "bank": "Knowledge open_knowledge",
     "cube.job": "CubeJob",
-    "engine": "Tuning tune",
-    "network": "NetworkResult tune_network",
+    "engine": "NetworkResult Tuning tune tune_network",
     "operators": "Tunable operators_of",
     "saved": "Report",
     "search": "SEARCHES Annealing Genetic Mcts random_order search_named",

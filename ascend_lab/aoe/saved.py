@@ -20,11 +20,10 @@ from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankKey, Outcome, chip_digest, repo_summary
 from ascend_lab.aoe.bank.records import read_file
 from ascend_lab.aoe.drive import Settings, Trace
-from ascend_lab.aoe.engine import Tuning
-from ascend_lab.aoe.network import NetworkResult, key_of
+from ascend_lab.aoe.engine import NetworkResult, Tuning
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult
 from ascend_lab.aoe.subgraph.slicing import HOW
-from ascend_lab.aoe.tuning import CERTAINTIES, Result, tenths_of
+from ascend_lab.aoe.tuning import CERTAINTIES, Result, key_of, tenths_of
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Compiled, Road, simulate_graph

@@ -29,8 +29,7 @@ from ascend_lab.output import usable_folder
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import Knowledge
     from ascend_lab.aoe.drive import Bars, Settings
-    from ascend_lab.aoe.engine import Tuning
-    from ascend_lab.aoe.network import NetworkResult
+    from ascend_lab.aoe.engine import NetworkResult, Tuning
     from ascend_lab.aoe.saved import Report
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.chip import Chip

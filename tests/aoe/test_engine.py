@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
 from ascend_lab.aoe.drive import Trace, Trial, replay
-from ascend_lab.aoe.engine import named, numbered
 from ascend_lab.aoe.saved import (
     Report,
     failed,
@@ -30,6 +29,7 @@ from ascend_lab.aoe.saved import (
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import read_recorded, recorded
 from ascend_lab.aoe.subgraph import prepared
+from ascend_lab.aoe.subgraph.tune import named, numbered
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import solve as cli_replay

@@ -2,9 +2,11 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.aoe.subgraph.segments import Segments, cheapest, compiled, even, every, prepared
-from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
-from ascend_lab.aoe.subgraph.tune import SubgraphResult, plan_time, planned, tune_subgraph
+from ascend_lab.aoe.subgraph.segments import Segments
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, ranges_of, sliced
+from ascend_lab.aoe.subgraph.tune import (
+    SubgraphResult, cheapest, compiled, every, plan_time, planned, prepared, tune_subgraph,
+)
 
 __all__ = [
     "Region", "Segments", "SlicePlan", "SubgraphResult", "cheapest", "compiled", "even",

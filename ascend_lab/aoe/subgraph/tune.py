@@ -12,30 +12,24 @@ halos (depth first moves the fewest bytes unless weights alone overflow L2).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from typing import Any
 
-from ascend_lab.aoe.drive import Progress
-from ascend_lab.aoe.subgraph.segments import (
-    WHOLE,
-    Choice,
-    Segments,
-    Way,
-    cheapest,
-    compiled,
-    even,
-    prepared,
-)
-from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, sliced
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, Outcome, settle
+from ascend_lab.aoe.drive import Progress, Settings
+from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, Way
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Graph, bound_of, simulate_graph
+from ascend_lab.graph import Compiled, Graph, Road, bound_of, simulate_graph
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import Front
+from ascend_lab.graph.compile import DEFAULT_ROAD, Front
 from ascend_lab.graph.evaluate import live_bytes, weight_bytes
+from ascend_lab.graph.lower import piece_of
 
 BUDGET = 13
 """Plans timed on the whole network, unless stated."""
@@ -43,8 +37,23 @@ FAR = 1.1
 """A plan is not timed if its segments cost so much more than the best one's."""
 CHECKS = 0.25
 """Share of a time limit that is kept for plans on the whole network."""
+Choice = tuple[int, int, Way]
+"""Units first .. stop-1 and how they are sliced."""
+Ways = Callable[[int, int], Iterable[Way]]
+Cost = Callable[[int, int, Way], float]
 Chain = tuple[Choice, ...]
 """How all units are taken, in order."""
+
+
+def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
+    """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
+    road = Road(dtype=dtype)
+    return road.prepare(road.rewrite(graph)[0], chip)
+
+
+def compiled(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
+    """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
+    return road.kernels(road.lay_out(graph, chip), chip)
 
 
 def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
@@ -272,3 +281,108 @@ def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
             if 1 < count <= segments.batch:
                 other = first, stop, (axis, even(segments.batch, count))
                 yield (*chain[:place], other, *chain[place + 1 :])
+
+
+def cheapest(
+    count: int, ways: Ways, cost: Cost, least: Cost = lambda first, stop, way: 0.0
+) -> tuple[float, list[Choice]]:
+    """Return the least cost of `count` units and the segments that reach it, in order.
+
+        best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
+
+    where a unit may also stay whole: dynamic programming, exact for costs that add up. No cost is
+    asked for if `least`, a bound below it, shows that the segment cannot help.
+    """
+    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+    for stop in range(1, count + 1):
+        found: tuple[float, list[Choice]] = (math.inf, [])
+        for first in reversed(range(stop)):
+            before, chosen = best[first]
+            for way in choices(first, stop, ways):
+                if before + least(first, stop, way) >= found[0]:
+                    continue
+                total = before + cost(first, stop, way)
+                if total < found[0]:
+                    found = total, [*chosen, (first, stop, way)]
+        best.append(found)
+    return best[-1]
+
+
+def choices(first: int, stop: int, ways: Ways) -> list[Way]:
+    """Return how units may be taken: whole, and in slices."""
+    return [WHOLE, *ways(first, stop)]
+
+
+def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
+    """Yield all ways to take the units from `first` on: for small chains."""
+    if first == count:
+        yield []
+        return
+    for stop in range(first + 1, count + 1):
+        for way in choices(first, stop, ways):
+            for rest in every(count, ways, stop):
+                yield [(first, stop, way), *rest]
+
+
+# -- as the bank keeps it -------------------------------------------------------------------------
+def slice_network(
+    front: Front,
+    chip: Chip,
+    settings: Settings,
+    knowledge: Knowledge,
+    progress: Progress,
+    deadline: Deadline,
+) -> tuple[SubgraphResult, Outcome | None]:
+    """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
+    graph = canonical(front.rewritten, chip)
+    key = key_of_graph(graph, chip)
+    known = None if settings.repeat else knowledge.find(key)
+    if known and (plan := _from_bank(graph, chip, known[0])):
+        return plan, "hit"
+    try:
+        found = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
+    except KeyboardInterrupt:  # before any plan was timed
+        found = replace(planned(graph, SlicePlan(), chip), interrupted=True)
+    if found.interrupted:
+        return found, None
+    cycles = (found.before_s, found.after_s, found.bound_s)
+    before, after, bound = (round(t * chip.clock_hz) for t in cycles)
+    entry = BankEntry(
+        key, numbered(found.plan, graph), before, min(after, before), min(bound, after), False,
+        "dynamic programming, descent", settings.seed, found.tried,
+    )  # fmt: skip
+    return found, settle(knowledge, entry)
+
+
+def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
+    """Return the bank's key of a network, whatever its names, however reshapes are spelled."""
+    nodes = list(graph.nodes)
+    for i, node in enumerate(nodes):
+        if node.op == "reshape":
+            shape = graph.types[node.output].shape
+            nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
+    return BankKey.of(chip, "graph", "network", piece_of(graph, nodes).key)
+
+
+def numbered(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
+    """Return a plan as the bank keeps it: nodes by their place in the graph."""
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    data = plan.plain()
+    rows = [row | {end: place[row[end]] for end in ("first", "last")} for row in data["regions"]]
+    return data | {"regions": rows}
+
+
+def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
+    """Return the plan that `numbered` wrote, for a graph with these nodes in this order."""
+    names = [node.name for node in graph.nodes]
+    rows = [{**r, **{end: names[r[end]] for end in ("first", "last")}} for r in data["regions"]]
+    return SlicePlan.of({**data, "regions": rows})
+
+
+def _from_bank(graph: Graph, chip: Chip, entry: BankEntry) -> SubgraphResult | None:
+    """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
+    try:
+        found = planned(graph, named(entry.schedule, graph), chip)
+    except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
+        return None
+    return None if found.after_s > found.before_s else found
