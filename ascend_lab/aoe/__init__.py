@@ -10,7 +10,7 @@ from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
 
 _HOMES = {
     "bank": "Knowledge open_knowledge",
-    "cube.job": "CubeJob",
+    "cube": "CubeJob",
     "engine": "NetworkResult Tuning tune tune_network",
     "operators": "Tunable operators_of",
     "saved": "Report",

@@ -31,7 +31,7 @@ from ascend_lab.aoe.tuning import (
     tune_operator,
     untuned,
 )
-from ascend_lab.aoe.vector.space import learn
+from ascend_lab.aoe.vector import learn
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge
-from ascend_lab.aoe.cube.job import CubeJob, JointJob, ProductJob, prove
+from ascend_lab.aoe.cube import CubeJob, JointJob, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Settings, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.space import Point, Space
-from ascend_lab.aoe.vector.space import PATIENCE, TAUGHT, Policy, VectorJob, decisions_of
+from ascend_lab.aoe.vector import PATIENCE, TAUGHT, Policy, VectorJob, decisions_of
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice, choice_of

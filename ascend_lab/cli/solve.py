@@ -177,11 +177,10 @@ def _strategy_lines(problem: Problem, found: Strategies) -> list[str]:
 
 
 def _gradient(arguments: argparse.Namespace) -> int:
-    from ascend_lab.aoe.gradient import AlphaBeta, bound, plan
+    from ascend_lab.aoe.gradient import AlphaBeta, bound, bound_text, forms_text, plan, plan_table
     from ascend_lab.aoe.gradient.planning import forms_of
     from ascend_lab.aoe.gradient.readers import read_profile
     from ascend_lab.aoe.gradient.splits import out_of_order
-    from ascend_lab.aoe.gradient.tuning import bound_text, forms_text, plan_table
 
     check_least(arguments, "--seed")
     cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)

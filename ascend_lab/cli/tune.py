@@ -297,8 +297,8 @@ CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
     """Tune all models, print and write reports; return the exit code."""
     from ascend_lab.aoe.bank import open_knowledge, repeat_tune
+    from ascend_lab.aoe.gradient import section, tune_gradients, tuning_text
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
-    from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
     from ascend_lab.aoe.saved import write_report
 
     topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)

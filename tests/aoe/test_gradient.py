@@ -13,11 +13,21 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import gradient
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
-from ascend_lab.aoe.gradient import AlphaBeta, Gradient, Piecewise, Scenario, end_of, evaluate, plan
+from ascend_lab.aoe.gradient import (
+    AlphaBeta,
+    Gradient,
+    Piecewise,
+    Scenario,
+    end_of,
+    evaluate,
+    key_of_profile,
+    plan,
+    profiled,
+    tune_gradients,
+)
 from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
-from ascend_lab.aoe.gradient.tuning import key_of_profile, profiled, tune_gradients
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.cluster import collective_time, load_topology

@@ -21,7 +21,7 @@ from ascend_lab.aoe import tuning as tuning_module
 from ascend_lab.aoe import workers as clock_module
 from ascend_lab.aoe import workers as workers_module
 from ascend_lab.aoe.bank.records import from_line, to_line
-from ascend_lab.aoe.cube.job import CubeJob
+from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.engine import LEAST_S, estimated, together
 from ascend_lab.aoe.operators import unit_of
