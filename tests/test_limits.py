@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from ascend_lab import limits, ops
 from ascend_lab.aoe.space import read_recorded
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.arrays import load_arrays
+from ascend_lab.cli.inputs import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
 from ascend_lab.graph.memory import Buffer, plan
@@ -219,7 +219,7 @@ def test_archives_of_anything_but_numbers_are_refused(members, tmp_path):
 
 
 def test_an_archive_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ascend_lab.cli.arrays.ARRAY_BYTES", 100)
+    monkeypatch.setattr("ascend_lab.cli.inputs.ARRAY_BYTES", 100)
     with pytest.raises(InputError, match="at most 100; got 928"):
         load_arrays(_archive(tmp_path / "x.npz", **{"x.npy": _saved(np.zeros(100))}))
 

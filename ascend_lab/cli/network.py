@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.cli import common
-from ascend_lab.cli.arrays import Arrays, load_arrays, save_arrays
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
+from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import whole
 from ascend_lab.output import write_whole

@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli import tune_flags as flags
-from ascend_lab.cli.bank import bank_main
+from ascend_lab.cli import aoe_words as flags
 from ascend_lab.cli.common import in_flags
+from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.cli.terminal import INTERRUPTED, complain
 from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
-from ascend_lab.cli.tune_inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.output import usable_folder
 
@@ -48,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         with _CtrlC():
             if argv[:1] == ["bank"]:
-                return bank_main(argv[1:])
+                return flags.bank_main(argv[1:])
             flags.refuse(argv)
             return _tune_all(flags.parser().parse_args(argv), started)
     except AscendLabError as error:
