@@ -18,8 +18,7 @@ from pathlib import Path
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial, jobs_of
 from ascend_lab.aoe.operators import Tunable, operators_of
-from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult
-from ascend_lab.aoe.subgraph.tune import slice_network
+from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
 from ascend_lab.aoe.tuning import (
     NOT_REACHED,
     Result,

@@ -28,8 +28,7 @@ from ascend_lab.aoe.saved import (
 )
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import read_recorded, recorded
-from ascend_lab.aoe.subgraph import prepared
-from ascend_lab.aoe.subgraph.tune import named, numbered
+from ascend_lab.aoe.subgraph import named, numbered, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import solve as cli_replay

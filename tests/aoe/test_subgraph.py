@@ -8,10 +8,22 @@ from graph_strategies import whole_graphs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
+from ascend_lab.aoe.subgraph import (
+    Region,
+    SlicePlan,
+    cheapest,
+    compiled,
+    every,
+    neighbours,
+    plan_time,
+    planned,
+    prepared,
+    sliced,
+    tune_subgraph,
+    uneven,
+)
 from ascend_lab.aoe.subgraph.segments import WHOLE, Buffer, Cache, Segments, Step, cut_points
 from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, even, ranges_of
-from ascend_lab.aoe.subgraph.tune import cheapest, every, neighbours, plan_time, planned, uneven
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph import (
