@@ -166,7 +166,7 @@ def reached(start):
 @cache
 def roots():
     """Return the function behind each command."""
-    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("bank", "bank_main")}
+    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("aoe_words", "bank_main")}
     for verb in VERBS:
         found[f"ascend-lab {verb.name}"] = (verb.run.__module__.split(".")[-1], verb.run.__name__)
     return found
