@@ -121,12 +121,14 @@ def tune_subgraph(
     search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
     before = search.time(SlicePlan())
     try:
-        search.launches()
+        search.also(one_launch=True)
+        search.also(one_launch=True, inside=True)
         search.prefetch()
         if max(live_bytes(graph)) + weight_bytes(graph) > chip.l2.size_bytes:
             search.slices(time_limit_s)
             search.prefetch()
-            search.inside()
+            if search.best.one_launch:  # the kernels that are best inside a launch, or the others
+                search.also(inside=not search.best.inside)
     except TimeUpError:
         pass
     except KeyboardInterrupt:
@@ -181,23 +183,15 @@ class _Search:
         self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
-    def launches(self) -> None:
-        """Put all kernels into one launch, and take those that are best there if that helps."""
+    def also(self, **how: Any) -> None:
+        """Take the best plan with other launches, kernels for them or prefetch, if that helps."""
         with self.deadline.cut():
-            self.time(replace(self.best, one_launch=True))
-            self.time(replace(self.best, one_launch=True, inside=True))
-
-    def inside(self) -> None:
-        """Take the kernels that are best inside a launch if that helps, or the others."""
-        if self.best.one_launch:
-            with self.deadline.cut():
-                self.time(replace(self.best, inside=not self.best.inside))
+            self.time(replace(self.best, **how))
 
     def prefetch(self) -> None:
         """Load weights ahead if that helps, or no more if it does not; a buffer holds none."""
         if self.chip.l2.kind == "cache":
-            with self.deadline.cut():
-                self.time(replace(self.best, prefetch=not self.best.prefetch))
+            self.also(prefetch=not self.best.prefetch)
 
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
