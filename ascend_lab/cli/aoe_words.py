@@ -113,7 +113,11 @@ def parser() -> Parser:
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
     add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
     _add_search(made)
-    _add_gradient(made)
+    add = made.add_argument_group("job 4, gradients").add_argument
+    add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
+    add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
+    add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
+    add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
     return made
 
 
@@ -208,15 +212,6 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
             raise InputError(f"{name} from 1 to {PROCESSES}", shown(text), "unset it")
         return f"processes:{count}" if count > 1 else "serial"
     return "serial"
-
-
-def _add_gradient(made: Parser) -> None:
-    """Add the flags of job 4."""
-    add = made.add_argument_group("job 4, gradients").add_argument
-    add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
-    add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
-    add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
-    add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
 
 
 def _check_gradient(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:
