@@ -16,6 +16,7 @@ and drops what nobody reads again.
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -271,20 +272,17 @@ class Segments:
         found, stop = list[int](), 0
         for first in range(self.count):
             stop = max(stop, first)
-            while stop < self.count and self._sliceable(first, stop + 1):
+            while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
                 stop += 1
             found.append(stop)
         return found
 
     def _sliceable(self, first: int, stop: int) -> bool:
-        if not self.numbers:
-            return False
-        part = self.part(first, stop)
-        try:
-            ranges_of(part, self.region(first, stop, ("batch", even(self.batch, self.numbers[-1]))))
-        except AscendLabError:
-            return False
-        return True
+        part, way = self.part(first, stop), ("batch", even(self.batch, self.numbers[-1]))
+        with suppress(AscendLabError):
+            ranges_of(part, self.region(first, stop, way))
+            return True
+        return False
 
     def _rows(self, part: Graph, share: float) -> Iterator[Way]:
         """Yield the largest slices of rows whose share of them is small enough, if any."""
@@ -315,10 +313,14 @@ class Segments:
         """Return the seconds of a segment if all reads hit and nothing is written to memory."""
         sizes = Counter(way[1] if way[0] == "batch" else (self.batch,))
         units = range(first, stop)
-        return sum(n * sum(self.warm(u, size) for u in units) for size, n in sizes.items())
+        return sum(n * sum(self._warm(u, size) for u in units) for size, n in sizes.items())
 
-    def warm(self, unit: int, size: int) -> float:
-        """Return the seconds of a unit on so many images if all it reads is in L2."""
+    def floor(self, unit: int) -> tuple[float, int]:
+        """Return the seconds of a whole unit if all it reads is in L2, and its kernels."""
+        runs = self.runs(unit, self.batch) or ()
+        return self._warm(unit, self.batch), sum(run.starts for run in runs)
+
+    def _warm(self, unit: int, size: int) -> float:
         runs = self.runs(unit, size)
         if runs is None:
             return math.inf
@@ -360,10 +362,9 @@ class Segments:
         """Return what a unit runs on so many images; None if it cannot be cut or built."""
         key = unit, size
         if key not in self.built:
-            try:
+            self.built[key] = None
+            with suppress(AscendLabError):
                 self.built[key] = tuple(self._runs(unit, size))
-            except AscendLabError:
-                self.built[key] = None
         return self.built[key]
 
     def _runs(self, unit: int, size: int) -> Iterator[Run]:
