@@ -14,14 +14,15 @@ from ascend_lab.aoe.gradient import (
     BASELINES,
     AlphaBeta,
     Gradient,
+    GradientTuning,
     Scenario,
     evaluate,
     improve,
     plan,
+    tune_gradients,
 )
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import best_split, brute_force, price_of, table_of
-from ascend_lab.aoe.gradient.tuning import GradientTuning, tune_gradients
 from ascend_lab.graph import zoo
 from bench.table import Figure, below, median_s
 

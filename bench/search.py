@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.aoe.drive import Search, drive
-from ascend_lab.aoe.recorded import RecordedSpace, read_recorded
 from ascend_lab.aoe.search import SEARCHES, Genetic, Mcts, paced
-from ascend_lab.aoe.space import TableSpace, completed
+from ascend_lab.aoe.space import RecordedSpace, TableSpace, completed, read_recorded
 from bench.peers import FOLDER, Peer, PeerSkippedError, environment
 
 Case = tuple[str, TableSpace, NDArray[np.float64]]

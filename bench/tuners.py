@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.aoe import tune, tune_operator
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.aoe.cube.job import CubeJob, cube_space, prove
+from ascend_lab.aoe.cube import CubeJob, cube_space, prove
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.space import TableSpace
-from ascend_lab.aoe.vector.space import VectorJob
+from ascend_lab.aoe.vector import VectorJob
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.chip import load_chip
 from ascend_lab.data import FOLDER

@@ -23,8 +23,8 @@ from ascend_lab.aoe.bank import Store
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cli.bank import _parser as bank_parser
-from ascend_lab.cli.tune_flags import parser as aoe_parser
+from ascend_lab.cli.aoe_words import bank_parser
+from ascend_lab.cli.aoe_words import parser as aoe_parser
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.data import data_path
 from ascend_lab.graph.onnx import import_model

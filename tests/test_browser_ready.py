@@ -14,7 +14,6 @@ from scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 NEED = {
-    "aoe.bank.connect": "sqlite3",
     "graph.onnx.backend": "onnx",
     "graph.onnx.export": "onnx",
 }

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import completed, crossed, mutated

@@ -6,10 +6,17 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
-from ascend_lab.aoe.subgraph.segments import Segments, even
-from ascend_lab.aoe.subgraph.slicing import ranges_of
-from ascend_lab.aoe.subgraph.tune import plan_time
+from ascend_lab.aoe.subgraph import (
+    Region,
+    SlicePlan,
+    compiled,
+    plan_time,
+    prepared,
+    sliced,
+    tune_subgraph,
+)
+from ascend_lab.aoe.subgraph.segments import Segments
+from ascend_lab.aoe.subgraph.slicing import even, ranges_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, simulate_graph

@@ -8,8 +8,8 @@ from cube_checks import CHIPS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled

@@ -15,9 +15,9 @@ from command_lines import refused, run
 from onnx import TensorProto, helper
 
 from ascend_lab import limits, ops
-from ascend_lab.aoe.recorded import read_recorded
+from ascend_lab.aoe.space import read_recorded
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.arrays import load_arrays
+from ascend_lab.cli.inputs import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
 from ascend_lab.graph.memory import Buffer, plan
@@ -138,7 +138,7 @@ def test_infinity_is_a_value_but_no_parameter():
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     file = tmp_path / "bomb.csv.gz"
     file.write_bytes(gzip.compress(b"\0" * 2**22))
-    monkeypatch.setattr("ascend_lab.aoe.recorded.TABLE_BYTES", 2**20)
+    monkeypatch.setattr("ascend_lab.aoe.space.TABLE_BYTES", 2**20)
     with pytest.raises(InputError, match=r"at most 1,048,576 bytes; got more .* when unpacked"):
         read_recorded(file)
     assert len(limits.read_file(file, "a file", 2**22)) == 2**22
@@ -219,7 +219,7 @@ def test_archives_of_anything_but_numbers_are_refused(members, tmp_path):
 
 
 def test_an_archive_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ascend_lab.cli.arrays.ARRAY_BYTES", 100)
+    monkeypatch.setattr("ascend_lab.cli.inputs.ARRAY_BYTES", 100)
     with pytest.raises(InputError, match="at most 100; got 928"):
         load_arrays(_archive(tmp_path / "x.npz", **{"x.npy": _saved(np.zeros(100))}))
 

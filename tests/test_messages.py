@@ -17,9 +17,9 @@ from onnx_models import model_of
 import ascend_lab
 from ascend_lab.cli import aoe
 from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cli.bank import _parser as bank_parser
+from ascend_lab.cli.aoe_words import bank_parser
+from ascend_lab.cli.aoe_words import parser as aoe_parser
 from ascend_lab.cli.common import in_flags
-from ascend_lab.cli.tune_flags import parser as aoe_parser
 from ascend_lab.cli.verbs import VERBS
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.errors import AscendLabError
@@ -166,7 +166,7 @@ def reached(start):
 @cache
 def roots():
     """Return the function behind each command."""
-    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("bank", "bank_main")}
+    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("aoe_words", "bank_main")}
     for verb in VERBS:
         found[f"ascend-lab {verb.name}"] = (verb.run.__module__.split(".")[-1], verb.run.__name__)
     return found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ascend_lab.aoe import Settings, engine
-from ascend_lab.aoe.report import Report
+from ascend_lab.aoe.saved import Report
 from ascend_lab.aoe.subgraph import Segments, SlicePlan, every, plan_time, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main

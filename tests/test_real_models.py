@@ -12,7 +12,7 @@ from onnx_models import BOOL, INT64, model_of, node, run_onnx
 
 from ascend_lab.aoe.bank import chip_digest
 from ascend_lab.aoe.drive import Settings
-from ascend_lab.aoe.network import tune_network
+from ascend_lab.aoe.engine import tune_network
 from ascend_lab.aoe.operators import NO_PARAMETERS, operators_of
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as lab

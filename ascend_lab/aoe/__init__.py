@@ -10,13 +10,13 @@ from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
 
 _HOMES = {
     "bank": "Knowledge open_knowledge",
-    "cube.job": "CubeJob",
-    "engine": "Tuning tune",
-    "network": "NetworkResult tune_network",
+    "cube": "CubeJob",
+    "engine": "NetworkResult Tuning tune tune_network",
     "operators": "Tunable operators_of",
-    "report": "Report",
+    "saved": "Report",
     "search": "SEARCHES Annealing Genetic Mcts random_order search_named",
-    "space": "Point Space TableSpace completed crossed mutated nearest random_completion",
+    "space": "Point Space TableSpace completed crossed mutated nearest random_completion "
+    "read_recorded",
     "tuning": "Result tune_operator",
     "vector": "VectorJob VectorMeasure",
     "workers": "Workers workers_of",
@@ -26,7 +26,7 @@ __all__ = [
     "Point", "Report", "Result", "Settings", "Space", "TableSpace", "Trace", "Trial", "Tunable",
     "Tuning", "VectorJob", "VectorMeasure", "Workers", "completed", "crossed", "drive",
     "mutated", "nearest", "open_knowledge", "operators_of", "random_completion", "random_order",
-    "search_named", "tune", "tune_network", "tune_operator", "workers_of",
+    "read_recorded", "search_named", "tune", "tune_network", "tune_operator", "workers_of",
 ]  # fmt: skip
 
 

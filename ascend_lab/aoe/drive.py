@@ -8,7 +8,7 @@ measured them, so that a seed fixes the result for any number of workers.
 
 import math
 import sys
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 
 import numpy as np
 
-from ascend_lab.aoe.space import Point, Space
+from ascend_lab.aoe.space import Point, RecordedSpace, Space
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, WorkersLostError
 from ascend_lab.errors import InputError
 
@@ -189,19 +189,6 @@ class Trace:
         """Trials that gave no cost."""
         return tuple(t for t in self.trials if not math.isfinite(t.cost))
 
-    def as_dict(self) -> Mapping[str, Any]:
-        """Return the trace as plain data; failed trials have cost None."""
-        rows = [
-            {
-                "number": t.number,
-                "point": dict(zip(self.names, t.point, strict=True)),
-                "cost": t.cost if math.isfinite(t.cost) else None,
-                "note": t.note,
-            }
-            for t in self.trials
-        ]
-        return {"end": self.end, "seed": self.seed, "trials": rows}
-
 
 Steps = Generator[list[Point], list[float], None]
 Search = Callable[[Space, np.random.Generator, Sequence[Point]], Steps]
@@ -349,3 +336,33 @@ def drive(
         end = "interrupted"
     steps.close()
     return Trace(space.names, tuple(run.trials), end, seed)
+
+
+# -- on a recorded space ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Results of one search on a recorded space with several seeds; infinite if nothing ran."""
+
+    optimum: float
+    best_per_seed: tuple[float, ...]
+    evaluations_per_seed: tuple[int, ...]
+
+    @property
+    def median_ratio(self) -> float:
+        """Median over seeds of best found / optimum."""
+        return float(np.median(self.best_per_seed)) / self.optimum
+
+    def share_within(self, gap: float) -> float:
+        """Return the share of seeds whose best is at most `gap` above the optimum."""
+        return float(np.mean(np.array(self.best_per_seed) <= (1 + gap) * self.optimum))
+
+
+def replay(space: RecordedSpace, search: Search, budget: int, seeds: Iterable[int]) -> Replay:
+    """Return what a search finds with `budget` trials, once per seed."""
+    traces = []
+    for seed in seeds:
+        traces.append(drive(search, space.space, space, budget, seed=seed))
+        if traces[-1].end == "interrupted":
+            raise KeyboardInterrupt
+    best = tuple(min(t.cost for t in trace.trials) for trace in traces)
+    return Replay(space.optimum, best, tuple(len(trace.trials) for trace in traces))

@@ -1,19 +1,25 @@
-"""Tune one operator: search its space, check the winner's values, say how far from optimal."""
+"""Tune one operator: search its space, check the winner's values, say how far from optimal.
 
+What was found goes to the bank as an entry, and comes from there as a result or as a suggestion.
+"""
+
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ascend_lab.aoe.cube.job import CubeJob, JointJob, ProductJob, prove
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge
+from ascend_lab.aoe.cube import CubeJob, JointJob, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Settings, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.space import Point, Space
-from ascend_lab.aoe.vector.space import PATIENCE, Policy, VectorJob, decisions_of
+from ascend_lab.aoe.vector import PATIENCE, TAUGHT, Policy, VectorJob, decisions_of
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph.lower import Choice
+from ascend_lab.graph.lower import Choice, choice_of
 
 
 class Job(Protocol):
@@ -67,6 +73,10 @@ NOT_REACHED = "not reached in the time limit"
 NOT_CHECKED = "no time was left to check the values of a faster candidate"
 CERTAINTIES = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
 """What may be known of a kernel's time; of the last, nobody asked, or no space was found."""
+NEAR = 3
+"""Schedules of like shapes that a search begins with."""
+SIZES = ("base_m", "base_n", "base_k", "step_k", "grid_rows", "grid_cols")
+"""What a tiling must have; the rest of it is checked when it is lowered."""
 Step = Callable[[str, int, int], None]
 """Hears of "proof" and "values": done, out of."""
 
@@ -115,6 +125,20 @@ class Result:
         missed = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
         known = (self.proven, self.bound_cycles is not None, not self.operator.unit, missed, True)
         return CERTAINTIES[known.index(True)]
+
+
+def tenths_of(results: Sequence[Result]) -> dict[str, int]:
+    """Return thousandths of the time by certainty: the largest has what rounding leaves of 1000."""
+    cycles = dict.fromkeys(CERTAINTIES, 0)
+    for result in results:
+        cycles[result.certainty] += result.operator.count * result.after_cycles
+    total = sum(cycles.values())
+    if not total:
+        return {}
+    found = {kind: round(1000 * part / total) for kind, part in cycles.items()}
+    largest = max(cycles, key=lambda kind: cycles[kind])
+    found[largest] += 1000 - sum(found.values())
+    return found
 
 
 def untuned(operator: Tunable, note: str) -> Result:
@@ -251,3 +275,64 @@ def _result(
         note, proven = f"a faster candidate was refused: {wrong}", False
     bound = min(bound, before)
     return Result(operator, None, before, before, bound, proven, note=note, trace=trace)
+
+
+# -- between tuning and the bank ------------------------------------------------------------------
+
+
+def key_of(operator: Tunable) -> BankKey:
+    """Return the bank's key of an operator."""
+    return BankKey.of(operator.chip, "op", operator.op, operator.problem)
+
+
+def features_of(operator: Tunable) -> tuple[float, ...]:
+    """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
+    graph = operator.piece.graph
+    types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
+    return tuple(math.log2(max(size, 1)) for kind in types for size in kind.shape)
+
+
+def entry_of(result: Result, settings: Settings) -> BankEntry:
+    """Return what the bank keeps of a result; without a schedule the default is the best known."""
+    choice = result.choice.as_dict() if result.choice else {}
+    if choice and result.decisions:
+        choice |= {TAUGHT: result.decisions}
+    return BankEntry(
+        key_of(result.operator), choice, result.before_cycles, result.after_cycles,
+        result.bound_cycles, result.proven, result.search, settings.seed, result.trials,
+        features=features_of(result.operator),
+    )  # fmt: skip
+
+
+def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
+    """Return a bank's entry timed again here; one that no longer fits or helps is not used."""
+    before, choice, note = operator.default_cycles, None, ""
+    after = before
+    if entry.schedule:
+        try:
+            choice = _choice(entry, operator)
+            found = operator.cycles_of(choice)
+            choice, after = (choice, found) if found < before else (None, before)
+        except AscendLabError as error:
+            choice, note = None, f"the bank's schedule does not fit: {error}"
+    bound = min(entry.bound_cycles, after) if entry.bound_cycles is not None else None
+    proven = entry.proven and after == entry.after_cycles
+    return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)
+
+
+def suggestions(operator: Tunable, knowledge: Knowledge) -> list[Choice]:
+    """Return the schedules of the nearest shapes that a bank knows."""
+    found = []
+    for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
+        with suppress(AscendLabError):  # a bank that others wrote may hold anything
+            found += [_choice(entry, operator)] if entry.schedule else []
+    return found
+
+
+def _choice(entry: BankEntry, operator: Tunable) -> Choice:
+    """Return the choice an entry keeps; raise `InputError` if it is none."""
+    choice = choice_of(entry.schedule, operator.chip.name)
+    numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []
+    if any(type(n) is not int or n < 1 for n in numbers):
+        raise InputError("a tiling of whole numbers", str(numbers), "tune it again")
+    return choice

@@ -6,13 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ascend_lab.cli import common
-from ascend_lab.cli.arrays import Arrays, load_arrays, save_arrays
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
+from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
@@ -34,6 +35,9 @@ WHOLE = "for models whose operators the compiler takes"
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ascend_lab.graph import evaluate, random_inputs
+    from ascend_lab.graph.onnx.tensors import in_type
+
     if not arguments.compiled:
         common.refuse_idle(
             arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank"
@@ -52,15 +56,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return _print_outputs(arguments, title, values_of(hosted))
     graph = found.graph
     _check_size(graph)
-    inputs = _inputs(graph, given, arguments.seed)
-    if arguments.compiled:
-        values = _run_compiled(arguments, graph, inputs)
+    if given is None:
+        inputs = random_inputs(graph, arguments.seed)
     else:
-        from ascend_lab.graph import evaluate
-
-        values = evaluate(graph, inputs)
-    from ascend_lab.graph.onnx.tensors import in_type
-
+        inputs = common.wanted(graph.inputs, given, "--inputs")
+    compute = partial(_run_compiled, arguments) if arguments.compiled else evaluate
+    values = compute(graph, inputs)
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
@@ -119,15 +120,6 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)
-
-
-def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
-    """Return an array per input of the graph: those given, else seeded ones."""
-    from ascend_lab.graph import random_inputs
-
-    if given is None:
-        return random_inputs(graph, seed)
-    return common.wanted(graph.inputs, given, "--inputs")
 
 
 def _check_size(graph: Graph) -> None:

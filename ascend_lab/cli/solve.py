@@ -11,7 +11,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
 if TYPE_CHECKING:
-    from ascend_lab.aoe.gradient import AlphaBeta, Gradient, GradientPlan, Improved, Scenario
+    from ascend_lab.aoe.gradient import AlphaBeta, Gradient
     from ascend_lab.lab.contest import Solution
     from ascend_lab.parallel.strategy import Problem
     from ascend_lab.parallel.strategy import Solution as Strategies
@@ -79,8 +79,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     for name in ("--budget", "--seeds"):
         check_least(arguments, name, 1)
     refuse_above("--seeds", arguments.seeds, SEEDS)
-    from ascend_lab.aoe.recorded import read_recorded, replay
+    from ascend_lab.aoe.drive import replay
     from ascend_lab.aoe.search import paced, search_named
+    from ascend_lab.aoe.space import read_recorded
 
     search = paced(search_named(arguments.search), arguments.budget)
     space = read_recorded(arguments.file)
@@ -176,11 +177,10 @@ def _strategy_lines(problem: Problem, found: Strategies) -> list[str]:
 
 
 def _gradient(arguments: argparse.Namespace) -> int:
-    from ascend_lab.aoe.gradient import AlphaBeta, bound, plan
+    from ascend_lab.aoe.gradient import AlphaBeta, bound, bound_text, forms_text, plan, plan_table
     from ascend_lab.aoe.gradient.planning import forms_of
     from ascend_lab.aoe.gradient.readers import read_profile
     from ascend_lab.aoe.gradient.splits import out_of_order
-    from ascend_lab.aoe.gradient.tuning import bound_text, forms_text, plan_table
 
     check_least(arguments, "--seed")
     cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
@@ -196,16 +196,15 @@ def _gradient(arguments: argparse.Namespace) -> int:
     if late:
         text.append(f"  {late} gradients are ready before one above them: they wait for it")
     text += forms_text(forms)
-    searched = _searched(arguments, rows, cost, found)
-    if searched is not None:
-        better, lines = searched
-        data["scenario"], text = better, [*text, *lines]
+    if searched := _searched(arguments, rows, cost):
+        data["scenario"], lines = searched
+        text += lines
     emit(arguments.json, data, text)
     return 0
 
 
 def _searched(
-    arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta, found: GradientPlan
+    arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta
 ) -> tuple[dict[str, Any], list[str]] | None:
     """Return what a search finds where streams, slowdown or noise were asked for."""
     from ascend_lab.aoe.gradient import Scenario, improve
@@ -217,11 +216,7 @@ def _searched(
         return None
     names = ("max_segments", "max_bytes", "budget", "seed")
     better = improve(rows, scenario, **{name: getattr(arguments, name) for name in names})
-    return _scenario_dict(scenario, better), _scenario_text(scenario, better)
-
-
-def _scenario_dict(scenario: Scenario, better: Improved) -> dict[str, Any]:
-    return {
+    data = {
         "streams": scenario.streams,
         "slowdown": scenario.slowdown,
         "noise": scenario.noise,
@@ -231,18 +226,13 @@ def _scenario_dict(scenario: Scenario, better: Improved) -> dict[str, Any]:
         "tried": better.tried,
         "optimal": False,
     }
-
-
-def _scenario_text(scenario: Scenario, better: Improved) -> list[str]:
-    return [
-        (
-            f"with {scenario.streams} streams, slowdown {scenario.slowdown:g}, noise "
-            f"{scenario.noise:g}: end {better.end_s * 1e6:.3f} us in {len(better.segments)} "
-            f"segments (best of {better.tried} tried); the plan above ends at "
-            f"{better.start_s * 1e6:.3f} us"
-        ),
-        f"  last gradients: {[last for _, last in better.segments]}",
-    ]
+    text = (
+        f"with {scenario.streams} streams, slowdown {scenario.slowdown:g}, noise "
+        f"{scenario.noise:g}: end {better.end_s * 1e6:.3f} us in {len(better.segments)} "
+        f"segments (best of {better.tried} tried); the plan above ends at "
+        f"{better.start_s * 1e6:.3f} us"
+    )
+    return data, [text, f"  last gradients: {[last for _, last in better.segments]}"]
 
 
 _SEARCHES = (

@@ -17,21 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli import tune_flags as flags
-from ascend_lab.cli.bank import bank_main
+from ascend_lab.cli import aoe_words as flags
 from ascend_lab.cli.common import in_flags
+from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.cli.terminal import INTERRUPTED, complain
 from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
-from ascend_lab.cli.tune_inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.output import usable_folder
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import Knowledge
     from ascend_lab.aoe.drive import Bars, Settings
-    from ascend_lab.aoe.engine import Tuning
-    from ascend_lab.aoe.network import NetworkResult
-    from ascend_lab.aoe.report import Report
+    from ascend_lab.aoe.engine import NetworkResult, Tuning
+    from ascend_lab.aoe.saved import Report
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
@@ -49,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         with _CtrlC():
             if argv[:1] == ["bank"]:
-                return bank_main(argv[1:])
+                return flags.bank_main(argv[1:])
             flags.refuse(argv)
             return _tune_all(flags.parser().parse_args(argv), started)
     except AscendLabError as error:
@@ -199,7 +197,7 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
 
 def _source(run: _Run, source: Source) -> bool:
     """Tune the networks of a source and write their report; tell whether the user stopped it."""
-    from ascend_lab.aoe.report import write_report
+    from ascend_lab.aoe.saved import write_report
 
     sections: dict[str, list[Any]] = {}
     try:
@@ -214,7 +212,7 @@ def _source(run: _Run, source: Source) -> bool:
 
 def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
     """Tune, print, save; add to the sections by job; tell whether the user stopped it."""
-    from ascend_lab.aoe.report import Report
+    from ascend_lab.aoe.saved import Report
 
     tuning = run.tune(network)
     for warning in tuning.warnings:
@@ -230,7 +228,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 
 def _print(report: Report) -> None:
     """Print what was found."""
-    from ascend_lab.aoe.report import FORMULA, GAP_FORMULA
+    from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
     from ascend_lab.graph.ledger import ledger_table
 
     name, tuning = report.name, report.tuning
@@ -298,9 +296,9 @@ CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
     """Tune all models, print and write reports; return the exit code."""
     from ascend_lab.aoe.bank import open_knowledge, repeat_tune
+    from ascend_lab.aoe.gradient import section, tune_gradients, tuning_text
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
-    from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
-    from ascend_lab.aoe.report import write_report
+    from ascend_lab.aoe.saved import write_report
 
     topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
     folder, most = usable_folder(arguments.output), arguments.max_segments

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, compress, course, models, network, offline, serving, solve
+from ascend_lab.cli import cluster, course, deploy, models, network, solve
 from ascend_lab.cli import common as shared
 from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
@@ -355,11 +355,10 @@ VERBS = (
         },
     ),
     *network.VERBS,
-    *offline.VERBS,
+    deploy.COMPILE,
     *models.VERBS,
-    *compress.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
-    *serving.VERBS,
+    *deploy.VERBS,
     *course.VERBS,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, prove
+from ascend_lab.aoe.cube import CubeMeasure, cube_space, prove
 from ascend_lab.chip import load_chip
 from ascend_lab.course.assignment import Case, Judged
 from ascend_lab.course.sandbox import Call

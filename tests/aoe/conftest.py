@@ -8,7 +8,7 @@ from small_jobs import small_job_of, write_mlp
 def small(monkeypatch, tmp_path):
     """Write the small network and let tuning use small jobs and a bank in the test's folder."""
     monkeypatch.setattr("ascend_lab.aoe.tuning.job_of", small_job_of)
-    monkeypatch.setattr("ascend_lab.aoe.network.job_of", small_job_of)
+    monkeypatch.setattr("ascend_lab.aoe.engine.job_of", small_job_of)
     for name in ("REPEAT_TUNE", "TE_PARALLEL_COMPILER", "TUNING_PARALLEL_NUM"):
         monkeypatch.delenv(name, raising=False)
     new_bank(monkeypatch, tmp_path / "bank")

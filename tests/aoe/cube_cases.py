@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.cube.job import CubeMeasure
+from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import ConvShape, GemmShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, Step

@@ -21,7 +21,8 @@ from ascend_lab.aoe.bank import (
     settle,
     write_builtin,
 )
-from ascend_lab.aoe.bank.records import better, find_builtin, to_line
+from ascend_lab.aoe.bank.knowledge import find_builtin
+from ascend_lab.aoe.bank.records import better, to_line
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.errors import InputError
 

@@ -21,10 +21,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankError, Knowledge, Store, chip_digest
-from ascend_lab.aoe.bank.connect import APPLICATION_ID, SCHEMA_VERSION
+from ascend_lab.aoe.bank.knowledge import bank_at
 from ascend_lab.aoe.bank.records import better, from_line, to_line
+from ascend_lab.aoe.bank.store import APPLICATION_ID, SCHEMA_VERSION
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.saved import bank_at
 from ascend_lab.chip import load_chip, presets
 from ascend_lab.errors import InputError
 from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
@@ -735,7 +735,7 @@ def test_a_half_written_state_is_never_shown():
 
 
 def test_a_bank_held_by_another_process_is_waited_for_and_then_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("ascend_lab.aoe.bank.connect.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ascend_lab.aoe.bank.store.BUSY_TIMEOUT_S", 0.05)
     with Store(tmp_path / "knowledge.db") as store:
         holder = sqlite3.connect(tmp_path / "knowledge.db", isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")

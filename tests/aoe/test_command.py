@@ -15,7 +15,7 @@ from small_jobs import SmallJob, write_convolutions, write_mlp
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe as main
 from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cli.tune_flags import REFUSED
+from ascend_lab.cli.aoe_words import REFUSED
 
 CHIP = ("--soc_version", "Ascend310")
 

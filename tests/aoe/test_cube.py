@@ -21,9 +21,9 @@ from cube_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of, prove, schedule_of
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.conv_space import conv_row, conv_space
-from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, point_of, prove, schedule_of
 from ascend_lab.aoe.cube.space import SLOTS, evens, gemm_row, gemm_space, sides, word_of
 from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.chip import load_chip

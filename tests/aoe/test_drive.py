@@ -127,7 +127,6 @@ def test_failures_say_why():
         _ = trace.best
     numbers = drive(SEARCHES["exhaustive"], SPACE, cases.not_a_number, 100)
     assert {t.note for t in numbers.failures} == {"its cost is not a number"}
-    assert trace.as_dict()["trials"][0]["cost"] is None
 
 
 @pytest.mark.parametrize("name", SEARCHES)

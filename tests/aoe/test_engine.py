@@ -17,13 +17,18 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
-from ascend_lab.aoe.drive import Trace, Trial
-from ascend_lab.aoe.engine import named, numbered
-from ascend_lab.aoe.recorded import read_recorded, recorded, replay
-from ascend_lab.aoe.report import Report, failed, ticks_best, write_report
-from ascend_lab.aoe.saved import read_schedules, save_tuned
+from ascend_lab.aoe.drive import Trace, Trial, replay
+from ascend_lab.aoe.saved import (
+    Report,
+    failed,
+    read_schedules,
+    save_tuned,
+    ticks_best,
+    write_report,
+)
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.aoe.subgraph import prepared
+from ascend_lab.aoe.space import read_recorded, recorded
+from ascend_lab.aoe.subgraph import named, numbered, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import solve as cli_replay

@@ -13,11 +13,21 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import gradient
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
-from ascend_lab.aoe.gradient import AlphaBeta, Gradient, Piecewise, Scenario, end_of, evaluate, plan
+from ascend_lab.aoe.gradient import (
+    AlphaBeta,
+    Gradient,
+    Piecewise,
+    Scenario,
+    end_of,
+    evaluate,
+    key_of_profile,
+    plan,
+    profiled,
+    tune_gradients,
+)
 from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
-from ascend_lab.aoe.gradient.tuning import key_of_profile, profiled, tune_gradients
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.cluster import collective_time, load_topology
@@ -448,7 +458,7 @@ def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
     with Store(tmp_path / "b.db") as store:
         store.put(BankEntry(key, {"times_s": 3}, 1, 1, None, False, "", 0, 1, "", ""))
     with Knowledge(tmp_path / "b.db", None) as bank:
-        assert gradient.tuning.known_profile(bank, key) is None
+        assert gradient.known_profile(bank, key) is None
         ask = Counting()
         found, outcome = profiled(network(), CHIP, bank, profiler=ask)
         assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
@@ -473,7 +483,7 @@ def test_a_step_is_forward_backward_or_the_exchange_and_update():
 
 def test_all_reduces_cost_what_the_cluster_takes():
     topology = load_topology("910a-roce:16")
-    table = gradient.tuning.cluster_cost(topology, 2e7)
+    table = gradient.cluster_cost(topology, 2e7)
     for size in (3e3, 7e4, 1.1e6, 2e7):
         exact = collective_time("all_reduce", topology, size).time_s
         assert table(size) == pytest.approx(exact, rel=0.1)
@@ -484,7 +494,7 @@ def test_all_reduces_cost_what_the_cluster_takes():
 
 def test_the_report_has_the_published_fields_and_text():
     found = tune_gradients(network(), CHIP, "ring:16", profiler=Counting())
-    data = json.loads(json.dumps(gradient.tuning.section(found), allow_nan=False))
+    data = json.loads(json.dumps(gradient.section(found), allow_nan=False))
     assert set(data) == {"basic", "GDAT", "ascend_lab"}
     own = data["ascend_lab"]
     assert own["devices"] == 16
@@ -493,7 +503,7 @@ def test_the_report_has_the_published_fields_and_text():
     assert own["gradient_bytes"] == sum(100_000 * (i + 1) for i in range(12))
     before = data["GDAT"]["model_baseline_performance(ms)"]
     assert before >= data["GDAT"]["model_result_performance(ms)"]
-    text = "\n".join(gradient.tuning.tuning_text(found))
+    text = "\n".join(gradient.tuning_text(found))
     assert "optimal (among splits into at most 8 segments)" in text
     assert "(breaks the limit: not among splits into at most 8 segments)" in text
     (marked,) = [line for line in text.splitlines() if "(= before)" in line]

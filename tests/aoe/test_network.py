@@ -16,27 +16,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, operators_of, tune_network, tune_operator
-from ascend_lab.aoe import network as network_module
+from ascend_lab.aoe import engine as engine_module
 from ascend_lab.aoe import tuning as tuning_module
 from ascend_lab.aoe import workers as clock_module
 from ascend_lab.aoe import workers as workers_module
 from ascend_lab.aoe.bank.records import from_line, to_line
-from ascend_lab.aoe.cube.job import CubeJob
+from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.network import (
-    LEAST_S,
+from ascend_lab.aoe.engine import LEAST_S, estimated, together
+from ascend_lab.aoe.operators import unit_of
+from ascend_lab.aoe.tuning import (
     NEAR,
+    NOT_CHECKED,
+    NOT_REACHED,
     SIZES,
     entry_of,
-    estimated,
     features_of,
     from_bank,
+    job_of,
     key_of,
     suggestions,
-    together,
+    untuned,
 )
-from ascend_lab.aoe.operators import unit_of
-from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of, untuned
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph, simulate_graph
@@ -166,13 +167,13 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
                 kernels.append(Time(1 / len(COMPILED.tasks) + changed * change, task.name))
         return Time(sum(k.time_s for k in kernels), operators=kernels)
 
-    monkeypatch.setattr(network_module, "simulate_graph", slower)
+    monkeypatch.setattr(engine_module, "simulate_graph", slower)
     before_s = slower(COMPILED).time_s
     _, after_s, kept = together(COMPILED, found, before_s)
     assert after_s < before_s
     assert [r.choice is None for r in kept] == [True] + [False] * (len(found) - 1)
     assert kept[0].after_cycles == kept[0].before_cycles and "not in this network" in kept[0].note
-    monkeypatch.setattr(network_module, "simulate_graph", lambda c: Time(1.0 + (c is not COMPILED)))
+    monkeypatch.setattr(engine_module, "simulate_graph", lambda c: Time(1.0 + (c is not COMPILED)))
     tuned, after_s, kept = together(COMPILED, found, 1.0)
     assert tuned is COMPILED and after_s == 1.0
     assert all(r.choice is None for r in kept)  # the report says what the network has
@@ -209,14 +210,14 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
     """The one with most to gain goes first; none gets less than is of use."""
     clock, given_s = Clock(), {}
     monkeypatch.setattr(clock_module, "time", clock)
-    monkeypatch.setattr(network_module, "CHECK_S", 0.0)
+    monkeypatch.setattr(engine_module, "CHECK_S", 0.0)
 
     def tune(operator, settings, *, time_limit_s, **_):
         given_s[operator.name] = time_limit_s
         clock.now = time_limit_s and clock.now + time_limit_s
         return untuned(operator, "")
 
-    monkeypatch.setattr(network_module, "tune_operator", tune)
+    monkeypatch.setattr(engine_module, "tune_operator", tune)
     found = tune_network(COMPILED, Settings(time_limit_s=limit_s))
     room = {op.name: estimated(op) for op in cases.operators_of(COMPILED) if op.unit}
     order = sorted(room, key=lambda name: -room[name])
@@ -278,14 +279,14 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     cut = [r for r in found.results if r.trace and r.trace.end == "interrupted"]
     assert len(found.outcomes) + len(left) + sum(not r.choice for r in cut) == TUNABLE
     measured = []
-    original = network_module.tune_operator
+    original = engine_module.tune_operator
 
     def counting(operator, settings, *, known, **more):
         measured.append(len(known))
         return original(operator, settings, known=known, **more)
 
     with pytest.MonkeyPatch.context() as patch, bank(tmp_path) as knowledge:
-        patch.setattr(network_module, "tune_operator", counting)
+        patch.setattr(engine_module, "tune_operator", counting)
         again = tune_network(COMPILED, plain, knowledge)
     assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
     assert sum(measured) == sum(r.trials for r in cut)
@@ -295,7 +296,7 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
 
 
 def test_ctrl_c_between_operators(monkeypatch):
-    original, done = network_module.tune_operator, []
+    original, done = engine_module.tune_operator, []
 
     def tune(operator, *rest, **more):
         if done:
@@ -303,7 +304,7 @@ def test_ctrl_c_between_operators(monkeypatch):
         done.append(operator.name)
         return original(operator, *rest, **more)
 
-    monkeypatch.setattr(network_module, "tune_operator", tune)
+    monkeypatch.setattr(engine_module, "tune_operator", tune)
     found = tune_network(COMPILED, FEW)
     assert found.interrupted
     assert [r.operator.name for r in found.results if r.trials] == done
@@ -349,7 +350,7 @@ def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
     cubes = {"wanted": lambda op: op.unit == "cube"}
     with bank(tmp_path) as knowledge:
         tune_network(compiled, PLAIN, knowledge, progress=hearing([], 4), **cubes)
-        original, calls = network_module.tune_operator, []
+        original, calls = engine_module.tune_operator, []
 
         def counting(op, settings, *, known, **more):
             calls.append(dict(known))
@@ -357,7 +358,7 @@ def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
             assert [(t.cost, t.note) for t in found.trace.trials[: len(known)]] == [*known.values()]
             return found
 
-        monkeypatch.setattr(network_module, "tune_operator", counting)
+        monkeypatch.setattr(engine_module, "tune_operator", counting)
         tune_network(compiled, PLAIN, knowledge, **cubes)
         tune_network(compiled, replace(PLAIN, seed=1, repeat=True), knowledge, **cubes)
     assert [len(known) for known in calls] == [4, 0]
@@ -402,7 +403,7 @@ def test_candidates_that_all_fail_leave_no_entry(tmp_path, monkeypatch):
         job.measure = cases.TrapAll(job.measure, (), "raises")
         return job
 
-    original = network_module.job_of
+    original = engine_module.job_of
     monkeypatch.setattr("ascend_lab.aoe.tuning.job_of", failing)
     compiled = compile_graph(cases.batch(relu=False), "Ascend310")
     with bank(tmp_path) as knowledge:

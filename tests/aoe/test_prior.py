@@ -9,10 +9,10 @@ from hypothesis import given, settings
 
 from ascend_lab.aoe import Knowledge, Settings, tune_operator
 from ascend_lab.aoe.bank import MODEL_VERSION, Store, write_builtin
-from ascend_lab.aoe.network import entry_of, from_bank, tune_network
-from ascend_lab.aoe.tuning import job_of
-from ascend_lab.aoe.vector.space import TAUGHT, Decision, decisions_of, examples, learn
-from ascend_lab.cli import tune_flags as cli_aoe_flags
+from ascend_lab.aoe.engine import tune_network
+from ascend_lab.aoe.tuning import entry_of, from_bank, job_of
+from ascend_lab.aoe.vector import TAUGHT, Decision, decisions_of, examples, learn
+from ascend_lab.cli import aoe_words as cli_aoe_flags
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import choice_of
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ascend_lab import aoe
 from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated, nearest
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Genetic, Mcts, search_named, tree_of
-from ascend_lab.aoe.search.genetic import Surrogate, scaled
+from ascend_lab.aoe.search.points import Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
@@ -244,7 +244,7 @@ def test_the_model_grown_in_steps_is_the_model_learned_at_once():
 
 
 def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):
-    monkeypatch.setattr("ascend_lab.aoe.search.genetic.MOST", 20)
+    monkeypatch.setattr("ascend_lab.aoe.search.points.MOST", 20)
     space = SPACES["table"]
     points = list(space.points())
     model = Surrogate()

@@ -3,11 +3,11 @@
 # fmt: off
 # isort: off
 from ascend_lab.aoe.bank.knowledge import (
-    Knowledge, Origin, Outcome, bank_file, open_knowledge, repeat_tune, repo_summary, settle,
+    BUILTIN_FILE, Knowledge, Origin, Outcome, bank_file, builtin_entries, open_knowledge,
+    repeat_tune, repo_summary, settle, write_builtin,
 )
 from ascend_lab.aoe.bank.records import (
-    BUILTIN_FILE, MODEL_VERSION, BankEntry, BankError, BankKey, builtin_entries, canonical,
-    chip_digest, write_builtin,
+    MODEL_VERSION, BankEntry, BankError, BankKey, canonical, chip_digest,
 )
 from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written
 

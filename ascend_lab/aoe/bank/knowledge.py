@@ -15,17 +15,24 @@ says that the default is the best known (`improved` is False, `proven` if that i
 a second run is a hit.
 """
 
+import gzip
+import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Self, TypeVar
 
 from ascend_lab.aoe.bank import records
-from ascend_lab.aoe.bank.records import BUILTIN_FILE, MODEL_VERSION, BankEntry, BankError, BankKey
-from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written, nearest
+from ascend_lab.aoe.bank.records import MODEL_VERSION, BankEntry, BankError, BankKey
+from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.workers import UNMEASURED
 from ascend_lab.errors import InputError
+from ascend_lab.output import write_whole
 
 Origin = Literal["custom", "builtin"]
 Outcome = Literal["hit", "add", "update", "reserved", "unsatisfied"]
@@ -34,6 +41,63 @@ NOT_STORED = "{}; tuning goes on, results are not stored in the bank"
 _T = TypeVar("_T")
 
 
+# -- the bank that comes with the package: a compressed list a line, problems as digests -----------
+
+BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
+_HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
+_KEY = tuple(f.name for f in fields(BankKey) if f.name != "problem")
+_ENTRY = tuple(f.name for f in fields(BankEntry) if f.name != "key")
+
+
+def short(key: BankKey) -> BankKey:
+    """Return the key with the digest of its problem in place of the problem."""
+    return replace(key, problem=records.digest(key.problem))
+
+
+def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
+    """Return the built-in entry of exactly this key, or None; BankError if the file is damaged."""
+    found = builtin_entries(file).get(short(key))
+    return replace(found, key=key) if found is not None else None
+
+
+@lru_cache(maxsize=4)
+def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
+    """Return the built-in entries by their short keys (see `short`); none if there is no file."""
+    if not file.exists():
+        return MappingProxyType({})
+    found = {}
+    try:
+        lines = gzip.decompress(file.read_bytes()).splitlines()
+        if not lines or json.loads(lines[0]) != _HEADER:
+            raise ValueError("no header, or one of another version")
+        for line in lines[1:]:
+            *values, problem = json.loads(line)
+            key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
+            rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
+            found[key] = BankEntry(key=key, **rest)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
+        remedy = "install ascend_lab again, or delete that file: it is not needed"
+        raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
+    return MappingProxyType(found)
+
+
+def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
+    """Write the better entry of each key, equal bytes for equal entries; return how many."""
+    best: dict[BankKey, BankEntry] = {}
+    for entry in entries:
+        small = replace(entry, key=short(entry.key))
+        best[small.key] = records.better(best.get(small.key, small), small)
+    rows = []
+    for key, entry in best.items():  # the digest comes last, so that like lines sort together
+        values = [*(getattr(key, n) for n in _KEY), *(getattr(entry, n) for n in _ENTRY)]
+        rows.append(records.canonical([*values, key.problem]))
+    data = ("\n".join([records.canonical(_HEADER), *sorted(rows)]) + "\n").encode("ascii")
+    write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
+    builtin_entries.cache_clear()
+    return len(best)
+
+
+# -- both banks -----------------------------------------------------------------------------------
 class Knowledge:
     """Both banks, open until `close()` or the end of a `with`.
 
@@ -83,7 +147,7 @@ class Knowledge:
         custom = self._custom(key)
         if custom is not None and custom.model_version == MODEL_VERSION:
             return custom, "custom"
-        builtin = records.find_builtin(key, self._builtin) if self._builtin else None
+        builtin = find_builtin(key, self._builtin) if self._builtin else None
         if builtin is not None and builtin.model_version == MODEL_VERSION:
             return builtin, "builtin"
         return None
@@ -101,12 +165,12 @@ class Knowledge:
         near = self._asked(lambda store: store.nearest(key, features, count)) or ()
         known = {entry.key: entry for entry in near} | self.unsaved
         others = self._builtin_besides((*known, key))
-        return nearest([*known.values(), *others], key, features, count)
+        return records.nearest([*known.values(), *others], key, features, count)
 
     def _builtin_besides(self, keys: Iterable[BankKey]) -> list[BankEntry]:
         """Return the entries of the built-in bank for other problems than those of `keys`."""
-        shorts = {records.short(key) for key in keys}
-        builtin = records.builtin_entries(self._builtin) if self._builtin else {}
+        shorts = {short(key) for key in keys}
+        builtin = builtin_entries(self._builtin) if self._builtin else {}
         return [entry for key, entry in builtin.items() if key not in shorts]
 
     def keep(self, entry: BankEntry) -> Written:
@@ -232,6 +296,27 @@ def open_knowledge(*, resume: bool = True) -> Knowledge:
         knowledge = Knowledge(None, resume=resume)
         knowledge.warnings.append(NOT_STORED.format(error))
         return knowledge
+
+
+def bank_at(path: str | Path) -> Knowledge:
+    """Return the bank in a file (of `aoe bank`, or exported as .jsonl), or of "builtin" alone.
+
+    The built-in bank answers what a bank's file does not. What is read stays as it is. Rows and
+    lines that are no entries are passed over with a warning. Raises `InputError` for anything else.
+    """
+    if str(path) == "builtin":
+        return Knowledge(None)
+    if Path(path).suffix == ".jsonl":
+        knowledge = Knowledge(None)
+        entries, wrong = records.read_lines(path)
+        if wrong and not entries:
+            raise wrong[0]
+        for entry in entries:
+            knowledge.keep(entry)
+        passed = f"{len(wrong)} lines of {path} are no entries and are passed over"
+        knowledge.warnings += [passed] if wrong else []
+        return knowledge
+    return Knowledge(path, write=False)
 
 
 def repeat_tune(environ: Mapping[str, str]) -> bool:

@@ -1,23 +1,22 @@
-"""What a bank holds: keys that say which problem on which chip, entries that answer them.
+"""What a bank holds: keys that say which problem on which chip, entries that answer them, trials.
 
-An entry is a row of the custom bank, a line of a JSON Lines file, or a line of the built-in bank.
+An entry is a row of the custom bank, a line of a JSON Lines file, or a line of the built-in bank;
+a trial, of a search that is still running, is a row of the custom bank.
 """
 
-import gzip
 import json
+import math
 import stat
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ascend_lab import __version__
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
@@ -235,6 +234,30 @@ def better(a: BankEntry, b: BankEntry) -> BankEntry:
     return min(a, b, key=lambda entry: (entry.rank, to_line(entry)))
 
 
+def nearest(
+    entries: Iterable[BankEntry], key: BankKey, features: Sequence[float], count: int
+) -> list[BankEntry]:
+    """Return the `count` entries closest to `features`, closest first, `key` itself left out.
+
+    Distance = sum of squared differences of log2 sizes. Among equals, the same chip numbers and
+    then the closest number of cores come first. Same kind, operator and chip name only.
+    """
+    alike = [
+        e
+        for e in entries
+        if (e.key.kind, e.key.op, e.key.chip) == (key.kind, key.op, key.chip)
+        and len(e.features) == len(features)
+        and e.key != key
+    ]
+
+    def distance(entry: BankEntry) -> tuple[float, bool, int, str]:
+        squares = sum((a - b) ** 2 for a, b in zip(entry.features, features, strict=True))
+        cores = abs(entry.key.core_count - key.core_count)
+        return squares, entry.key.chip_digest != key.chip_digest, cores, entry.key.problem
+
+    return sorted(alike, key=distance)[:count]
+
+
 def _features(values: object) -> tuple[float, ...]:
     """Return numbers as a tuple of floats."""
     if isinstance(values, list | tuple) and all(
@@ -284,6 +307,17 @@ def from_line(line: str | bytes) -> BankEntry:
     return BankEntry(**(data | {"key": key}))
 
 
+def entry_of(digest: object, line: object) -> BankEntry | None:
+    """Return the entry of a row, or None of one that is damaged, of a newer version, or foreign."""
+    if not isinstance(line, str) or not line.isascii():
+        return None
+    try:
+        found = from_line(line)
+    except BankError:
+        return None
+    return found if found.key.digest == digest else None
+
+
 def _checked(data: object, record: type) -> dict[str, Any]:
     """Return `data` if it is an object with exactly the fields of `record`."""
     names = {f.name for f in fields(record)}
@@ -323,57 +357,31 @@ def read_file(file: str | Path) -> bytes:
         return Path(file).read_bytes()
 
 
-# -- the bank that comes with the package: a compressed list a line, problems as digests -----------
-
-BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
-_HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
-_KEY = tuple(f.name for f in fields(BankKey) if f.name != "problem")
-_ENTRY = tuple(f.name for f in fields(BankEntry) if f.name != "key")
+# -- trials of running searches, a row each --------------------------------------------------------
 
 
-def short(key: BankKey) -> BankKey:
-    """Return the key with the digest of its problem in place of the problem."""
-    return replace(key, problem=digest(key.problem))
-
-
-def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
-    """Return the built-in entry of exactly this key, or None; BankError if the file is damaged."""
-    found = builtin_entries(file).get(short(key))
-    return replace(found, key=key) if found is not None else None
-
-
-@lru_cache(maxsize=4)
-def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
-    """Return the built-in entries by their short keys (see `short`); none if there is no file."""
-    if not file.exists():
-        return MappingProxyType({})
-    found = {}
+def point_text(trial: Trial) -> str:
+    """Return the point as JSON; it must be made of numbers, text, None and tuples."""
+    if math.isnan(trial.cost):
+        raise BankError("record", "a trial's cost as a number or infinity", "nan")
     try:
-        lines = gzip.decompress(file.read_bytes()).splitlines()
-        if not lines or json.loads(lines[0]) != _HEADER:
-            raise ValueError("no header, or one of another version")
-        for line in lines[1:]:
-            *values, problem = json.loads(line)
-            key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
-            rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
-            found[key] = BankEntry(key=key, **rest)
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
-        remedy = "install ascend_lab again, or delete that file: it is not needed"
-        raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
-    return MappingProxyType(found)
+        return canonical(trial.point)
+    except (TypeError, ValueError) as error:
+        raise BankError("record", "a point of plain values", str(error)) from None
 
 
-def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
-    """Write the better entry of each key, equal bytes for equal entries; return how many."""
-    best: dict[BankKey, BankEntry] = {}
-    for entry in entries:
-        small = replace(entry, key=short(entry.key))
-        best[small.key] = better(best.get(small.key, small), small)
-    rows = []
-    for key, entry in best.items():  # the digest comes last, so that like lines sort together
-        values = [*(getattr(key, n) for n in _KEY), *(getattr(entry, n) for n in _ENTRY)]
-        rows.append(canonical([*values, key.problem]))
-    data = ("\n".join([canonical(_HEADER), *sorted(rows)]) + "\n").encode("ascii")
-    write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
-    builtin_entries.cache_clear()
-    return len(best)
+def trial_of(number: object, point: object, cost: object, note: object) -> Trial | None:
+    """Return the trial of a row, or None of one that is none."""
+    if not (isinstance(number, int) and isinstance(point, str) and isinstance(note, str)):
+        return None
+    if not (isinstance(cost, float) and cost >= 0):
+        return None
+    with suppress(ValueError, RecursionError):
+        found = _tuples(json.loads(point))
+        return Trial(number, found, cost, note) if isinstance(found, tuple) else None
+    return None
+
+
+def _tuples(data: Any) -> Any:
+    """Return JSON data with every list as a tuple, as in a point."""
+    return tuple(_tuples(item) for item in data) if isinstance(data, list) else data

@@ -1,16 +1,29 @@
-"""A bank in one file: best entries by key, and the trials of searches that are still running."""
+"""A bank in one file: best entries by key, and the trials of searches that are still running.
 
-import json
-import math
+The file is a SQLite database in write-ahead mode: a commit appends to `<file>-wal` and is there for
+good even if the process is killed right after it; the next one to open the file tidies up. Writers
+of several processes on one machine queue up. A network file system shared by several machines does
+not give SQLite the locks it needs: let one machine write.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
 
 from ascend_lab.aoe.bank import records
 from ascend_lab.aoe.bank.records import BankEntry, BankError, BankKey, better, explained
 from ascend_lab.aoe.drive import Trial
+
+with suppress(ImportError):  # some browsers' Python has none: `connect` says so
+    import sqlite3
 
 FILE_NAME = "knowledge.db"
 UNFINISHED_DAYS = 30
@@ -23,6 +36,28 @@ _PURGE = (
     f"DELETE FROM runs WHERE touched < julianday('now') - {UNFINISHED_DAYS}",
     "DELETE FROM trials WHERE run_id NOT IN (SELECT run_id FROM runs)",
 )
+APPLICATION_ID = 0x414C4B42
+"""Stands in the header of every bank ("ALKB"), so that another database is not taken for one."""
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 8.0
+LARGEST_BYTES = 2**31
+"""Of a bank: larger files are refused before they are read."""
+_LEFT = "name another file; this one is left as it is"
+_ROWS = "SELECT rowid, digest, kind, op, chip, line FROM entries"
+
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS entries (
+    digest TEXT PRIMARY KEY, kind TEXT NOT NULL, op TEXT NOT NULL, chip TEXT NOT NULL,
+    line TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS alike ON entries (kind, op, chip);
+CREATE TABLE IF NOT EXISTS trials (
+    run_id TEXT NOT NULL, number INTEGER NOT NULL, point TEXT NOT NULL, cost REAL NOT NULL,
+    note TEXT NOT NULL, PRIMARY KEY (run_id, number)) WITHOUT ROWID;
+PRAGMA application_id={APPLICATION_ID};
+PRAGMA user_version={SCHEMA_VERSION};
+COMMIT;
+"""
 
 
 class Store:
@@ -35,8 +70,6 @@ class Store:
     def __init__(self, file: str | Path, write: bool = True) -> None:
         """Open `file` to write, made if it is missing; else only what it held is read."""
         self.file = Path(file)
-        with explained(self.file, "opening knowledge bank"):
-            from ascend_lab.aoe.bank.connect import connect  # needs sqlite3
         self._con, hidden = connect(self.file, write)
         try:
             self.skipped = hidden + len(self._unreadable())
@@ -79,7 +112,7 @@ class Store:
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return up to `count` entries of like problems of the same operator and chip."""
         alike = self._entries("WHERE kind = ? AND op = ? AND chip = ?", key.kind, key.op, key.chip)
-        return nearest(alike, key, features, count)
+        return records.nearest(alike, key, features, count)
 
     def put(self, entry: BankEntry) -> Written:
         """Store `entry` if its key is new or it is better than what is there, and say which."""
@@ -90,7 +123,7 @@ class Store:
             self._replace(entry)
         return "update" if old else "add"
 
-    def merge(self, other: "Store") -> dict[Written, int]:
+    def merge(self, other: Store) -> dict[Written, int]:
         """Take over every entry of `other` that is new or better; all of them or none."""
         return self.take(other.entries())
 
@@ -122,7 +155,7 @@ class Store:
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
         """Keep trials at once and cheaply: they survive a killed process, but not a power cut."""
-        rows = [(run_id, t.number, _point_text(t), float(t.cost), t.note) for t in trials]
+        rows = [(run_id, t.number, records.point_text(t), float(t.cost), t.note) for t in trials]
         with self._writing(durable=False):
             self._con.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", rows)
             self._con.execute("INSERT OR REPLACE INTO runs VALUES (?, julianday('now'))", (run_id,))
@@ -130,7 +163,9 @@ class Store:
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for `run_id`, by number; rows that are none are passed over."""
         query = "SELECT number, point, cost, note FROM trials WHERE run_id = ? ORDER BY number"
-        return tuple(trial for row in self._read(query, run_id) if (trial := _trial(*row)))
+        return tuple(
+            trial for row in self._read(query, run_id) if (trial := records.trial_of(*row))
+        )
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of all searches for the problem that `run_id` begins with."""
@@ -174,12 +209,12 @@ class Store:
     def _entries(self, where: str, *values: str) -> list[BankEntry]:
         """Return the rows of `entries` that a query finds, without those that are none."""
         rows = self._read(f"SELECT digest, line FROM entries {where}", *values)
-        return [entry for row in rows if (entry := _entry(*row))]
+        return [entry for row in rows if (entry := records.entry_of(*row))]
 
     def _unreadable(self) -> list[Any]:
         """Return the digests of the rows that are no entries."""
         rows = self._read("SELECT digest, line FROM entries")
-        return [row[0] for row in rows if not _entry(*row)]
+        return [row[0] for row in rows if not records.entry_of(*row)]
 
     def _delete(self, digests: Iterable[Any]) -> None:
         with self._writing(durable=True):
@@ -200,63 +235,170 @@ class Store:
                 raise
 
 
-def nearest(
-    entries: Iterable[BankEntry], key: BankKey, features: Sequence[float], count: int
-) -> list[BankEntry]:
-    """Return the `count` entries closest to `features`, closest first, `key` itself left out.
+# -- opening the file ------------------------------------------------------------------------------
+def connect(file: Path, write: bool) -> tuple[sqlite3.Connection, int]:
+    """Return a connection to the bank `file`, and how many rows its damage hides; BankError.
 
-    Distance = sum of squared differences of log2 sizes. Among equals, the same chip numbers and
-    then the closest number of cores come first. Same kind, operator and chip name only.
+    To `write` the file is made if it is missing. Else what comes back is a copy in memory: nothing
+    is changed or made on the disk, and a damaged page costs only its own rows. So it is where the
+    file or its folder may not be written, too.
     """
-    alike = [
-        e
-        for e in entries
-        if (e.key.kind, e.key.op, e.key.chip) == (key.kind, key.op, key.chip)
-        and len(e.features) == len(features)
-        and e.key != key
-    ]
+    with explained(file, "opening knowledge bank"):
+        import sqlite3
 
-    def distance(entry: BankEntry) -> tuple[float, bool, int, str]:
-        squares = sum((a - b) ** 2 for a, b in zip(entry.features, features, strict=True))
-        cores = abs(entry.key.core_count - key.core_count)
-        return squares, entry.key.chip_digest != key.chip_digest, cores, entry.key.problem
+        size_bytes = _size_bytes(file, write)
+        if size_bytes > LARGEST_BYTES:
+            needed = f"a knowledge bank of at most {LARGEST_BYTES:,} bytes"
+            raise BankError("not-a-bank", needed, f"{size_bytes:,} in {file}", "name another file")
+        if not write:
+            return _read(file)
+        try:
+            return _patiently(file), 0
+        except sqlite3.OperationalError as error:
+            kinds = sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY
+            if error.sqlite_errorcode & 0xFF not in kinds or not file.is_file():
+                raise
+        return _read(file)
 
-    return sorted(alike, key=distance)[:count]
 
-
-def _point_text(trial: Trial) -> str:
-    """Return the point as JSON; it must be made of numbers, text, None and tuples."""
-    if math.isnan(trial.cost):
-        raise BankError("record", "a trial's cost as a number or infinity", "nan")
+def _size_bytes(file: Path, write: bool) -> int:
+    """Return the size of a bank's file, 0 of one to make; BankError for what can be none."""
     try:
-        return records.canonical(trial.point)
-    except (TypeError, ValueError) as error:
-        raise BankError("record", "a point of plain values", str(error)) from None
+        found = file.stat()
+    except FileNotFoundError:
+        if write and file.parent.is_dir():
+            return 0
+        got = "no such file" if file.parent.is_dir() else "no such folder"
+        remedy = "check the name, or tune something first: that makes a bank"
+        raise BankError("missing", f"opening knowledge bank {file}", got, remedy) from None
+    if not stat.S_ISREG(found.st_mode):
+        got = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
+        raise BankError("unwritable", f"a file as knowledge bank {file}", got, "name another")
+    if not write and not found.st_size:
+        raise BankError("not-a-bank", f"opening knowledge bank {file}", "an empty file", _LEFT)
+    return found.st_size
 
 
-def _entry(digest: object, line: object) -> BankEntry | None:
-    """Return the entry of a row, or None of one that is damaged, of a newer version, or foreign."""
-    if not isinstance(line, str) or not line.isascii():
-        return None
+def _patiently(file: Path) -> sqlite3.Connection:
+    """Open; SQLite does not wait by itself where another process changes the journal mode."""
+    last = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return _open(file)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+                raise
+            time.sleep(0.02)
+
+
+def _open(file: Path) -> sqlite3.Connection:
+    """Open for writing: a sound bank only, since a write to another may lose more of it."""
+    con = _raw(file, "rwc")
     try:
-        found = records.from_line(line)
-    except BankError:
-        return None
-    return found if found.key.digest == digest else None
+        if not con.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            con.execute("PRAGMA journal_mode=WAL")
+            con.executescript(_SCHEMA)
+        _check(con, file)
+        wrong = con.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if wrong != "ok":
+            needed = f"a sound knowledge bank {file} to write to"
+            remedy = "`aoe bank export` saves what can be read; move the file away, import that"
+            raise BankError("damaged", needed, " ".join(wrong.split())[:200], remedy)
+    except BaseException:
+        con.close()
+        raise
+    return con
 
 
-def _trial(number: object, point: object, cost: object, note: object) -> Trial | None:
-    """Return the trial of a row, or None of one that is none."""
-    if not (isinstance(number, int) and isinstance(point, str) and isinstance(note, str)):
-        return None
-    if not (isinstance(cost, float) and cost >= 0):
-        return None
-    with suppress(ValueError, RecursionError):
-        found = _tuples(json.loads(point))
-        return Trial(number, found, cost, note) if isinstance(found, tuple) else None
-    return None
+def _read(file: Path) -> tuple[sqlite3.Connection, int]:
+    """Return a bank in memory with all rows of `file` that can be read; count those that cannot."""
+    with closing(_copied(file)) as raw:
+        _check(raw, file)
+        rows, hidden = _salvaged(raw)
+        trials = []
+        with suppress(sqlite3.DatabaseError):
+            trials = raw.execute("SELECT run_id, number, point, cost, note FROM trials").fetchall()
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.executescript(_SCHEMA)
+    made.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+    hidden += len(rows) - made.total_changes
+    made.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
+    made.execute("PRAGMA query_only=ON")
+    return made, hidden
 
 
-def _tuples(data: Any) -> Any:
-    """Return JSON data with every list as a tuple, as in a point."""
-    return tuple(_tuples(item) for item in data) if isinstance(data, list) else data
+def _copied(file: Path) -> sqlite3.Connection:
+    """Return a bank's bytes in memory, with what its write-ahead file adds.
+
+    While a process has it open (there is a `-shm`), or was killed, SQLite's locks are needed; a
+    file that lies alone is copied first, because SQLite would put files beside it.
+    """
+    memory, shared = sqlite3.connect(":memory:"), file.with_name(f"{file.name}-shm")
+    memory.text_factory = _text
+    if not shared.exists():
+        with TemporaryDirectory() as folder:
+            own = Path(folder, "bank")
+            shutil.copyfile(file, own)
+            with suppress(FileNotFoundError):
+                shutil.copyfile(file.with_name(f"{file.name}-wal"), f"{own}-wal")
+            with closing(_raw(own, "rw")) as alone:
+                alone.backup(memory)
+    if shared.exists():  # from the start, or a writer came in between
+        with closing(_raw(file, "ro")) as live:
+            live.backup(memory)
+    return memory
+
+
+def _salvaged(con: sqlite3.Connection) -> tuple[list[tuple[object, ...]], int]:
+    """Return the rows found from both ends and by the index, and how many are lost, at least."""
+    found: dict[int, tuple[object, ...]] = {}
+    whole = False
+    for order in ("ASC", "DESC"):
+        if not whole:
+            rows, whole = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
+            found |= {row[0]: row[1:] for row in rows}
+    places, _ = _until_damage(con, "SELECT rowid FROM entries INDEXED BY alike")
+    missing = [place for (place,) in places if place not in found]
+    for place in missing:
+        rows, _ = _until_damage(con, f"{_ROWS} WHERE rowid = ?", place)
+        found |= {row[0]: row[1:] for row in rows}
+    hidden = sum(place not in found for place in missing)
+    return list(found.values()), hidden if whole else max(1, hidden)
+
+
+def _until_damage(
+    con: sqlite3.Connection, query: str, *values: int
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """Return the rows of a query up to a damaged page, and whether that was all."""
+    rows = []
+    try:
+        for row in con.execute(query, values):
+            rows.append(row)  # noqa: PERF402 - those before an error count
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise
+        return rows, False
+    return rows, True
+
+
+def _raw(file: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{file.resolve().as_uri()}?mode={mode}"
+    con = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    con.text_factory = _text
+    return con
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _check(con: sqlite3.Connection, file: Path) -> None:
+    """Refuse a database that is no bank, or one of a later version."""
+    if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        got, remedy = "a database of some other program", _LEFT
+        raise BankError("not-a-bank", f"opening knowledge bank {file}", got, remedy)
+    version = con.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        needed = f"a knowledge bank of version {SCHEMA_VERSION} in {file}"
+        remedy = "update ascend_lab, or export it as JSON Lines with the newer one"
+        raise BankError("newer", needed, f"version {version}", remedy)

@@ -1,1 +1,389 @@
-"""Tilings of matrix products and convolutions as a space: bounds, walks, proofs."""
+"""Operators of the cube as jobs: how long a tiling takes, what to try first, the proven best."""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import numpy as np
+
+from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
+from ascend_lab.aoe.cube.conv_space import CONV
+from ascend_lab.aoe.cube.space import GEMM, MOST, TEXTS, CubeSpace, Kind, Shape, number_of, word_of
+from ascend_lab.aoe.drive import Trial
+from ascend_lab.aoe.operators import Tunable
+from ascend_lab.aoe.space import Point, TableSpace, completed
+from ascend_lab.aoe.workers import Deadline, Measure
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.auto import share_of
+from ascend_lab.graph.lower import CONVOLUTIONS, Choice
+from ascend_lab.graph.lower.conv import conv_job
+from ascend_lab.graph.lower.matmul import product_job
+from ascend_lab.graph.tasks import lowered_once
+from ascend_lab.isa import Launch, as_kernel
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_windows import dense_placement
+from ascend_lab.kernels.default_schedules import candidates, default_schedule
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import (
+    ACCUMULATOR,
+    GemmSchedule,
+    GemmShape,
+    Tilings,
+    tilings_of,
+)
+from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
+from ascend_lab.sim.timeline import start_cycles
+
+
+def _kind(shape: Shape) -> Kind:
+    return CONV if isinstance(shape, ConvShape) else GEMM
+
+
+def cube_space(
+    shape: Shape,
+    chip: Chip,
+    demand: Demand | None = None,
+    most: int = MOST,
+    *,
+    default: bool | GemmSchedule = True,
+) -> CubeSpace:
+    """Return the space of a product or a convolution, thinned out to about `most` points.
+
+    Without `default` it is not added: between the sizes of a coarse space no search could find it.
+    """
+    return _kind(shape).space(shape, chip, demand, most, default=default)
+
+
+def schedule_of(shape: Shape, point: Point) -> GemmSchedule:
+    """Return the schedule of a point of the space of `shape`."""
+    return _kind(shape).schedule(shape, point)
+
+
+def point_of(space: CubeSpace, schedule: GemmSchedule) -> Point:
+    """Return the point of a schedule, or the nearest one where the space has no such tiling."""
+    row = _kind(space.shape).row(space.shape, space.chip, schedule)
+    return completed(space, [word_of(name, int(row[name][0])) for name in space.names])
+
+
+@dataclass(frozen=True, slots=True)
+class CubeMeasure(CubeProblem):
+    """Point -> cycles of one launch, host overhead included; convolutions fill NC1HWC0 planes.
+
+    `own` is the default where it is not the one of the closed form.
+    """
+
+    own: GemmSchedule | None = None
+
+    @property
+    def demand(self) -> Demand | None:
+        """What the epilogue needs."""
+        return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
+
+    @property
+    def default(self) -> GemmSchedule:
+        """The tiling that is taken without a search."""
+        return self.own or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
+
+    def space(self) -> CubeSpace:
+        """Return all tilings."""
+        whole = self.own if self.own and self.own.split_k == 1 else True
+        return cube_space(self.shape, self.chip, self.demand, default=whole)
+
+    def launch(self, point: Point) -> Launch:
+        """Return the kernel of a point."""
+        schedule = schedule_of(self.shape, point)
+        if isinstance(self.shape, ConvShape):
+            place = dense_placement(self.shape)
+            return conv_launch(self.shape, self.chip, schedule, place, self.epilogue)
+        return gemm_launch(self.shape, self.chip, schedule, self.epilogue)
+
+    def __call__(self, point: Point) -> float:
+        """Return the cycles of a point."""
+        kernel, roles = as_kernel(self.launch(point)), _kind(self.shape).roles
+        held = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
+        return warm_cycles(kernel, self.chip, held)
+
+    def bound(self, point: Point) -> float:
+        """Return cycles that the point does not go below, without building its kernel."""
+        genes = zip(_kind(self.shape).names, point, strict=True)
+        table = {n: np.array([number_of(n, value)], np.int64) for n, value in genes}
+        return float(Bounds(self, table).closed[0])
+
+
+FIRST = 16
+"""Points with the least bounds, tried before the search breeds its own."""
+WALKED = 1024
+"""Tilings whose bounds are made tight to find those."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMeasure(CubeMeasure):
+    """Where what follows reads an operand of the cube again: cycles of the lowered piece.
+
+    Such a tensor is fetched once for both, so that bounds hold if they count none of it: `warm` has
+    it for them.
+    """
+
+    operator: Tunable | None = None
+
+    def __call__(self, point: Point) -> float:
+        """Return the cycles of a point; raises what lowering raises."""
+        assert self.operator is not None
+        return self.operator.cycles_of(Choice(tiling=schedule_of(self.shape, point)))
+
+
+class CubeJob:
+    """A convolution, or a product of two matrices, with what follows it."""
+
+    search = "genetic"
+
+    def __init__(self, operator: Tunable) -> None:
+        """Take an operator of the cube; raises what its space raises."""
+        self.operator = operator
+        piece, chip = operator.piece, operator.chip
+        if piece.graph.nodes[0].op in CONVOLUTIONS:
+            shape, epilogue, _ = conv_job(piece, chip)
+            self.measure = self._measure(shape, epilogue)
+        else:
+            self.measure = self._measure(*product_job(piece, chip))
+        self.floor = self._floor()
+        self.space: CubeSpace = self.measure.space()
+        self.bounds = Bounds(self.measure, self.space.genes)
+        self.low = self.bounds.closed.copy()
+        near = np.argsort(self.low, kind="stable")[:WALKED]
+        self.low[near] = self.bounds.walked(near)
+
+    def _measure(self, shape: Shape, epilogue: Epilogue | None) -> CubeMeasure:
+        """Return the measure, on what L2 holds: operands of the epilogue bear their own names."""
+        operator = self.operator
+        a, b = operator.piece.graph.nodes[0].inputs[:2]
+        sides = (a, "a"), (b, "b")
+        warm = operator.warm.union(side for name, side in sides if name in operator.warm)
+        again = {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
+        shared = frozenset(n for pair in sides if pair[0] in again for n in pair)
+        own = lowered_once(operator.piece, operator.chip).tiling
+        if not shared:
+            return CubeMeasure(shape, operator.chip, epilogue, warm, own)
+        return SharedMeasure(shape, operator.chip, epilogue, warm | shared, own, operator)
+
+    def _floor(self) -> float:
+        """Return cycles below which no division of K gets; the space has none.
+
+        Infinite where the default does not divide it.
+        """
+        shape, operator, own = self.measure.shape, self.operator, self.measure.own
+        if not isinstance(shape, GemmShape) or own is None or own.split_k == 1:
+            return math.inf
+        least = least_cycles(shape, operator.chip, self.measure.warm)
+        return start_cycles(operator.chip, "cold") + least
+
+    @property
+    def default(self) -> Point:
+        """The point of the tiling that is taken without a search."""
+        return point_of(self.space, self.measure.default)
+
+    def points(self, choices: Sequence[Choice]) -> list[Point]:
+        """Return the points closest to tilings of other shapes."""
+        return [point_of(self.space, c.tiling) for c in choices if c.tiling is not None]
+
+    def choice(self, point: Point) -> Choice:
+        """Return the tiling of a point."""
+        return Choice(tiling=schedule_of(self.measure.shape, point))
+
+    def start(self) -> Sequence[Point]:
+        """Return the default and the points with the least bounds."""
+        least = np.argsort(self.low, kind="stable")[:FIRST]
+        return [self.default, *map(self.space.point, least)]
+
+    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+        """Return cycles that no tiling of the space beats, and whether the best one was found."""
+        low, best = self.low.copy(), float(self.operator.default_cycles)
+        for trial in (t for t in trials if t.cost < np.inf):
+            low[self.space.row(trial.point)] = np.inf
+            best = min(best, trial.cost)
+        least = min(float(low.min()), self.floor)
+        return int(min(best, least)), best <= least
+
+
+CHUNK = 512
+"""Bounds are made tighter for so many tilings at once at first, twice as many each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The best point found, its cycles, a bound that no point is below, and kernels simulated."""
+
+    point: Point
+    cycles: float
+    lower_bound: float
+    trials: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether the point is an optimum of the space."""
+        return self.cycles <= self.lower_bound
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the best is at most: cycles / lower_bound - 1."""
+        return self.cycles / self.lower_bound - 1.0
+
+
+class _Search:
+    """Branch and bound: rows by their bounds, closed forms in `order`, tighter ones in a heap."""
+
+    def __init__(self, space: CubeSpace, bounds: Bounds, timed: Measure) -> None:
+        self.space, self.bounds, self.timed = space, bounds, timed
+        self.order = np.argsort(self.bounds.closed, kind="stable")
+        self.sorted = self.bounds.closed[self.order]
+        self.heap: list[tuple[float, int]] = []
+        self.walked, self.chunk = 0, CHUNK
+        self.best: tuple[float, Point] = (math.inf, ())
+        self.trials = 0
+
+    @property
+    def least(self) -> tuple[float, float]:
+        """The least bound in the heap, and the least outside."""
+        inside = self.heap[0][0] if self.heap else math.inf
+        outside = self.sorted[self.walked] if self.walked < len(self.sorted) else math.inf
+        return inside, float(outside)
+
+    def step(self) -> None:
+        """Simulate the row of the least bound, or make more bounds tighter."""
+        inside, outside = self.least
+        # the first kernel is simulated at once, so that hopeless bounds are never walked
+        if self.heap and (inside <= outside or not self.trials):
+            _, row = heapq.heappop(self.heap)
+            point = self.space.point(row)
+            self.trials += 1
+            self.best = min(self.best, (self.timed(point), point))
+            return
+        stop = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
+        rows = self.order[self.walked : stop]
+        for bound, row in zip(self.bounds.walked(rows).tolist(), rows.tolist(), strict=True):
+            heapq.heappush(self.heap, (bound, row))
+        self.walked, self.chunk = stop, 2 * self.chunk
+
+
+def prove(
+    space: CubeSpace,
+    measure: CubeMeasure,
+    timed: Measure | None = None,
+    *,
+    most: int | None = None,
+    time_limit_s: float | None = None,
+    told: Callable[[int, int], None] = lambda trials, most: None,
+) -> Proof:
+    """Return the best point of `most` kernels or of the time, and a bound; `told` hears of them.
+
+    `timed` measures instead of `measure`, which bounds.
+    """
+    deadline = Deadline.of(time_limit_s)
+    search = _Search(space, Bounds(measure, space.genes), timed or measure)
+    most = most or space.size
+    while min(search.least) < search.best[0] and search.trials < most:
+        if search.trials and deadline.over:
+            break
+        search.step()
+        told(search.trials, most)
+    cycles, point = search.best
+    return Proof(point, cycles, min(cycles, *search.least), search.trials)
+
+
+TILING_NAMES = tuple(f.name for f in fields(Tilings))
+ORDERS = TEXTS["order"]
+
+
+def tiled_cycles(operator: Tunable, dtype: str, point: Point) -> float:
+    """Return the cycles of a point, launch included; raises what lowering raises."""
+    return operator.cycles_of(Choice(tiling=tiling_of(dtype, point)))
+
+
+def tiling_of(dtype: str, point: Point) -> GemmSchedule:
+    """Return the schedule of a point: a tiling, and the order of its loops."""
+    sizes = {name: np.array([size]) for name, size in zip(TILING_NAMES, point[:-1], strict=True)}
+    return replace(Tilings(**sizes).schedule(0, dtype), order=str(point[-1]))
+
+
+class TableJob:
+    """Tilings by the rule of the default, in one order of loops or both; the cubes' peak bounds."""
+
+    search = "genetic"
+
+    def __init__(
+        self, operator: Tunable, shape: Shape, times: int, found: Tilings, orders: Sequence[str]
+    ) -> None:
+        """Take what is done `times` times, and the tilings for it."""
+        self.operator, self.shape, self.macs = operator, shape, times * shape.ops // 2
+        self.measure = partial(tiled_cycles, operator, shape.dtype)
+        names, columns = (*TILING_NAMES, "order"), [getattr(found, name) for name in TILING_NAMES]
+        rows = [list(column.tolist()) * len(orders) for column in columns]
+        order = [word for word in orders for _ in range(len(found.m))]
+        self.space = TableSpace(names, [*rows, order])
+
+    def point(self, schedule: GemmSchedule) -> Point:
+        """Return the point of a schedule."""
+        one = tilings_of([schedule], self.shape.dtype)
+        return (*(int(getattr(one, name)[0]) for name in TILING_NAMES), schedule.order)
+
+    def choice(self, point: Point) -> Choice:
+        """Return the tiling of a point."""
+        return Choice(tiling=tiling_of(self.shape.dtype, point))
+
+    def points(self, choices: Sequence[Choice]) -> list[Point]:
+        """Return nothing: few shapes are alike."""
+        return []
+
+    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+        """Return the cycles of the products at the cubes' peak, and whether all was timed."""
+        chip = self.operator.chip
+        busy = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
+        least = start_cycles(chip, "cold") + busy
+        return self.operator.bounded(least, trials, self.space.size)
+
+
+class ProductJob(TableJob):
+    """A batch of products by the schedule language: each tiled alike, on the cores it shares."""
+
+    def __init__(self, operator: Tunable) -> None:
+        """Take a batch of products; raises what its space raises."""
+        node, piece = operator.piece.graph.nodes[0], operator.piece
+        left, out = piece.type(node.inputs[0]), piece.type(node.output)
+        k = left.shape[-2 if node.attr("trans_a", False) else -1]
+        batch = math.prod(out.shape[:-2])
+        shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
+        chip = share_of(operator.chip, batch)
+        super().__init__(operator, shape, batch, candidates(shape, chip), ORDERS[:1])
+        self.default = self.point(default_schedule(shape, chip))
+
+    def start(self) -> Sequence[Point]:
+        """Return the default."""
+        return [self.default]
+
+
+class JointJob(TableJob):
+    """Two convolutions whose sums are added, and what follows."""
+
+    def __init__(self, operator: Tunable) -> None:
+        """Take a piece with two convolutions; raises what its space raises."""
+        shape, epilogue, _ = conv_job(operator.piece, operator.chip)
+        demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
+        chip = chip_left(operator.chip, demand)
+        found = conv_candidates(shape, chip)
+        found = found.take(fitting(demand, chip, found.tilings))
+        cycles = conv_estimate(shape, chip, found, demand)
+        super().__init__(operator, shape, 1, found.tilings, ORDERS)
+        least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
+        near = [found.tilings.schedule(index, shape.dtype) for index in least]
+        default = conv_schedule(shape, operator.chip, epilogue)
+        self.near = dict.fromkeys(map(self.point, [default, *near]))
+
+    def start(self) -> Sequence[Point]:
+        """Return the default, and what is about as quick by the closed form, in both orders."""
+        return [(*point[:-1], order) for order in ORDERS for point in self.near]

@@ -116,17 +116,22 @@ def column_shares(bundle: Bundles, cols: int) -> tuple[int, int]:
     return shares, max(1, cols // shares)
 
 
+def shares_of(bundle: Bundles, cols: Array) -> tuple[Array, Array]:
+    """Return `column_shares` of many numbers of columns."""
+    found = [column_shares(bundle, c) for c in range(1, int(cols.max(initial=0)) + 1)]
+    table = np.array([(0, 0), *found], np.int64)[cols]
+    return table[:, 0], table[:, 1]
+
+
 def used_columns(bundle: Bundles, cols: int, tile: int) -> int:
     """Return the least number of columns that gives the same kernel."""
-    shares, inside = column_shares(bundle, cols)
-    used = len(chunks(bundle.n1, tile, inside))
-    same = (shares, used)
-    return next(
-        c
-        for c in range(1, cols + 1)
-        if (column_shares(bundle, c)[0], len(chunks(bundle.n1, tile, column_shares(bundle, c)[1])))
-        == same
-    )
+
+    def kernel(count: int) -> tuple[int, int]:
+        shares, inside = column_shares(bundle, count)
+        return shares, len(chunks(bundle.n1, tile, inside))
+
+    same = kernel(cols)
+    return next(c for c in range(1, cols + 1) if kernel(c) == same)
 
 
 def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
@@ -177,9 +182,7 @@ def canonical_order(shape: ConvShape, t: Columns) -> Array:
     """Return the loop order that stands for the same kernel: 0 where the order makes none."""
     bundle = bundles_of(shape)
     tiles = _by_window(shape, t, lambda s, strip, m: s.n * tiles_per_image(s, m, strip=strip))
-    inside = np.zeros_like(t["cols"])
-    for cols in np.unique(t["cols"]):
-        inside[t["cols"] == cols] = column_shares(bundle, int(cols))[1]
+    _, inside = shares_of(bundle, t["cols"])
     alone = (up(tiles, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), inside) == 1)
     return np.where(alone, 0, t["order"])
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.cube.conv_space import column_shares, seen_as
+from ascend_lab.aoe.cube.conv_space import seen_as, shares_of
 from ascend_lab.aoe.cube.space import Array, Columns, Mask, area_of, same_rows, up, uses
 from ascend_lab.chip import Chip
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
@@ -174,7 +174,7 @@ def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
 def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
     """Return the work of every tiling of a convolution's table; L2 holds the sides `warm`."""
     bundle, pixel, area = bundles_of(shape), shape.pixel_bytes, area_of(shape.dtype)
-    shares, inside = _columns(shape, t)
+    shares, inside = shares_of(bundle, t["cols"])
     # the first share has no bundle of another size, unless it is the only one
     uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1) and bundle.count > 1
     alone = max(1, bundle.count - uneven)
@@ -207,13 +207,6 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     oh, ow = shape.out_hw
     pixels, blocks = shape.n * oh * ow, (bundle.count - 1) * bundle.n1 + bundle.last_n1
     return CubeWork(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
-
-
-def _columns(shape: ConvShape, t: Columns) -> tuple[Array, Array]:
-    """Return per tiling the shares of the bundles, and the columns of cores inside each."""
-    found = [column_shares(bundles_of(shape), int(c)) for c in range(1, int(t["cols"].max()) + 1)]
-    table = np.array([(0, 0), *found], np.int64)[t["cols"]]
-    return table[:, 0], table[:, 1]
 
 
 def _columns_used(bundle: Bundles, n: Array, shares: Array, inside: Array) -> Array:

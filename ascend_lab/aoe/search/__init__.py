@@ -6,15 +6,16 @@ Those that are objects keep what they did in the latest run, for figures: genera
 from dataclasses import replace
 
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search.genetic import Birth, Genetic, Surrogate
-from ascend_lab.aoe.search.mcts import Mcts, Node, tree_of
-from ascend_lab.aoe.search.plain import (
+from ascend_lab.aoe.search.points import (
     Annealing,
-    BranchAndBound,
+    Birth,
+    Genetic,
     IteratedLocal,
+    Surrogate,
     exhaustive,
     random_order,
 )
+from ascend_lab.aoe.search.tree import BranchAndBound, Mcts, Node, tree_of
 from ascend_lab.errors import InputError
 
 SEARCHES: dict[str, Search] = {

@@ -1,12 +1,388 @@
-"""The subgraph tuner: operators in slices, so that what one leaves in L2 the next finds there."""
+"""The subgraph tuner: operators in slices, so that what one leaves in L2 the next finds there.
 
-# fmt: off
-# isort: off
-from ascend_lab.aoe.subgraph.segments import Segments, cheapest, compiled, even, every, prepared
-from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
-from ascend_lab.aoe.subgraph.tune import SubgraphResult, plan_time, planned, tune_subgraph
+It looks for the slices, launches and prefetch under which a network is fastest on a chip.
+
+Dynamic programming over cut points gives the best slices under the costs of segments alone; plans
+near them are then timed on the whole network, the most promising first, and each that is faster is
+the next to start from. The network as it is takes part, so that the result is never slower. Borders
+of kernels are searched as two ways: at the price of a launch, and of a barrier inside one launch.
+
+Not searched, because nothing can be gained: slices where all of a network fits into L2 (every byte
+is read once already); several super kernels (a barrier inside one costs less than a launch, and no
+kernel runs longer there: all kernels apart or all in one is timed); the order of slices and stored
+halos (depth first moves the fewest bytes unless weights alone overflow L2).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any
+
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, Outcome, settle
+from ascend_lab.aoe.drive import Progress, Settings
+from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, Way
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, ranges_of, sliced
+from ascend_lab.aoe.workers import Deadline, TimeUpError
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import AscendLabError
+from ascend_lab.graph import Compiled, Graph, Road, bound_of, simulate_graph
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compile import DEFAULT_ROAD, Front
+from ascend_lab.graph.evaluate import live_bytes, weight_bytes
+from ascend_lab.graph.lower import piece_of
 
 __all__ = [
-    "Region", "Segments", "SlicePlan", "SubgraphResult", "cheapest", "compiled", "even",
-    "every", "plan_time", "planned", "prepared", "ranges_of", "sliced", "tune_subgraph",
-]
+    "Region", "Segments", "SlicePlan", "SubgraphResult", "cheapest", "compiled", "even", "every",
+    "plan_time", "planned", "prepared", "ranges_of", "sliced", "tune_subgraph",
+]  # fmt: skip
+BUDGET = 13
+"""Plans timed on the whole network, unless stated."""
+FAR = 1.1
+"""A plan is not timed if its segments cost so much more than the best one's."""
+CHECKS = 0.25
+"""Share of a time limit that is kept for plans on the whole network."""
+Choice = tuple[int, int, Way]
+"""Units first .. stop-1 and how they are sliced."""
+Ways = Callable[[int, int], Iterable[Way]]
+Cost = Callable[[int, int, Way], float]
+Chain = tuple[Choice, ...]
+"""How all units are taken, in order."""
+
+
+def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
+    """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
+    road = Road(dtype=dtype)
+    return road.prepare(road.rewrite(graph)[0], chip)
+
+
+def compiled(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
+    """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
+    return road.kernels(road.lay_out(graph, chip), chip)
+
+
+def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
+    """Return the seconds a prepared graph takes under a plan."""
+    return simulate_graph(_launched(sliced(graph, plan), plan, chip)).time_s
+
+
+def _launched(cut: Graph, plan: SlicePlan, chip: Chip) -> Compiled:
+    return plan.launched(compiled(cut, chip, plan.road(chip)))
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphResult:
+    """The best plan found; `graph` is the prepared graph in slices, `compiled` launched as planned.
+
+    Times are of whole networks. `tried` counts plans timed; `bound_s` holds for every slicing and
+    order. `interrupted`: the user stopped the search.
+    """
+
+    plan: SlicePlan
+    graph: Graph
+    compiled: Compiled
+    before_s: float
+    after_s: float
+    bound_s: float
+    tried: int
+    interrupted: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Improvement as the published reports print it: (before - after) / after."""
+        return (self.before_s - self.after_s) / self.after_s
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the result is: after / bound - 1."""
+        return self.after_s / self.bound_s - 1.0
+
+
+def tune_subgraph(
+    source: Front | Graph,
+    chip: Chip | str,
+    *,
+    budget: int = BUDGET,
+    time_limit_s: float | None = 60.0,
+    progress: Progress | None = None,
+) -> SubgraphResult:
+    """Return the best plan found; Ctrl-C and the time limit keep the best one so far.
+
+    `budget` counts plans timed on the whole network. A time limit that is reached leaves segments
+    or plans untried, so that results are equal only if it is not. Raises as `compile_stages`.
+    """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    deadline = Deadline.of(time_limit_s)
+    if isinstance(source, Front):
+        graph = canonical(source.rewritten, chip)
+    else:
+        graph = prepared(source, chip)
+    search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
+    before = search.time(SlicePlan())
+    try:
+        search.also(one_launch=True)
+        search.also(one_launch=True, inside=True)
+        search.prefetch()
+        if max(live_bytes(graph)) + weight_bytes(graph) > chip.l2.size_bytes:
+            search.slices(time_limit_s)
+            search.prefetch()
+            if search.best.one_launch:  # the kernels that are best inside a launch, or the others
+                search.also(inside=not search.best.inside)
+    except TimeUpError:
+        pass
+    except KeyboardInterrupt:
+        search.interrupted = True
+    bound = bound_of(graph, chip).time_s
+    return SubgraphResult(
+        search.best, sliced(graph, search.best), search.compiled, before, search.best_s, bound,
+        search.tried, search.interrupted,
+    )  # fmt: skip
+
+
+def planned(graph: Graph, plan: SlicePlan, chip: Chip) -> SubgraphResult:
+    """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
+    cut, before_s = sliced(graph, plan), plan_time(graph, SlicePlan(), chip)
+    built = _launched(cut, plan, chip)
+    bound_s = bound_of(graph, chip).time_s
+    return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
+
+
+class _Search:
+    """The best plan so far, and what is needed to time others."""
+
+    def __init__(
+        self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, told: Progress
+    ) -> None:
+        self.graph, self.chip, self.deadline = graph, chip, deadline
+        self.budget, self.told = budget, told
+        self.best, self.best_s, self.interrupted = SlicePlan(), math.inf, False
+        self.known: dict[SlicePlan, float] = {}
+        self.compiled = self._built = compiled(graph, chip)
+        self._of: tuple[tuple[Region, ...], bool] = (), False
+
+    @property
+    def tried(self) -> int:
+        """Plans timed."""
+        return len(self.known)
+
+    def time(self, plan: SlicePlan) -> float:
+        """Return the seconds of a plan, infinite if it cannot be built; keep the best."""
+        if plan in self.known:
+            return self.known[plan]
+        time_s = math.inf
+        with suppress(AscendLabError):
+            if (plan.regions, plan.inside) != self._of:
+                cut, road = sliced(self.graph, plan), plan.road(self.chip)
+                self._built = compiled(cut, self.chip, road)
+                self._of = plan.regions, plan.inside
+            time_s = simulate_graph(plan.launched(self._built)).time_s
+        self.known[plan] = time_s
+        if time_s < self.best_s:
+            self.best, self.best_s, self.compiled = plan, time_s, plan.launched(self._built)
+        self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
+        return time_s
+
+    def also(self, **how: Any) -> None:
+        """Take the best plan with other launches, kernels for them or prefetch, if that helps."""
+        with self.deadline.cut():
+            self.time(replace(self.best, **how))
+
+    def prefetch(self) -> None:
+        """Load weights ahead if that helps, or no more if it does not; a buffer holds none."""
+        if self.chip.l2.kind == "cache":
+            self.also(prefetch=not self.best.prefetch)
+
+    def slices(self, time_limit_s: float | None) -> None:
+        """Slice: the cheapest chain of segments, and what lies near."""
+        segments = Segments(self.graph, self.chip, self.best.road(self.chip))
+        keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
+        chain = cheapest_chain(segments, keeping, self.told)
+        if chain is not None:
+            with self.deadline.cut():
+                self._climb(segments, chain)
+
+    def _climb(self, segments: Segments, chain: Chain) -> None:
+        """Time a chain and its neighbours on the network, and go on from each that is faster.
+
+        When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
+        """
+        best_s, near = self.time(self._plan(segments, chain)), neighbours
+        seen = {chain}
+        while self.tried < self.budget:
+            cost = {c: total(segments, c) for c in near(segments, chain) if c not in seen}
+            most = FAR * total(segments, chain)
+            for one in sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__):
+                if self.tried >= self.budget:
+                    return
+                seen.add(one)
+                time_s = self.time(self._plan(segments, one))
+                if time_s < best_s:
+                    chain, best_s = one, time_s
+                    break
+            else:
+                if near is uneven:
+                    return
+                near = uneven
+
+    def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
+        regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
+        return replace(self.best, regions=regions)
+
+
+def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Chain | None:
+    """Return the chain of least cost; None if a unit cannot be built.
+
+    Behind the deadline, units are only taken whole.
+    """
+    count = segments.count
+
+    def ways(first: int, stop: int) -> list[Way]:
+        if stop == first + 1:
+            told("cuts", stop, count, "")
+        return [] if deadline.over else segments.ways(first, stop)
+
+    total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
+    # a unit that cannot be built alone leaves the chain without a cost
+    return tuple(chosen) if math.isfinite(total_s) else None
+
+
+def total(segments: Segments, chain: Chain) -> float:
+    """Return what the segments of a chain cost."""
+    return sum(segments.cost(*choice) for choice in chain)
+
+
+def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
+    """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
+    alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
+    yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
+    for i, (first, stop, way) in enumerate(chain):
+        for other in (WHOLE, *segments.ways(first, stop)):
+            if other != way:
+                yield (*chain[:i], (first, stop, other), *chain[i + 1 :])
+    for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
+        ends = chain[:i], chain[i + 2 :]
+        for way in {left, right}:
+            if way in (WHOLE, *segments.ways(first, stop)):
+                yield (*ends[0], (first, stop, way), *ends[1])
+        for place in (cut - 1, cut + 1):
+            if first < place < stop:
+                yield (*ends[0], (first, place, left), (place, stop, right), *ends[1])
+
+
+def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
+    """Yield chains with the segment that misses most in one slice of images more or less."""
+    sliced = [choice for choice in chain if choice[2][0] == "batch"]
+    if sliced:
+        worst = max(sliced, key=lambda choice: segments.cost(*choice) - segments.least(*choice))
+        first, stop, (axis, parts) = worst
+        place = chain.index(worst)
+        for count in (len(parts) - 1, len(parts) + 1):
+            if 1 < count <= segments.batch:
+                other = first, stop, (axis, even(segments.batch, count))
+                yield (*chain[:place], other, *chain[place + 1 :])
+
+
+def cheapest(
+    count: int, ways: Ways, cost: Cost, least: Cost = lambda first, stop, way: 0.0
+) -> tuple[float, list[Choice]]:
+    """Return the least cost of `count` units and the segments that reach it, in order.
+
+        best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
+
+    where a unit may also stay whole: dynamic programming, exact for costs that add up. No cost is
+    asked for if `least`, a bound below it, shows that the segment cannot help.
+    """
+    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+    for stop in range(1, count + 1):
+        found: tuple[float, list[Choice]] = (math.inf, [])
+        for first in reversed(range(stop)):
+            before, chosen = best[first]
+            for way in choices(first, stop, ways):
+                if before + least(first, stop, way) >= found[0]:
+                    continue
+                total = before + cost(first, stop, way)
+                if total < found[0]:
+                    found = total, [*chosen, (first, stop, way)]
+        best.append(found)
+    return best[-1]
+
+
+def choices(first: int, stop: int, ways: Ways) -> list[Way]:
+    """Return how units may be taken: whole, and in slices."""
+    return [WHOLE, *ways(first, stop)]
+
+
+def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
+    """Yield all ways to take the units from `first` on: for small chains."""
+    if first == count:
+        yield []
+        return
+    for stop in range(first + 1, count + 1):
+        for way in choices(first, stop, ways):
+            for rest in every(count, ways, stop):
+                yield [(first, stop, way), *rest]
+
+
+# -- as the bank keeps it -------------------------------------------------------------------------
+def slice_network(
+    front: Front,
+    chip: Chip,
+    settings: Settings,
+    knowledge: Knowledge,
+    progress: Progress,
+    deadline: Deadline,
+) -> tuple[SubgraphResult, Outcome | None]:
+    """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
+    graph = canonical(front.rewritten, chip)
+    key = key_of_graph(graph, chip)
+    known = None if settings.repeat else knowledge.find(key)
+    if known and (plan := _from_bank(graph, chip, known[0])):
+        return plan, "hit"
+    try:
+        found = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
+    except KeyboardInterrupt:  # before any plan was timed
+        found = replace(planned(graph, SlicePlan(), chip), interrupted=True)
+    if found.interrupted:
+        return found, None
+    cycles = (found.before_s, found.after_s, found.bound_s)
+    before, after, bound = (round(t * chip.clock_hz) for t in cycles)
+    entry = BankEntry(
+        key, numbered(found.plan, graph), before, min(after, before), min(bound, after), False,
+        "dynamic programming, descent", settings.seed, found.tried,
+    )  # fmt: skip
+    return found, settle(knowledge, entry)
+
+
+def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
+    """Return the bank's key of a network, whatever its names, however reshapes are spelled."""
+    nodes = list(graph.nodes)
+    for i, node in enumerate(nodes):
+        if node.op == "reshape":
+            shape = graph.types[node.output].shape
+            nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
+    return BankKey.of(chip, "graph", "network", piece_of(graph, nodes).key)
+
+
+def numbered(plan: SlicePlan, graph: Graph) -> dict[str, Any]:
+    """Return a plan as the bank keeps it: nodes by their place in the graph."""
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    data = plan.plain()
+    rows = [row | {end: place[row[end]] for end in ("first", "last")} for row in data["regions"]]
+    return data | {"regions": rows}
+
+
+def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
+    """Return the plan that `numbered` wrote, for a graph with these nodes in this order."""
+    names = [node.name for node in graph.nodes]
+    rows = [{**r, **{end: names[r[end]] for end in ("first", "last")}} for r in data["regions"]]
+    return SlicePlan.of({**data, "regions": rows})
+
+
+def _from_bank(graph: Graph, chip: Chip, entry: BankEntry) -> SubgraphResult | None:
+    """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
+    try:
+        found = planned(graph, named(entry.schedule, graph), chip)
+    except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
+        return None
+    return None if found.after_s > found.before_s else found

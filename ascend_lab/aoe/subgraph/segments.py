@@ -1,4 +1,4 @@
-"""Segments of a network between cut points: how each may be sliced, what that costs, the cheapest.
+"""Segments of a network between cut points: how each may be sliced, and what that costs.
 
 Slicing stands behind rewriting and number formats, before layouts: there every operator is one that
 lowering knows, no layout hides an axis, and equal slices become equal pieces, lowered once.
@@ -6,25 +6,30 @@ lowering knows, no layout hides an axis, and equal slices become equal pieces, l
 A segment is timed alone, all in one launch. Assumed: when it starts, L2 holds what writing its
 inputs, whole and in order, leaves there, and nothing else. Costs of segments so add up along a
 chain; the real network's differ by what else happens to be in L2, and the tuner times plans on it.
+
+A rule says of every step of a slice what it finds in L2 and how many bytes go to memory. A *buffer*
+(the Ascend310's) is allocated ahead (see `graph.placement`); weights and what crosses the border of
+the slice are never there. A *cache* keeps what was used last, weights of the slice before included,
+and drops what nobody reads again.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import gcd
 
-from ascend_lab.aoe.subgraph.residency import Met, Step, rule_of
-from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, one_slice, ranges_of, sliced
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, one_slice, ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.evaluate import spans
 from ascend_lab.graph.fusion import tandem_convolutions
-from ascend_lab.graph.placement import owners
+from ascend_lab.graph.placement import Use, allocate, owners
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.isa import Launch
@@ -44,17 +49,6 @@ Way = tuple[str, tuple[int, ...]]
 WHOLE: Way = ("", ())
 
 
-def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
-    """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
-    road = Road(dtype=dtype)
-    return road.prepare(road.rewrite(graph)[0], chip)
-
-
-def compiled(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
-    """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
-    return road.kernels(road.lay_out(graph, chip), chip)
-
-
 def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
     """Return the kernels of a part of a network, its inputs and outputs as `laid` has them."""
     types = dict(part.types)
@@ -68,11 +62,6 @@ def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROA
         inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
         outs.append(node.inputs[0] if node is not None and inner else name)
     return road.kernels(pruned(replace(own, outputs=tuple(outs))), chip)
-
-
-def even(size: int, count: int) -> tuple[int, ...]:
-    """Return a size in `count` parts that differ by at most 1, the larger ones first."""
-    return tuple(size // count + (i < size % count) for i in range(count))
 
 
 def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
@@ -103,6 +92,94 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
         middle = longest[third : len(longest) - third]
         found = sorted([*found, min(middle, key=lambda i: cost[i])])
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch of a slice: bytes that it reads and writes of each tensor."""
+
+    reads: Mapping[str, int]
+    writes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What a step finds in L2 whole, and the bytes that go to memory meanwhile."""
+
+    found: frozenset[str]
+    written_bytes: int
+
+
+@dataclass
+class Cache:
+    """The rule of a cache of whole tensors; it remembers what one slice leaves for the next."""
+
+    size_bytes: int
+    held: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    dirty: dict[str, int] = field(default_factory=dict)
+
+    def left(self, names: Mapping[str, int]) -> None:
+        """Let tensors lie there as writing them one after another leaves them."""
+        for name, size in names.items():
+            self._use(name, size)
+            self.dirty[name] = size
+            self._shrink()
+
+    def passed(self, names: Collection[str]) -> None:
+        """Forget tensors of which the next slice reads another part."""
+        for name in names:
+            self.held.pop(name, None)
+            self.dirty.pop(name, None)
+
+    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
+        """Yield what each step meets."""
+        written = {name for step in steps for name in step.writes}
+        left = Counter(name for step in steps for name in step.reads)
+        for step in steps:
+            found = frozenset(self.held).intersection(step.reads)
+            left.subtract(step.reads.keys())
+            for name, size in step.reads.items():
+                self._use(name, max(size, self.held.get(name, 0)))
+            for name, size in step.writes.items():
+                self._use(name, size + self.held.get(name, 0))
+                self.dirty[name] = self.held[name]
+            out = self._shrink()
+            inner = written.difference(kept).intersection({*step.reads, *step.writes})
+            self.passed([name for name in inner if not left[name]])
+            yield Met(found, out)
+
+    def _use(self, name: str, size: int) -> None:
+        self.held[name] = size
+        self.held.move_to_end(name)
+
+    def _shrink(self) -> int:
+        """Throw out what was unused for longest until the rest fits; return the dirty bytes."""
+        out, total = 0, sum(self.held.values())
+        while total > self.size_bytes:
+            name, size = self.held.popitem(last=False)
+            total -= size
+            out += self.dirty.pop(name, 0)
+        return out
+
+
+@dataclass
+class Buffer(Cache):
+    """The rule of a buffer: a slice finds what it has written itself, if that was kept."""
+
+    def left(self, names: Mapping[str, int]) -> None:
+        """Let tensors lie there that were just written: none, of what is read in slices."""
+
+    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
+        """Yield what each step meets; `kept` are needed behind the slice."""
+        uses = [Use(tuple(step.reads), tuple(step.writes)) for step in steps]
+        sizes = Counter[str]()
+        for step in steps:
+            sizes.update(step.writes)
+        before = frozenset[str]()
+        for step, held in zip(steps, allocate(uses, sizes, {*kept}, self.size_bytes), strict=True):
+            out = sum(size for name, size in step.writes.items() if name not in held)
+            yield Met(before & held & step.reads.keys(), out)
+            before = held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,11 +231,11 @@ class Segments:
         nodes = self.graph.nodes[self.points[first] : self.points[stop]]
         return part_of(self.graph, nodes, f"{self.graph.name}.{first}_{stop}")
 
-    def region(self, first: int, stop: int, way: Way, order: str = "depth") -> Region:
+    def region(self, first: int, stop: int, way: Way) -> Region:
         """Return units first .. stop-1 as a region."""
         low, high = self.points[first], self.points[stop] - 1
         names = self.graph.nodes[low].name, self.graph.nodes[high].name
-        return Region(*names, way[0], way[1], order)
+        return Region(*names, *way)
 
     # -- ways -------------------------------------------------------------------------------------
     def ways(self, first: int, stop: int) -> list[Way]:
@@ -195,20 +272,17 @@ class Segments:
         found, stop = list[int](), 0
         for first in range(self.count):
             stop = max(stop, first)
-            while stop < self.count and self._sliceable(first, stop + 1):
+            while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
                 stop += 1
             found.append(stop)
         return found
 
     def _sliceable(self, first: int, stop: int) -> bool:
-        if not self.numbers:
-            return False
-        part = self.part(first, stop)
-        try:
-            ranges_of(part, self.region(first, stop, ("batch", even(self.batch, self.numbers[-1]))))
-        except AscendLabError:
-            return False
-        return True
+        part, way = self.part(first, stop), ("batch", even(self.batch, self.numbers[-1]))
+        with suppress(AscendLabError):
+            ranges_of(part, self.region(first, stop, way))
+            return True
+        return False
 
     def _rows(self, part: Graph, share: float) -> Iterator[Way]:
         """Yield the largest slices of rows whose share of them is small enough, if any."""
@@ -237,12 +311,9 @@ class Segments:
 
     def least(self, first: int, stop: int, way: Way) -> float:
         """Return the seconds of a segment if all reads hit and nothing is written to memory."""
-        if way[0] not in ("", "batch"):
-            return sum(self.floor(unit)[0] for unit in range(first, stop))
-        total = 0.0
-        for size, times in Counter(way[1] or (self.batch,)).items():
-            total += times * sum(self._warm(unit, size) for unit in range(first, stop))
-        return total
+        sizes = Counter(way[1] if way[0] == "batch" else (self.batch,))
+        units = range(first, stop)
+        return sum(n * sum(self._warm(u, size) for u in units) for size, n in sizes.items())
 
     def floor(self, unit: int) -> tuple[float, int]:
         """Return the seconds of a whole unit if all it reads is in L2, and its kernels."""
@@ -257,7 +328,8 @@ class Segments:
 
     def _summed(self, first: int, stop: int, way: Way) -> float:
         """Return the cost from runs: of every size the first slice, then its like."""
-        part, cache, total = self.part(first, stop), rule_of(self.chip), 0.0
+        part, total, l2 = self.part(first, stop), 0.0, self.chip.l2
+        cache = (Buffer if l2.kind == "buffer" else Cache)(l2.size_bytes)
         kept, types = frozenset(part.outputs), part.types
         before = [n for n in part.inputs if n not in self.graph.inputs]
         cache.left({name: types[name].size_bytes for name in before})
@@ -290,10 +362,9 @@ class Segments:
         """Return what a unit runs on so many images; None if it cannot be cut or built."""
         key = unit, size
         if key not in self.built:
-            try:
+            self.built[key] = None
+            with suppress(AscendLabError):
                 self.built[key] = tuple(self._runs(unit, size))
-            except AscendLabError:
-                self.built[key] = None
         return self.built[key]
 
     def _runs(self, unit: int, size: int) -> Iterator[Run]:
@@ -347,50 +418,3 @@ def _size(part: Graph, axis: str) -> int:
     fits = {"height": ranks == {4}, "sequence": min(ranks) > 1 and max(ranks) < 4}
     place = {"height": 2, "sequence": -2}[axis]
     return min(part.types[n].shape[place] for n in part.outputs) if fits[axis] else 0
-
-
-Choice = tuple[int, int, Way]
-"""Units first .. stop-1 and how they are sliced."""
-Ways = Callable[[int, int], Iterable[Way]]
-Cost = Callable[[int, int, Way], float]
-
-
-def cheapest(
-    count: int, ways: Ways, cost: Cost, least: Cost = lambda first, stop, way: 0.0
-) -> tuple[float, list[Choice]]:
-    """Return the least cost of `count` units and the segments that reach it, in order.
-
-        best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
-
-    where a unit may also stay whole: dynamic programming, exact for costs that add up. No cost is
-    asked for if `least`, a bound below it, shows that the segment cannot help.
-    """
-    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
-    for stop in range(1, count + 1):
-        found: tuple[float, list[Choice]] = (math.inf, [])
-        for first in reversed(range(stop)):
-            before, chosen = best[first]
-            for way in choices(first, stop, ways):
-                if before + least(first, stop, way) >= found[0]:
-                    continue
-                total = before + cost(first, stop, way)
-                if total < found[0]:
-                    found = total, [*chosen, (first, stop, way)]
-        best.append(found)
-    return best[-1]
-
-
-def choices(first: int, stop: int, ways: Ways) -> list[Way]:
-    """Return how units may be taken: whole, and in slices."""
-    return [WHOLE, *ways(first, stop)]
-
-
-def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
-    """Yield all ways to take the units from `first` on: for small chains."""
-    if first == count:
-        yield []
-        return
-    for stop in range(first + 1, count + 1):
-        for way in choices(first, stop, ways):
-            for rest in every(count, ways, stop):
-                yield [(first, stop, way), *rest]

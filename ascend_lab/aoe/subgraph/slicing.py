@@ -73,6 +73,11 @@ class Region:
         return f"{self.first} .. {self.last}: {self.axis} {sizes}, {self.order}{halo}"
 
 
+def even(size: int, count: int) -> tuple[int, ...]:
+    """Return a size in `count` parts that differ by at most 1, the larger ones first."""
+    return tuple(size // count + (i < size % count) for i in range(count))
+
+
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
     """Regions in the order of the graph, no two overlapping; what is in none stays whole.

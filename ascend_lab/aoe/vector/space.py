@@ -1,47 +1,273 @@
-"""The decision space of a vector operator: how its stages are grouped, then nest by nest.
+"""The decision space of a vector operator: which stages share a nest, then nest by nest.
 
-A policy is learned from the bank: which option of a decision do the best schedules take? Every
-decision with several options is an example. A softmax over a few features of each option is fitted
-to all examples by gradient descent, nothing is random; each decision has its own weights.
+The first decisions group the stages, and cut folds into partial ones.
 """
 
 import math
-import pickle
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product, zip_longest
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.aoe.bank import BankEntry
-from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Tunable
-from ascend_lab.aoe.search.mcts import Prior
+from ascend_lab import dsl as steps
 from ascend_lab.aoe.space import Point, Value, random_completion
-from ascend_lab.aoe.vector.bound import vector_bound
-from ascend_lab.aoe.vector.grouping import Grouping, Structure
-from ascend_lab.aoe.vector.layout import lay
+from ascend_lab.aoe.vector.layout import Nest, lay, read_layout
 from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
-from ascend_lab.chip import Chip
-from ascend_lab.dsl import Schedule, Tensor, auto_schedule, lower
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.dsl import Tensor, auto_schedule
+from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
+from ascend_lab.dsl.auto_tile import core_count, keeps_lanes
+from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
 from ascend_lab.dsl.stages import Stage
-from ascend_lab.errors import InputError
-from ascend_lab.graph.lower import Choice
-from ascend_lab.graph.lower.vector import vector_outputs
-from ascend_lab.ops.matmul import warm_cycles
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.errors import AscendLabError, InputError, ScheduleError, UnsupportedError
 
+WAYS = ("fused", "stages", "inlined", "folds")
+"""All stages of a group in one nest; one nest a stage; values that are no folds computed where
+they are used; that, and one nest a fold."""
+APART = " apart"
+"""Ending of a way that keeps the axes of the tensors as they are, instead of merging neighbours."""
+LINE_BYTES = 512
+PARTS = 4
+"""Numbers of partial folds worth trying, at most."""
 COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
-PATIENCE = 48
-"""Trials without a gain that end a search: from defaults near their bound, gains come early."""
+@dataclass(frozen=True)
+class Group:
+    """Stages regrouped one way: the schedule after it, nothing laid out yet, and the nests."""
+
+    schedule: Schedule
+    nests: tuple[Nest, ...]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every nest has one axis."""
+        return all(len(self.schedule.state.stage(n.phase.root).axes) == 1 for n in self.nests)
 
 
+def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> Group:
+    """Return a group of stages as nests; raises `ScheduleError` where the way does not apply."""
+    base, merge = way.removesuffix(APART), not way.endswith(APART)
+    s, phases = _phases(s, phase, base)
+    found: list[Phase] = []
+    cut = False
+    for each in phases:
+        partial = ""
+        fold = _own_fold(s, each) if parts > 1 else None
+        if fold is not None and parts in part_counts(s, fold):
+            axis = max(fold.reduce, key=lambda a: a.extent)
+            s = steps.split(s, fold.name, axis.name, axis.extent // parts)
+            s, partial = steps.rfactor(s, fold.name, f"{axis.name}_o"), f"{fold.name}_rf"
+        cut = cut or bool(partial)
+        found += [Phase(partial), each] if partial else [each]
+    if parts > 1 and not cut:
+        raise ScheduleError(f"a fold of {parts} equal parts", way, "take 1 part")
+    nests = []
+    for each in found:
+        if moves_only(s.state, s.state.stage(each.root)) and not each.tiles:
+            continue  # a strided copy has a kernel of its own
+        s = merge_axes(s, each) if merge else s
+        rows = tuple(row_axes(s.state, each))
+        if not rows and (each.tiles or each.outputs):
+            raise ScheduleError(f"an axis of {each.root} all tiles follow", "none", "take stages")
+        nests.append(Nest(each, rows))
+    return Group(s, tuple(nests))
+
+
+def _phases(s: Schedule, phase: Phase, way: str) -> tuple[Schedule, list[Phase]]:
+    """Return the nests of a group before folds are cut; values used twice may be inlined."""
+    if way == "fused":
+        return s, [phase]
+    if way == "stages":
+        return s, [Phase(n) for n in (*phase.tiles, *phase.outputs, phase.root)]
+    folds = [n for n in phase.tiles if s.state.stage(n).fold]
+    for name in phase.tiles:
+        if name not in folds:
+            s = steps.inline(s, name)
+    if way == "inlined":
+        return s, [Phase(phase.root, tuple(folds), phase.outputs)]
+    return s, [Phase(n) for n in (*folds, *phase.outputs, phase.root)]
+
+
+def _own_fold(s: Schedule, phase: Phase) -> Stage | None:
+    """Return the only fold of a nest."""
+    folds = [s.state.stage(n) for n in (*phase.tiles, phase.root) if s.state.stage(n).fold]
+    return folds[0] if len(folds) == 1 and len(phase.tiles) < 2 else None
+
+
+def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
+    """Return into how many parts a fold may be cut so that idle cores get work, most first."""
+    cores = core_count(s)
+    units = math.prod(stage.shape)
+    if keeps_lanes(stage):
+        units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
+    extent = max((a.extent for a in stage.reduce), default=1)
+    size = units * math.prod(a.extent for a in stage.reduce) * DTYPE_BYTES[stage.expr.dtype]
+    if units >= cores or size < LINE_BYTES or any(a.name == "p" for a in stage.reduce):
+        return ()
+    found = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
+    step = max(1, -(-len(found) // PARTS))
+    return tuple(found[::step])
+
+
+def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
+    """Return the ways that apply to a group, each with the numbers of partial folds."""
+    found: dict[str, Group] = {}
+
+    def is_known(group: Group) -> bool:
+        same = (g.nests == group.nests and g.schedule.state == group.schedule.state
+                for g in found.values())  # fmt: skip
+        return any(same)
+
+    for way in WAYS:
+        with suppress(AscendLabError):
+            merged = regroup(s, phase, way, 1)
+            if is_known(merged):
+                continue
+            found[way] = merged
+        with suppress(AscendLabError):
+            apart, merged_too = regroup(s, phase, way + APART, 1), found.get(way)
+            # where every nest has one axis, tiles of it do what its tensors' axes allow
+            if not is_known(apart) and not (merged_too and merged_too.is_flat):
+                found[way + APART] = apart
+    return {name: (1, *_parts(s, phase, name)) for name in found}
+
+
+def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
+    counts: dict[int, None] = {}
+    s, phases = _phases(s, phase, way.removesuffix(APART))
+    for each in phases:
+        stage = _own_fold(s, each)
+        counts |= dict.fromkeys(part_counts(s, stage) if stage is not None else ())
+    return tuple(counts)
+
+
+AS_DEFAULT = "default"
+"""The way that stands for all nests of the default, where no way makes the same ones."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A schedule in which stages are grouped but no nest is laid out, and its nests."""
+
+    schedule: Schedule
+    nests: tuple[NestSpace, ...] = ()
+
+
+class Grouping:
+    """The ways to group the stages of a tensor program: two decisions a group, way and parts."""
+
+    def __init__(self, default: Schedule) -> None:
+        """Take the default schedule; raise `UnsupportedError` for products of the cube."""
+        start, phases = fuse_stages(create_schedule(default.outputs, default.chip))
+        if any(isinstance(s, Stage) and s.is_cube for s in start.state.stages):
+            raise UnsupportedError("operators of the vector unit", "a product", "tune its tiling")
+        self.default = default
+        self._bare, self._nests = _stripped(default)
+        self._ways = [(p, ways(start, p)) for p in phases]
+        self._ways = [(p, found) for p, found in self._ways if found]
+        self._spaces: dict[object, NestSpace] = {}
+        self._known: dict[Point, Structure | None] = {(): Structure(start)}
+        ends = [f" {g + 1}" if len(self._ways) > 1 else "" for g in range(len(self._ways))]
+        self.names = tuple(f"{word}{end}" for end in ends for word in ("way", "parts"))
+        self.default_head: Point = ()
+        self.default_head = self._match(()) or (AS_DEFAULT, 1) * len(self._ways)
+        if self.default_head[:1] == (AS_DEFAULT,):
+            nests = tuple(self._nest(self._bare, n) for n in self._nests)
+            self._known[self.default_head] = Structure(self._bare, nests)
+
+    def options(self, head: Point) -> tuple[Value, ...]:
+        """Return the ways of the next group, or its numbers of partial folds."""
+        if head and head[0] == AS_DEFAULT:
+            return (1,) if len(head) % 2 else (AS_DEFAULT,)
+        found = self._ways[len(head) // 2][1]
+        if len(head) % 2:
+            return tuple(p for p in found[head[-1]] if self.structure((*head, p)))
+        legal = tuple(w for w in found if self.structure((*head, w, 1)))
+        return (*legal, AS_DEFAULT) if not head and AS_DEFAULT in self.default_head else legal
+
+    def heads(self, head: Point = ()) -> list[Point]:
+        """Return all groupings that begin with `head`."""
+        if len(head) == len(self.names):
+            return [head]
+        return [h for value in self.options(head) for h in self.heads((*head, value))]
+
+    def structure(self, head: Point) -> Structure | None:
+        """Return the stages as `head` groups them; None where that cannot be lowered."""
+        if head not in self._known:
+            before = self.structure(head[:-2]) if len(head) <= len(self.names) else None
+            found = self._ways[len(head) // 2 - 1][1] if before else {}
+            legal = head[-1] in found.get(head[-2], ())
+            self._known[head] = self._grown(before, head) if before and legal else None
+        return self._known[head]
+
+    def _grown(self, before: Structure, head: Point) -> Structure | None:
+        phase = self._ways[len(head) // 2 - 1][0]
+        try:
+            group = regroup(before.schedule, phase, head[-2], head[-1])
+            nests = tuple(self._nest(group.schedule, nest) for nest in group.nests)
+            if not all(nest.has_points for nest in nests):
+                return None
+        except AscendLabError:
+            return None
+        return Structure(group.schedule, (*before.nests, *nests))
+
+    def _nest(self, s: Schedule, nest: Nest) -> NestSpace:
+        """Return the space of a nest; the default's layout is in it if it has the same nest."""
+        stages = [
+            s.state.stage(n) for n in (*nest.phase.tiles, *nest.phase.outputs, nest.phase.root)
+        ]
+        shapes = {r.source: s.state.find(r.source).shape for x in stages for r in x.reads}
+        key = (nest, tuple(stages), tuple(shapes.items()))
+        if key not in self._spaces:
+            same = nest in self._nests and all(x == self._bare.state.stage(x.name) for x in stages)
+            layout = read_layout(self.default.state, nest.phase) if same else None
+            self._spaces[key] = NestSpace(s, nest, layout)
+        return self._spaces[key]
+
+    def _match(self, head: Point) -> Point | None:
+        """Return the grouping that gives the nests of the default."""
+        if len(head) == len(self.names):
+            found = self.structure(head)
+            assert found is not None
+            nests = [n.nest for n in found.nests if n.default is not None]
+            return head if sorted(map(str, nests)) == sorted(map(str, self._nests)) else None
+        for way in self.options(head):
+            for parts in self.options((*head, way)):
+                found = self.structure((*head, way, parts))
+                if found and all(n.default is not None for n in found.nests):
+                    match = self._match((*head, way, parts))
+                    if match is not None:
+                        return match
+        return None
+
+
+def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
+    """Return a schedule without its layouts, and the nests these belong to."""
+    keep: list[Step] = []
+    follow = [s.primitive for s in default.steps[1:]]
+    for step, after in zip_longest(default.steps, follow):
+        factored = step.primitive == "split" and after == "rfactor"
+        if factored or step.primitive in ("inline", "fuse", "materialise", "rfactor"):
+            keep.append(step)
+    bare = replay(default.outputs, default.chip, keep)
+    nests = []
+    for stage in default.state.stages:
+        if isinstance(stage, Stage) and stage.attach is None and stage.vector_at:
+            inside = [
+                x for x in default.state.stages
+                if isinstance(x, Stage) and x.attach is not None and x.attach[0] == stage.name
+            ]  # fmt: skip
+            tiles = tuple(x.name for x in inside if not x.output)
+            phase = Phase(stage.name, tiles, tuple(x.name for x in inside if x.output))
+            nests.append(Nest(phase, tuple(row_axes(bare.state, phase))))
+    return bare, tuple(nests)
+
+
+# -- a point: a grouping, and the decisions about each of its nests --------------------------------
 class VectorSpace:
     """Every schedule that the decisions can say; built step by step, as a search looks at it.
 
@@ -159,217 +385,3 @@ def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
     """Return all decisions about a nest, those without a choice and those still open at least."""
     given = dict(zip(slot, values, strict=False))
     return tuple(given.get(at, value) for at, value in enumerate(LEAST))
-
-
-# Vector operators as jobs: how long a point takes, and how far one can get.
-
-
-@dataclass(frozen=True)
-class VectorMeasure:
-    """Point -> cycles of one launch of the kernel, its host overhead included.
-
-    Every phase starts on a cold L2, or with `warm` the first one on an L2 that holds these tensors
-    and later ones on what is left there.
-    """
-
-    outputs: tuple[Tensor, ...]
-    chip: Chip
-    warm: frozenset[str] | None = None
-
-    def __call__(self, point: Point) -> float:
-        """Return the cycles of a point; raises `AscendLabError` where it cannot be built."""
-        return _cycles(self, point)
-
-    def space(self) -> VectorSpace:
-        """Return the space, made once in a process."""
-        return _space(self)
-
-    def __hash__(self) -> int:
-        """Hash outputs, chip name, and what L2 holds."""
-        return hash((self.outputs, self.chip.name, self.warm))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Send everything as bytes: a worker unpacks them once, not for every point."""
-        return _unpacked, (pickle.dumps((self.outputs, self.chip, self.warm)),)
-
-
-@lru_cache(maxsize=64)
-def _unpacked(data: bytes) -> VectorMeasure:
-    return VectorMeasure(*pickle.loads(data))
-
-
-@lru_cache(maxsize=64)
-def _space(measure: VectorMeasure) -> VectorSpace:
-    return VectorSpace(measure.outputs, measure.chip)
-
-
-@lru_cache(maxsize=1024)
-def _cycles(measure: VectorMeasure, point: Point) -> float:
-    """Return the cycles of a point, remembered: one search after another asks for the same."""
-    kernel = lower(measure.space().build(point))
-    if measure.warm is None:
-        return simulate_kernel(kernel, measure.chip).total_cycles
-    return warm_cycles(kernel, measure.chip, measure.warm)
-
-
-class VectorJob:
-    """Elementwise work, reductions and what combines them, by a chain of primitives."""
-
-    search = "mcts"
-
-    def __init__(self, operator: Tunable) -> None:
-        """Take an operator of the vector unit; raises what its space raises."""
-        self.operator = operator
-        self.outputs = tuple(vector_outputs(operator.piece)[0])
-        self.measure = VectorMeasure(self.outputs, operator.chip, operator.warm)
-        self.space: VectorSpace = self.measure.space()
-
-    def choice(self, point: Point) -> Choice:
-        """Return the steps of a point."""
-        return Choice(steps=self.space.build(point).to_json())
-
-    def start(self) -> Sequence[Point]:
-        """Return the default."""
-        return [self.space.default_point]
-
-    def points(self, choices: Sequence[Choice]) -> list[Point]:
-        """Return nothing: steps name the loops of their own shape."""
-        return []
-
-    @cached_property
-    def least_cycles(self) -> int:
-        """Cycles that no schedule beats, whatever it is."""
-        return vector_bound(self.outputs, self.operator.chip, self.operator.warm)
-
-    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return the bound, and whether all of the space was timed."""
-        most = min(COUNTED, 1 << len(trials).bit_length())  # more of them were not all timed
-        return self.operator.bounded(self.least_cycles, trials, self.space.counted(most))
-
-
-TAUGHT = "decisions"
-
-
-# -- the policy ------------------------------------------------------------------------------------
-"""Under which name a bank's schedule keeps them, beside its steps."""
-STEPS, RATE, PULL = 300, 1.0, 0.002
-"""Gradient steps, their length, and how strongly weights are pulled to 0 (L2)."""
-UNIFORM = 0.25
-"""Share of the weights that all options get alike, so that none is ruled out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Options of one decision; `usual` is the place of the default's option, -1 without.
-
-    `folds` and `log_elements` describe the operator: reductions in it, log2 of its largest result.
-    """
-
-    name: str
-    options: tuple[Value, ...]
-    usual: int
-    folds: int
-    log_elements: float
-
-    def features(self) -> list[dict[str, float]]:
-        """Return what is known of each option, by name; about 1 at most."""
-        top = max([1, *(v for v in self.options if isinstance(v, int | float))])
-        last, rows = max(len(self.options) - 1, 1), []
-        for place, value in enumerate(self.options):
-            rank = place / last
-            row: dict[str, float] = {"rank": rank, "first": place == 0, "last": rank == 1}
-            row |= {"usual": place == self.usual, "rank folds": rank * self.folds / 4}
-            row |= {"rank size": rank * self.log_elements / 24}
-            if isinstance(value, int | float):
-                row["ratio"] = math.log2(max(value, 1) / top) / 8
-            if isinstance(value, str) or value in (1, 2, 3):
-                row[f"is {value}"] = 1
-            rows.append({f"{self.name} {key}": float(x) for key, x in row.items()})
-        return rows
-
-
-def _operator(space: VectorSpace) -> tuple[int, float]:
-    folds = sum(isinstance(s, Stage) and bool(s.fold) for s in space.default.state.stages)
-    return folds, math.log2(max(math.prod(t.shape) for t in space.outputs))
-
-
-def _decision(space: VectorSpace, at: int, options: Sequence[Value]) -> Decision:
-    default = space.default_point[at]
-    usual = options.index(default) if default in options else -1
-    return Decision(space.names[at].partition(" ")[0], tuple(options), usual, *_operator(space))
-
-
-def decisions_of(space: VectorSpace, point: Point) -> dict[str, Any]:
-    """Return what a bank keeps of a point: folds, size, and its decisions that had a choice.
-
-    Of a decision: name, place of the option taken, place of the default's, options.
-    """
-    chain = []
-    for at, value in enumerate(point):
-        options = space.options(point[:at])
-        if len(options) > 1:
-            d = _decision(space, at, options)
-            chain.append([d.name, options.index(value), d.usual, list(options)])
-    folds, size = _operator(space)
-    return {"folds": folds, "size": round(size, 3), "chain": chain}
-
-
-def examples(entry: BankEntry) -> list[tuple[Decision, int]]:
-    """Return the decisions of an entry and the places taken; none where it does not say."""
-    try:
-        data = entry.schedule[TAUGHT]
-        about = int(data["folds"]), float(data["size"])
-        found = [(Decision(n, tuple(o), usual, *about), at) for n, at, usual, o in data["chain"]]
-        return found if all(at in range(len(d.options)) and _finite(d) for d, at in found) else []
-    except (KeyError, TypeError, ValueError, OverflowError):  # old entries, and those of others
-        return []
-
-
-def _finite(decision: Decision) -> bool:
-    plain = all(isinstance(v, int | float | str) for v in (decision.name, *decision.options))
-    return plain and all(math.isfinite(x) for row in decision.features() for x in row.values())
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Weights by feature; without any, all options are alike."""
-
-    weights: Mapping[str, float] = field(default_factory=dict)
-
-    def chances(self, decision: Decision) -> NDArray[np.float64]:
-        """Return a positive chance per option; they add up to 1."""
-        rows = decision.features()
-        scores = np.array([sum(self.weights.get(k, 0.0) * x for k, x in r.items()) for r in rows])
-        power = np.exp(scores - scores.max())
-        return np.asarray((1 - UNIFORM) * power / power.sum() + UNIFORM / len(rows))
-
-    def prior(self, space: VectorSpace) -> Prior:
-        """Return the policy as what a tree search asks."""
-        known: dict[Point, list[float]] = {}
-
-        def weigh(prefix: Point, options: Sequence[Value]) -> list[float]:
-            if prefix not in known:
-                known[prefix] = self.chances(_decision(space, len(prefix), options)).tolist()
-            return known[prefix]
-
-        return weigh
-
-
-def learn(entries: Iterable[BankEntry]) -> Policy:
-    """Fit a policy to entries: maximum likelihood, less PULL / 2 times the squared weights."""
-    known = [pair for entry in entries for pair in examples(entry)]
-    if not known:
-        return Policy()
-    rows = [row for decision, _ in known for row in decision.features()]
-    names = sorted({name for row in rows for name in row})
-    table = np.array([[row.get(name, 0.0) for name in names] for row in rows])
-    counts = np.array([len(decision.options) for decision, _ in known])
-    starts = np.cumsum(counts) - counts
-    seen = table[starts + [place for _, place in known]].sum(axis=0)
-    weights = np.zeros(len(names))
-    for _ in range(STEPS):
-        scores = table @ weights
-        power = np.exp(scores - np.repeat(np.maximum.reduceat(scores, starts), counts))
-        chances = power / np.repeat(np.add.reduceat(power, starts), counts)
-        weights += RATE * ((seen - chances @ table) / len(known) - PULL * weights)
-    return Policy(dict(zip(names, weights.tolist(), strict=True)))

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.aoe import Point, Space, TableSpace, drive
+from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.drive import Search
 from ascend_lab.aoe.search import Mcts, random_order

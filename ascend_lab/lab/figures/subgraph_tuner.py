@@ -8,8 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from ascend_lab.aoe.subgraph.segments import even
-from ascend_lab.aoe.subgraph.slicing import HALOS, Region, ranges_of
+from ascend_lab.aoe.subgraph.slicing import HALOS, Region, even, ranges_of
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.slice import part_of

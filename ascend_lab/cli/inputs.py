@@ -1,24 +1,121 @@
-"""What `aoe` tunes: ONNX models, folders of them, single operators; and which operators of them."""
+"""What users hand in: files of arrays; networks and single operators to tune, and which of them.
+
+Arrays, .npy and .npz, are read with limits and without unpickling, and written whole.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import io
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ascend_lab.cli.common import import_with, shapes_in
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown, wholes_of
+from ascend_lab.limits import (
+    ARRAY_BYTES,
+    TABLE_BYTES,
+    json_of,
+    read_file,
+    refuse_above,
+    shown,
+    wholes_of,
+)
+from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
     from ascend_lab.chip import Chip
     from ascend_lab.graph import Graph
 
+Arrays = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 
+
+_DAMAGED: tuple[type[Exception], ...] = (
+    OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, tokenize.TokenError, zlib.error,
+)  # fmt: skip
+"""What NumPy and zipfile raise for what is no archive of arrays."""
+with suppress(ImportError):  # a Python without it unpacks none of its archives
+    import lzma
+
+    _DAMAGED += (lzma.LZMAError,)
+
+
+def _damage(error: BaseException) -> str:
+    """Return what is wrong with a file, without NumPy's advice to unpickle it."""
+    text = str(error)[:200]
+    if "pickle" in text:
+        return "Python objects in it"
+    return "another kind of file" if "magic" in text else text
+
+
+@contextmanager
+def _reading(path: str, what: str, remedy: str) -> Iterator[None]:
+    """Raise `InputError` for a path that is no file, and for whatever is wrong with one."""
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        yield
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {_damage(error)}", remedy) from None
+
+
+def load_arrays(path: str) -> Arrays:
+    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
+    what = "an .npz file of arrays of numbers"
+    with _reading(path, what, "write one with numpy.savez"):
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
+    return found
+
+
+def load_array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of numbers"
+    with _reading(path, what, "write one with numpy.save"):
+        refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer")
+        with Path(path).open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    if array.dtype.kind not in "biuf":
+        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+    return array
+
+
+def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array))
+    write_whole(path, whole.getvalue())
+
+
+def save_array(path: str, array: Any) -> None:
+    """Write an array into an .npy file."""
+    raw = io.BytesIO()
+    np.lib.format.write_array(raw, np.ascontiguousarray(array))
+    write_whole(path, raw.getvalue())
+
+
+# -- what `aoe` tunes -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Network:
     """A network to tune: its name, and how to get it."""
@@ -71,7 +168,7 @@ def _batches(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _model(model: str, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[int]) -> Source:
+def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
     from ascend_lab.graph.models import model_name
 
     name = model_name(model)
@@ -81,11 +178,15 @@ def _model(model: str, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[
     return Source(name, [Network(n, partial(_load, model, shapes, b)) for b, n in names.items()])
 
 
-def _load(model: str, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Graph:
+def _load(model: str, shapes: Shapes, batch: int | None) -> Graph:
+    return import_with(model, None, sized(shapes, batch, "batch"), batch).graph
+
+
+def sized(shapes: Shapes, batch: int | None, what: str) -> dict[str, tuple[int, ...]]:
+    """Return shapes with the batch in place of -1, which stands for `what`; `InputError`."""
     if batch is None and any(-1 in shape for shape in shapes.values()):
-        raise InputError("--dynamic_batch_size for a batch of -1", "none", "give it")
-    sizes = {n: tuple(batch if k == -1 else k for k in s) for n, s in shapes.items()}
-    return import_with(model, None, sizes, batch).graph
+        raise InputError(f"--dynamic_batch_size for a {what} of -1", "none", "give it")
+    return {n: tuple(batch if batch and k == -1 else k for k in s) for n, s in shapes.items()}
 
 
 def wanted_of(

@@ -1,6 +1,10 @@
-"""Monte-Carlo tree search over prefixes: where to decide next is learned from what lies below.
+"""Searches from prefix to prefix: what is decided first narrows what is left.
 
-A node is a prefix. From the root the search follows the child of greatest
+Branch and bound opens the prefix of least certified bound first (A. H. Land, A. G. Doig, "An
+Automatic Method of Solving Discrete Programming Problems", 1960).
+
+Monte-Carlo tree search learns where to decide next from what lies below. A node is a prefix. From
+the root the search follows the child of greatest
 
     best cost of all / best cost below the child + exploration * prior * sqrt(log N / n),
 
@@ -10,6 +14,7 @@ mean: one good point makes a prefix good). A node below which everything was tri
 L. Kocsis, C. Szepesvari, "Bandit Based Monte-Carlo Planning", ECML 2006.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +22,66 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab.aoe.drive import Steps
-from ascend_lab.aoe.search.genetic import Surrogate
-from ascend_lab.aoe.search.plain import Fresh
+from ascend_lab.aoe.search.points import Fresh, Surrogate
 from ascend_lab.aoe.space import Point, Space, Value, completed, mutated, random_completion
 
+Bound = Callable[[Point], float]
+"""Prefix -> a number that no point beginning with it can undercut."""
+_Open = tuple[float, int, int, Point]
+"""Bound, minus the length (deep prefixes first among equal bounds), order of arrival, prefix."""
+
+
+def no_bound(prefix: Point) -> float:
+    """Return minus infinity: nothing is known of the points behind a prefix."""
+    return -math.inf
+
+
+@dataclass
+class BranchAndBound:
+    """Open the prefix of least certified `bound` first, until no bound is below the best cost.
+
+    `batch` points are measured at a time. `lower_bound` is what no point of the space undercuts, as
+    far as known; `opened` counts prefixes; `proven` says that the best of the run is the optimum.
+    """
+
+    bound: Bound = no_bound
+    batch: int = 4
+    lower_bound: float = field(default=-math.inf, init=False)
+    opened: int = field(default=0, init=False)
+    proven: bool = field(default=False, init=False)
+
+    def __call__(
+        self, space: Space, rng: np.random.Generator, start: Sequence[Point] = ()
+    ) -> Steps:
+        """Measure points in the order of their bounds, until none can be better than the best."""
+        self.lower_bound, self.opened, self.proven = -math.inf, 0, False
+        fresh, best = Fresh(space, rng), math.inf
+        if batch := fresh.legal(start):
+            best = min((yield from fresh.ask(batch)))
+        heap: list[_Open] = [(self.bound(()), 0, 0, ())]
+        while batch := self._leaves(fresh, heap, best):
+            best = min(best, *(yield from fresh.ask(batch)))
+            self.lower_bound = min(best, heap[0][0] if heap else math.inf)
+        self.lower_bound, self.proven = best, True
+
+    def _leaves(self, fresh: Fresh, heap: list[_Open], best: float) -> list[Point]:
+        """Open prefixes until a batch of points is found or nothing below the best is left."""
+        batch: list[Point] = []
+        while heap and len(batch) < self.batch and heap[0][0] < best:
+            bound, _, _, prefix = heapq.heappop(heap)
+            if len(prefix) == len(fresh.space.names):
+                batch = fresh.new([*batch, prefix])
+                continue
+            for value in fresh.space.options(prefix):
+                self.opened += 1
+                child = (*prefix, value)
+                low = max(bound, self.bound(child))  # a bound never falls on the way down
+                if low < best:
+                    heapq.heappush(heap, (low, -len(child), self.opened, child))
+        return batch
+
+
+# -- Monte-Carlo tree search ----------------------------------------------------------------------
 Prior = Callable[[Point, Sequence[Value]], Sequence[float]]
 """(prefix, its options) -> a weight per option; the search scales them to mean 1."""
 ELITE = 10
