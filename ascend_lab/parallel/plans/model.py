@@ -21,9 +21,8 @@ from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
 from ascend_lab.train import StepProfile, profile_training, training_graph
-from ascend_lab.train.autodiff import carried
 from ascend_lab.train.profile import SAMPLE, equal_layers, layer_prefix, update_s
-from ascend_lab.train.step import in_compute_format, master_of, trainable
+from ascend_lab.train.step import carried, in_compute_format, trainable
 
 Product = tuple[int, int, int]
 """Rows, inner, columns."""
@@ -188,10 +187,8 @@ def parts_of(graph: Graph, profile: StepProfile, dtype: str) -> tuple[Part, ...]
 
     A parameter that several parts read (a tied embedding) is counted in the first.
     """
-    typed = in_compute_format(graph, dtype)
-    names = trainable(graph)
-    leaves = tuple(c for c in typed.constants if master_of(c, graph) in names)
-    groups = _unit_nodes(typed, leaves)
+    typed, leaves = in_compute_format(graph, dtype, trainable(graph))
+    groups = _unit_nodes(typed, tuple(leaves))
     place = {node.name: i for i, nodes in enumerate(groups) for node in nodes}
     seconds = _seconds(profile, place, typed)
     kept = _kept_tensors(graph, dtype)
