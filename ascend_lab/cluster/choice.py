@@ -37,8 +37,15 @@ def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
     return found
 
 
-def closed(sums_bytes: Sequence[float], limit_bytes: float, first_bytes: float) -> Segments:
-    """Return the buckets of gradients whose bytes add up to these sums, 0 in front."""
+def closed(
+    sums_bytes: Sequence[float],
+    limit_bytes: float = BUCKET_BYTES,
+    first_bytes: float = FIRST_BYTES,
+) -> Segments:
+    """Return the buckets of gradients whose bytes add up to these sums, 0 in front.
+
+    One is closed when it holds `limit_bytes`, the first when it holds `first_bytes`.
+    """
     found: list[tuple[int, int]] = []
     start, limit, count = 0, first_bytes, len(sums_bytes) - 1
     while start < count:

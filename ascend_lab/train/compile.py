@@ -9,15 +9,26 @@ becomes what the vendor's two kernels compute, a reduction and an update,
 so that the image is read twice and written once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Constant, Draft, Graph, Node, Stages, TensorType
-from ascend_lab.graph.compile import Road
+from ascend_lab.graph import (
+    Compiled,
+    Constant,
+    Draft,
+    Fill,
+    Graph,
+    Node,
+    Stages,
+    TensorType,
+    pruned,
+    verify,
+)
+from ascend_lab.graph.compile import Road, front_stages
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT
@@ -210,3 +221,61 @@ def compile_training(
     names = [name for name in passes if not (again and name == MERGING)]
     road = replace(TRAINING, passes=names, fusion=fusion)
     return road.stages(step.graph, chip)
+
+
+# -- forward and backward alone, as the profile times them -----------------------------------------
+LONGEST_STAY = 2500
+"""Nodes up to which tensors are kept in fractals wherever that saves conversions."""
+
+
+def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
+    """Return the kernels of forward and backward; number formats stay as the step states them."""
+    road = replace(TRAINING, most_moved=LONGEST_STAY)
+    front = front_stages(weights_in_place(step), chip, road)
+    return road.kernels(promptly(front.laid_out), chip)
+
+
+def weights_in_place(step: TrainingGraph) -> Graph:
+    """Return forward and backward, with the parameters' copies as constants: no cast each step."""
+    graph, constants, nodes = step.graph, dict(step.graph.constants), []
+    known = set(step.parameters)
+    for node in graph.nodes:
+        if node.op == "cast" and node.inputs[0] in known:
+            constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
+        elif step.phases.get(node.name) != "update":
+            nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+    for name in sorted(known & read):
+        constants[name] = Constant(graph.types[name], Fill(0.0))
+    inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
+    outputs = tuple(own_outputs(step))
+    new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
+    return verify(pruned(new))
+
+
+def averages(step: TrainingGraph) -> Mapping[str, int]:
+    """Return the new running averages of a step, and how many numbers each is."""
+    nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
+    names = {name for node in nodes for name in node.outputs}
+    return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
+
+
+def own_outputs(step: TrainingGraph) -> list[str]:
+    """Return the outputs of a step that are no running averages."""
+    apart = averages(step)
+    return [name for name in step.graph.outputs if name not in apart]
+
+
+def promptly(graph: Graph) -> Graph:
+    """Return the graph with conversions of outputs behind what they convert, not at the end."""
+    outs = set(graph.outputs)
+    late: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "trans_data" and node.output in outs and not graph.readers[node.output]:
+            late.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for nodes in late.values() for node in nodes}
+    order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
+    for node in graph.nodes:
+        if node.name not in moved:
+            order += [node, *(after for name in node.outputs for after in late.get(name, ()))]
+    return replace(graph, nodes=tuple(order))
