@@ -158,8 +158,7 @@ def _percent(value: float | None) -> str:
 
 def _topologies(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import TOPOLOGIES, load_topology
-    from ascend_lab.cluster.files import topology_dict, topology_text
-    from ascend_lab.cluster.presets import usage
+    from ascend_lab.cluster.loader import topology_dict, topology_text, usage
 
     if arguments.name is not None:
         topology = load_topology(arguments.name)
@@ -191,7 +190,7 @@ LEGEND = """\
 
 def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
+    from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
     from ascend_lab.parallel.plans.search import best_plans
 
     _check(arguments)
