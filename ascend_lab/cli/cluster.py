@@ -45,7 +45,7 @@ def parse_bytes(text: str) -> float:
 
 def _collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import collective_time, compare, load_topology
-    from ascend_lab.cluster.collectives import op_name
+    from ascend_lab.cluster.schedule import op_name
 
     size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
     ranks = topology.size if arguments.ranks is None else arguments.ranks
@@ -190,7 +190,7 @@ LEGEND = """\
 
 def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
+    from ascend_lab.cluster import TOPOLOGIES, load_topology
     from ascend_lab.parallel.plans.search import best_plans
 
     _check(arguments)
