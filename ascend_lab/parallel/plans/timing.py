@@ -19,13 +19,16 @@ import numpy as np
 from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make, together
 from ascend_lab.cluster.choice import Interpolated, servers_of
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
-from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, peak_held, run_pipeline
 from ascend_lab.parallel.plans.plan import (
     HALF_BYTES,
     DeviceMemory,
     Model,
+    PipelineTime,
     Plan,
     Unit,
+    orders,
+    peak_held,
+    run_pipeline,
     split_units,
     stage_memory,
 )

@@ -7,8 +7,7 @@ import numpy as np
 
 from ascend_lab.cluster.choice import Segments
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders, run_pipeline
-from ascend_lab.parallel.plans.plan import Plan
+from ascend_lab.parallel.plans.plan import BACKWARD, FORWARD, Plan, Task, orders, run_pipeline
 from ascend_lab.parallel.values.group import (
     Group,
     Ranked,
