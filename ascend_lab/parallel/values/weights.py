@@ -20,7 +20,9 @@ from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import (
     Group,
+    Piece,
     Ranked,
+    Shard,
     Tape,
     Traffic,
     Values,
@@ -29,7 +31,6 @@ from ascend_lab.parallel.values.group import (
     part,
     parts,
 )
-from ascend_lab.parallel.values.layers import Piece, Shard
 
 State = tuple[Values, ...]
 
