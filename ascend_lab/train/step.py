@@ -1,7 +1,7 @@
 """The graph of a training step: what its names mean, its precision, the update, and running it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,17 +113,23 @@ def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
     They part the network into blocks: between a residual block and the next there is one, inside
     there is none. Tensors that hang on no parameter, such as masks, do not count.
     """
+    found: dict[str, None] = {}
+    for _, live in alive(graph, parameters):
+        if len(live) == 1:
+            found.update(dict.fromkeys(live))
+    return tuple(found)
+
+
+def alive(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield every node and the tensors that carry gradients past it; the set is not to be kept."""
     flowing = carried(graph, parameters) - set(parameters)
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     last.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
     live: set[str] = set()
-    found: list[str] = []
     for i, node in enumerate(graph.nodes):
         live.update(name for name in node.outputs if name in flowing and name in last)
         live -= {name for name in live if last[name] <= i}
-        if len(live) == 1 and not live.intersection(found):
-            found += live
-    return tuple(found)
+        yield node, live
 
 
 def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ...]:

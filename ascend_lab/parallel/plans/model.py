@@ -22,7 +22,7 @@ from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
 from ascend_lab.train import StepProfile, profile_training, training_graph
 from ascend_lab.train.profile import SAMPLE, equal_layers, layer_prefix, update_s
-from ascend_lab.train.step import carried, in_compute_format, trainable
+from ascend_lab.train.step import alive, in_compute_format, trainable
 
 Product = tuple[int, int, int]
 """Rows, inner, columns."""
@@ -204,15 +204,10 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 
     Units without parameters are joined to those before.
     """
-    flowing = carried(typed, leaves) - set(leaves)
-    last = {name: i for i, node in enumerate(typed.nodes) for name in node.inputs}
-    last.update(dict.fromkeys(typed.outputs, len(typed.nodes)))
-    own, live, found = set(leaves), set[str](), list[list[Node]]([[]])
-    for i, node in enumerate(typed.nodes):
+    own, found = set(leaves), list[list[Node]]([[]])
+    for node, live in alive(typed, leaves):
         found[-1].append(node)
-        live.update(name for name in node.outputs if name in flowing and name in last)
-        live -= {name for name in live if last[name] <= i}
-        if len(live) == 1 and i + 1 < len(typed.nodes):
+        if len(live) == 1 and node is not typed.nodes[-1]:
             found.append([])
     joined: list[list[Node]] = []
     for nodes in found:
