@@ -35,7 +35,7 @@ from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import Pair, reach
-from ascend_lab.ops.formats import Shape, axes_of, pair
+from ascend_lab.ops.formats import axes_of, pair
 from ascend_lab.train.step import TrainingGraph
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
@@ -57,20 +57,14 @@ class _Images(Assigner):
         """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
         given = [n for n in node.inputs if n not in self.graph.constants]
         image = any("NC1HWC0" in self.forms[n] for n in given)
-        if image and node.op in FOLDS and folds_image(self.graph, node):
-            return "NC1HWC0"
+        if image and node.op in FOLDS and node.attr("keepdims", False):
+            shape = self.graph.types[node.inputs[0]].shape
+            if len(shape) == 4 and axes_of("fold", node.attr("axis"), shape) in FOLDED:
+                return "NC1HWC0"
         if image and node.op in ALSO_LANES:
             fits = self.fits(node, "NC1HWC0")
             return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
         return super().followed(node)
-
-
-def folds_image(graph: Graph, node: Node) -> bool:
-    """Tell whether a node sums each channel of images and keeps the axes."""
-    shape = graph.types[node.inputs[0]].shape
-    if len(shape) != 4 or not node.attr("keepdims", False):
-        return False
-    return axes_of("fold", node.attr("axis"), shape) in FOLDED
 
 
 def batch_norms_apart(graph: Graph) -> Graph:
@@ -187,15 +181,11 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
     title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()
     indices = edit.add(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
-    rows = _reshaped(edit, edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title),
-                     (r * s, c * k), title)  # fmt: skip
+    taps_first = edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title)
+    rows = edit.insert("reshape", (taps_first,), {"shape": (r * s, c * k)}, title)
     back = edit.insert("gather", (rows, indices), {"axis": 0}, title)
-    shaped = _reshaped(edit, back, (r, s, c, k), title)
+    shaped = edit.insert("reshape", (back,), {"shape": (r, s, c, k)}, title)
     return edit.insert("transpose", (shaped,), {"perm": (2, 3, 0, 1)}, title)
-
-
-def _reshaped(edit: Draft, x: str, shape: Shape, name: str) -> str:
-    return edit.insert("reshape", (x,), {"shape": shape}, name)
 
 
 # -- the road of a training graph ------------------------------------------------------------------

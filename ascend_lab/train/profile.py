@@ -29,6 +29,8 @@ from ascend_lab.train.autodiff import training_graph
 from ascend_lab.train.compile import averages, compile_step, own_outputs
 from ascend_lab.train.step import RUNNING_MOMENTUM, TrainingGraph, optimiser
 
+PHASES = ("forward", "backward", "update")
+
 
 @dataclass(frozen=True, slots=True)
 class GradientRow:
@@ -111,13 +113,9 @@ def _operators(
     rows, phase = [], "forward"
     tasks = [task for task in compiled.tasks if task.lowered is not None]
     for task, time in zip(tasks, times.operators, strict=True):
-        phase = max((phase_of(step, name) or phase for name in task.nodes), key=_rank)
+        phase = max((phase_of(step, name) or phase for name in task.nodes), key=PHASES.index)
         rows.append(OperatorRow(task.nodes, phase, time.time_s))
     return tuple(rows)
-
-
-def _rank(phase: str) -> int:
-    return ("forward", "backward", "update").index(phase)
 
 
 def phase_of(step: TrainingGraph, name: str) -> str:
@@ -214,9 +212,8 @@ def layer_prefix(names: Sequence[str]) -> str:
 
 def equal_layers(model: str) -> int:
     """Return how many equal layers a model of the zoo has by default; 0 if it has no such count."""
-    settings = inspect.signature(zoo.find(model)).parameters
-    layers = settings["layers"].default if "layers" in settings else 0
-    return layers if layers > SAMPLE else 0
+    setting = inspect.signature(zoo.find(model)).parameters.get("layers")
+    return setting.default if setting and setting.default > SAMPLE else 0
 
 
 def profile_layers(
@@ -236,9 +233,7 @@ def profile_layers(
     prefix = layer_prefix([node.name for node in graph.nodes])
     more = layers - SAMPLE
     middle = [row for row in profile.operators if row.nodes[0].startswith(f"{prefix}1.")]
-    ahead, back = (
-        sum(row.time_s for row in middle if row.phase == phase) for phase in ("forward", "backward")
-    )
+    ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
     own = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
     width = DTYPE_BYTES[dtype]
     some, added = profile.gradient_bytes // width, sum(row.size_bytes for row in own) // width
@@ -280,22 +275,22 @@ def _all_gradients(
 
 def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
     """Return the kernels with the middle layer's, forward and backward, `more` times again."""
+
+    def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
+        return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
+
     found: list[OperatorRow] = []
-    for phase in ("forward", "backward", "update"):
+    for phase in PHASES:
         part = [row for row in rows if row.phase == phase]
         places = [i for i, row in enumerate(part) if row.nodes[0].startswith(f"{prefix}1.")]
         own = [part[i] for i in places]
-        part = [_moved(row, prefix, 2, 2 + more) for row in part]
+        part = [moved(row, 2, 2 + more) for row in part]
         at = places[-1] + 1 if places else len(part)
         order = range(2, 2 + more) if phase == "forward" else range(1 + more, 1, -1)
-        again = [_moved(row, prefix, 1, k) for k in order for row in own]
+        again = [moved(row, 1, k) for k in order for row in own]
         start = at if phase == "forward" else (places[0] if places else at)
         found += [*part[:start], *again, *part[start:]]
     return tuple(found)
-
-
-def _moved(row: OperatorRow, prefix: str, old: int, new: int) -> OperatorRow:
-    return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
 
 
 # -- a data-parallel step on two lanes: compute, and the exchange of gradients in buckets ----------
