@@ -284,10 +284,10 @@ def _applies(op: str, name: str, servers: Rows) -> bool:
 
 def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
     """Return the quickest, the first of equals; by rising floors, while one may be quicker."""
-    if not 0 <= size_bytes < float("inf"):
+    if not 0 <= size_bytes < math.inf:
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     floors = sorted((one.floor_s(size_bytes), i) for i, one in enumerate(candidates))
-    best, best_s = 0, float("inf")
+    best, best_s = 0, math.inf
     for floor_s, i in floors:
         if floor_s > best_s:
             break

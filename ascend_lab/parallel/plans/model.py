@@ -238,18 +238,14 @@ def _seconds(
     """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
     count = max(place.values()) + 1
     found = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
-    ops = {node.name: node.op for node in typed.nodes}
-    unit = 0
+    ops, unit = {node.name: node.op for node in typed.nodes}, 0
     for row in profile.operators:
         if row.phase == "update":
             continue
         bases = [base for name in row.nodes if (base := _base(name, place))]
         unit = place[bases[0]] if bases else unit
-        kind = "cut"
-        if any(ops[b] in PRODUCTS for b in bases):
-            kind = "product"
-        elif any(ops[b] in WHOLE for b in bases):
-            kind = "whole"
+        whole = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
+        kind = "product" if any(ops[b] in PRODUCTS for b in bases) else whole
         found[unit][kind][row.phase == "backward"] += row.time_s
     return found
 

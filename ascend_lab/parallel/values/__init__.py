@@ -324,9 +324,8 @@ def train_mixed(
         half = group.all_gather([m.astype(np.float16) for m in masters])
         scale = scale.next(bad)
     losses, scales, skipped, zero_shares = zip(*rows, strict=True)
-    return MixedRun(
-        losses, scales, skipped, zero_shares, _named(model, np.concatenate(masters)), traffic
-    )
+    parameters = _named(model, np.concatenate(masters))
+    return MixedRun(losses, scales, skipped, zero_shares, parameters, traffic)
 
 
 def vanishing(gradients: Mapping[str, Values], scale: float = 1.0) -> float:
@@ -345,9 +344,8 @@ def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[
     """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
     count, tokens = len(half), batch.targets.size
     groups = Cuts(Plan(data=count)).groups(Traffic())
-    inputs, targets = (
-        parts(array, groups["data"], 0, "a batch") for array in (batch.inputs, batch.targets)
-    )
+    both = batch.inputs, batch.targets
+    inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in both)
     named = [_named(model, one) for one in half]
     weights = {key: [one[key] for one in named] for key in model.weights}
     loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
