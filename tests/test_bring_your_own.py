@@ -13,7 +13,7 @@ from onnx_models import model_of
 from ascend_lab import ops
 from ascend_lab.cli import aoe
 from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cluster.files import KEYS, LINK_KEYS
+from ascend_lab.cluster.loader import KEYS, LINK_KEYS
 from ascend_lab.compress import read_config
 from ascend_lab.graph import rules_restored
 from ascend_lab.graph.passes import PASSES

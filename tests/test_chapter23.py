@@ -9,13 +9,12 @@ from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
 from ascend_lab.lab.checks.chapter23 import least_micro_batches, sent_bytes
 from ascend_lab.lab.figures import fig_plan_cube
+from ascend_lab.parallel.plans import best_plans, placements
 from ascend_lab.parallel.plans.model import GraphModel
-from ascend_lab.parallel.plans.pipeline import bubble_share
-from ascend_lab.parallel.plans.plan import Unit
-from ascend_lab.parallel.plans.search import best_plans, placements
+from ascend_lab.parallel.plans.plan import Unit, bubble_share
 from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.parallel.values import Plan, Sgd, sentences, train, train_single, transformer
-from ascend_lab.parallel.values import layers as pieces
+from ascend_lab.parallel.values import group as pieces
 
 # -- exercises -------------------------------------------------------------------------------------
 
@@ -54,7 +53,7 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
     monkeypatch.setattr(pieces, "copy_in", lambda tape, x, group: x)
     with pytest.raises(ClusterError, match="copies that differ"):
         train(model, data, Sgd(), Plan(tensor=2))
-    monkeypatch.setattr("ascend_lab.parallel.values.training.same", lambda copies: True)
+    monkeypatch.setattr("ascend_lab.parallel.values.same", lambda copies: True)
     blind = train(model, data, Sgd(), Plan(tensor=2))
     assert blind.losses[0] == pytest.approx(one.losses[0], rel=1e-12)
     key = "layer0.attention.norm.scale"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ascend_lab.chip import Chip
     from ascend_lab.cluster import CollectiveTime, Topology
     from ascend_lab.cluster.fit import CollectiveFit, Measured
+    from ascend_lab.parallel.plans import Ranking
     from ascend_lab.parallel.plans.model import GraphModel
-    from ascend_lab.parallel.plans.search import Ranking
 
 
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
@@ -45,7 +45,7 @@ def parse_bytes(text: str) -> float:
 
 def _collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import collective_time, compare, load_topology
-    from ascend_lab.cluster.collectives import op_name
+    from ascend_lab.cluster.schedule import op_name
 
     size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
     ranks = topology.size if arguments.ranks is None else arguments.ranks
@@ -158,8 +158,7 @@ def _percent(value: float | None) -> str:
 
 def _topologies(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import TOPOLOGIES, load_topology
-    from ascend_lab.cluster.files import topology_dict, topology_text
-    from ascend_lab.cluster.presets import usage
+    from ascend_lab.cluster.loader import topology_dict, topology_text, usage
 
     if arguments.name is not None:
         topology = load_topology(arguments.name)
@@ -191,8 +190,8 @@ LEGEND = """\
 
 def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
-    from ascend_lab.parallel.plans.search import best_plans
+    from ascend_lab.cluster import TOPOLOGIES, load_topology
+    from ascend_lab.parallel.plans import best_plans
 
     _check(arguments)
     name = arguments.cluster  # a preset that takes a count and has none gets the devices'

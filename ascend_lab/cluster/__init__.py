@@ -2,11 +2,12 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.cluster.choice import closed_form_s, collective_time, compare
-from ascend_lab.cluster.collectives import ALGORITHMS, make
+from ascend_lab.cluster.choice import collective_time, compare, make
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
-from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
-from ascend_lab.cluster.schedule import OPS, Round, Schedule, execute, together
+from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
+from ascend_lab.cluster.schedule import (
+    ALGORITHMS, OPS, Round, Schedule, closed_form_s, execute, together,
+)
 from ascend_lab.cluster.timing import CollectiveTime, time_collective
 from ascend_lab.cluster.topology import Link, Topology, full_mesh, ring, star
 

@@ -1,9 +1,13 @@
-"""The algorithms of one level, as small templates of rounds over ranks 0 .. p-1 and slots.
+"""The algorithms of one level, as small templates of rounds over ranks 0 .. p-1 and slots; of two.
 
 A template is turned round (a gather read backwards is a reduction), laid upon many groups of ranks
 at once, and cut into chunks that follow each other through it. Gathers, broadcasts and all-to-alls
 stand here for any number of ranks; reductions are made of them. Ring, halving and doubling after
 Thakur, Rabenseifner and Gropp (2005); mesh and NHR after the cost formulas of HCCL.
+
+In two levels rail i joins the i-th ranks of all servers. An all-reduce adds up inside first, so
+that only n / g bytes a rank cross between servers; a gather goes between servers first for the
+same reason.
 """
 
 from collections.abc import Callable
@@ -14,6 +18,7 @@ import numpy as np
 from ascend_lab.cluster.schedule import NONE, Ints, Round, together
 
 Rounds = tuple[Round, ...]
+Stages = tuple[Rounds, ...]
 
 
 # -- what makes large schedules of templates ------------------------------------------------------
@@ -36,24 +41,15 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
 
     `ranks`: (groups, p); `blocks`: (groups or 1, slots, w), the blocks that slot stands for.
     """
-    return tuple(_laid(step, ranks, blocks) for step in rounds)
-
-
-def _laid(step: Round, ranks: Ints, blocks: Ints) -> Round:
-    (messages, count), groups, width = step.blocks.shape, len(ranks), blocks.shape[2]
-    picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, blocks[:, step.blocks])
-    rows = np.broadcast_to(picked, (groups, messages, count, width))
-    return Round(
-        ranks[:, step.sources].reshape(-1),
-        ranks[:, step.targets].reshape(-1),
-        rows.reshape(groups * messages, count * width),
-        np.tile(step.reduces, groups),
-    )
-
-
-def in_order(rounds: Rounds, order: Ints, slots: int) -> Rounds:
-    """Lay a template upon one group of ranks; slot i stays block i."""
-    return laid(rounds, order[None, :], np.arange(slots)[None, :, None])
+    found, groups, width = [], len(ranks), blocks.shape[2]
+    for step in rounds:
+        messages, count = step.blocks.shape
+        picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, blocks[:, step.blocks])
+        rows = np.broadcast_to(picked, (groups, messages, count, width))
+        sources, targets = (ranks[:, x].reshape(-1) for x in (step.sources, step.targets))
+        rows = rows.reshape(groups * messages, count * width)
+        found.append(Round(sources, targets, rows, np.tile(step.reduces, groups)))
+    return tuple(found)
 
 
 def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
@@ -174,7 +170,7 @@ def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
     count, active = len(stay), np.arange(len(stay))
     if name == "halving-doubling":
         inner = (*turned(doubling_gather(count)), *doubling_gather(count))
-        slots, rounds = count, in_order(inner, stay, count)
+        slots, rounds = count, laid(inner, stay[None], np.arange(count)[None, :, None])
     elif name == "recursive-doubling":
         slots, whole = 1, np.zeros((count, 1), np.int64)
         steps = [2**k for k in range(count.bit_length() - 1)]
@@ -287,3 +283,129 @@ def bruck_exchange(p: int) -> Rounds:
 
 
 EXCHANGES = {"mesh": mesh_exchange, "pairwise": pairwise_exchange, "bruck": bruck_exchange}
+
+
+# -- by name, in one level and in two -----------------------------------------------------------
+def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
+    """Return blocks and stages in one level."""
+    if op == "all_to_all":
+        return p * p, (EXCHANGES[name](p),)
+    if op in ("broadcast", "reduce"):
+        slots, rounds = cast(name, p) if op == "broadcast" else collect(name, p)
+        ranks = (np.arange(p) + root) % p
+        return slots, (laid(rounds, ranks[None], np.arange(slots)[None, :, None]),)
+    if name == "double-ring":
+        up = double_ring_gather(p)
+        down = turned(up)
+        return 2 * p, {"all_gather": (up,), "reduce_scatter": (down,)}.get(op, (down + up,))
+    if op == "all_gather":
+        return p, (GATHERS[name](p),)
+    if op == "reduce_scatter":
+        return p, (reduce_scatter(name, p),)
+    if name in CASTS and name not in GATHERS:
+        slots, rounds = cast(name, p)
+        return slots, ((*turned(rounds), *rounds),)
+    slots, rounds = all_reduce(name, p)
+    return slots, (rounds,)
+
+
+def in_two(
+    op: str, name: str, groups: Ints, root: int, inside: str, between: str
+) -> tuple[int, Stages]:
+    """Return blocks and stages in two levels."""
+    servers, each = groups.shape
+    p = groups.size
+    if op == "all_to_all":
+        return p * p, (_exchange(groups),)
+    if name == "pipeline":
+        up = _pipeline_gather(groups)
+        down = turned(up)
+        return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
+    if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
+        slots, rail = all_reduce(between, servers)
+        blocks = np.arange(each * slots).reshape(each, slots)
+        return each * slots, (
+            laid(reduce_scatter(inside, each), groups, blocks[None]),
+            laid(rail, groups.T, blocks[:, :, None]),
+            laid(GATHERS[inside](each), groups, blocks[None]),
+        )
+    if op == "all_gather":
+        return p, (
+            laid(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
+            laid(GATHERS[inside](each), groups, groups.T[None]),
+        )
+    if op == "reduce_scatter":
+        return p, (
+            laid(reduce_scatter(inside, each), groups, groups.T[None]),
+            laid(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+        )
+    return _rooted(op, groups, root, inside, between)
+
+
+def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
+    """Scatter inside the root's server, broadcast along all rails, gather inside every server.
+
+    Where `inside` sends whole tensors: broadcast along the root's rail, then inside every server.
+    A reduction goes the same ways backwards and adds up.
+    """
+    server, place = (int(i[0]) for i in np.nonzero(groups == root))
+    home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
+    rooted, each = cast if op == "broadcast" else collect, groups.shape[1]
+    outer, rail = rooted(between, len(groups))
+    slots, local = rooted(inside, each) if inside in WHOLE else (each, ())
+    blocks = np.arange(slots * outer).reshape(slots, outer)
+    if inside in WHOLE:
+        one = (
+            laid(rail, home[:, 0][None], blocks[:, :, None]),
+            laid(local, home, blocks[None]),
+        )
+        return outer, one if op == "broadcast" else one[::-1]
+    scatter, gather = (template(each) for template in CUT[inside])
+    along = laid(rail, home.T, blocks[:, :, None])
+    if op == "broadcast":
+        first = laid(scatter, home[:1], blocks[None])
+        return slots * outer, (first, along, laid(gather, home, blocks[None]))
+    last = laid(backwards(scatter), home[:1], blocks[None])
+    return slots * outer, (laid(turned(gather), home, blocks[None]), along, last)
+
+
+def _exchange(groups: Ints) -> Rounds:
+    """Hand inside each server what goes along a rail to the rank on that rail, then send it there.
+
+    Inside at once, between servers pairwise.
+    """
+    servers, each = groups.shape
+    p, rounds = groups.size, []
+    if each > 1:
+        one, two = pairs(each)
+        to = groups.T[two]
+        parts = [groups[s, one][:, None] * p + to for s in range(servers)]
+        inside = (groups[:, one].reshape(-1), groups[:, two].reshape(-1))
+        rounds.append(Round.of(*inside, np.concatenate(parts)))
+    here = np.arange(servers)
+    for t in range(1, servers):
+        there = (here + t) % servers
+        blocks = groups[here][:, None, :] * p + groups[there][:, :, None]
+        rounds.append(
+            Round.of(groups[here].reshape(-1), groups[there].reshape(-1), blocks.reshape(p, each))
+        )
+    return tuple(rounds)
+
+
+def _pipeline_gather(groups: Ints) -> Rounds:
+    """Gather along rails in a ring while what came the round before spreads inside over the mesh.
+
+    As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
+    """
+    servers, each = groups.shape
+    rail = laid(ring_gather(servers), groups.T, groups.T[:, :, None])
+    one, two = pairs(each)
+    sides = groups[:, one].reshape(-1), groups[:, two].reshape(-1)
+    rounds = []
+    for t in range(servers):
+        parts = [*rail[t : t + 1]]
+        if each > 1:
+            parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, one].reshape(-1, 1)))
+        if parts:
+            rounds.append(together(parts))
+    return tuple(rounds)

@@ -1,9 +1,8 @@
-"""What is sent together, and by which algorithm: time all that apply, take the quickest.
+"""Every collective by operation and name; or the quickest of all that apply.
 
 What was prepared for a topology is remembered, so that the next size costs microseconds to
-milliseconds.
-
-Gradients go together in buckets: here are the rule that closes them, and what sending costs.
+milliseconds. Gradients go together in buckets: here are the rule that closes them, and what
+sending costs.
 """
 
 import math
@@ -11,9 +10,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
-from ascend_lab.cluster.collectives import ALGORITHMS, LEVELS, make, op_name, parse_name
+import numpy as np
+
+from ascend_lab.cluster.algorithms import CASTS, GATHERS, chunked, flat, in_two
+from ascend_lab.cluster.schedule import (
+    ALGORITHMS,
+    ALIASES,
+    LEVELS,
+    Ints,
+    Schedule,
+    op_name,
+    parse_name,
+)
 from ascend_lab.cluster.timing import CollectiveTime, Places, Prepared, placed, prepare, timed
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError, InputError
@@ -37,8 +46,15 @@ def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
     return found
 
 
-def closed(sums_bytes: Sequence[float], limit_bytes: float, first_bytes: float) -> Segments:
-    """Return the buckets of gradients whose bytes add up to these sums, 0 in front."""
+def closed(
+    sums_bytes: Sequence[float],
+    limit_bytes: float = BUCKET_BYTES,
+    first_bytes: float = FIRST_BYTES,
+) -> Segments:
+    """Return the buckets of gradients whose bytes add up to these sums, 0 in front.
+
+    One is closed when it holds `limit_bytes`, the first when it holds `first_bytes`.
+    """
     found: list[tuple[int, int]] = []
     start, limit, count = 0, first_bytes, len(sums_bytes) - 1
     while start < count:
@@ -73,6 +89,94 @@ class Interpolated:
         if k not in self.known:
             self.known[k] = self.exact(SMALLEST_BYTES * STEP**k)
         return self.known[k]
+
+
+# -- a collective by name -------------------------------------------------------------------------
+Groups = Sequence[Sequence[int]]
+MOST_STEPS = 2**17
+"""Chunks times rounds at most: more would take minutes to lay out."""
+
+
+def make(
+    op: str,
+    algorithm: str,
+    ranks: int | Topology,
+    *,
+    root: int = 0,
+    chunks: int = 1,
+    groups: Groups | None = None,
+    inside: str | None = None,
+    between: str | None = None,
+) -> Schedule:
+    """Return the schedule of a collective for `ranks` ranks, or one rank for each device.
+
+    `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
+    algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
+    each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
+    name with "(4" takes every four ranks of a server, in order, for a server.
+    `inside` and `between` name the algorithms of the two levels (default: mesh or tree inside;
+    halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
+    Raises `ClusterError` for what does not exist.
+    """
+    op = op_name(op)
+    said = parse_name(op, algorithm)
+    if isinstance(ranks, Topology):
+        groups = ranks.groups if groups is None else groups
+        ranks = ranks.size
+    chunks = chunks if said.chunks is None else said.chunks
+    if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
+        got = f"{ranks} ranks, {chunks} chunks, root {root}"
+        raise ClusterError("ranks and chunks of at least 1, a root among the ranks", got, "count")
+    label = said.algorithm
+    if label in LEVELS:
+        servers = _servers(ranks, groups, said.split)
+        levels = _levels(op, label, servers, said.inside or inside, said.between or between)
+        blocks, stages = in_two(op, label, servers, root, *levels)
+        parts = [str(said.split or ""), ",".join(filter(None, levels))]
+        label += f"({':'.join(filter(None, parts))})" if any(parts) else ""
+    else:
+        blocks, stages = flat(op, label, ranks, root)
+    rounds = tuple(step for stage in stages for step in stage)
+    if chunks > 1:
+        if chunks * len(rounds) > MOST_STEPS:
+            what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
+            raise ClusterError(what, str(chunks), "take fewer")
+        lag = 1 if said.algorithm == "chain" else max(map(len, stages), default=0)
+        rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
+    return Schedule(op, label, ranks, blocks * chunks, rounds, root)
+
+
+def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
+    """Return (servers, ranks a server); raise `ClusterError` unless they are of one size."""
+    rows = [list(range(ranks))] if groups is None else [list(map(int, row)) for row in groups]
+    if split:
+        rows = [row[i : i + split] for row in rows for i in range(0, len(row), split)]
+    sizes = sorted({len(row) for row in rows})
+    if sorted(r for row in rows for r in row) != list(range(ranks)) or len(sizes) != 1:
+        what = f"servers of one size that hold {ranks} ranks"
+        raise ClusterError(what, f"servers of {sizes} ranks", "use a flat algorithm")
+    return np.array(rows, np.int64)
+
+
+def _levels(
+    op: str, name: str, servers: Ints, inside: str | None, between: str | None
+) -> tuple[str, str]:
+    """Return the algorithms of both levels, checked; two empty names where there are none."""
+    if name == "pipeline" or op == "all_to_all":
+        if inside or between:
+            what = f"{op} by {name} without names of levels"
+            raise ClusterError(what, f"{inside}, {between}", "leave them out")
+        return "", ""
+    rooted = op in ("broadcast", "reduce")
+    usual = "ring" if len(servers) & (len(servers) - 1) else "halving-doubling"
+    inside = inside or ("tree" if rooted else "mesh")
+    between = between or ("tree" if rooted else usual)
+    known = CASTS if rooted else tuple(GATHERS)
+    wider = (*known, "recursive-doubling") if op == "all_reduce" else known
+    inside, between = (ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
+    if inside not in known or between not in wider:
+        raise ClusterError(f"levels by {', '.join(known)}", f"{inside}, {between}", "choose these")
+    return inside, between
 
 
 # -- the algorithm ---------------------------------------------------------------------------------
@@ -180,10 +284,10 @@ def _applies(op: str, name: str, servers: Rows) -> bool:
 
 def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
     """Return the quickest, the first of equals; by rising floors, while one may be quicker."""
-    if not 0 <= size_bytes < float("inf"):
+    if not 0 <= size_bytes < math.inf:
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     floors = sorted((one.floor_s(size_bytes), i) for i, one in enumerate(candidates))
-    best, best_s = 0, float("inf")
+    best, best_s = 0, math.inf
     for floor_s, i in floors:
         if floor_s > best_s:
             break
@@ -233,121 +337,3 @@ def _names(
         return tuple(full for name in ALGORITHMS[op] for full in tried(name, asked=False))
     name, *details = parse_name(op, algorithm)
     return (algorithm,) if any(details) else tried(name, asked=True)
-
-
-# Published costs of collectives: alpha a message, beta a byte sent, gamma a byte added.
-#
-# From Thakur, Rabenseifner and Gropp (2005), Bruck et al. (1997) and the HCCL user guide. They
-# hold where every pair has a path of its own and a device sends to all others at once; `timing`
-# agrees there and differs where links are shared or messages queue for one link.
-
-
-class Terms(NamedTuple):
-    """A cost as counts: messages one after another, tensors sent, tensors added."""
-
-    alphas: float
-    betas: float
-    gammas: float = 0.0
-
-    def then(self, other: "Terms") -> "Terms":
-        """Return one after the other."""
-        return Terms(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-def closed_form_s(
-    op: str,
-    algorithm: str,
-    ranks: int,
-    size_bytes: float,
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
-) -> float:
-    """Return the published seconds of a flat algorithm; chains may say their chunks ("chain*8").
-
-    `size_bytes` as in `time_collective`. Raises `ClusterError` for algorithms in levels.
-    """
-    op = op_name(op)
-    name, _, _, chunks, _ = parse_name(op, algorithm)
-    if ranks < 1 or not size_bytes >= 0:
-        raise ClusterError("ranks >= 1 and bytes >= 0", f"{ranks}, {size_bytes}", "count")
-    if ranks == 1 or size_bytes == 0:
-        return 0.0
-    table = _table(op, ranks, chunks or 1)
-    if name not in table or ((chunks or 1) > 1 and name != "chain"):
-        what = f"{op} by one of {', '.join(table)}"
-        raise ClusterError(what, name, "add the costs of the levels yourself")
-    alphas, betas, gammas = table[name]
-    return alphas * alpha_s + size_bytes * (betas * beta_s_per_byte + gammas * gamma_s_per_byte)
-
-
-def _table(op: str, p: int, chunks: int) -> dict[str, Terms]:
-    if op == "all_to_all":
-        return _exchange(p)
-    if op in ("broadcast", "reduce"):
-        return _rooted(p, chunks, adds=float(op == "reduce"))
-    if op in ("all_gather", "reduce_scatter"):
-        return _gather(p, adds=float(op == "reduce_scatter"))
-    return _all_reduce(p, chunks)
-
-
-def _gather(p: int, adds: float) -> dict[str, Terms]:
-    """All-gather, or (adds = 1) reduce-scatter."""
-    share, log = (p - 1) / p, math.ceil(math.log2(p))
-    even = Terms(log, share, adds * share)
-    return {
-        "ring": Terms(p - 1, share, adds * share),
-        "double-ring": Terms(p - 1, share / 2 if p > 2 else share, adds * share),
-        "mesh": Terms(1, 1 / p, adds * share),
-        "halving-doubling": _folded_gather(p, adds) if p & (p - 1) else even,
-        "nhr": even,
-    }
-
-
-def _folded_gather(p: int, adds: float) -> Terms:
-    """Fold in one slot, double what pairs hold, fold out all but the own."""
-    kept, terms = 2 ** int(math.log2(p)), Terms(2, 1.0, adds)
-    held = [2] * (p - kept) + [1] * (2 * kept - p)
-    for k in reversed(range(kept.bit_length() - 1)):
-        near = 2 ** (k + 1)
-        most = max(sum(held[a] for a in range(a0, kept, near)) for a0 in range(min(near, kept)))
-        terms = terms.then(Terms(1, most / p, adds * most / p))
-    return terms
-
-
-def _all_reduce(p: int, chunks: int) -> dict[str, Terms]:
-    scatter, gather = _gather(p, 1.0), _gather(p, 0.0)
-    found = {name: scatter[name].then(gather[name]) for name in scatter}
-    log = int(math.log2(p))
-    share = (2**log - 1) / 2**log
-    fold = Terms(2, 2, 1) if 2**log < p else Terms(0, 0)
-    hops, adding = 2 * (p - 1) + chunks - 1, p - 1 + chunks - 1
-    return {
-        **found,
-        "halving-doubling": Terms(2 * log, 2 * share, share).then(fold),
-        "recursive-doubling": Terms(log, log, log).then(fold),
-        "tree": _rooted(p, 1, 1.0)["tree"].then(_rooted(p, 1, 0.0)["tree"]),
-        "chain": Terms(hops, hops / chunks, adding / chunks),
-    }
-
-
-def _rooted(p: int, chunks: int, adds: float) -> dict[str, Terms]:
-    log, share, hops = math.ceil(math.log2(p)), (p - 1) / p, p - 1 + chunks - 1
-    gather = _gather(p, adds)
-    return {
-        "tree": Terms(log, log, adds * log),
-        "chain": Terms(hops, hops / chunks, adds * hops / chunks),
-        "star": Terms(1, 1, adds * (p - 1)),
-        "mesh": Terms(1, 1 / p).then(gather["mesh"]),
-        "nhr": Terms(log, share).then(gather["nhr"]),
-    }
-
-
-def _exchange(p: int) -> dict[str, Terms]:
-    log = math.ceil(math.log2(p))
-    moved = sum((way >> k) & 1 for k in range(log) for way in range(p)) / p
-    return {
-        "mesh": Terms(1, 1 / p),
-        "pairwise": Terms(p - 1, (p - 1) / p),
-        "bruck": Terms(log, moved),
-    }

@@ -211,8 +211,7 @@ class _Sums:
     @staticmethod
     def of(rows: Sequence[Measured], sizes: Sequence[float]) -> "_Sums":
         place = np.searchsorted(sizes, [row.size_bytes for row in rows])
-        x = np.array([_law(row.size_bytes, row.ranks) for row in rows])
-        x /= np.array([[row.time_s] for row in rows])
+        x = np.array([_law(r.size_bytes, r.ranks) for r in rows]) / [[r.time_s] for r in rows]
         products = np.stack([x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
         both = np.zeros((len(sizes) + 1, 6))
         np.add.at(both, place + 1, np.hstack([products, x, np.ones((len(rows), 1))]))

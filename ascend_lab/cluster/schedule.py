@@ -4,15 +4,16 @@ The same object is executed on arrays (`execute`) and timed on a topology (`clus
 a round all messages are read before any is written, and the next round begins when the slowest
 message of this one has arrived.
 
-Transfers are fluids. A flow takes its rate from every resource (link) on its way. Rates are max-min
-fair: no flow can go faster without slowing one that is not faster. They change only when a flow
-starts or ends, so time goes from event to event, whatever the bytes.
+A schedule has the name of its algorithm, which makes it again (`cluster.make`). A name may say
+more: "hierarchical(4:mesh,nhr)*2" is mesh inside fours of each server's ranks, NHR between the
+fours, in two chunks.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Values = NDArray[Any]
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 NONE = -1
@@ -141,6 +143,70 @@ class Schedule:
         return np.arange(self.blocks)
 
 
+# -- operations and algorithms by name ------------------------------------------------------------
+_SCATTERS = ("ring", "double-ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
+_CASTS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "all_reduce": (
+        *("ring", "double-ring", "mesh", "halving-doubling", "recursive-doubling", "nhr"),
+        *("tree", "chain", "hierarchical", "pipeline"),
+    ),
+    "reduce_scatter": _SCATTERS,
+    "all_gather": _SCATTERS,
+    "broadcast": _CASTS,
+    "reduce": _CASTS,
+    "all_to_all": ("mesh", "pairwise", "bruck", "hierarchical"),
+}
+"""The algorithms of every operation."""
+LEVELS = ("hierarchical", "pipeline")
+"""Algorithms that need servers."""
+ALIASES = {
+    "binomial": "tree",
+    "binomial-tree": "tree",
+    "rhd": "halving-doubling",
+    "h-d-r": "halving-doubling",
+    "recursive-halving-doubling": "halving-doubling",
+    "direct": "mesh",
+}
+"""Other names people use."""
+_LEVEL_PART = r"\((?:(\d+)|(?:(\d+):)?([a-z-]+),([a-z-]+))\)"
+_NAME = re.compile(rf"([a-z-]+)(?:{_LEVEL_PART})?(?:\*(\d+))?")
+
+
+class Name(NamedTuple):
+    """What a name says; None where it does not."""
+
+    algorithm: str
+    inside: str | None = None
+    between: str | None = None
+    chunks: int | None = None
+    split: int | None = None
+
+
+def op_name(text: str) -> str:
+    """Return the operation a spelling means (allreduce, all-reduce, All_Reduce)."""
+    plain = re.sub(r"[^a-z]", "", text.lower())
+    for op in OPS:
+        if plain == op.replace("_", ""):
+            return op
+    raise ClusterError(f"one of {', '.join(OPS)}", repr(text), "choose one")
+
+
+def parse_name(op: str, text: str) -> Name:
+    """Return what the name of an algorithm says; raise `ClusterError` if there is none such."""
+    known = ALGORITHMS[op_name(op)]
+    found = _NAME.fullmatch(re.sub(r"\s", "", text.lower()).replace("_", "-"))
+    if found is not None:
+        name = ALIASES.get(found[1], found[1])
+        if name == "pipeline" and "chain" in known and name not in known:
+            name = "chain"
+        chunks, split = (int(n) if n else None for n in (found[6], found[2] or found[3]))
+        plain = not (found[4] or split)
+        if name in known and (plain or name in LEVELS) and chunks != 0 and split != 0:
+            return Name(name, found[4], found[5], chunks, split)
+    raise ClusterError(f"{op} by one of {', '.join(known)}", repr(text), "choose one")
+
+
 # -- on arrays ------------------------------------------------------------------------------------
 def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     """Return each rank's result, flat, from each rank's flat input of equal length n.
@@ -222,103 +288,101 @@ def _result(
     return found
 
 
-# -- fluids ----------------------------------------------------------------------------------------
-Floats = NDArray[np.float64]
-EPSILON = 1e-9
-"""Shares and moments that differ relatively by less are one."""
+# -- published costs: alpha a message, beta a byte sent, gamma a byte added ------------------------
+# From Thakur, Rabenseifner and Gropp (2005), Bruck et al. (1997) and the HCCL user guide. They
+# hold where every pair has a path of its own and a device sends to all others at once; `timing`
+# agrees there and differs where links are shared or messages queue for one link.
+def closed_form_s(
+    op: str,
+    algorithm: str,
+    ranks: int,
+    size_bytes: float,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+) -> float:
+    """Return the published seconds of a flat algorithm; chains may say their chunks ("chain*8").
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Uses:
-    """Which flow uses which resource: two arrays of one length, and how many flows."""
-
-    flow: Ints
-    resource: Ints
-    count: int
-
-    @staticmethod
-    def of(paths: Sequence[Sequence[int]]) -> "Uses":
-        """Return the uses of flows that take these resources."""
-        lengths = np.array([len(path) for path in paths], np.intp)
-        flat = np.array([r for path in paths for r in path], np.intp)
-        return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
-
-    def only(self, kept: NDArray[np.bool_]) -> "Uses":
-        """Return the uses of some of the flows, numbered anew in order."""
-        number, keep = np.cumsum(kept) - 1, kept[self.flow]
-        return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
-
-    def components(self) -> Ints:
-        """Return for every flow the least flow it shares resources with, if only through others."""
-        label = np.arange(self.count)
-        least = np.full(int(self.resource.max(initial=0)) + 1, self.count)
-        while True:
-            np.minimum.at(least, self.resource, label[self.flow])
-            found = label.copy()
-            np.minimum.at(found, self.flow, least[self.resource])
-            found = found[found]
-            if (found == label).all():
-                return label
-            label = found
-
-
-def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
-    """Return max-min fair rates of the active flows (others 0) by progressive filling.
-
-    Of all resources the one with the least capacity a flow fills first and fixes the rate of its
-    flows; what they leave of the others is shared on. Flows that use nothing, or only
-    resources without limit, are infinitely fast.
+    `size_bytes` as in `time_collective`. Raises `ClusterError` for algorithms in levels.
     """
-    rate = np.zeros(uses.count)
-    open_flow = np.ones(uses.count, bool) if active is None else active.copy()
-    left = np.array(capacity, float)
-    finite = np.isfinite(left)
-    while open_flow.any():
-        live = open_flow[uses.flow]
-        load = np.bincount(uses.resource[live], minlength=len(left))
-        busy = (load > 0) & finite
-        if not busy.any():
-            rate[open_flow] = math.inf
-            break
-        share = np.full(len(left), math.inf)
-        share[busy] = np.maximum(left[busy], 0.0) / load[busy]
-        least = share.min()
-        tight = share <= least * (1 + EPSILON)
-        fixed = np.zeros(uses.count, bool)
-        fixed[uses.flow[live & tight[uses.resource]]] = True
-        rate[fixed] = least
-        open_flow &= ~fixed
-        left -= least * np.bincount(uses.resource[fixed[uses.flow]], minlength=len(left))
-    return rate
+    op = op_name(op)
+    said = parse_name(op, algorithm)
+    if ranks < 1 or not size_bytes >= 0:
+        raise ClusterError("ranks >= 1 and bytes >= 0", f"{ranks}, {size_bytes}", "count")
+    if ranks == 1 or size_bytes == 0:
+        return 0.0
+    name, chunks = said.algorithm, said.chunks or 1
+    table = _table(op, ranks, chunks)
+    if name not in table or (chunks > 1 and name != "chain"):
+        what = f"{op} by one of {', '.join(table)}"
+        raise ClusterError(what, name, "add the costs of the levels yourself")
+    alphas, betas, gammas = table[name].tolist()
+    cost_s = size_bytes * (betas * beta_s_per_byte + gammas * gamma_s_per_byte)
+    return float(alphas * alpha_s + cost_s)
 
 
-def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) -> Floats:
-    """Return when each flow ends that starts at `starts_s` with `sizes` to carry.
+def _terms(alphas: float, betas: float, gammas: float = 0.0) -> Floats:
+    """Return a cost as counts: messages one after another, tensors sent, tensors added."""
+    return np.array((alphas, betas, gammas))
 
-    A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
-    """
-    ends, left = np.array(starts_s, float), np.array(sizes, float)
-    waiting, now = left > 0, 0.0
-    running = np.zeros(uses.count, bool)
-    while waiting.any() or running.any():
-        if not running.any():
-            now = max(now, float(starts_s[waiting].min()))
-        begin = waiting & (starts_s <= now * (1 + EPSILON))
-        running |= begin
-        waiting &= ~begin
-        rate = fair_rates(uses, capacity, running)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            need = np.where(running, left / rate, math.inf)
-        need[running & np.isinf(rate)] = 0.0
-        coming = float(starts_s[waiting].min()) - now if waiting.any() else math.inf
-        step = min(float(need.min()), coming)
-        if math.isinf(step):
-            ends[running] = math.inf
-            break
-        over = running & (need <= step * (1 + EPSILON))
-        with np.errstate(invalid="ignore"):
-            left = np.where(running & ~over, left - rate * step, left)
-        now += step
-        ends[over] = now
-        running &= ~over
-    return ends
+
+def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
+    """Return the costs of an operation by algorithm."""
+    if op == "all_to_all":
+        log = math.ceil(math.log2(p))
+        moved = sum((way >> k) & 1 for k in range(log) for way in range(p)) / p
+        ways = {"mesh": (1, 1 / p), "pairwise": (p - 1, (p - 1) / p), "bruck": (log, moved)}
+        return {name: _terms(*counts) for name, counts in ways.items()}
+    if op in ("broadcast", "reduce"):
+        return _rooted(p, chunks, adds=float(op == "reduce"))
+    if op in ("all_gather", "reduce_scatter"):
+        return _gather(p, adds=float(op == "reduce_scatter"))
+    scatter, gather = _gather(p, 1.0), _gather(p, 0.0)
+    found = {name: scatter[name] + gather[name] for name in scatter}
+    log = int(math.log2(p))
+    share = (2**log - 1) / 2**log
+    fold = _terms(2, 2, 1) if 2**log < p else _terms(0, 0)
+    hops, adding = 2 * (p - 1) + chunks - 1, p - 1 + chunks - 1
+    return {
+        **found,
+        "halving-doubling": _terms(2 * log, 2 * share, share) + fold,
+        "recursive-doubling": _terms(log, log, log) + fold,
+        "tree": _rooted(p, 1, 1.0)["tree"] + _rooted(p, 1, 0.0)["tree"],
+        "chain": _terms(hops, hops / chunks, adding / chunks),
+    }
+
+
+def _gather(p: int, adds: float) -> dict[str, Floats]:
+    """All-gather, or (adds = 1) reduce-scatter."""
+    share, log = (p - 1) / p, math.ceil(math.log2(p))
+    even = _terms(log, share, adds * share)
+    return {
+        "ring": _terms(p - 1, share, adds * share),
+        "double-ring": _terms(p - 1, share / 2 if p > 2 else share, adds * share),
+        "mesh": _terms(1, 1 / p, adds * share),
+        "halving-doubling": _folded_gather(p, adds) if p & (p - 1) else even,
+        "nhr": even,
+    }
+
+
+def _folded_gather(p: int, adds: float) -> Floats:
+    """Fold in one slot, double what pairs hold, fold out all but the own."""
+    kept, terms = 2 ** int(math.log2(p)), _terms(2, 1.0, adds)
+    held = [2] * (p - kept) + [1] * (2 * kept - p)
+    for k in reversed(range(kept.bit_length() - 1)):
+        near = 2 ** (k + 1)
+        most = max(sum(held[a] for a in range(a0, kept, near)) for a0 in range(min(near, kept)))
+        terms = terms + _terms(1, most / p, adds * most / p)
+    return terms
+
+
+def _rooted(p: int, chunks: int, adds: float) -> dict[str, Floats]:
+    log, share, hops = math.ceil(math.log2(p)), (p - 1) / p, p - 1 + chunks - 1
+    gather = _gather(p, adds)
+    return {
+        "tree": _terms(log, log, adds * log),
+        "chain": _terms(hops, hops / chunks, adds * hops / chunks),
+        "star": _terms(1, 1, adds * (p - 1)),
+        "mesh": _terms(1, 1 / p) + gather["mesh"],
+        "nhr": _terms(log, share) + gather["nhr"],
+    }

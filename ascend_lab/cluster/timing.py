@@ -1,17 +1,22 @@
-"""How long a collective takes on a topology: round after round, links shared fairly.
+"""How long a collective takes on a topology, and what no schedule beats.
 
-A message starts alpha (the sum along its path) after its round begins; messages that leave a device
-by the same link are issued one after another, alpha apart. Then its bytes flow, all messages of the
-round sharing the links (`fluid`). What arrives to be added takes gamma a byte more.
+Round follows round. A message starts alpha (the sum along its path) after its round begins;
+messages that leave a device by the same link are issued one after another, alpha apart. Then its
+bytes flow, all messages of the round sharing the links (`finish_times`). What
+arrives to be added takes gamma a byte more.
 
     round = max over messages (issue + alpha + bytes / fair rate) + max over ranks gamma * bytes
 
 The barrier between rounds makes this an upper bound for schedules whose ranks could run ahead.
 
+Transfers are fluids. A flow takes its rate from every resource (link) on its way. Rates are max-min
+fair: no flow can go faster without slowing one that is not faster. They change only when a flow
+starts or ends, so time goes from event to event, whatever the bytes.
+
 A schedule is prepared for a topology so that timing it for one more size is cheap. Rounds between
-the same devices with the same counts of blocks are one pattern: routes, starts and shares are
-worked out once. Where messages that share links all start together, their times are straight lines
-in the size. Only the others go through the events of `fluid` for each size.
+the same devices with the same counts of blocks are one pattern, worked out once. Where messages
+that share links start together, their times are straight lines in the size; only the others go
+through the events for each size.
 """
 
 import math
@@ -22,11 +27,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster.schedule import Ints, Round, Schedule, Uses, finish_times
+from ascend_lab.cluster.schedule import Floats, Ints, Round, Schedule
 from ascend_lab.cluster.topology import Path, Topology
 from ascend_lab.errors import ClusterError
 
-Floats = NDArray[np.float64]
 Places = tuple[int, ...]
 """The device of every rank."""
 MOST_MESSAGES, MOST_USES = 2**17, 2**23
@@ -78,12 +82,111 @@ def time_collective(
 def placed(ranks: int, topology: Topology, placement: Sequence[int] | None = None) -> Places:
     """Return the device of every rank; raise `ClusterError` unless they are distinct devices."""
     places = tuple(range(ranks)) if placement is None else tuple(map(int, placement))
-    fits = len(places) == ranks == len(set(places))
-    if not fits or min(places) < 0 or max(places) >= topology.size:
+    fits = len(places) == ranks == len(set(places)) and min(places) >= 0
+    if not fits or max(places) >= topology.size:
         what = f"{topology.name}: {ranks} different devices of {topology.size}"
-        got = str(list(places))[:60]
-        raise ClusterError(what, got, "use a larger topology or fewer ranks")
+        raise ClusterError(what, str(list(places))[:60], "use a larger topology or fewer ranks")
     return places
+
+
+# -- fluids ----------------------------------------------------------------------------------------
+EPSILON = 1e-9
+"""Shares and moments that differ relatively by less are one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uses:
+    """Which flow uses which resource: two arrays of one length, and how many flows."""
+
+    flow: Ints
+    resource: Ints
+    count: int
+
+    @staticmethod
+    def of(paths: Sequence[Sequence[int]]) -> "Uses":
+        """Return the uses of flows that take these resources."""
+        lengths = np.array([len(path) for path in paths], np.intp)
+        flat = np.array([r for path in paths for r in path], np.intp)
+        return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
+
+    def only(self, kept: NDArray[np.bool_]) -> "Uses":
+        """Return the uses of some of the flows, numbered anew in order."""
+        number, keep = np.cumsum(kept) - 1, kept[self.flow]
+        return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
+
+    def components(self) -> Ints:
+        """Return for every flow the least flow it shares resources with, if only through others."""
+        label = np.arange(self.count)
+        least = np.full(int(self.resource.max(initial=0)) + 1, self.count)
+        while True:
+            np.minimum.at(least, self.resource, label[self.flow])
+            found = label.copy()
+            np.minimum.at(found, self.flow, least[self.resource])
+            found = found[found]
+            if (found == label).all():
+                return label
+            label = found
+
+
+def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
+    """Return max-min fair rates of the active flows (others 0) by progressive filling.
+
+    Of all resources the one with the least capacity a flow fills first and fixes the rate of its
+    flows; what they leave of the others is shared on. Flows that use nothing, or only
+    resources without limit, are infinitely fast.
+    """
+    rate = np.zeros(uses.count)
+    open_flow = np.ones(uses.count, bool) if active is None else active.copy()
+    left = np.array(capacity, float)
+    finite = np.isfinite(left)
+    while open_flow.any():
+        live = open_flow[uses.flow]
+        load = np.bincount(uses.resource[live], minlength=len(left))
+        busy = (load > 0) & finite
+        if not busy.any():
+            rate[open_flow] = math.inf
+            break
+        share = np.where(busy, np.maximum(left, 0.0) / np.maximum(load, 1), math.inf)
+        least = share.min()
+        tight = share <= least * (1 + EPSILON)
+        fixed = np.zeros(uses.count, bool)
+        fixed[uses.flow[live & tight[uses.resource]]] = True
+        rate[fixed] = least
+        open_flow &= ~fixed
+        left -= least * np.bincount(uses.resource[fixed[uses.flow]], minlength=len(left))
+    return rate
+
+
+def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) -> Floats:
+    """Return when each flow ends that starts at `starts_s` with `sizes` to carry.
+
+    A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
+    """
+    ends, left = np.array(starts_s, float), np.array(sizes, float)
+    waiting, now = left > 0, 0.0
+    running = np.zeros(uses.count, bool)
+    while waiting.any() or running.any():
+        if not running.any():
+            now = max(now, float(starts_s[waiting].min()))
+        begin = waiting & (starts_s <= now * (1 + EPSILON))
+        running |= begin
+        waiting &= ~begin
+        rate = fair_rates(uses, capacity, running)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            need = np.where(running, left / rate, math.inf)
+        need[running & np.isinf(rate)] = 0.0
+        coming = float(starts_s[waiting].min()) - now if waiting.any() else math.inf
+        step = min(float(need.min()), coming)
+        if math.isinf(step):
+            ends[running] = math.inf
+            break
+        over = running & (need <= step * (1 + EPSILON))
+        with np.errstate(invalid="ignore"):
+            left = np.where(running & ~over, left - rate * step, left)
+        now += step
+        ends[over] = now
+        running &= ~over
+    return ends
 
 
 # -- prepared for many sizes ----------------------------------------------------------------------
@@ -134,8 +237,7 @@ class Pattern:
         """
         if not len(self.starts_s):
             return 0.0, 0.0, 0.0
-        blocks = self.counts[self.uses.flow]
-        load = np.bincount(self.uses.resource, blocks, len(topology.links))
+        load = np.bincount(self.uses.resource, self.counts[self.uses.flow], len(topology.links))
         busiest = float((load / topology.rate_bytes_per_s).max(initial=0.0))
         return float(self.starts_s.max()), float(self.starts_s.min()), busiest
 
@@ -150,8 +252,8 @@ def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
     paths, starts = routed(step, topology, places)
     uses, counts = Uses.of(paths), step.counts.astype(np.float64)
     received = np.bincount(step.targets[step.reduces].astype(np.intp), counts[step.reduces])
-    added = float(received.max(initial=0.0))
-    return Pattern(counts, uses, starts, topology.rate_bytes_per_s, added)
+    rates, added = topology.rate_bytes_per_s, float(received.max(initial=0.0))
+    return Pattern(counts, uses, starts, rates, added)
 
 
 def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path], Floats]:
@@ -200,8 +302,7 @@ class Prepared:
         """Return the seconds of every round."""
         block_bytes = size_bytes / self.parts
         times = np.array([p.time_s(block_bytes, self.topology) for p in self.patterns])
-        found: Floats = times[self.rounds]
-        return found
+        return np.asarray(times[self.rounds])
 
 
 def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
@@ -211,15 +312,14 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
     which, uses = np.zeros(len(schedule.rounds), np.int64), 0
     for number, step in enumerate(schedule.rounds):
         key = tuple(a.tobytes() for a in (step.sources, step.targets, step.counts, step.reduces))
-        if key not in known:
-            known[key] = len(patterns)
+        which[number] = known.setdefault(key, len(patterns))
+        if which[number] == len(patterns):
             if len(step.sources) > MOST_MESSAGES or uses > MOST_USES:
                 what = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
                 got = f"{len(step.sources)} and {uses}"
                 raise ClusterError(what, got, "take fewer ranks, or an algorithm of fewer messages")
             patterns.append(pattern_of(step, topology, places))
             uses += len(patterns[-1].uses.flow)
-        which[number] = known[key]
     floors = np.array([(*one.floor(topology), one.added) for one in patterns]).reshape(-1, 4)
     return Prepared(
         schedule.algorithm, topology, places, tuple(patterns), which, schedule.parts, floors[which]
@@ -238,29 +338,20 @@ def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> Collect
     if size_bytes == 0 or ranks == 1:
         return CollectiveTime(op, name, ranks, size_bytes, 0.0, (), 0.0)
     rounds = tuple(ready.rounds_s(size_bytes).tolist())
-    bound = lower_bound_s(op, ready.topology, size_bytes, ready.places, root)
+    slope, latency_s = _bounds(op, ready.topology, ready.places, root)
+    bound = float(max(slope * size_bytes, latency_s))
     return CollectiveTime(op, name, ranks, size_bytes, sum(rounds), rounds, bound)
 
 
 # -- bounds ---------------------------------------------------------------------------------------
-def lower_bound_s(
-    op: str, topology: Topology, size_bytes: float, places: Places, root: int = 0
-) -> float:
-    """Return the larger of the latency and the bandwidth bound: no schedule is faster.
-
-    Latency: with d links out of a device, k alphas inform at most (1 + d)^k ranks; to reduce, all
-    may send to the root at once. Bandwidth: what each rank, and each server, must send and receive,
-    and for all_reduce 2 (m - 1) n bytes over the links of all m (Patarasuk and Yuan 2009).
-    """
-    if len(places) == 1 or size_bytes == 0:
-        return 0.0
-    slope, latency_s = _bounds(op, topology, places, root)
-    return float(max(slope * size_bytes, latency_s))
-
-
 @lru_cache(maxsize=512)
 def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[float, float]:
-    """Return seconds a byte that no rank, no server and not all can go below, and the latency."""
+    """Return seconds a byte and seconds of latency: no schedule goes below either.
+
+    Bandwidth: what each rank, and each server, must send and receive, and for all_reduce
+    2 (m - 1) n bytes over the links of all m (Patarasuk and Yuan 2009). Latency: with d links
+    out of a device, k alphas inform at most (1 + d)^k ranks; to reduce, all may send at once.
+    """
     used = set(places)
     servers = [group for group in topology.groups if used.intersection(group)]
     bounds = [0.0]
@@ -322,13 +413,8 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
 
 def _least_alpha_s(topology: Topology) -> float:
     """Return a latency no message between two devices can beat."""
-    direct = out = into = math.inf
+    least = {(True, True): math.inf, (True, False): math.inf, (False, True): math.inf}
     for link in topology.links:
-        starts, ends = link.source < topology.size, link.target < topology.size
-        if starts and ends:
-            direct = min(direct, link.alpha_s)
-        elif starts:
-            out = min(out, link.alpha_s)
-        elif ends:
-            into = min(into, link.alpha_s)
-    return min(direct, out + into)
+        ends = link.source < topology.size, link.target < topology.size
+        least[ends] = min(least.get(ends, math.inf), link.alpha_s)
+    return min(least[True, True], least[True, False] + least[False, True])

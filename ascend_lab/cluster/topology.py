@@ -12,9 +12,10 @@ of their first and last links.
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -113,12 +114,9 @@ class Topology:
     def between(self) -> dict[tuple[int, int], int]:
         """The link from one node to another: of several the one with the least beta, then alpha."""
         found: dict[tuple[int, int], int] = {}
-        order = sorted(
-            range(len(self.links)),
-            key=lambda i: (self.links[i].beta_s_per_byte, self.links[i].alpha_s),
-        )
-        for i in order:
-            found.setdefault((self.links[i].source, self.links[i].target), i)
+        numbered = enumerate(self.links)
+        for i, x in sorted(numbered, key=lambda one: (one[1].beta_s_per_byte, one[1].alpha_s)):
+            found.setdefault((x.source, x.target), i)
         return found
 
     @cached_property
@@ -181,46 +179,39 @@ def star(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices around one switch: alpha and beta hold from device to device."""
-    pairs = ((device, count) for device in range(_counted(count)))
     costs = (alpha_s / 2, beta_s_per_byte, gamma_s_per_byte)
-    return _joined(f"star:{count}", count, ("switch",), pairs, costs)
+    return _joined("star", count, costs, lambda n: ((d, n) for d in range(n)), ("switch",))
 
 
 def full_mesh(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices with a link from each to each."""
-    pairs = ((a, b) for a in range(_counted(count)) for b in range(a + 1, count))
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
-    return _joined(f"mesh:{count}", count, (), pairs, costs)
+    return _joined("mesh", count, costs, lambda n: combinations(range(n), 2))
 
 
 def ring(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices in a circle, each linked to the next both ways."""
-    pairs = ((a, (a + 1) % count) for a in range(_counted(count) - (count <= 2)))
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
-    return _joined(f"ring:{count}", count, (), pairs, costs)
-
-
-def _counted(count: int) -> int:
-    if not isinstance(count, int) or count < 1:
-        raise ClusterError("a count of devices of at least 1", repr(count), "give one")
-    return count
+    return _joined("ring", count, costs, lambda n: ((a, (a + 1) % n) for a in range(n - (n <= 2))))
 
 
 def _joined(
-    name: str,
+    shape: str,
     count: int,
-    switches: Sequence[str],
-    pairs: Iterable[tuple[int, int]],
     costs: tuple[float, float, float],
+    pairs: Callable[[int], Iterable[tuple[int, int]]],
+    switches: tuple[str, ...] = (),
 ) -> Topology:
     """Return devices joined pair by pair; `costs` are alpha, beta, gamma."""
+    if not isinstance(count, int) or count < 1:
+        raise ClusterError("a count of devices of at least 1", repr(count), "give one")
     devices = tuple(f"npu{i}" for i in range(count))
-    links = tuple(link for a, b in pairs for link in both_ways(a, b, *costs[:2]))
-    return Topology(name, devices, tuple(switches), links, (), costs[2])
+    links = tuple(link for a, b in pairs(count) for link in both_ways(a, b, *costs[:2]))
+    return Topology(f"{shape}:{count}", devices, switches, links, (), costs[2])
 
 
 # -- routes ---------------------------------------------------------------------------------------
@@ -245,11 +236,9 @@ class _Router:
 
     def _find(self, source: int, target: int) -> Path:
         topology = self.topology
-        direct = topology.between.get((source, target))
-        if direct is not None:
+        if (direct := topology.between.get((source, target))) is not None:
             return (direct,)
-        ways = self._through_switches(source, target)
-        if ways:
+        if ways := self._through_switches(source, target):
             return min(ways)[1]
         tree = self._tree(source, anything=True)
         if target not in tree:

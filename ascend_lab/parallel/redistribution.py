@@ -209,13 +209,12 @@ def execute(steps: Sequence[Step], arrays: Sequence[Values]) -> list[Values]:
     """Return what every device holds after the steps, from what each holds before them."""
     current = list(arrays)
     for one in steps:
-        groups = [one.before.group(device, one.axis) for device in range(len(current))]
-        current = [_received(one, device, group, current) for device, group in enumerate(groups)]
+        current = [_received(one, device, current) for device in range(len(current))]
     return current
 
 
-def _received(one: Step, device: int, group: tuple[int, ...], arrays: Sequence[Values]) -> Values:
-    place = group.index(device)
+def _received(one: Step, device: int, arrays: Sequence[Values]) -> Values:
+    group, place = one.before.group(device, one.axis), one.before.coordinate(device, one.axis)
     if one.kind == "slice":
         return np.split(arrays[device], len(group), axis=one.dim)[place]
     parts = [arrays[peer] for peer in group]

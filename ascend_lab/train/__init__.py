@@ -2,13 +2,15 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.train.autodiff import cuts, every, training_graph
+from ascend_lab.train.autodiff import training_graph
 from ascend_lab.train.compile import compile_training
-from ascend_lab.train.profile import GradientRow, StepProfile, profile_layers, profile_training
-from ascend_lab.train.step import (
-    DynamicLossScale, StepResult, TrainingGraph, at_step, first_values, found_inf, run_step,
+from ascend_lab.train.profile import (
+    GradientRow, StepProfile, StepTimeline, profile_layers, profile_training, step_timeline,
 )
-from ascend_lab.train.timeline import StepTimeline, step_timeline
+from ascend_lab.train.step import (
+    DynamicLossScale, StepResult, TrainingGraph, at_step, cuts, every, first_values, found_inf,
+    run_step,
+)
 
 __all__ = [
     "DynamicLossScale", "GradientRow", "StepProfile", "StepResult", "StepTimeline",

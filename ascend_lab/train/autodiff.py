@@ -5,106 +5,45 @@
 
 Reverse mode: each node's rule turns the gradients of its outputs into those of its inputs; where a
 tensor is read several times, they are added. Backward walks the forward nodes from the last to the
-first, so that each parameter's gradient is there as soon as it can be.
+first, so that each parameter's gradient is there as soon as it can be. All of it is written on a
+`Tape`, a graph builder that knows phases, and computes again what was not kept.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph import Constant, Fill, Graph, Node, Value, verify
+from ascend_lab.graph import (
+    Constant,
+    Fill,
+    Graph,
+    GraphBuilder,
+    Node,
+    TensorType,
+    Value,
+    infer,
+    pruned,
+    verify,
+)
+from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.passes.formats import in_format
-from ascend_lab.ops.formats import is_float
+from ascend_lab.ops.formats import Shape
+from ascend_lab.ops.gradients import Site, Writer, written
 from ascend_lab.train.step import (
     FORMATS,
     NORMS,
+    RUNNING_MOMENTUM,
     STATISTICS,
     Optimiser,
     TrainingGraph,
-    as_written,
-    copies_named,
-    declare_states,
+    carried,
+    dropped_tensors,
     in_compute_format,
-    master_of,
     optimiser,
-    running,
-    telling_names,
     trainable,
-    update,
-    without,
 )
-from ascend_lab.train.tape import Tape, gradients
 
-
-# -- recomputation: memory for time ---------------------------------------------------------------
-# With segments of equal cost between the kept tensors, a chain of n layers keeps about sqrt(n)
-# tensors for one more forward pass (Chen et al. 2016).
-def carried(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
-    """Return the tensors through which gradients flow: floats that hang on a parameter."""
-    found = set(parameters)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(n for n in node.outputs if is_float(graph.types[n].dtype))
-    return frozenset(found)
-
-
-def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
-    """Return the tensors that alone carry the forward pass at some moment, in its order.
-
-    They part the network into blocks: between a residual block and the next there is one, inside
-    there is none. Tensors that hang on no parameter, such as masks, do not count.
-    """
-    flowing = carried(graph, parameters) - set(parameters)
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    last.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
-    live: set[str] = set()
-    found: list[str] = []
-    for i, node in enumerate(graph.nodes):
-        live.update(name for name in node.outputs if name in flowing and name in last)
-        live -= {name for name in live if last[name] <= i}
-        if len(live) == 1 and not live.intersection(found):
-            found += live
-    return tuple(found)
-
-
-def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ...]:
-    """Return the tensors to drop so that every n-th cut is kept; those after the last cut stay.
-
-    What hangs on no parameter is kept too. Raises `InputError` for fewer than one block.
-    """
-    if blocks < 1:
-        raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
-    inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
-    kept = inner[blocks - 1 :: blocks]
-    if not kept:
-        return ()
-    flowing, dropped = carried(graph, parameters), []
-    for node in graph.nodes:
-        if kept[-1] in node.outputs:
-            break
-        dropped += [n for n in node.outputs if n in flowing and n not in kept]
-    return tuple(dropped)
-
-
-def dropped_tensors(
-    graph: Graph, recompute: Sequence[str] | int, parameters: Sequence[str]
-) -> frozenset[str]:
-    """Return the tensors not kept: named themselves or by their node, or by "every n-th block".
-
-    All outputs of a node go together; graph outputs stay. Raises `InputError` for unknown names.
-    """
-    names = every(graph, recompute, parameters) if isinstance(recompute, int) else recompute
-    nodes = {node.name: node for node in graph.nodes}
-    found: set[str] = set()
-    for name in names:
-        node = graph.producers.get(name) or nodes.get(name)
-        if node is None:
-            raise InputError("recompute: nodes or their outputs", repr(name), "check the name")
-        found.update(node.outputs)
-    return frozenset(found - set(graph.outputs))
-
-
-# -- the step -------------------------------------------------------------------------------------
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
 
@@ -139,7 +78,7 @@ def training_graph(
         raise InputError(f"master {', '.join(FORMATS)}", repr(master), "choose one")
     found = optimiser(optimizer, settings)
     names = trainable(forward, parameters)
-    step = _Step(forward, in_compute_format(forward, dtype), names, master, recompute)
+    step = _Step(forward, dtype, names, master, recompute)
     step.forward()
     rows = step.losses()
     step.backward(rows, loss_scale)
@@ -152,15 +91,13 @@ class _Step:
     def __init__(
         self,
         given: Graph,
-        typed: Graph,
+        dtype: str,
         names: tuple[str, ...],
         master: str,
         recompute: Sequence[str] | int,
     ) -> None:
         self.given, self.names, self.master = given, names, master
-        origins = {name: master_of(name, given) for name in typed.constants}
-        masters = {name: origin for name, origin in origins.items() if origin in names}
-        typed, self.leaves = copies_named(typed, masters, master)
+        typed, self.leaves = in_compute_format(given, dtype, names, master)
         self.typed = typed
         dropped = dropped_tensors(typed, recompute, tuple(self.leaves))
         self.net = Tape(f"{given.name}_training", "fp32", dropped)
@@ -197,16 +134,13 @@ class _Step:
             if net.known(name) or name not in self.typed.constants:
                 continue
             if name in self.leaves:
-                net.copy(self._cast(name))
+                cast, dtype = net.unique(f"{name}.cast"), self.typed.types[name].dtype
+                net.copy(Node(cast, "cast", (self.leaves[name],), (name,), {"dtype": dtype}))
             elif node.op in NORMS and place in STATISTICS:
                 self._input(name, "fp32")
             else:
-                net.put_constant(name, self.typed.constants[name])
-
-    def _cast(self, name: str) -> Node:
-        """Return the node that copies a parameter to the format forward computes in."""
-        dtype, title = self.typed.types[name].dtype, self.net.unique(f"{name}.cast")
-        return Node(title, "cast", (self.leaves[name],), (name,), {"dtype": dtype})
+                known = self.typed.constants[name]
+                net.constant(known.data, known.type, name)
 
     def _normed(self, node: Node) -> Node:
         """Return a batch norm with the batch's statistics; momentum 0 returns those themselves."""
@@ -293,16 +227,37 @@ class _Step:
         parameters = tuple(name for name in self.names if name in grads)
         new: dict[str, str] = {}
         states: list[str] = []
-        for name in as_written(net, grads):
+        for name in net.in_order(grads):
             if found is not None:
-                own = declare_states(net, name, net.kind(name), found)
-                self.initial.update({state: Constant(net.kind(state), Fill(0.0)) for state in own})
-                new.update(update(net, name, grads[name], own, found, scale))
-                states += own
+                made = self._updated(name, grads[name], found, scale)
+                new.update(made)
+                states += list(made)[1:]
         for name, batch in self.statistics.items():
             states.append(name)
-            new[name] = running(net, name, batch)
+            new[name] = self._running(name, batch)
         return self._described(parameters, grads, states, new, scale)
+
+    def _updated(self, name: str, grad: Value, found: Optimiser, scale: float) -> dict[str, str]:
+        """Append a parameter's update; return the new tensor of the parameter and of each state."""
+        net, old = self.net, self.net.value(name)
+        states = [net.unique(f"{name}.{state}") for state in found.states]
+        for state in states:
+            net.input(state, old.shape, old.type.dtype)
+            self.initial[state] = Constant(old.type, Fill(0.0))
+        net.prefix = f"{name}.update"
+        whole = net.scaled(net.in_format(grad, old.type.dtype), 1.0 / scale)
+        given = (old, whole, *map(net.value, states))
+        made = net.add_node(found.operator.name, *given, **found.attrs)
+        return {one: new.name for one, new in zip((name, *states), made, strict=True)}
+
+    def _running(self, name: str, batch: str) -> str:
+        """Append a running statistic: share m of the old, 1 - m of the batch's; return its name."""
+        net = self.net
+        net.prefix = f"{name}.update"
+        old = net.muls(net.value(name), number=RUNNING_MOMENTUM)
+        new = net.muls(net.value(batch), number=1.0 - RUNNING_MOMENTUM)
+        made: Value = net.add(old, new)
+        return made.name
 
     def _described(
         self,
@@ -312,14 +267,14 @@ class _Step:
         new: dict[str, str],
         scale: float,
     ) -> TrainingGraph:
-        net, ready = self.net, as_written(self.net, grads)
-        names = telling_names(net, {n: grads[n].name for n in ready}, new)
+        net, ready = self.net, self.net.in_order(grads)
+        names = net.telling({n: grads[n].name for n in ready}, new)
         names[self.loss] = net.unique("loss")
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
         outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
-        graph = net.finished([self.loss, *outs, *new.values()], names)
-        graph = without(graph, set(self.names) - set(parameters))
-        kept = {name: self.initial[name] for name in (*parameters, *states)}
+        graph = pruned(net.finished([self.loss, *outs, *new.values()], names))
+        unused = set(self.names) - set(parameters)
+        graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return TrainingGraph(
             graph=verify(graph),
             parameters=parameters,
@@ -330,6 +285,135 @@ class _Step:
             states=tuple(states),
             updates={old: names.get(one, one) for old, one in new.items()},
             phases={node.name: net.phases[node.name] for node in graph.nodes},
-            initial=kept,
+            initial={name: self.initial[name] for name in (*parameters, *states)},
             loss_scale=scale,
         )
+
+
+# -- the tape -------------------------------------------------------------------------------------
+class Tape(GraphBuilder, Writer):
+    """A builder whose nodes carry a phase; `prefix` is what unnamed nodes are called after.
+
+    Tensors in `dropped` are not kept for backward: `kept` writes their producers once more.
+    """
+
+    def __init__(self, name: str, dtype: str, dropped: frozenset[str] = frozenset()) -> None:
+        super().__init__(name, dtype)
+        self.phase, self.prefix, self.dropped = "forward", "", dropped
+        self.phases: dict[str, str] = {}
+        self.forward: list[Node] = []
+        self._makers: dict[str, Node] = {}
+        self._copies: dict[str, Value] = {}
+        self._fills: dict[tuple[float, Shape, str], Value] = {}
+
+    # -- nodes ------------------------------------------------------------------------------------
+    def add_node(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Any:
+        """Append a node of the present phase, as `GraphBuilder.add_node` does."""
+        title = name or (f"{self.prefix}.{op}" if self.prefix else op)
+        made = super().add_node(op, *inputs, name=self.unique(title), **attrs)
+        self._record(self._nodes[-1])
+        return made
+
+    def copy(self, node: Node) -> None:
+        """Append a node with the names it has."""
+        kinds = infer(node.op, [self._types[name] for name in node.inputs], node.attrs)
+        for name, kind in zip(node.outputs, kinds, strict=True):
+            self._add(name, kind)
+        self._nodes.append(node)
+        self._record(node)
+
+    def _record(self, node: Node) -> None:
+        self.phases[node.name] = self.phase
+        if self.phase == "forward":
+            self.forward.append(node)
+            self._makers.update(dict.fromkeys(node.outputs, node))
+
+    def kind(self, name: str) -> TensorType:
+        """Return the type of a tensor, without computing it again."""
+        return self._types[name]
+
+    def known(self, name: str) -> bool:
+        """Tell whether a tensor has that name."""
+        return name in self._types
+
+    def value(self, name: str) -> Value:
+        """Return a tensor by name."""
+        return Value(name, self._types[name])
+
+    def number(self, value: float, shape: Shape, dtype: str) -> Value:
+        """Return the constant that holds one number everywhere; equal ones are one."""
+        key = (value, shape, dtype)
+        if key not in self._fills:
+            self._fills[key] = self.constant(Fill(value), TensorType(shape, dtype), "number")
+        return self._fills[key]
+
+    # -- recomputation ----------------------------------------------------------------------------
+    def kept(self, name: str) -> Value:
+        """Return a tensor of the forward pass: kept, or computed again at its first use."""
+        if name not in self.dropped:
+            return self.value(name)
+        ahead = [name]
+        while ahead:
+            node = self._makers[ahead[-1]]
+            missing = [n for n in node.inputs if n in self.dropped and n not in self._copies]
+            if missing:
+                ahead += missing
+            else:
+                self._again(node)
+                ahead.pop()
+        return self._copies[name]
+
+    def _again(self, node: Node) -> None:
+        if node.output in self._copies:
+            return
+        phase, self.phase = self.phase, "recompute"
+        reads = (self._copies[n].name if n in self.dropped else n for n in node.inputs)
+        title = self.unique(f"{node.name}.again")
+        outs = tuple(self.unique(f"{name}.again") for name in node.outputs)
+        self.copy(Node(title, node.op, tuple(reads), outs, node.attrs))
+        self._copies.update(zip(node.outputs, map(self.value, outs), strict=True))
+        self.phase = phase
+
+    # -- the end ----------------------------------------------------------------------------------
+    def in_order(self, grads: Mapping[str, Value]) -> list[str]:
+        """Return the parameters in the order in which their gradients are written."""
+        order = {name: i for i, node in enumerate(self._nodes) for name in node.outputs}
+        return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
+
+    def telling(self, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+        """Return names that say what a tensor is: w.grad, w.new; one of two meanings keeps its."""
+        written = {name for node in self._nodes for name in node.outputs}
+        found: dict[str, str] = {}
+        for ending, pairs in (("grad", grads), ("new", new)):
+            for name, tensor in pairs.items():
+                if tensor in written and tensor not in found and tensor != f"{name}.{ending}":
+                    found[tensor] = self.unique(f"{name}.{ending}")
+        return found
+
+    def finished(self, outputs: Sequence[str], names: Mapping[str, str]) -> Graph:
+        """Return the verified graph with these outputs, tensors renamed by `names`."""
+        self._outputs = list(outputs)
+        graph = self.build()
+
+        def new(found: Sequence[str]) -> tuple[str, ...]:
+            return tuple(names.get(name, name) for name in found)
+
+        nodes = tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes)
+        types = {names.get(name, name): kind for name, kind in graph.types.items()}
+        return replace(graph, nodes=nodes, types=types, outputs=new(graph.outputs))
+
+
+def gradients(
+    net: Tape, node: Node, grads: tuple[Value | None, ...], wanted: tuple[bool, ...]
+) -> list[Value | None]:
+    """Append what computes the gradients of a node's inputs; None where none is wanted or is.
+
+    Raises `UnsupportedError` for an operator without a rule.
+    """
+    net.prefix = f"{node.name}.grad"
+    operator = operator_of(node.op)
+    full = operator.settings(node.attrs)
+    tensors = (node.inputs, node.outputs)
+    return written(
+        operator, Site(net, node.op, node.name, *tensors, grads, wanted, full, operator.wide)
+    )

@@ -9,22 +9,33 @@ becomes what the vendor's two kernels compute, a reduction and an update,
 so that the image is read twice and written once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Constant, Draft, Graph, Node, Stages, TensorType
-from ascend_lab.graph.compile import Road
+from ascend_lab.graph import (
+    Compiled,
+    Constant,
+    Draft,
+    Fill,
+    Graph,
+    Node,
+    Stages,
+    TensorType,
+    pruned,
+    verify,
+)
+from ascend_lab.graph.compile import Road, front_stages
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import Pair, reach
-from ascend_lab.ops.formats import Shape, axes_of, pair
+from ascend_lab.ops.formats import axes_of, pair
 from ascend_lab.train.step import TrainingGraph
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
@@ -46,20 +57,14 @@ class _Images(Assigner):
         """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
         given = [n for n in node.inputs if n not in self.graph.constants]
         image = any("NC1HWC0" in self.forms[n] for n in given)
-        if image and node.op in FOLDS and folds_image(self.graph, node):
-            return "NC1HWC0"
+        if image and node.op in FOLDS and node.attr("keepdims", False):
+            shape = self.graph.types[node.inputs[0]].shape
+            if len(shape) == 4 and axes_of("fold", node.attr("axis"), shape) in FOLDED:
+                return "NC1HWC0"
         if image and node.op in ALSO_LANES:
             fits = self.fits(node, "NC1HWC0")
             return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
         return super().followed(node)
-
-
-def folds_image(graph: Graph, node: Node) -> bool:
-    """Tell whether a node sums each channel of images and keeps the axes."""
-    shape = graph.types[node.inputs[0]].shape
-    if len(shape) != 4 or not node.attr("keepdims", False):
-        return False
-    return axes_of("fold", node.attr("axis"), shape) in FOLDED
 
 
 def batch_norms_apart(graph: Graph) -> Graph:
@@ -176,15 +181,11 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
     title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()
     indices = edit.add(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
-    rows = _reshaped(edit, edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title),
-                     (r * s, c * k), title)  # fmt: skip
+    taps_first = edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title)
+    rows = edit.insert("reshape", (taps_first,), {"shape": (r * s, c * k)}, title)
     back = edit.insert("gather", (rows, indices), {"axis": 0}, title)
-    shaped = _reshaped(edit, back, (r, s, c, k), title)
+    shaped = edit.insert("reshape", (back,), {"shape": (r, s, c, k)}, title)
     return edit.insert("transpose", (shaped,), {"perm": (2, 3, 0, 1)}, title)
-
-
-def _reshaped(edit: Draft, x: str, shape: Shape, name: str) -> str:
-    return edit.insert("reshape", (x,), {"shape": shape}, name)
 
 
 # -- the road of a training graph ------------------------------------------------------------------
@@ -210,3 +211,61 @@ def compile_training(
     names = [name for name in passes if not (again and name == MERGING)]
     road = replace(TRAINING, passes=names, fusion=fusion)
     return road.stages(step.graph, chip)
+
+
+# -- forward and backward alone, as the profile times them -----------------------------------------
+LONGEST_STAY = 2500
+"""Nodes up to which tensors are kept in fractals wherever that saves conversions."""
+
+
+def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
+    """Return the kernels of forward and backward; number formats stay as the step states them."""
+    road = replace(TRAINING, most_moved=LONGEST_STAY)
+    front = front_stages(weights_in_place(step), chip, road)
+    return road.kernels(promptly(front.laid_out), chip)
+
+
+def weights_in_place(step: TrainingGraph) -> Graph:
+    """Return forward and backward, with the parameters' copies as constants: no cast each step."""
+    graph, constants, nodes = step.graph, dict(step.graph.constants), []
+    known = set(step.parameters)
+    for node in graph.nodes:
+        if node.op == "cast" and node.inputs[0] in known:
+            constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
+        elif step.phases.get(node.name) != "update":
+            nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+    for name in sorted(known & read):
+        constants[name] = Constant(graph.types[name], Fill(0.0))
+    inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
+    outputs = tuple(own_outputs(step))
+    new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
+    return verify(pruned(new))
+
+
+def averages(step: TrainingGraph) -> Mapping[str, int]:
+    """Return the new running averages of a step, and how many numbers each is."""
+    nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
+    names = {name for node in nodes for name in node.outputs}
+    return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
+
+
+def own_outputs(step: TrainingGraph) -> list[str]:
+    """Return the outputs of a step that are no running averages."""
+    apart = averages(step)
+    return [name for name in step.graph.outputs if name not in apart]
+
+
+def promptly(graph: Graph) -> Graph:
+    """Return the graph with conversions of outputs behind what they convert, not at the end."""
+    outs = set(graph.outputs)
+    late: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "trans_data" and node.output in outs and not graph.readers[node.output]:
+            late.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for nodes in late.values() for node in nodes}
+    order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
+    for node in graph.nodes:
+        if node.name not in moved:
+            order += [node, *(after for name in node.outputs for after in late.get(name, ()))]
+    return replace(graph, nodes=tuple(order))

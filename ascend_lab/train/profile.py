@@ -1,11 +1,12 @@
 """How long a training step takes on one device, and when each gradient is there.
 
-The step is profiled as two graphs. Forward and backward read parameters as constants in the format
+`profile_training` times two graphs. Forward and backward read parameters as constants in the format
 they compute in, which lie as each kernel reads them (as a graph engine keeps its variables), and
 end with the gradients, row-major, in that format: so they are exchanged. The update then reads
 gradients, fp32 masters and states, and writes them and the copies for the next step: each of them
 lies as one tensor, as fused optimisers keep them (torch_npu, NpuFused optimisers), and so do the
 running averages of all batch norms. One kernel updates all parameters, one all averages.
+`step_timeline` then puts a data-parallel step on two lanes: compute, and exchange of gradients.
 """
 
 import inspect
@@ -13,33 +14,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.cluster import Topology, collective_time
+from ascend_lab.cluster.choice import Cost, Interpolated, Segments, checked, closed
 from ascend_lab.errors import InputError
-from ascend_lab.graph import (
-    Compiled,
-    Constant,
-    Fill,
-    Graph,
-    GraphBuilder,
-    NetworkTimeline,
-    Node,
-    pruned,
-    simulate_graph,
-    verify,
-    zoo,
-)
+from ascend_lab.graph import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph, zoo
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import front_stages
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.train.autodiff import training_graph
-from ascend_lab.train.compile import TRAINING
+from ascend_lab.train.compile import averages, compile_step, own_outputs
 from ascend_lab.train.step import RUNNING_MOMENTUM, TrainingGraph, optimiser
 
-LONGEST_STAY = 2500
-"""Nodes up to which tensors are kept in fractals wherever that saves conversions."""
+PHASES = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,59 +106,6 @@ def profile_training(
 
 
 # -- forward and backward -------------------------------------------------------------------------
-def weights_in_place(step: TrainingGraph) -> Graph:
-    """Return forward and backward, with the parameters' copies as constants: no cast each step."""
-    graph, constants, nodes = step.graph, dict(step.graph.constants), []
-    known = set(step.parameters)
-    for node in graph.nodes:
-        if node.op == "cast" and node.inputs[0] in known:
-            constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
-        elif step.phases.get(node.name) != "update":
-            nodes.append(node)
-    read = {name for node in nodes for name in node.inputs}
-    for name in sorted(known & read):
-        constants[name] = Constant(graph.types[name], Fill(0.0))
-    inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
-    outputs = tuple(_own_outputs(step))
-    new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
-    return verify(pruned(new))
-
-
-def averages(step: TrainingGraph) -> Mapping[str, int]:
-    """Return the new running averages of a step, and how many numbers each is."""
-    nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
-    names = {name for node in nodes for name in node.outputs}
-    return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
-
-
-def _own_outputs(step: TrainingGraph) -> list[str]:
-    """Return the outputs of a step that are no running averages."""
-    apart = averages(step)
-    return [name for name in step.graph.outputs if name not in apart]
-
-
-def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
-    """Return the kernels of forward and backward; number formats stay as the step states them."""
-    road = replace(TRAINING, most_moved=LONGEST_STAY)
-    front = front_stages(weights_in_place(step), chip, road)
-    return road.kernels(promptly(front.laid_out), chip)
-
-
-def promptly(graph: Graph) -> Graph:
-    """Return the graph with conversions of outputs behind what they convert, not at the end."""
-    outs = set(graph.outputs)
-    late: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if node.op == "trans_data" and node.output in outs and not graph.readers[node.output]:
-            late.setdefault(node.inputs[0], []).append(node)
-    moved = {node.name for nodes in late.values() for node in nodes}
-    order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
-    for node in graph.nodes:
-        if node.name not in moved:
-            order += [node, *(after for name in node.outputs for after in late.get(name, ()))]
-    return replace(graph, nodes=tuple(order))
-
-
 def _operators(
     step: TrainingGraph, compiled: Compiled, times: NetworkTimeline
 ) -> tuple[OperatorRow, ...]:
@@ -176,13 +113,9 @@ def _operators(
     rows, phase = [], "forward"
     tasks = [task for task in compiled.tasks if task.lowered is not None]
     for task, time in zip(tasks, times.operators, strict=True):
-        phase = max((phase_of(step, name) or phase for name in task.nodes), key=_rank)
+        phase = max((phase_of(step, name) or phase for name in task.nodes), key=PHASES.index)
         rows.append(OperatorRow(task.nodes, phase, time.time_s))
     return tuple(rows)
-
-
-def _rank(phase: str) -> int:
-    return ("forward", "backward", "update").index(phase)
 
 
 def phase_of(step: TrainingGraph, name: str) -> str:
@@ -203,7 +136,7 @@ def _gradients(
         clock += row.time_s if row.phase == "backward" else 0.0
         ends.update(dict.fromkeys(row.nodes, clock))
     # rewrites give outputs other names, in the same order
-    own = _own_outputs(step)
+    own = own_outputs(step)
     names = dict(zip(own, compiled.graph.outputs, strict=True))
     found = []
     for parameter, gradient in step.gradients.items():
@@ -279,9 +212,8 @@ def layer_prefix(names: Sequence[str]) -> str:
 
 def equal_layers(model: str) -> int:
     """Return how many equal layers a model of the zoo has by default; 0 if it has no such count."""
-    settings = inspect.signature(zoo.find(model)).parameters
-    layers = settings["layers"].default if "layers" in settings else 0
-    return layers if layers > SAMPLE else 0
+    setting = inspect.signature(zoo.find(model)).parameters.get("layers")
+    return setting.default if setting and setting.default > SAMPLE else 0
 
 
 def profile_layers(
@@ -301,9 +233,7 @@ def profile_layers(
     prefix = layer_prefix([node.name for node in graph.nodes])
     more = layers - SAMPLE
     middle = [row for row in profile.operators if row.nodes[0].startswith(f"{prefix}1.")]
-    ahead, back = (
-        sum(row.time_s for row in middle if row.phase == phase) for phase in ("forward", "backward")
-    )
+    ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
     own = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
     width = DTYPE_BYTES[dtype]
     some, added = profile.gradient_bytes // width, sum(row.size_bytes for row in own) // width
@@ -345,19 +275,96 @@ def _all_gradients(
 
 def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
     """Return the kernels with the middle layer's, forward and backward, `more` times again."""
+
+    def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
+        return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
+
     found: list[OperatorRow] = []
-    for phase in ("forward", "backward", "update"):
+    for phase in PHASES:
         part = [row for row in rows if row.phase == phase]
         places = [i for i, row in enumerate(part) if row.nodes[0].startswith(f"{prefix}1.")]
         own = [part[i] for i in places]
-        part = [_moved(row, prefix, 2, 2 + more) for row in part]
+        part = [moved(row, 2, 2 + more) for row in part]
         at = places[-1] + 1 if places else len(part)
         order = range(2, 2 + more) if phase == "forward" else range(1 + more, 1, -1)
-        again = [_moved(row, prefix, 1, k) for k in order for row in own]
+        again = [moved(row, 1, k) for k in order for row in own]
         start = at if phase == "forward" else (places[0] if places else at)
         found += [*part[:start], *again, *part[start:]]
     return tuple(found)
 
 
-def _moved(row: OperatorRow, prefix: str, old: int, new: int) -> OperatorRow:
-    return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
+# -- a data-parallel step on two lanes: compute, and the exchange of gradients in buckets ----------
+#     compute:        forward | backward                | update
+#     communication:            bucket 0 | bucket 1 | ...
+# A bucket starts when its last gradient is written and the bucket before has arrived; the update
+# starts when all have. Compute and communication do not slow each other here.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a lane does from start to end."""
+
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """A step's spans, its end, seconds of compute and of communication, and the tail.
+
+    `tail_s` passes between the end of backward and the arrival of the last bucket.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    step_s: float
+    compute_s: float
+    communication_s: float
+    tail_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication during which nothing is computed: step - compute."""
+        return self.step_s - self.compute_s
+
+    def lane(self, name: str) -> tuple[Span, ...]:
+        """Return the spans of a lane, "compute" or "communication"."""
+        return tuple(span for span in self.spans if span.lane == name)
+
+
+def step_timeline(
+    profile: StepProfile, cost: Cost, segments: Sequence[tuple[int, int]] | None = None
+) -> StepTimeline:
+    """Return a step whose gradients travel in these segments (default: buckets of 25 MiB).
+
+    Raises `InputError` unless the segments are all gradients in order.
+    """
+    rows = profile.gradients
+    cuts = bucketed(rows) if segments is None else checked(segments, len(rows))
+    start, back = profile.forward_s, profile.forward_s + profile.backward_s
+    spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
+    lane = total = 0.0
+    for number, (first, last) in enumerate(cuts):
+        seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))
+        ready = start + max(row.ready_s for row in rows[first : last + 1])
+        begin = max(lane, ready)
+        lane, total = begin + seconds, total + seconds
+        spans.append(Span("communication", f"bucket {number}", begin, lane))
+    free = max(back, lane)
+    spans.append(Span("compute", "update", free, free + profile.update_s))
+    end = free + profile.update_s
+    return StepTimeline(
+        profile.name, tuple(spans), end, profile.step_s, total, max(0.0, lane - back)
+    )
+
+
+def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> Segments:
+    """Return the buckets that `closed` makes of gradients in the order they are written."""
+    return closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
+
+
+def all_reduce_cost(topology: Topology) -> Cost:
+    """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
+    if topology.size == 1:
+        return lambda size_bytes: 0.0
+    return Interpolated(lambda n: collective_time("all_reduce", topology, n).time_s)

@@ -1,7 +1,7 @@
 """The graph of a training step: what its names mean, its precision, the update, and running it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,22 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph import (
-    Constant,
-    Fill,
-    Graph,
-    Node,
-    Seeded,
-    TensorType,
-    Value,
-    evaluate,
-    pruned,
-)
+from ascend_lab.graph import Constant, Fill, Graph, Node, Seeded, evaluate
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.passes import convert
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import Operator, get
-from ascend_lab.train.tape import Tape
 
 
 @dataclass(frozen=True)
@@ -55,30 +44,6 @@ class TrainingGraph:
     def parameter_count(self) -> int:
         """Elements of all parameters."""
         return sum(self.graph.types[name].elements for name in self.parameters)
-
-
-def as_written(net: Tape, grads: Mapping[str, Value]) -> list[str]:
-    """Return the parameters in the order in which their gradients are written."""
-    order = {name: i for i, node in enumerate(net._nodes) for name in node.outputs}
-    return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
-
-
-def telling_names(net: Tape, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return names that say what a tensor is: w.grad, w.new; a tensor of two meanings keeps its."""
-    written = {name for node in net._nodes for name in node.outputs}
-    found: dict[str, str] = {}
-    for ending, pairs in (("grad", grads), ("new", new)):
-        for name, tensor in pairs.items():
-            if tensor in written and tensor not in found and tensor != f"{name}.{ending}":
-                found[tensor] = net.unique(f"{name}.{ending}")
-    return found
-
-
-def without(graph: Graph, names: set[str]) -> Graph:
-    """Return the graph without what no output needs and without inputs named."""
-    graph = pruned(graph)
-    inputs = tuple(name for name in graph.inputs if name not in names)
-    return replace(graph, inputs=inputs)
 
 
 # -- which constants training changes --------------------------------------------------------------
@@ -130,6 +95,80 @@ def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, .
     return tuple(name for name in read if is_parameter(graph, name))
 
 
+# -- recomputation: memory for time ---------------------------------------------------------------
+# With segments of equal cost between the kept tensors, a chain of n layers keeps about sqrt(n)
+# tensors for one more forward pass (Chen et al. 2016).
+def carried(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
+    """Return the tensors through which gradients flow: floats that hang on a parameter."""
+    found = set(parameters)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(n for n in node.outputs if is_float(graph.types[n].dtype))
+    return frozenset(found)
+
+
+def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Return the tensors that alone carry the forward pass at some moment, in its order.
+
+    They part the network into blocks: between a residual block and the next there is one, inside
+    there is none. Tensors that hang on no parameter, such as masks, do not count.
+    """
+    found: dict[str, None] = {}
+    for _, live in alive(graph, parameters):
+        if len(live) == 1:
+            found.update(dict.fromkeys(live))
+    return tuple(found)
+
+
+def alive(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield every node and the tensors that carry gradients past it; the set is not to be kept."""
+    flowing = carried(graph, parameters) - set(parameters)
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    last.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+    live: set[str] = set()
+    for i, node in enumerate(graph.nodes):
+        live.update(name for name in node.outputs if name in flowing and name in last)
+        live -= {name for name in live if last[name] <= i}
+        yield node, live
+
+
+def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Return the tensors to drop so that every n-th cut is kept; those after the last cut stay.
+
+    What hangs on no parameter is kept too. Raises `InputError` for fewer than one block.
+    """
+    if blocks < 1:
+        raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
+    inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
+    kept = inner[blocks - 1 :: blocks]
+    if not kept:
+        return ()
+    flowing, dropped = carried(graph, parameters), []
+    for node in graph.nodes:
+        if kept[-1] in node.outputs:
+            break
+        dropped += [n for n in node.outputs if n in flowing and n not in kept]
+    return tuple(dropped)
+
+
+def dropped_tensors(
+    graph: Graph, recompute: Sequence[str] | int, parameters: Sequence[str]
+) -> frozenset[str]:
+    """Return the tensors not kept: named themselves or by their node, or by "every n-th block".
+
+    All outputs of a node go together; graph outputs stay. Raises `InputError` for unknown names.
+    """
+    names = every(graph, recompute, parameters) if isinstance(recompute, int) else recompute
+    nodes = {node.name: node for node in graph.nodes}
+    found: set[str] = set()
+    for name in names:
+        node = graph.producers.get(name) or nodes.get(name)
+        if node is None:
+            raise InputError("recompute: nodes or their outputs", repr(name), "check the name")
+        found.update(node.outputs)
+    return frozenset(found - set(graph.outputs))
+
+
 # -- mixed precision: narrow formats with wide masters, and the scale of the loss ------------------
 # The step computes in fp16 from copies of fp32 parameters, and updates the fp32 ones: a change
 # smaller than half the distance of neighbouring fp16 numbers would otherwise be lost. Gradients
@@ -140,37 +179,34 @@ LARGEST_SCALE = 2.0**24
 """The scale never grows beyond: 1 / scale must stay exact in fp32 and the loss finite."""
 
 
-def in_compute_format(forward: Graph, dtype: str) -> Graph:
-    """Return the forward graph computing in a format; what has a format of its own keeps it."""
+def in_compute_format(
+    forward: Graph, dtype: str, parameters: Sequence[str], master: str = "fp32"
+) -> tuple[Graph, dict[str, str]]:
+    """Return the forward graph computing in a format; what has a format of its own keeps it.
+
+    It reads w.fp16 as the copy of parameter w, where masters are of another format. With it: the
+    master of each parameter, by the name under which the graph reads it.
+    """
     if dtype not in FORMATS:
         raise InputError(f"dtype {', '.join(FORMATS)}", dtype, "choose one")
+    typed = forward
     for source in FORMATS:
-        forward = forward if source == dtype else convert(forward, dtype, source)[0]
-    return forward
-
-
-def master_of(name: str, forward: Graph) -> str:
-    """Return the name that a constant of the converted graph had before."""
-    found = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
-    return name if name in forward.constants or found is None else found[1]
-
-
-def copies_named(
-    typed: Graph, masters: Mapping[str, str], dtype: str
-) -> tuple[Graph, dict[str, str]]:
-    """Return the graph with w.fp16 for the copy of w, where masters are of another format.
-
-    With it: the master of each parameter, by the name under which the graph reads it.
-    """
+        typed = typed if source == dtype else convert(typed, dtype, source)[0]
+    masters = {}
+    for name in typed.constants:
+        found = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
+        origin = name if name in forward.constants or found is None else found[1]
+        if origin in parameters:
+            masters[name] = origin
     formats = {name: typed.types[name].dtype for name in masters}
-    names = {n: m if formats[n] == dtype else f"{m}.{formats[n]}" for n, m in masters.items()}
+    names = {n: m if formats[n] == master else f"{m}.{formats[n]}" for n, m in masters.items()}
     nodes = tuple(
         replace(node, inputs=tuple(names.get(n, n) for n in node.inputs)) for node in typed.nodes
     )
     types = {names.get(n, n): kind for n, kind in typed.types.items()}
     constants = {names.get(n, n): constant for n, constant in typed.constants.items()}
     made = replace(typed, nodes=nodes, types=types, constants=constants)
-    return made, {names[n]: master for n, master in masters.items()}
+    return made, {names[n]: origin for n, origin in masters.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,35 +281,6 @@ def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | 
     found = Optimiser(name, dict(attrs or {}))
     found.operator.settings(found.attrs)
     return found
-
-
-def declare_states(net: Tape, name: str, kind: TensorType, found: Optimiser) -> list[str]:
-    """Declare an optimiser's states of a parameter as inputs; return their names."""
-    states = [net.unique(f"{name}.{state}") for state in found.states]
-    for state in states:
-        net.input(state, kind.shape, kind.dtype)
-    return states
-
-
-def update(
-    net: Tape, name: str, grad: Value, states: list[str], found: Optimiser, loss_scale: float
-) -> dict[str, str]:
-    """Append a parameter's update; return the new tensor of the parameter and of each state."""
-    net.prefix = f"{name}.update"
-    old = net.value(name)
-    whole = net.scaled(net.in_format(grad, old.type.dtype), 1.0 / loss_scale)
-    given = (old, whole, *map(net.value, states))
-    made = net.add_node(found.operator.name, *given, **found.attrs)
-    return {one: new.name for one, new in zip((name, *states), made, strict=True)}
-
-
-def running(net: Tape, name: str, batch: str) -> str:
-    """Append the new running statistic: share m of the old, 1 - m of the batch's; return it."""
-    net.prefix = f"{name}.update"
-    old = net.muls(net.value(name), number=RUNNING_MOMENTUM)
-    new = net.muls(net.value(batch), number=1.0 - RUNNING_MOMENTUM)
-    made: Value = net.add(old, new)
-    return made.name
 
 
 # -- running a step on arrays, as a loop of training would -----------------------------------------

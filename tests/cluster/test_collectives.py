@@ -26,9 +26,8 @@ from ascend_lab.cluster import (
     time_collective,
 )
 from ascend_lab.cluster.algorithms import CASTS, GATHERS
-from ascend_lab.cluster.collectives import Name, op_name, parse_name
-from ascend_lab.cluster.schedule import Uses, fair_rates, finish_times
-from ascend_lab.cluster.timing import pattern_of, prepare, routed
+from ascend_lab.cluster.schedule import Name, op_name, parse_name
+from ascend_lab.cluster.timing import Uses, fair_rates, finish_times, pattern_of, prepare, routed
 from ascend_lab.errors import ClusterError
 
 

@@ -8,7 +8,7 @@ import pytest
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology
-from ascend_lab.cluster.presets import ETHERNET_ALPHA_S, usage
+from ascend_lab.cluster.loader import ETHERNET_ALPHA_S, usage
 from ascend_lab.errors import ClusterError
 
 GBYTES_PER_S = 1e9

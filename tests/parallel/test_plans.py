@@ -19,25 +19,23 @@ from ascend_lab.cluster import full_mesh, load_topology, make, star
 from ascend_lab.errors import AscendLabError, ClusterError, InputError
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.graph.onnx import save_onnx
+from ascend_lab.parallel.plans import best_plans, placements, shapes
 from ascend_lab.parallel.plans.model import KNOTS, GraphModel, attention_heads, model_of
-from ascend_lab.parallel.plans.pipeline import (
+from ascend_lab.parallel.plans.plan import (
+    AXES,
     BACKWARD,
     FORWARD,
+    FixedModel,
+    Plan,
     Task,
+    Unit,
     bubble_share,
     orders,
     run_pipeline,
-)
-from ascend_lab.parallel.plans.plan import (
-    AXES,
-    FixedModel,
-    Plan,
-    Unit,
     split_units,
     stage_memory,
     state_bytes,
 )
-from ascend_lab.parallel.plans.search import best_plans, placements, shapes
 from ascend_lab.parallel.plans.timing import TopologyCosts, plan_time, side_by_side
 from ascend_lab.train.profile import profile_training
 

@@ -496,7 +496,7 @@ def test_an_empty_problem_costs_nothing() -> None:
 
 
 def test_without_scipy_the_heuristic_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ascend_lab.parallel.strategy.exact.find_spec", lambda name: None)
+    monkeypatch.setattr("ascend_lab.parallel.strategy.find_spec", lambda name: None)
     found = solve(read_problem(EXAMPLE))
     assert (found.cost, found.method) == (445, "messages")
     with pytest.raises(UnsupportedError, match="exact"):

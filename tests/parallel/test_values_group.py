@@ -20,7 +20,6 @@ from ascend_lab.parallel.values import (
     Tape,
     Traffic,
     Var,
-    layers,
     models,
     weights,
 )
@@ -36,8 +35,7 @@ from ascend_lab.parallel.values.group import (
     send,
     sum_out,
 )
-from ascend_lab.parallel.values.layers import cross_entropy
-from ascend_lab.parallel.values.models import capacity_of, route
+from ascend_lab.parallel.values.models import capacity_of, cross_entropy, route
 from ascend_lab.train import DynamicLossScale
 
 RNG = np.random.default_rng(3)
@@ -329,9 +327,9 @@ def first_positions(net: Net, length: int) -> Var:
 
 TENSOR, DATA_GROUP = Plan(tensor=2), Plan(data=2)
 MISTAKES = {
-    "no all-reduce backward": (layers, "copy_in", keep, TENSOR, "transformer"),
-    "no all-reduce forward": (layers, "sum_out", keep, TENSOR, "transformer"),
-    "bias before the sum": (layers, "mlp", biased_leave, TENSOR, "transformer"),
+    "no all-reduce backward": (values.group, "copy_in", keep, TENSOR, "transformer"),
+    "no all-reduce forward": (values.group, "sum_out", keep, TENSOR, "transformer"),
+    "bias before the sum": (models, "mlp", biased_leave, TENSOR, "transformer"),
     "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, "transformer"),
     "norms not summed": (
         *(weights.Cuts, "sums", no_sums("tensor")),
@@ -352,7 +350,7 @@ MISTAKES = {
     ),
     "experts at home": (models, "exchange", keep, Plan(data=2, expert=2), "experts"),
     "positions of the first rank": (
-        *(layers, "_positions", first_positions),
+        *(models, "_positions", first_positions),
         *(Plan(tensor=2, sequence=True), "transformer"),
     ),
 }

@@ -6,10 +6,8 @@ from values_cases import SGD, case, distance, perceptron, points
 
 from ascend_lab.errors import AscendLabError, ClusterError
 from ascend_lab.parallel import values
-from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
-from ascend_lab.parallel.plans.plan import state_bytes
-from ascend_lab.parallel.values import Plan, Run, weights
-from ascend_lab.parallel.values.training import _Chunk
+from ascend_lab.parallel.plans.plan import BACKWARD, FORWARD, Task, orders, state_bytes
+from ascend_lab.parallel.values import Plan, Run, _Chunk, weights
 from ascend_lab.parallel.values.weights import Cuts
 
 TOLERANCE = 1e-10

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 
 from ascend_lab.parallel import values
-from ascend_lab.parallel.values import Batch, Model, Piece, Run, layers
+from ascend_lab.parallel.values import Batch, Model, Piece, Run, models
 
 
 def perceptron(features: int = 6, width: int = 8, classes: int = 4) -> Model:
@@ -14,15 +14,15 @@ def perceptron(features: int = 6, width: int = 8, classes: int = 4) -> Model:
     blocks = [
         Piece(
             f"layer{i}",
-            layers.mlp_weights(width, 4 * width, rng),
-            lambda net, x, _: layers.mlp(net, x),
-            layers.MLP_SHARDS,
+            models.mlp_weights(width, 4 * width, rng),
+            lambda net, x, _: models.mlp(net, x),
+            models.MLP_SHARDS,
         )
         for i in range(2)
     ]
-    weights = {"weight": layers.normal(rng, features, width), "bias": 0.1 * rng.normal(size=width)}
+    weights = {"weight": models.normal(rng, features, width), "bias": 0.1 * rng.normal(size=width)}
     first = Piece("input", weights, lambda net, x, _: net.linear(x, "weight", "bias"))
-    return Model((first, *blocks, layers.head("head", width, classes, rng)))
+    return Model((first, *blocks, models.head("head", width, classes, rng)))
 
 
 def points(batches: int = 3, batch: int = 16, features: int = 6, classes: int = 4) -> list[Batch]:

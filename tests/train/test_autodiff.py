@@ -50,10 +50,10 @@ from ascend_lab.train import (
     run_step,
     training_graph,
 )
+from ascend_lab.train.autodiff import Tape, gradients
 from ascend_lab.train.compile import as_convolutions, batch_norms_apart, casts_apart
 from ascend_lab.train.profile import compile_step
 from ascend_lab.train.step import trainable
-from ascend_lab.train.tape import Tape, gradients
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -21,13 +21,15 @@ from ascend_lab.train.profile import (
     GradientRow,
     OperatorRow,
     StepProfile,
+    all_reduce_cost,
+    bucketed,
     equal_layers,
     layer_prefix,
     profile_layers,
     profile_training,
+    step_timeline,
     update_s,
 )
-from ascend_lab.train.timeline import all_reduce_cost, bucketed, step_timeline
 
 CHIP = load_chip("Ascend910A")
 

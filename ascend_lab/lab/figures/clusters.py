@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyBboxPatch
 
 from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
-from ascend_lab.cluster.files import Kind, family, kind_of, link_kinds, rate_text
+from ascend_lab.cluster.loader import Kind, family, kind_of, link_kinds, rate_text
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 

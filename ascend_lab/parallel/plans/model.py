@@ -21,9 +21,8 @@ from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
 from ascend_lab.train import StepProfile, profile_training, training_graph
-from ascend_lab.train.autodiff import carried
 from ascend_lab.train.profile import SAMPLE, equal_layers, layer_prefix, update_s
-from ascend_lab.train.step import in_compute_format, master_of, trainable
+from ascend_lab.train.step import alive, in_compute_format, trainable
 
 Product = tuple[int, int, int]
 """Rows, inner, columns."""
@@ -188,10 +187,8 @@ def parts_of(graph: Graph, profile: StepProfile, dtype: str) -> tuple[Part, ...]
 
     A parameter that several parts read (a tied embedding) is counted in the first.
     """
-    typed = in_compute_format(graph, dtype)
-    names = trainable(graph)
-    leaves = tuple(c for c in typed.constants if master_of(c, graph) in names)
-    groups = _unit_nodes(typed, leaves)
+    typed, leaves = in_compute_format(graph, dtype, trainable(graph))
+    groups = _unit_nodes(typed, tuple(leaves))
     place = {node.name: i for i, nodes in enumerate(groups) for node in nodes}
     seconds = _seconds(profile, place, typed)
     kept = _kept_tensors(graph, dtype)
@@ -207,15 +204,10 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 
     Units without parameters are joined to those before.
     """
-    flowing = carried(typed, leaves) - set(leaves)
-    last = {name: i for i, node in enumerate(typed.nodes) for name in node.inputs}
-    last.update(dict.fromkeys(typed.outputs, len(typed.nodes)))
-    own, live, found = set(leaves), set[str](), list[list[Node]]([[]])
-    for i, node in enumerate(typed.nodes):
+    own, found = set(leaves), list[list[Node]]([[]])
+    for node, live in alive(typed, leaves):
         found[-1].append(node)
-        live.update(name for name in node.outputs if name in flowing and name in last)
-        live -= {name for name in live if last[name] <= i}
-        if len(live) == 1 and i + 1 < len(typed.nodes):
+        if len(live) == 1 and node is not typed.nodes[-1]:
             found.append([])
     joined: list[list[Node]] = []
     for nodes in found:
@@ -246,18 +238,14 @@ def _seconds(
     """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
     count = max(place.values()) + 1
     found = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
-    ops = {node.name: node.op for node in typed.nodes}
-    unit = 0
+    ops, unit = {node.name: node.op for node in typed.nodes}, 0
     for row in profile.operators:
         if row.phase == "update":
             continue
         bases = [base for name in row.nodes if (base := _base(name, place))]
         unit = place[bases[0]] if bases else unit
-        kind = "cut"
-        if any(ops[b] in PRODUCTS for b in bases):
-            kind = "product"
-        elif any(ops[b] in WHOLE for b in bases):
-            kind = "whole"
+        whole = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
+        kind = "product" if any(ops[b] in PRODUCTS for b in bases) else whole
         found[unit][kind][row.phase == "backward"] += row.time_s
     return found
 

@@ -12,20 +12,25 @@ scatter gradients after every micro-batch, behind the compute.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
-from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make, together
+from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make
+from ascend_lab.cluster.algorithms import laid
 from ascend_lab.cluster.choice import Interpolated, servers_of
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
-from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, peak_held, run_pipeline
 from ascend_lab.parallel.plans.plan import (
     HALF_BYTES,
     DeviceMemory,
     Model,
+    PipelineTime,
     Plan,
     Unit,
+    orders,
+    peak_held,
+    run_pipeline,
     split_units,
     stage_memory,
 )
@@ -316,12 +321,9 @@ class TopologyCosts:
         return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
-        pairs, everyone = np.array(groups), tuple(range(self.topology.size))
-        rows = np.zeros((len(pairs), 1), np.int64)
-        hops = (
-            Round.of(pairs[:, stage], pairs[:, stage + 1], rows)
-            for stage in range(pairs.shape[1] - 1)
-        )
+        stages, everyone = np.array(groups).T, tuple(range(self.topology.size))
+        rows = np.zeros((len(groups), 1), np.int64)
+        hops = (Round.of(one, two, rows) for one, two in pairwise(stages))
         patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)
         return max(pattern.time_s(size_bytes, self.topology) for pattern in patterns)
 
@@ -331,12 +333,6 @@ def side_by_side(schedule: Schedule, count: int) -> Schedule:
 
     Group g's rank r is rank g * ranks + r. Only its rounds mean something: sizes count its blocks.
     """
-    p = schedule.ranks
-    rounds = tuple(
-        together(
-            Round(step.sources + g * p, step.targets + g * p, step.blocks, step.reduces)
-            for g in range(count)
-        )
-        for step in schedule.rounds
-    )
-    return Schedule("all_reduce", schedule.algorithm, p * count, schedule.blocks, rounds)
+    ranks = np.arange(count * schedule.ranks).reshape(count, -1)
+    rounds = laid(schedule.rounds, ranks, np.arange(schedule.blocks)[None, :, None])
+    return Schedule("all_reduce", schedule.algorithm, ranks.size, schedule.blocks, rounds)

@@ -8,9 +8,9 @@ its backward pass, which makes half as many bytes more.
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import (
     Group,
+    Piece,
     Ranked,
+    Shard,
     Tape,
     Traffic,
     Values,
@@ -29,7 +31,6 @@ from ascend_lab.parallel.values.group import (
     part,
     parts,
 )
-from ascend_lab.parallel.values.layers import Piece, Shard
 
 State = tuple[Values, ...]
 
@@ -153,9 +154,13 @@ def added(old: Ranked | None, new: Ranked) -> Ranked:
     return [a + b for a, b in zip(old, new, strict=True)] if old else new
 
 
-def elements(arrays: Iterable[Ranked]) -> int:
-    """Return the numbers the first rank holds."""
-    return sum(ranked[0].size for ranked in arrays)
+def counted(
+    weights: Mapping[Any, Ranked], grads: Mapping[Any, Ranked], states: Mapping[Any, list[State]]
+) -> dict[str, int]:
+    """Return numbers of elements on the first rank: parameters, gradients, state."""
+    parameters, gradients = (sum(one[0].size for one in x.values()) for x in (weights, grads))
+    state = sum(a.size for one in states.values() for a in one[0])
+    return {"parameters": parameters, "gradients": gradients, "state": state}
 
 
 # -- stores ---------------------------------------------------------------------------------------
@@ -213,9 +218,8 @@ class Replicas:
     def step(self, number: int) -> None:
         """Update every weight on every rank."""
         for key, states in self.states.items():
-            self.weights[key], self.states[key] = self.updated(
-                self.weights[key], self.grads[key], states, number
-            )
+            given = self.weights[key], self.grads[key], states
+            self.weights[key], self.states[key] = self.updated(*given, number)
 
     def updated(
         self, weights: Ranked, grads: Ranked, states: list[State], number: int
@@ -239,12 +243,7 @@ class Replicas:
 
     def held(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
-        state = sum(a.size for one in self.states.values() for a in one[0])
-        return {
-            "parameters": elements(self.weights.values()),
-            "gradients": elements(self.grads.values()),
-            "state": state,
-        }
+        return counted(self.weights, self.grads, self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +353,8 @@ class Sharded(Replicas):
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
         for flat in self.flats:
             own = self.shards[flat] if self.zero == 3 else self._own(flat)
-            new, self.shard_states[flat] = self.updated(
-                own, self.shard_grads[flat], self.shard_states[flat], number
-            )
+            given = own, self.shard_grads[flat], self.shard_states[flat]
+            new, self.shard_states[flat] = self.updated(*given, number)
             if self.zero == 3:
                 self.shards[flat] = new
             else:
@@ -388,11 +386,8 @@ class Sharded(Replicas):
 
     def held(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
-        found = super().held()
-        found["parameters"] += elements(self.shards.values())
-        found["gradients"] += elements(self.shard_grads.values())
-        found["state"] += sum(a.size for one in self.shard_states.values() for a in one[0])
-        return found
+        own = counted(self.shards, self.shard_grads, self.shard_states)
+        return {kind: count + own[kind] for kind, count in super().held().items()}
 
 
 def _named(flat: Flat, vectors: Ranked) -> dict[str, Ranked]:

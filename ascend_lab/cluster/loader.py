@@ -1,0 +1,395 @@
+"""Topologies by name or from a TOML file, and as text and data.
+
+By name: servers of NPUs as built, clusters of them, and three shapes to think with. Rates and
+latencies of links are the chip's own (`ascend_lab/chip/presets`, with sources). What no source
+states is assumed as follows. A rate holds in each direction; nothing is taken off for protocols.
+HCCS and PCIe cost their latency a link; the chip's RoCE latency is from NPU to NPU over one switch,
+half of it a hop. Switches are never the bottleneck. Adding a received byte reads two bytes and
+writes one: gamma = 3 / memory rate.
+
+A file is checked entry by entry; its keys stand in book/bring_your_own.md, with an example.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.chip.model import Link as ChipLink
+from ascend_lab.cluster.topology import Link, Topology, both_ways, checked, full_mesh, ring, star
+from ascend_lab.errors import ClusterError
+from ascend_lab.limits import LINKS, refuse_above, shown, toml_of
+
+SERVER_DEVICES = 8
+HALF_DEVICES = 4
+"""NPUs of one HCCS full mesh in a 910 server."""
+TEACHING = 5e-6, 1e-10
+"""alpha and beta in round numbers: 5 us and 10 GB/s."""
+ETHERNET_BETA_S_PER_BYTE = 8 / 25e9
+ETHERNET_ALPHA_S = 30e-6
+"""TCP through two hosts: all-reduce on 16 servers by 10G Ethernet starts in 908 us = 2 * 15 alpha
+(Shi et al. 2019, MG-WFBP)."""
+BYTES_PER_ADD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named topology: most devices (0: no N), builder, one line, where the numbers come from."""
+
+    name: str
+    limit: int
+    build: Callable[[int], Topology]
+    summary: str
+    source: str
+
+
+def load_topology(text: str | Path) -> Topology:
+    """Return a preset ("910b-server", "910a-roce:64", "star:8") or read a .toml file.
+
+    Raises `ClusterError` for unknown names, counts outside the preset's range and wrong files.
+    """
+    name = str(text)
+    if name.endswith(".toml"):
+        return read_topology(name)
+    kind, colon, count = name.partition(":")
+    preset = TOPOLOGIES.get(kind)
+    if preset is None:
+        close = get_close_matches(kind.lower(), TOPOLOGIES, 1)
+        asked = f"did you mean {usage(close[0])}? " if close else ""
+        there = f"{asked}there are {', '.join(map(usage, TOPOLOGIES))}"
+        raise ClusterError("a topology by name or a .toml file", repr(name), there)
+    if not preset.limit:
+        if colon:
+            raise ClusterError(f"{kind} without a count", repr(name), f"write {kind}")
+        return _built(kind, SERVER_DEVICES)
+    if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) <= preset.limit):
+        what = f"{kind}:N with N from 1 to {preset.limit}"
+        raise ClusterError(what, repr(name), f"for example {kind}:8")
+    return _built(kind, int(count))
+
+
+@cache
+def _built(kind: str, count: int) -> Topology:
+    return TOPOLOGIES[kind].build(count)
+
+
+def usage(kind: str) -> str:
+    """Return how a preset is written: with :N where it takes a count."""
+    return f"{kind}:N" if TOPOLOGIES[kind].limit else kind
+
+
+# -- servers and clusters -------------------------------------------------------------------------
+def _cable(a: int, b: int, kind: ChipLink, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
+    """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
+    return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
+
+
+def _mesh(devices: range, kind: ChipLink) -> list[Link]:
+    return [x for a, b in combinations(devices, 2) for x in _cable(a, b, kind)]
+
+
+def _two_meshes(group: range, chip: Chip, hosts: tuple[int, int]) -> list[Link]:
+    """Return two full meshes of up to four; every NPU on its host by PCIe, the hosts joined."""
+    pcie = chip.links["pcie"]
+    links = list(_cable(*hosts, pcie))
+    for host, mesh in zip(hosts, (group[:HALF_DEVICES], group[HALF_DEVICES:]), strict=True):
+        links += _mesh(mesh, chip.links["hccs"])
+        links += [x for device in mesh for x in _cable(device, host, pcie)]
+    return links
+
+
+def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Topology:
+    """Return servers of eight (the last may be smaller), wired inside, and network switches.
+
+    NPUs with three HCCS links (910A) form two meshes, joined over their hosts; those with seven
+    one mesh. Switches are numbered: the two hosts of every server, then those of `network`.
+    """
+    groups = [
+        range(start, min(start + SERVER_DEVICES, count))
+        for start in range(0, count, SERVER_DEVICES)
+    ]
+    hosts: list[str] = []
+    links: list[Link] = []
+    for i, group in enumerate(groups):
+        if chip.links["hccs"].count < SERVER_DEVICES - 1:
+            links += _two_meshes(group, chip, (count + len(hosts), count + len(hosts) + 1))
+            hosts += [f"host{i}.0", f"host{i}.1"]
+        else:
+            links += _mesh(group, chip.links["hccs"])
+    gamma = BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
+    devices, servers = tuple(f"npu{i}" for i in range(count)), tuple(map(tuple, groups))
+    return Topology(name, devices, (*hosts, *network), tuple(links), servers, gamma)
+
+
+def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
+    """Return servers whose NPU d has its port on rail switch d mod `rails`; a spine joins those."""
+    used = min(rails, count)
+    names = [f"rail{r}" for r in range(used)] + (["spine"] if used > 1 else [])
+    inside = _room(f"{name}:{count}", count, chip, names)
+    port, first = chip.links["roce"], count + len(inside.switches) - len(names)
+    links = [x for d in range(count) for x in _cable(d, first + d % rails, port, 2, port.count)]
+    for r in range(used if used > 1 else 0):
+        ports = len(range(r, count, rails)) * port.count
+        links += _cable(first + r, first + used, port, 2, ports)
+    return replace(inside, links=(*inside.links, *links))
+
+
+def _ethernet(count: int) -> Topology:
+    """Return 910 servers with one card each, on the first host, to one switch."""
+    room = _room(f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"])
+    switch, cards = count + len(room.switches) - 1, range(len(room.groups))
+    half, beta = ETHERNET_ALPHA_S / 2, ETHERNET_BETA_S_PER_BYTE
+    links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
+    return replace(room, links=(*room.links, *links))
+
+
+CHIP_910A, CHIP_910B = "chip file Ascend910A", "chip file Ascend910B2"
+ROUND = "round numbers, chosen: 5 us, 10 GB/s a direction, adding is free"
+_ALL = (
+    Preset("910a-server", 0, lambda n: _room("910a-server", n, load_chip("Ascend910A")),
+           "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
+           f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)"),
+    Preset("910b-server", 0, lambda n: _room("910b-server", n, load_chip("Ascend910B2")),
+           "8 Ascend 910B in one HCCS full mesh, 28 GB/s a link and direction",
+           f"{CHIP_910B} (56 GB/s a link both directions together); no efficiency taken off"),
+    Preset("910a-roce", 1024,
+           lambda n: _roce("910a-roce", n, load_chip("Ascend910A"), HALF_DEVICES),
+           "910a-servers; NPU d of each on RoCE rail d mod 4, rails joined by a spine",
+           f"{CHIP_910A} (100 Gbit/s a NPU); spine without oversubscription: assumed"),
+    Preset("910b-roce", 1024,
+           lambda n: _roce("910b-roce", n, load_chip("Ascend910B2"), SERVER_DEVICES),
+           "910b-servers; NPU d of each on RoCE rail d mod 8, rails joined by a spine",
+           f"{CHIP_910B} (200 Gbit/s a NPU); spine without oversubscription: assumed"),
+    Preset("ethernet-25g", 1024, _ethernet,
+           "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
+           f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)"),
+    Preset("star", 1024, lambda n: star(n, *TEACHING), "N devices around one switch", ROUND),
+    Preset("mesh", 256, lambda n: full_mesh(n, *TEACHING), "N devices, each linked to each", ROUND),
+    Preset("ring", 1024, lambda n: ring(n, *TEACHING), "N devices in a circle, linked both ways",
+           ROUND),
+)  # fmt: skip
+TOPOLOGIES: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
+"""Every preset by the name it is loaded with (before the colon)."""
+
+
+# -- from a file ----------------------------------------------------------------------------------
+KEYS = ("name", "devices", "switches", "servers", "gamma_s_per_byte", "links")
+LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
+DEVICE_LIMIT = 1024
+"""Also of switches: routes are kept for every pair."""
+LARGEST = 1e15
+"""Of any number in a file: beyond it a slip of units."""
+
+
+def read_topology(file: str) -> Topology:
+    """Return the topology a TOML file describes.
+
+    Raises `ClusterError` naming file and entry: no such file, no TOML, unknown keys or nodes,
+    times that are not numbers >= 0, no devices, devices without a way between them.
+    """
+    data = toml_of(file, "a readable topology file", ClusterError)
+    _known(file, data, KEYS)
+    devices = _devices(file, data.get("devices"))
+    switches = _names(f"{file}: switches", data.get("switches", []))
+    refuse_above(f"{file}: switches", len(switches), DEVICE_LIMIT, "use fewer", ClusterError)
+    nodes = {name: i for i, name in enumerate((*devices, *switches))}
+    if len(nodes) < len(devices) + len(switches):
+        raise ClusterError(f"{file}: every node under a name of its own", "one twice", "rename it")
+    title = data.get("name", Path(file).stem)
+    if not isinstance(title, str):
+        raise ClusterError(f"{file}: name as a text", shown(title), 'write name = "..."')
+    entries = data.get("links", [])
+    if not isinstance(entries, list):
+        raise ClusterError(f"{file}: links as [[links]] entries", shown(entries), "mend it")
+    links: list[Link] = []
+    for i, entry in enumerate(entries):
+        links += _links(f"{file}: links[{i}]", entry, nodes)
+        refuse_above(f"{file}: links", len(links), LINKS, "join nodes by switches", ClusterError)
+    gamma = checked(f"{file}: gamma_s_per_byte", data.get("gamma_s_per_byte", 0.0), LARGEST)
+    groups = _servers(file, data.get("servers"), nodes, len(devices))
+    found = Topology(title, devices, switches, tuple(links), groups, gamma)
+    _check_reach(file, found)
+    return found
+
+
+def _devices(file: str, given: Any) -> tuple[str, ...]:
+    where = f"{file}: devices, names or a count from 1 to {DEVICE_LIMIT}"
+    if isinstance(given, int) and not isinstance(given, bool):
+        if not 1 <= given <= DEVICE_LIMIT:
+            raise ClusterError(where, shown(given), "devices = 8 makes npu0 to npu7")
+        return tuple(f"npu{i}" for i in range(given))
+    names = _names(where, given)
+    if not 1 <= len(names) <= DEVICE_LIMIT:
+        raise ClusterError(where, f"{len(names)} names", "name the devices")
+    return names
+
+
+def _names(where: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(n, str) and n for n in given):
+        raise ClusterError(f"{where}: a list of names", shown(given), 'write ["a", "b"]')
+    return tuple(given)
+
+
+def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ClusterError(f"{where}: a table", shown(entry), "mend it")
+    for key in entry:
+        if key not in keys:
+            raise ClusterError(f"{where}: a known key", shown(key), f"known: {', '.join(keys)}")
+
+
+def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
+    """Return the links of one entry: each of `from` with each of `to`."""
+    _known(where, entry, LINK_KEYS)
+    key, alpha_s = _one_of(where, entry, "alpha_us", "alpha_s")
+    alpha_s *= 1e-6 if key == "alpha_us" else 1.0
+    key, beta = _one_of(where, entry, "gbytes_per_s", "beta_s_per_byte")
+    if key == "gbytes_per_s":
+        if beta == 0:
+            raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
+        beta = 1e-9 / beta
+    one_way = entry.get("one_way", False)
+    if not isinstance(one_way, bool):
+        raise ClusterError(f"{where}: one_way as true or false", shown(one_way), "write it so")
+    found: list[Link] = []
+    sources, targets = (_ends(where, entry, key, nodes) for key in ("from", "to"))
+    count = len(sources) * len(targets)
+    refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)
+    for a, b in product(sources, targets):
+        if a == b:
+            raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
+        there, back = both_ways(a, b, alpha_s, beta)
+        found += [there] if one_way else [there, back]
+    return found
+
+
+def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) -> list[int]:
+    given = entry.get(key)
+    names = _names(f"{where}: {key}", [given] if isinstance(given, str) else given)
+    for name in names:
+        if name not in nodes:
+            known = ", ".join(list(nodes)[:10])
+            raise ClusterError(f"{where}: {key} names a node", shown(name), f"nodes: {known}")
+    return [nodes[name] for name in names]
+
+
+def _one_of(where: str, entry: dict[str, Any], *pair: str) -> tuple[str, float]:
+    """Return the one key of two that an entry has, and its number."""
+    given = [key for key in pair if key in entry]
+    if len(given) != 1:
+        got = " and ".join(given) or "neither"
+        raise ClusterError(f"{where}: one of {pair[0]} and {pair[1]}", got, "give one")
+    return given[0], checked(f"{where}: {given[0]}", entry[given[0]], LARGEST)
+
+
+def _servers(
+    file: str, given: Any, nodes: dict[str, int], devices: int
+) -> tuple[tuple[int, ...], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise ClusterError(f"{file}: servers as lists of names", shown(given), "mend it")
+    groups = []
+    for i, names in enumerate(given):
+        where = f"{file}: servers[{i}]"
+        members = [nodes.get(name, devices) for name in _names(where, names)]
+        if not members or max(members) >= devices:
+            raise ClusterError(f"{where}: names of devices", shown(names), "mend it")
+        groups.append(tuple(members))
+    if sorted(d for group in groups for d in group) != list(range(devices)):
+        what = f"{file}: servers, every device in exactly one"
+        raise ClusterError(what, shown(given), "list each device once")
+    return tuple(groups)
+
+
+def _check_reach(file: str, topology: Topology) -> None:
+    """Refuse devices that device 0 cannot reach or that cannot reach it."""
+    onward, back = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
+    for link in topology.links:
+        onward[link.source].add(link.target)
+        back[link.target].add(link.source)
+    for edges, verb, other in ((onward, "to", "from"), (back, "from", "to")):
+        seen, todo = {0}, [0]
+        while todo:
+            new = edges[todo.pop()] - seen
+            seen |= new
+            todo += new
+        lost = [topology.devices[d] for d in range(topology.size) if d not in seen]
+        if lost:
+            what = f"{file}: a way {verb} every device {other} {topology.devices[0]}"
+            raise ClusterError(what, f"none {verb} {', '.join(lost[:5])}", "add links")
+
+
+# -- as text and as plain data --------------------------------------------------------------------
+SHOWN = 12
+"""Kinds of links in the text at most; the data have every link."""
+Kind = tuple[str, float, float]
+"""What a link joins, its latency in seconds, its bytes a second."""
+
+
+def kind_of(topology: Topology, link: int) -> Kind:
+    """Return a link's kind; nodes are named without their numbers: npu, host, rail."""
+    found = topology.links[link]
+    ends = sorted(family(topology.label(node)) for node in (found.source, found.target))
+    rate = float(topology.rate_bytes_per_s[link])
+    return " - ".join(ends), found.alpha_s, float(f"{rate:.6g}")
+
+
+def family(label: str) -> str:
+    """Return a node's name without the number at its end."""
+    return label.rstrip("0123456789.") or label
+
+
+def link_kinds(topology: Topology) -> dict[Kind, int]:
+    """Return how many links, each a direction, there are of each kind."""
+    kinds = Counter(kind_of(topology, i) for i in range(len(topology.links)))
+    return dict(sorted(kinds.items()))
+
+
+def topology_dict(topology: Topology) -> dict[str, Any]:
+    """Return a topology as plain data: nodes, servers, every link, bisection, gamma."""
+    label = topology.label
+    return {
+        "name": topology.name,
+        "devices": list(topology.devices),
+        "switches": list(topology.switches),
+        "servers": [[label(d) for d in group] for group in topology.groups],
+        "gamma_s_per_byte": topology.gamma_s_per_byte,
+        "bisection_bytes_per_s": topology.bisection_bytes_per_s(),
+        "links": [
+            {
+                "from": label(link.source),
+                "to": label(link.target),
+                "alpha_s": link.alpha_s,
+                "beta_s_per_byte": link.beta_s_per_byte,
+            }
+            for link in topology.links
+        ],
+    }
+
+
+def topology_text(topology: Topology) -> list[str]:
+    """Return a topology as lines: counts, bisection, kinds of links."""
+    kinds, gamma_ps = list(link_kinds(topology).items()), topology.gamma_s_per_byte * 1e12
+    counts = f"{topology.size} devices in {len(topology.groups)} servers"
+    lines = [f"{topology.name}: {counts}, {len(topology.switches)} switches"]
+    across = rate_text(topology.bisection_bytes_per_s())
+    lines.append(f"  bisection {across}, adding {gamma_ps:.3g} ps/B")
+    lines.append("  links, each a direction:")
+    for (ends, alpha_s, rate), count in kinds[:SHOWN]:
+        lines.append(f"    {count:6} {ends:<18} {alpha_s * 1e6:7.3f} us  {rate_text(rate)}")
+    if len(kinds) > SHOWN:
+        lines.append(f"    and {len(kinds) - SHOWN} kinds more (the JSON has all links)")
+    return lines
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """Return a rate in GB/s."""
+    return f"{bytes_per_s / 1e9:.4g} GB/s" if math.isfinite(bytes_per_s) else "no limit"
