@@ -108,8 +108,6 @@ def peak_live_bytes(graph: Graph) -> int:
 #     waits  the host sends a kernel, waits for its end, sends the next:  sum of L + t(i)
 #     ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - d)) + d + t(i)
 #     sink   the host sends the whole graph at once:  L - d + sum of d + t(i)
-
-
 WAYS = ("waits", "ahead", "sink")
 Span = tuple[float, float]
 

@@ -91,8 +91,6 @@ class SimpleGenetic:
 # With nothing in L2 at the start of a phase, cycles of a kernel = sum over its phases + barriers.
 # So each nest is simulated once, and the best of all combinations of layouts is that of the best
 # ones.
-
-
 Known = dict[tuple[NestSpace, Layout], int]
 """Cycles of nests laid out, as far as they were simulated."""
 

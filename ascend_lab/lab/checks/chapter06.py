@@ -20,18 +20,13 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910B2"
-
-
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
-
 
 UNIT = 128
 """Elements of fp16 in one repeat of the vector unit: the step of tile sizes."""
 
-
 SLACK = 1.25
 """A repaired schedule may take this many times the cycles of ours, not more."""
-
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -20,10 +20,7 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
-
-
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
-
 
 PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""

@@ -86,8 +86,6 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
-
-
 def tanh_gradient(elements: int) -> Tensor:
     """Return y = dy * (1 - t * t) with t = tanh(x), which is read twice."""
     x, dy = (dsl.placeholder((elements,), name=name) for name in ("x", "dy"))
@@ -145,8 +143,6 @@ def _right_values(schedule: Schedule, count: int) -> bool:
 
 
 # -- in place --------------------------------------------------------------------------------------
-
-
 def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Program):
         return "expected a Program (end with k.finish())"

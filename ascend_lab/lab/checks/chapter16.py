@@ -96,8 +96,6 @@ def _heads(rng: np.random.Generator, n: int, t: int, d: int, rows: int, spread: 
 
 
 EMPTY_1 = (-math.inf, 0.0, np.zeros(3))
-
-
 SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
 
 

@@ -190,7 +190,6 @@ def fig_cards(
 LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Shares of a server's capacity at which it is simulated."""
 
-
 TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 

@@ -99,8 +99,6 @@ def same_order(one: Program, two: Program) -> bool:
 
 
 # -- addresses ------------------------------------------------------------------------------------
-
-
 @st.styled
 def fig_addresses(
     tile: int = 6272, slots: int = 2, inputs: int = 2, chip: str = "Ascend910B2"

@@ -30,8 +30,6 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 
 # -- what is drawn: boxes and statements of a completed schedule ---------------------------------
-
-
 def nests(schedule: Schedule, *, notes: bool = True) -> ns.Items:
     """Return one box per phase; `notes` adds sizes of steps, buffers and slots."""
     found = []
@@ -141,8 +139,6 @@ def compact(schedule: Schedule) -> ns.Items:
 
 
 # -- the figures ---------------------------------------------------------------------------------
-
-
 @st.styled
 def fig_nest(schedule: Schedule) -> st.LabFigure:
     """Draw the loop nests of a schedule: cores, loops, tiles with buffer and slots, instructions.
@@ -242,8 +238,6 @@ def _line(n: int) -> Schedule:
 
 
 # -- choices -------------------------------------------------------------------------------------
-
-
 def add_relu(chip: Chip, n: int) -> te.Tensor:
     """Return y = relu(a + b) for vectors of n half-precision numbers."""
     a, b = te.placeholder((n,), name="a"), te.placeholder((n,), name="b")

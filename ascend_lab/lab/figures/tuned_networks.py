@@ -267,8 +267,6 @@ def toy_rows(ready: Sequence[float], sizes: Sequence[int]) -> tuple[Gradient, ..
 
 
 # The model against published measurements, as a picture.
-
-
 @st.styled
 def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     """Draw, per published row, the error of the time and of each pipe's busy share.

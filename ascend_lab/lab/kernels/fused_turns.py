@@ -169,8 +169,6 @@ class _Writer:
 
 
 # What attention costs: the FlashAttention kernel against three kernels that store the scores.
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionTraffic:
     """Cost of one attention on a chip, counted from the programs of all cores.
