@@ -318,7 +318,7 @@ TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"
 def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
 
-    `maps` is what `graph.fusion.split_conflict.owner_maps` returns; points run to the right,
+    `maps` is what `split_conflict.owner_maps` returns; points run to the right,
     channels down, and each core has a shade. Under the pictures stands the share of the numbers
     that stay on their core when the next operator takes them.
     """
