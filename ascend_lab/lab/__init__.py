@@ -26,21 +26,21 @@ _HOMES = {
     "figures.schedules": "gm_bytes",
     "figures.tuned_networks": "one_block toy_rows",
     "graph_examples": (
-        "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order"
+        "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order "
+        "cheapest converted_bytes laid_out options prepared size_bytes unfused_us"
     ),
-    "layout_choices": ("cheapest converted_bytes laid_out options prepared size_bytes unfused_us"),
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"
     ),
     "kernels.cross_core_folds": "atomic chain kept tree two_pass",
+    "kernels.split_conflict": "common_split",
     "machines": "VectorOp tops_per_watt",
     "machines.roofline": ("binding_level chip_levels level_dot levels_of ridge_point source_text"),
-    "kernels.split_conflict": "common_split",
-    "techniques": "TECHNIQUES all_times compile_with factors ladder",
-    "tuners": "NestCosts SimpleGenetic optimum",
+    "tuning": (
+        "NestCosts SimpleGenetic TECHNIQUES Workbench all_times compile_with factors ladder optimum"
+    ),
     "widgets": "explore",
-    "workbench": "Workbench",
 }
 """The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""
 

@@ -17,7 +17,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.techniques import TECHNIQUES, Times, compile_with, factor_range, factors
+from ascend_lab.lab.tuning import TECHNIQUES, Times, compile_with, factor_range, factors
 from ascend_lab.lab.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
 
 Steps = Sequence[tuple[str, float]]
