@@ -13,7 +13,7 @@ from ascend_lab.graph.fusion import (
     fusion_rule,
     rules_restored,
 )
-from ascend_lab.lab.checks.chapter10 import gain, misgrouped, network
+from ascend_lab.lab.checks.chapter09_10 import gain, misgrouped, network
 from ascend_lab.lab.figures.fusing import chain_kernels, crossings, fig_fusion, operations
 from ascend_lab.lab.kernels.split_conflict import Points, case_graph
 from ascend_lab.sim import simulate_kernel

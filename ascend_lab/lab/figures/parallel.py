@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.chapter23 import sent_bytes
+from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 from ascend_lab.lab.figures import style as st
 from ascend_lab.parallel.plans.pipeline import FORWARD, PipelineTime, orders, run_pipeline
 from ascend_lab.parallel.plans.plan import DeviceMemory
