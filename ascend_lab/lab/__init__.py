@@ -24,7 +24,8 @@ _HOMES = {
     "figures.nests": "EXPRESSIONS three_nests whole_rows",
     "figures.networks": "MODELS ORDERS exported_block residual_block",
     "figures.schedules": "gm_bytes",
-    "figures.tuned_networks": "one_block toy_rows",
+    "figures.parallel": "toy_rows",
+    "figures.tuned_networks": "one_block",
     "graph_examples": (
         "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order "
         "cheapest converted_bytes laid_out options prepared size_bytes unfused_us"
