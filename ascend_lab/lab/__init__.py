@@ -21,14 +21,14 @@ _HOMES = {
         "NETWORKS five_programs network residual_sum rewritten same_order without"
     ),
     "figures.deploying": "camera_frame scene",
-    "figures.nests": "EXPRESSIONS three_nests whole_rows",
-    "figures.networks": "MODELS ORDERS exported_block residual_block",
-    "figures.schedules": "gm_bytes",
+    "figures.expressions": "EXPRESSIONS three_nests whole_rows",
+    "figures.nests": "gm_bytes",
+    "figures.networks": "MODELS ORDERS residual_block",
     "figures.parallel": "toy_rows",
     "figures.tuned_networks": "one_block",
     "graph_examples": (
         "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order "
-        "cheapest converted_bytes laid_out options prepared size_bytes unfused_us"
+        "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
     ),
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "

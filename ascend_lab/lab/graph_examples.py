@@ -9,6 +9,7 @@ writes). Conversions follow from it: an operand is converted when it is first re
 layout, once for all.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, LayoutError
-from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, simulate_graph
+from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
 from ascend_lab.graph.compile import DEFAULT_ROAD, Road
 from ascend_lab.graph.evaluate import live_bytes
 from ascend_lab.graph.layout import Assigner
@@ -153,9 +154,7 @@ def dispatch(times_s: Sequence[float], way: str, launch_s: float, task_s: float)
     if not 0 <= task_s <= launch_s:
         raise InputError(f"a task from 0 to {launch_s} s", f"{task_s} s", "it is part of a launch")
     send_s = launch_s - task_s
-    host: list[Span] = []
-    device: list[Span] = []
-    end = 0.0
+    host, device, end = list[Span](), list[Span](), 0.0
     for i, time_s in enumerate(times_s):
         if way != "sink" or i == 0:
             begin = end if way == "waits" else i * send_s
@@ -350,3 +349,71 @@ def unfused_us(graph: Graph) -> dict[str, float]:
     """Return the microseconds of every operator of a graph with layouts, each a kernel alone."""
     times = kernel_times(Road(fusion=False).kernels(graph, load_chip(CHIP)))
     return {node.name: 1e6 * times[node.output] for node in graph.nodes}
+
+
+# -- a transformer as an exporter spells it --------------------------------------------------------
+class _Exported(GraphBuilder):
+    """Layers spelled out in small operators, constants as tensors, as exporters write them."""
+
+    def scalar(self, number: float) -> Value:
+        return self.constant(np.array([number], np.float32), name="number")
+
+    def spelled_norm(self, x: Value, name: str) -> Value:
+        """Append a layer norm in nine nodes."""
+        mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
+        away = self.sub(x, mean, name=f"{name}.away")
+        squares = self.pow(away, self.scalar(2.0), name=f"{name}.squares")
+        spread = self.reduce_mean(squares, axis=-1, keepdims=True, name=f"{name}.variance")
+        above = self.add(spread, self.scalar(1e-5), name=f"{name}.eps")
+        root = self.sqrt(above, name=f"{name}.root")
+        normal = self.div(away, root, name=f"{name}.normal")
+        scaled = self.mul(normal, self.weight(x.shape[-1:], f"{name}.scale"), name=f"{name}.scaled")
+        out: Value = self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
+        return out
+
+    def spelled_gelu(self, x: Value, name: str) -> Value:
+        """Append the tanh form of GELU in eight nodes."""
+        cube = self.mul(self.pow(x, self.scalar(3.0), name=f"{name}.cube"), self.scalar(0.044715))
+        inner = self.mul(self.add(x, cube, name=f"{name}.sum"), self.scalar(math.sqrt(2 / math.pi)))
+        one = self.add(self.tanh(inner, name=f"{name}.tanh"), self.scalar(1.0), name=f"{name}.one")
+        half = self.mul(x, self.scalar(0.5), name=f"{name}.half")
+        out: Value = self.mul(half, one, name=name)
+        return out
+
+    def spelled_linear(self, x: Value, features: int, name: str) -> Value:
+        """Append a product by weights stored transposed, and a bias."""
+        stored = self.weight((features, x.shape[-1]), f"{name}.weight")
+        weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
+        made = self.batch_matmul(x, weight, name=f"{name}.product")
+        out: Value = self.add(self.weight((features,), f"{name}.bias"), made, name=name)
+        return out
+
+    def split_heads(self, x: Value, heads: int, name: str) -> Value:
+        """Append (rows, width) -> (heads, rows, depth)."""
+        batch, rows, width = x.shape
+        parts = self.reshape(x, shape=(batch, rows, heads, width // heads), name=f"{name}.heads")
+        out: Value = self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
+        return out
+
+
+def exported_block(length: int = 128, width: int = 256, heads: int = 4) -> Graph:
+    """Return one block of a transformer in 61 nodes, as an exporter of models writes it."""
+    net = _Exported("exported block")
+    x = net.input("x", (1, length, width))
+    mask = net.input("mask", (length, length))
+    before = net.spelled_norm(x, "norm1")
+    q, k, v = (
+        net.split_heads(net.spelled_linear(before, width, part), heads, part) for part in "qkv"
+    )
+    scores = net.batch_matmul(q, net.transpose(k, perm=(0, 1, 3, 2), name="keys"), name="scores")
+    scaled = net.div(scores, net.scalar(math.sqrt(width // heads)), name="scaled")
+    shares = net.softmax(net.add(scaled, mask, name="masked"), name="shares")
+    kept = net.mul(shares, net.scalar(1.0), name="dropout")
+    context = net.batch_matmul(kept, v, name="context")
+    rows = net.transpose(context, perm=(0, 2, 1, 3), name="back")
+    joined = net.reshape(rows, shape=(1, length, width), name="joined")
+    x = net.add(x, net.spelled_linear(joined, width, "out"), name="add1")
+    inner = net.spelled_linear(net.spelled_norm(x, "norm2"), 4 * width, "up")
+    down = net.spelled_linear(net.spelled_gelu(inner, "gelu"), width, "down")
+    net.output(net.add(x, down, name="y"))
+    return net.build()

@@ -14,8 +14,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.errors import AscendLabError, ShapeError, TypeMismatchError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.figures.nests import EXPRESSIONS, per_operation
-from ascend_lab.lab.figures.schedules import gm_bytes
+from ascend_lab.lab.figures.expressions import EXPRESSIONS, per_operation
+from ascend_lab.lab.figures.nests import gm_bytes
 from ascend_lab.sim import simulate_kernel
 
 Array = NDArray[Any]
