@@ -101,15 +101,12 @@ def _judge(
     return None
 
 
-def _added(rows: int, columns: int) -> te.Tensor:
-    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
-    return te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
-
-
 @cache
 def _table(rows: int, columns: int, chip_name: str = CHIP) -> Schedule:
     """Return our schedule of x + p: columns or rows over the cores, or the default."""
-    chip, y = load_chip(chip_name), _added(rows, columns)
+    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
+    y = te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
+    chip = load_chip(chip_name)
     cores, found = chip.cores_of("vector"), {te.auto_schedule(y, chip): 0}
     for by_columns, height in product((True, False), (2, 4, 16)):
         with suppress(AscendLabError):

@@ -303,9 +303,10 @@ def fig_expression(
 def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""
     fig, ax = st.new_figure(height_in=1.7)
-    said = []
+    said, x = [], te.placeholder((n,), name="x")
+    y = te.compute((n,), lambda i: x[i] * 2.0, name="y")
     for line, tail in enumerate(("cut", "guard")):
-        s = te.split(_line(n), "y", "i", factor, tail=tail)
+        s = te.split(te.create_schedule(y, load_chip("Toy")), "y", "i", factor, tail=tail)
         parts = list(steps(s.state.stage("y").loops[0], Range(Affine(), n)))
         ranges = [(part.start.const, part.count) for part in parts]
         twice = sum(count for _, count in ranges) - n
@@ -330,11 +331,6 @@ def _draw_part(ax: Any, low: float, start: int, count: int, colour: int, hidden:
     face, ink = ((st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK))[colour]
     ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
     st.put(ax, start + hidden + (count - hidden) / 2, low, f"{count} from {start}", color=ink)
-
-
-def _line(n: int) -> Schedule:
-    x = te.placeholder((n,), name="x")
-    return te.create_schedule(te.compute((n,), lambda i: x[i] * 2.0, name="y"), load_chip("Toy"))
 
 
 # -- choices -------------------------------------------------------------------------------------

@@ -306,19 +306,15 @@ def fig_blocks_and_conflicts(
     torn = _graph(right, index, cores, rows)
     ratio = wire_ratio(block_rows, block_columns, itemsize)
     corners = wire_ratio(1, 1, itemsize), wire_ratio(16, 16, itemsize)
+    named = [f"row {row} by cores {', '.join(map(str, who))}" for row, who in torn.items()]
     alt = (
         f"Left: bytes on the wires per byte moved for blocks of 1 to 64 rows and columns, from "
         f"{corners[0]:.3g} for single elements to {corners[1]:.3g} for 16 x 16; the framed block "
         f"{block_rows} x {block_columns} needs {ratio:.3g}. Right: {updates} updates of "
         f"{cores} cores to {len(set(index.tolist()))} of {rows} rows; {len(torn)} rows are written "
-        f"by more than one core{_named(torn)}."
+        f"by more than one core{': ' * bool(named)}{'; '.join(named[:6])}."
     )
     return st.finish(fig, alt=alt)
-
-
-def _named(torn: Mapping[int, Sequence[int]]) -> str:
-    parts = [f"row {row} by cores {', '.join(map(str, who))}" for row, who in torn.items()]
-    return ": " + "; ".join(parts[:6]) if parts else ""
 
 
 def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:

@@ -75,19 +75,16 @@ def _cubes(ax: Any, side: int, cut: int) -> None:
 
 
 def _cube(ax: Any, corner: tuple[float, float, float], size: float) -> None:
+    """Draw a cube in cabinet projection: depth goes up and to the right."""
     x, y, z = corner
     for name, points in {
         "C": ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)),  # front: m x n
         "B": ((0, 1, 0), (1, 1, 0), (1, 1, 1), (0, 1, 1)),  # top: k x n
         "A": ((1, 0, 0), (1, 0, 1), (1, 1, 1), (1, 1, 0)),  # right: m x k
     }.items():
-        flat = [_project(x + a * size, y + b * size, z + c * size) for a, b, c in points]
+        corners = [(x + a * size, y + b * size, z + c * size) for a, b, c in points]
+        flat = [(right + 0.45 * deep, up + 0.4 * deep) for right, up, deep in corners]
         ax.add_patch(Polygon(flat, closed=True, linewidth=0.6, **OPERANDS[name]))
-
-
-def _project(x: float, y: float, z: float) -> tuple[float, float]:
-    """Cabinet projection: depth goes up and to the right."""
-    return x + 0.45 * z, y + 0.4 * z
 
 
 @st.styled

@@ -180,7 +180,11 @@ def fig_dispatch(
     for ax, (way, run) in zip(axes, runs.items(), strict=True):
         told = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
         ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
-        _spans(ax, run)
+        lanes = ((run.host, st.ORANGE, "//"), (run.device, st.VERMILLION, ""))
+        for row, (spans, colour, hatch) in enumerate(lanes):
+            bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
+            look = {"facecolor": colour, "edgecolor": st.PAPER, "linewidth": 0.3, "hatch": hatch}
+            ax.broken_barh(bars, (row - 0.36, 0.72), **look)
         ax.set_yticks([0, 1], ["host", "device"])
         ax.set(ylim=(1.5, -0.5), xlim=(0, longest_us * 1.01))
     axes[-1].set_xlabel("time in µs")
@@ -188,16 +192,6 @@ def fig_dispatch(
     parts = (f"{TITLES[w]} {r.time_s * 1e6:,.0f} µs, {r.busy_share:.0%}" for w, r in runs.items())
     alt = f"{name} of {len(times_s)} kernels; time and share in which the device works"
     return st.finish(fig, alt=f"{alt}: {'; '.join(parts)}.")
-
-
-def _spans(ax: Any, run: ge.Dispatch) -> None:
-    for row, spans, colour, hatch in (
-        (0, run.host, st.ORANGE, "//"),
-        (1, run.device, st.VERMILLION, ""),
-    ):
-        bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
-        look = {"facecolor": colour, "edgecolor": st.PAPER, "linewidth": 0.3, "hatch": hatch}
-        ax.broken_barh(bars, (row - 0.36, 0.72), **look)
 
 
 @st.styled
