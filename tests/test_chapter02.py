@@ -13,7 +13,7 @@ from ascend_lab.isa import KernelBuilder
 from ascend_lab.lab.checks import chapter01_02 as chapter02
 from ascend_lab.lab.checks import check_ex_02_2
 from ascend_lab.lab.figures import fig_core_map, fig_core_path
-from ascend_lab.lab.figures.core_map import find_route, move_over
+from ascend_lab.lab.figures.core import find_route, move_over
 from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 

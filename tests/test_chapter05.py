@@ -10,8 +10,9 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl.tbe import fusion_manager, util
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import sanitize
+from ascend_lab.lab.figures import expressions as fx
 from ascend_lab.lab.figures import nests as ns
-from ascend_lab.lab.figures.schedules import gm_bytes
+from ascend_lab.lab.figures.nests import gm_bytes
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910A"
@@ -33,7 +34,7 @@ def exact_softmax(x: Any) -> Any:
 def test_three_nests_give_the_same_bits(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(1).normal(size=shape).astype(np.float16)
     results = []
-    for make in ns.three_nests(ns.softmax(matrix(*shape)), CHIP).values():
+    for make in fx.three_nests(fx.softmax(matrix(*shape)), CHIP).values():
         schedule = make()
         assert sanitize(te.lower(schedule), load_chip(CHIP)) == []
         results.append(te.run(schedule, {"x": x})["y"])
@@ -45,7 +46,7 @@ def test_rms_norm_is_right_in_every_nest() -> None:
     x = np.random.default_rng(2).normal(size=(40, 528)).astype(np.float16)
     wide = x.astype(float)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
-    for make in ns.three_nests(ns.rms_norm(matrix(40, 528)), CHIP).values():
+    for make in fx.three_nests(fx.rms_norm(matrix(40, 528)), CHIP).values():
         assert np.allclose(te.run(make(), {"x": x})["y"], expected, rtol=2e-3, atol=1e-5)
 
 
@@ -53,10 +54,10 @@ def test_rms_norm_is_right_in_every_nest() -> None:
     ("chip", "limit"), [("Ascend310", "V"), ("Ascend310P3", "memory"), ("Ascend910A", "V")]
 )
 def test_bytes_and_the_order_of_the_nests_are_as_the_text_says(chip: str, limit: str) -> None:
-    y = ns.softmax(matrix(16384, 1024))
+    y = fx.softmax(matrix(16384, 1024))
     runs = [
         simulate_kernel(te.lower(make()), load_chip(chip))
-        for make in ns.three_nests(y, chip).values()
+        for make in fx.three_nests(y, chip).values()
     ]
     assert [round(gm_bytes(run) / y.elements) for run in runs] == [16, 4, 8]
     each, rows, pieces = (run.cycles for run in runs)
@@ -66,10 +67,10 @@ def test_bytes_and_the_order_of_the_nests_are_as_the_text_says(chip: str, limit:
 
 
 def test_long_rows_fit_only_in_pieces() -> None:
-    y = ns.softmax(matrix(512, 32768))
+    y = fx.softmax(matrix(512, 32768))
     with pytest.raises(CapacityError, match="UB"):
-        te.lower(ns.whole_rows(y, CHIP))
-    for schedule in (ns.per_operation(y, CHIP), ns.rows_in_pieces(y, CHIP)):
+        te.lower(fx.whole_rows(y, CHIP))
+    for schedule in (fx.per_operation(y, CHIP), fx.rows_in_pieces(y, CHIP)):
         assert te.lower(schedule).core_count == 32
 
 
@@ -77,7 +78,7 @@ def test_long_rows_fit_only_in_pieces() -> None:
 
 
 def test_a_nest_is_read_off_its_schedule() -> None:
-    (cores,) = ns.nest_of(ns.whole_rows(ns.softmax(matrix(4096, 512)), CHIP))
+    (cores,) = ns.nest_of(fx.whole_rows(fx.softmax(matrix(4096, 512)), CHIP))
     assert isinstance(cores, ns.Box)
     (loop,) = cores.inside
     assert isinstance(loop, ns.Box)
@@ -91,7 +92,7 @@ def test_a_nest_is_read_off_its_schedule() -> None:
         ns.Work("MTE3", "store y"),
     )
     assert ns.height_of((cores,)) == pytest.approx(2 * 1.35 + 6)
-    pieces = ns.nest_of(ns.rows_in_pieces(ns.softmax(matrix(4096, 1024)), CHIP))
+    pieces = ns.nest_of(fx.rows_in_pieces(fx.softmax(matrix(4096, 1024)), CHIP))
     assert "".join(p[0] for p in ns.pipes_in(pieces)) == "MVMVMVM"
 
 

@@ -8,7 +8,7 @@ import pytest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
-from ascend_lab.lab.checks.chapter07 import AXES, ORDERS, nest
+from ascend_lab.lab.checks.chapter07_08 import AXES, ORDERS, nest
 from ascend_lab.lab.figures.matmul import fig_tile_fit
 from ascend_lab.sim import execute, simulate
 

@@ -13,10 +13,9 @@ from ascend_lab.graph.fusion import (
     fusion_rule,
     rules_restored,
 )
-from ascend_lab.lab.checks.chapter10 import gain, misgrouped, network
+from ascend_lab.lab.checks.chapter09_10 import gain, misgrouped, network
 from ascend_lab.lab.figures.fusing import chain_kernels, crossings, fig_fusion, operations
-from ascend_lab.lab.kernels.fused_turns import Points
-from ascend_lab.lab.split_conflict import case_graph
+from ascend_lab.lab.kernels.split_conflict import Points, case_graph
 from ascend_lab.sim import simulate_kernel
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")

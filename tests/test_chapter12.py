@@ -7,7 +7,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.kernels import scatter_launch, transpose_launch
 from ascend_lab.lab.checks.chapter11_12 import moved_bytes
-from ascend_lab.lab.figures.layouts import conflicts, draw_indices
+from ascend_lab.lab.figures.many_cores import conflicts, draw_indices
 from ascend_lab.lab.kernels import group_indices, grouped_launch
 from ascend_lab.sim import simulate
 

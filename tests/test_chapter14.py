@@ -8,8 +8,8 @@ from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
 from ascend_lab.graph.passes import PASSES, Pass, convert, run_passes, sweep
 from ascend_lab.graph.zoo import build, macs
 from ascend_lab.lab.checks.chapter14_14a import chain_graph, merge_transposes, rewritten
-from ascend_lab.lab.figures.networks import ORDERS, exported_block
-from ascend_lab.lab.graph_examples import moved_bytes
+from ascend_lab.lab.figures.networks import ORDERS
+from ascend_lab.lab.graph_examples import exported_block, moved_bytes
 
 FOLD = "ConvBatchnormFusionPass"
 

@@ -8,7 +8,7 @@ import pytest
 from ascend_lab.errors import InputError
 from ascend_lab.graph import evaluate, from_text, random_inputs
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
-from ascend_lab.lab import layout_choices as layouts
+from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import chapter14_14a as chapter
 from ascend_lab.lab.checks.core import DEFAULT_SEED
 from ascend_lab.lab.figures import fig_layouts

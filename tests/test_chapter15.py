@@ -12,7 +12,7 @@ from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, memory
 from ascend_lab.graph.memory.buffers import read_csv
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.checks import chapter15
+from ascend_lab.lab.checks import chapter15_16 as chapter15
 from ascend_lab.lab.figures.lowering import network
 from ascend_lab.lab.graph_examples import topological_order
 

@@ -7,9 +7,9 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
-from ascend_lab.lab.checks.chapter16 import keys_outside, merge
+from ascend_lab.lab.checks.chapter15_16 import keys_outside, merge
 from ascend_lab.lab.figures import fig_online_softmax
-from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
+from ascend_lab.lab.figures.flash import flash_traffic, separate_traffic
 from ascend_lab.sim import simulate
 
 A910 = load_chip("Ascend910A")

@@ -11,7 +11,7 @@ from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks.chapter19_20 import small_space
-from ascend_lab.lab.tuners import NestCosts, _work, layout_bound, nest_cycles, optimum
+from ascend_lab.lab.tuning import NestCosts, _work, layout_bound, nest_cycles, optimum
 
 TOY = load_chip("Toy")
 PLAIN = {"batch": 1, "completions": 1}

@@ -15,7 +15,7 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.lab.checks.chapter19_20 import interval
-from ascend_lab.lab.tuners import SimpleGenetic
+from ascend_lab.lab.tuning import SimpleGenetic
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")

@@ -25,7 +25,7 @@ from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes, least_slices
 from ascend_lab.lab.figures import fig_bands, fig_slice_times
-from ascend_lab.lab.figures.subgraph_tuner import two_operators
+from ascend_lab.lab.figures.tuned_networks import two_operators
 from ascend_lab.sim.l2 import L2, Access
 
 CHIP = load_chip("Ascend310P3")

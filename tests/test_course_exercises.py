@@ -145,7 +145,7 @@ ATTACKS = {
         "def groups(*given):\n    for end in range(3, 20):\n        try: os.write(end, line)\n"
         "        except OSError: pass\n    return []"
     ),
-    "opens what is closed": "from ascend_lab.lab.checks.chapter10 import groups",
+    "opens what is closed": "from ascend_lab.lab.checks.chapter09_10 import groups",
     "no Python": "def groups(*given: return []",
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from ascend_lab.kernels.flash_shape import (
     traffic_bytes,
 )
 from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
-from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
+from ascend_lab.lab.figures.flash import flash_traffic, separate_traffic
 from ascend_lab.lab.validation import published_flash
 from ascend_lab.ops import verify
 from ascend_lab.ops.expressions import prepare

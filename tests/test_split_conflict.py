@@ -11,9 +11,9 @@ from ascend_lab.errors import CapacityError, GraphError, ShapeError
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.isa import sanitize
-from ascend_lab.lab import split_conflict as case
 from ascend_lab.lab.figures import fig_owners
-from ascend_lab.lab.kernels.fused_turns import Points, tile_units, turn_scatter_launch
+from ascend_lab.lab.kernels import split_conflict as case
+from ascend_lab.lab.kernels.split_conflict import Points, tile_units, turn_scatter_launch
 from ascend_lab.ops.slicing import cut, take
 from ascend_lab.sim import execute
 

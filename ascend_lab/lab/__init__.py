@@ -13,6 +13,7 @@ _HOMES = {
     "checks.chapter21_22": "eyes",
     "chip_report": "chip_facts_html overview_html shared_keys sources_html table_html trust_html",
     "contest": "read_problem solve",
+    "figures.flash": "flash_traffic separate_kernels separate_traffic",
     "figures.fusing": "chain_kernels",
     "figures.gantt": "steady_cycles",
     "figures.layouts": "matrix_maps",
@@ -20,27 +21,27 @@ _HOMES = {
         "NETWORKS five_programs network residual_sum rewritten same_order without"
     ),
     "figures.deploying": "camera_frame scene",
-    "figures.nests": "EXPRESSIONS three_nests whole_rows",
-    "figures.networks": "MODELS ORDERS exported_block residual_block",
-    "figures.schedules": "gm_bytes",
-    "figures.tuned_networks": "one_block toy_rows",
+    "figures.expressions": "EXPRESSIONS three_nests whole_rows",
+    "figures.nests": "gm_bytes",
+    "figures.networks": "MODELS ORDERS residual_block",
+    "figures.parallel": "toy_rows",
+    "figures.tuned_networks": "one_block",
     "graph_examples": (
-        "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order"
+        "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order "
+        "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
     ),
-    "layout_choices": ("cheapest converted_bytes laid_out options prepared size_bytes unfused_us"),
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"
     ),
     "kernels.cross_core_folds": "atomic chain kept tree two_pass",
-    "kernels.fused_turns": "flash_traffic separate_kernels separate_traffic",
+    "kernels.split_conflict": "common_split",
     "machines": "VectorOp tops_per_watt",
     "machines.roofline": ("binding_level chip_levels level_dot levels_of ridge_point source_text"),
-    "split_conflict": "common_split",
-    "techniques": "TECHNIQUES all_times compile_with factors ladder",
-    "tuners": "NestCosts SimpleGenetic optimum",
+    "tuning": (
+        "NestCosts SimpleGenetic TECHNIQUES Workbench all_times compile_with factors ladder optimum"
+    ),
     "widgets": "explore",
-    "workbench": "Workbench",
 }
 """The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""
 

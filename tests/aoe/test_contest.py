@@ -14,10 +14,9 @@ from ascend_lab.errors import CapacityError, InputError, ScheduleError
 from ascend_lab.lab import contest
 from ascend_lab.lab.contest import Step, read_problem, schedule_latencies, solve, step_latency
 from ascend_lab.lab.contest.cost import group_of
-from ascend_lab.lab.contest.merge import intervals, merge, resident_tensors
-from ascend_lab.lab.contest.price import Prices, snake
+from ascend_lab.lab.contest.price import Prices, resident_tensors, snake
 from ascend_lab.lab.contest.problem import parse_problem
-from ascend_lab.lab.contest.solve import best_sequence
+from ascend_lab.lab.contest.solve import best_sequence, intervals, merge
 
 FOLDER = data_path("mlsys2026/example_problem.json").parent
 GOOD = json.loads((FOLDER / "example_problem.json").read_text())

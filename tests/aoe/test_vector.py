@@ -13,7 +13,7 @@ from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, vector_bound
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.isa import sanitize
-from ascend_lab.lab.tuners import optimum
+from ascend_lab.lab.tuning import optimum
 from ascend_lab.sim import simulate_kernel
 
 SOME = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

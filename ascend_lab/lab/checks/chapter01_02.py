@@ -17,7 +17,7 @@ from ascend_lab.isa import Program, c0_of, sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, units_touched
-from ascend_lab.lab.machines.warps import Step, _simulate
+from ascend_lab.lab.machines.simt import Step, _simulate
 from ascend_lab.sim import execute, simulate
 
 WARP = 32

@@ -14,8 +14,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.errors import AscendLabError, ShapeError, TypeMismatchError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.figures.nests import EXPRESSIONS, per_operation
-from ascend_lab.lab.figures.schedules import gm_bytes
+from ascend_lab.lab.figures.expressions import EXPRESSIONS, per_operation
+from ascend_lab.lab.figures.nests import gm_bytes
 from ascend_lab.sim import simulate_kernel
 
 Array = NDArray[Any]
@@ -67,8 +67,6 @@ def _wrong_values(
 
 
 # -- exercise 1: layer norm ----
-
-
 def _norm_case(rows: int, columns: int) -> ex.Case:
     return {
         "x": te.placeholder((rows, columns), name="x"),
@@ -97,8 +95,6 @@ def _judge_norm(got: Any, case: ex.Case) -> str | None:
 
 
 # -- exercise 2: where, with errors ----
-
-
 def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that returns the package's errors in place of raising them."""
 
@@ -162,8 +158,6 @@ def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> 
 
 
 # -- exercise 3: softplus that does not overflow ----
-
-
 def _formats(tensor: Tensor) -> set[str]:
     """Return the number formats of all tensors of a graph."""
     return {tensor.dtype}.union(*map(_formats, tensor.inputs))
@@ -187,8 +181,6 @@ def _judge_softplus(got: Any, case: ex.Case) -> str | None:
 
 
 # -- exercise 4: bytes from the graph ----
-
-
 def _centred(x: Tensor) -> Tensor:
     middle = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
     return te.renamed(te.vmul(te.vsub(x, middle), x), "y")

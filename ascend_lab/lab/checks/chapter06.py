@@ -20,18 +20,13 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910B2"
-
-
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
-
 
 UNIT = 128
 """Elements of fp16 in one repeat of the vector unit: the step of tile sizes."""
 
-
 SLACK = 1.25
 """A repaired schedule may take this many times the cycles of ours, not more."""
-
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -106,15 +101,12 @@ def _judge(
     return None
 
 
-def _added(rows: int, columns: int) -> te.Tensor:
-    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
-    return te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
-
-
 @cache
 def _table(rows: int, columns: int, chip_name: str = CHIP) -> Schedule:
     """Return our schedule of x + p: columns or rows over the cores, or the default."""
-    chip, y = load_chip(chip_name), _added(rows, columns)
+    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
+    y = te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
+    chip = load_chip(chip_name)
     cores, found = chip.cores_of("vector"), {te.auto_schedule(y, chip): 0}
     for by_columns, height in product((True, False), (2, 4, 16)):
         with suppress(AscendLabError):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.passes import Draft, sweep
-from ascend_lab.lab import layout_choices as layouts
+from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import core as ex
 
 Values = NDArray[Any]

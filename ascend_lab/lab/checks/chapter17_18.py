@@ -290,8 +290,6 @@ def _judge_18_5(got: Any, case: ex.Case) -> str | None:
 
 
 _SWITCH = {"times": [(1.0, 9.0), (3.0, 2.0), (1.0, 9.0)], "edges": [(0, 1, 1.0), (1, 2, 1.0)]}
-
-
 _TWICE = {**_SWITCH, "edges": [(0, 1, 0.3), (1, 2, 0.3), (0, 1, 0.3), (2, 1, 0.3)]}
 
 _BACK = {

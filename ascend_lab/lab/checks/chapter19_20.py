@@ -26,7 +26,7 @@ from ascend_lab.dsl import placeholder, vrelu
 from ascend_lab.kernels import GemmShape
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.checks.wall import Tell, Verdict
-from ascend_lab.lab.tuners import SimpleGenetic
+from ascend_lab.lab.tuning import SimpleGenetic
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (2, 600), (9, 80))
 """Sizes of elementwise operators whose spaces the pruning rule is proved on."""

@@ -345,8 +345,6 @@ def _line_in(error: BaseException, fn: Any) -> str:
 
 
 # Predict, then look: write a number down before the model says its own, then compare.
-
-
 CLOSE = 0.05
 
 

@@ -219,8 +219,6 @@ def _verdict(heard: _Heard, late: str, status: int) -> Verdict:
 
 
 # -- in the copy -----------------------------------------------------------------------------------
-
-
 def _live(run: Run, ends: Sequence[int], held: Iterable[int]) -> NoReturn:
     """Run the check in the copy, and leave without cleaning up what belongs to the original."""
     try:

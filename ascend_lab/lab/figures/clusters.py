@@ -111,13 +111,10 @@ def _owners(topology: Topology) -> dict[int, int]:
     near, found = _neighbours(topology), {}
     for switch in range(topology.size, topology.size + len(topology.switches)):
         servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
-        if len(servers) == 1 and (len(topology.groups) > 1 or not _is_network(topology, switch)):
+        network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
+        if len(servers) == 1 and (len(topology.groups) > 1 or not network):
             (found[switch],) = servers
     return found
-
-
-def _is_network(topology: Topology, switch: int) -> bool:
-    return family(topology.label(switch)) in ("rail", "spine", "ethernet")
 
 
 def _place_server(

@@ -1,7 +1,11 @@
-"""Figures of chapters 17, 18 and 26: compression, cards for cameras, a server under load."""
+"""Figures of chapters 17, 18 and 26: compression, cards for cameras, a server under load.
+
+And the model against published measurements.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -10,6 +14,7 @@ from numpy.typing import NDArray
 from ascend_lab.compress import Scale, calibrate
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
 from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, play
 from ascend_lab.media.dvpp import Image
 from ascend_lab.serving import Arrivals, Policy, Scenario, Served, Service, Step, simulate_serving
@@ -190,7 +195,6 @@ def fig_cards(
 LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Shares of a server's capacity at which it is simulated."""
 
-
 TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -248,3 +252,56 @@ def fig_served(served: Served) -> st.LabFigure:
     right.set(xlabel="items in a batch", ylabel="share of batches")
     mean = f"{sizes @ counts / counts.sum():.3g}" if len(sizes) else "none"
     return st.finish(fig, alt=f"Answers within a time: {', '.join(told)}; mean batch {mean} items.")
+
+
+# -- the model against published measurements ------------------------------------------------------
+@st.styled
+def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
+    """Draw, per published row, the error of the time and of each pipe's busy share.
+
+    Shaded bands mark the goals; a filled marker lies inside its band, an open one outside.
+    """
+    shown = list(rows)
+    fig, (left, right) = st.new_figure(1, 2, height_in=0.9 + 0.26 * len(shown), sharey=True)
+    for y, row in enumerate(shown):
+        _mark(left, 100 * row.time_error, y, st.BLUE, "o", abs(row.time_error) <= TIME_LIMIT)
+        for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
+            error = row.share_errors[pipe]
+            _mark(right, 100 * error, y, colour, marker, abs(error) <= SHARE_LIMIT)
+    for ax, limit, label in (
+        (left, TIME_LIMIT, "time: model / published - 1, %"),
+        (right, SHARE_LIMIT, "busy share: model - publ., points"),
+    ):
+        ax.axvspan(-100 * limit, 100 * limit, color=st.LIGHT, zorder=0)
+        ax.axvline(0, color=st.GREY, linewidth=0.8)
+        ax.set_xlabel(label)
+    st.name_rows(left, [row.name for row in shown])
+    _legend(fig, right)
+    return st.finish(fig, alt=_alt(shown))
+
+
+_MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), ("#009E73", "^"), ("#CC79A7", "D"))
+
+
+def _mark(ax: Any, x: float, y: int, colour: str, marker: str, inside: bool) -> None:
+    face = colour if inside else "#FFFFFF"
+    ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, linestyle="none")
+
+
+def _legend(fig: Any, ax: Any) -> None:
+    handles = [
+        ax.plot([], [], marker=m, color=c, linestyle="none", label=pipe)[0]
+        for pipe, (c, m) in zip(PIPES, _MARKS, strict=True)
+    ]
+    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles))
+
+
+def _alt(rows: Sequence[ValidationRow]) -> str:
+    inside = sum(not row.misses for row in rows)
+    times = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in rows)
+    wide = (f"{p} of {row.name} {e:+.0%}" for row in rows for p, e in row.share_errors.items()
+            if abs(e) > SHARE_LIMIT)  # fmt: skip
+    return (
+        f"Errors of the model on {len(rows)} published rows, {inside} of them inside both bands. "
+        f"Times: {times}. Shares outside: {', '.join(wide) or 'none'}."
+    )

@@ -1,28 +1,165 @@
-"""Figures of the chapter on expressions: one formula in three loop nests; any formula's nest."""
+"""Formulas in three loop nests; any formula's nest; tails of split loops; five choices."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from matplotlib.patches import FancyArrowPatch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl import Tensor
-from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl import Schedule, Tensor
+from ascend_lab.dsl.boxes import Range
+from ascend_lab.dsl.run import steps
+from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import CapacityError
+from ascend_lab.isa import Affine
 from ascend_lab.lab.figures import nests as ns
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.schedules import gm_bytes
 from ascend_lab.sim import KernelTimeline, simulate_kernel
+
+# -- formulas, each in three loop nests scheduled with the primitives of the DSL -------------------
+TILE_ROWS = 16
+"""Rows of a tile: 16 numbers of 2 bytes are one 32-byte block, so results stay aligned."""
+
+PIECE = 512
+"""Columns of a piece; the slots of tiles of pieces leave UB room for the arithmetic."""
+
+Operator = Callable[[Tensor], Tensor]
+
+
+def three_nests(y: Tensor, chip_name: str) -> dict[str, Callable[[], Schedule]]:
+    """Return three ways to schedule `y`, a formula of elementwise steps and folds over rows.
+
+    Name -> a function that returns the schedule: a nest for every operation; one nest that holds
+    whole rows in UB; one nest that goes through every row in pieces, once per fold and once more.
+    """
+    return {
+        "a nest per operation": lambda: per_operation(y, chip_name),
+        "one nest, whole rows": lambda: whole_rows(y, chip_name),
+        "one nest, rows in pieces": lambda: rows_in_pieces(y, chip_name),
+    }
+
+
+def _start(y: Tensor, chip_name: str, *, keep: bool) -> Schedule:
+    """Inline copies and casts; unless `keep`, elementwise steps too that one other step reads."""
+    s = te.create_schedule(y, load_chip(chip_name))
+    for name in [x.name for x in s.state.stages if not x.output]:
+        stage = s.state.stage(name)
+        reads = [r for x in s.state.readers(name) if isinstance(x, Stage) for r in x.reads]
+        once = len([r for r in reads if r.source == name]) == 1
+        moves = getattr(stage.expr, "op", "vcopy") in ("vcopy", "vconv")
+        if not stage.fold and (moves or (once and not keep)):
+            s = te.inline(s, name)
+    return s
+
+
+def _on_cores(s: Schedule, name: str) -> Schedule:
+    """Share the rows of a stage over all cores and walk them in tiles of TILE_ROWS."""
+    stage = s.state.stage(name)
+    rows = stage.axes[0]
+    tiles = -(-rows.extent // (TILE_ROWS * s.chip.core_count))
+    s = te.split(s, name, rows.name, tiles * TILE_ROWS)
+    s = te.split(s, name, f"{rows.name}_i", TILE_ROWS)
+    return te.bind(s, name, f"{rows.name}_o")
+
+
+def _tile(s: Schedule, name: str) -> str:
+    """Return the loop over tiles of rows that `_on_cores` made."""
+    return f"{s.state.stage(name).axes[0].name}_i_o"
+
+
+def per_operation(y: Tensor, chip_name: str) -> Schedule:
+    """Return the schedule in which every operation loads from GM and stores to GM.
+
+    before: the stages as written   after: for each stage `cores: for tiles: load, compute, store`
+    """
+    s = _start(y, chip_name, keep=True)
+    for stage in s.state.stages:
+        if isinstance(stage, Stage):
+            s = _in_pieces(_on_cores(s, stage.name), stage.name, 2 * PIECE)
+            s = te.double_buffer(s, stage.name)
+    return s
+
+
+def whole_rows(y: Tensor, chip_name: str) -> Schedule:
+    """Return the schedule that loads a tile of whole rows once and does everything with it in UB.
+
+    before: the stages as written   after: `cores: for tiles: load, all operations, store`
+    """
+    s = _start(y, chip_name, keep=False)
+    name = s.outputs[0].label
+    s = _on_cores(s, name)
+    s = te.vectorise(s, name, f"{_tile(s, name)[:-2]}_i")
+    for stage in reversed(s.state.stages[:-1]):
+        s = te.compute_at(s, stage.name, name, _tile(s, name))
+    first = s.state.stages[0].name
+    return te.double_buffer(te.double_buffer(s, first), name)
+
+
+def rows_in_pieces(y: Tensor, chip_name: str) -> Schedule:
+    """Return the schedule that walks a tile of rows piece by piece, once for each fold and result.
+
+    Elementwise steps are computed wherever they are read, again each time.
+    before: the stages as written
+    after: `cores: for tiles: (for pieces: load, fold), ..., for pieces: load, compute, store`
+    """
+    s = _start(y, chip_name, keep=False)
+    for stage in s.state.stages:
+        if isinstance(stage, Stage) and not stage.fold and not stage.output:
+            s = te.inline(s, stage.name)
+    name = s.outputs[0].label
+    s = _in_pieces(_on_cores(s, name), name, PIECE)
+    folds = [x.name for x in s.state.stages[:-1]]
+    for fold in reversed(folds):
+        s = te.compute_at(_in_pieces(s, fold, PIECE), fold, name, _tile(s, name))
+    return te.double_buffer(s, folds[-1]) if folds else s
+
+
+def _in_pieces(s: Schedule, name: str, piece: int) -> Schedule:
+    """Put a loop over pieces of the columns around the last loop over rows; both are one tile."""
+    stage = s.state.stage(name)
+    column = (*stage.axes, *stage.reduce)[-1]
+    *outer, row = (x.name for x in stage.loops if x.root == stage.axes[0].name)
+    if column.extent > piece:
+        s = te.split(s, name, column.name, piece)
+        s = te.reorder(s, name, *outer, f"{column.name}_o", row, f"{column.name}_i")
+    return te.vectorise(s, name, row)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return the softmax of every row: y_ij = exp(x_ij - max_k x_ik) / sum_k exp(x_ik - max)."""
+    top = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
+    e = te.renamed(te.vexp(te.renamed(te.vsub(x, top), "d")), "e")
+    total = te.broadcast(te.reduce_sum(e, -1, keepdims=True), x.shape)
+    return te.renamed(te.vdiv(e, total), "y")
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Return every row over the root of its mean square: y = x / sqrt(mean(x^2) + 1e-5)."""
+    wide = te.cast_to(x, "fp32")
+    mean = te.vmuls(te.reduce_sum(te.vmul(wide, wide), -1, keepdims=True), 1 / x.shape[-1])
+    scale = te.broadcast(te.vrsqrt(te.vadds(mean, 1e-5)), x.shape)
+    return te.renamed(te.cast_to(te.vmul(wide, scale), x.dtype), "y")
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return te.renamed(te.vrec(te.vadds(te.vexp(te.vmuls(x, -1.0)), 1.0)), "y")
+
+
+EXPRESSIONS: Mapping[str, Operator] = {
+    "softmax": softmax,
+    "rms norm": rms_norm,
+    "sigmoid": _sigmoid,
+    "sum of rows": lambda x: te.renamed(te.reduce_sum(x, -1), "y"),
+    "sum of columns": lambda x: te.renamed(te.reduce_sum(x, 0), "y"),
+}
 
 PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
 
 
 @st.styled
 def fig_three_nests(
-    operator: ns.Operator,
+    operator: Operator,
     chip: str = "Ascend910A",
     shapes: tuple[tuple[int, int], ...] = ((16384, 1024), (512, 32768)),
     title: str = "",
@@ -32,7 +169,7 @@ def fig_three_nests(
     The nests are those of the first shape; a bar is missing where a tile of rows does not fit.
     """
     runs = [_runs(operator, chip, shape) for shape in shapes]
-    first = ns.three_nests(operator(_input(*shapes[0])), chip)
+    first = three_nests(operator(_input(*shapes[0])), chip)
     nests = {name: ns.nest_of(make()) for name, make in first.items()}
     heights = [ns.height_of(nest) for nest in nests.values()]
     upper = max(heights[1:])
@@ -58,11 +195,11 @@ def _input(rows: int, columns: int) -> Tensor:
 
 
 def _runs(
-    operator: ns.Operator, chip: str, shape: tuple[int, int]
+    operator: Operator, chip: str, shape: tuple[int, int]
 ) -> dict[str, KernelTimeline | None]:
     """Time the three nests; None for one whose tiles do not fit."""
     found: dict[str, KernelTimeline | None] = {}
-    for name, make in ns.three_nests(operator(_input(*shape)), chip).items():
+    for name, make in three_nests(operator(_input(*shape)), chip).items():
         try:
             found[name] = simulate_kernel(te.lower(make()), load_chip(chip))
         except CapacityError:
@@ -73,7 +210,7 @@ def _runs(
 def _bars_of_bytes(
     ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
 ) -> None:
-    values = [gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
+    values = [ns.gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
     for row, value in enumerate(values):
         ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
         ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
@@ -118,7 +255,7 @@ def _alt(
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):
         told = [
-            f"{name} {gm_bytes(run) / rows / columns:.0f} bytes per element, {run.cycles} cycles"
+            f"{name} {ns.gm_bytes(run) / rows / columns:.0f} bytes per element, {run.cycles} cycles"
             if run
             else f"{name} does not fit"
             for name, run in each.items()
@@ -132,11 +269,11 @@ def fig_expression(
     expression: str = "softmax", chip: str = "Ascend910A", rows: int = 4096, columns: int = 1024
 ) -> st.LabFigure:
     """Draw the default nest of a named expression and the share of its time each pipe is busy."""
-    y = ns.EXPRESSIONS[expression](_input(rows, columns))
+    y = EXPRESSIONS[expression](_input(rows, columns))
     schedule = te.auto_schedule(y, load_chip(chip))
     nest = ns.nest_of(schedule)
     run = simulate_kernel(te.lower(schedule), load_chip(chip))
-    per_element = gm_bytes(run) / (rows * columns)
+    per_element = ns.gm_bytes(run) / (rows * columns)
     rows_drawn = max(14.0, ns.height_of(nest))
     fig, (left, right) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
     ns.draw_nest(left, nest, rows=rows_drawn)
@@ -161,105 +298,97 @@ def fig_expression(
     return st.finish(fig, alt=alt)
 
 
-# -- the graph of an expression: tensors as boxes, full ones above, reduced ones below -------------
-FORMAT_EDGE = {"fp16": (st.BLUE, "-"), "bf16": (st.BLUE, ":"), "fp32": (st.ORANGE, "-")}
-HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
+# -- tails of split loops, and a schedule put together from five choices ---------------------------
+@st.styled
+def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
+    """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""
+    fig, ax = st.new_figure(height_in=1.7)
+    said, x = [], te.placeholder((n,), name="x")
+    y = te.compute((n,), lambda i: x[i] * 2.0, name="y")
+    for line, tail in enumerate(("cut", "guard")):
+        s = te.split(te.create_schedule(y, load_chip("Toy")), "y", "i", factor, tail=tail)
+        parts = list(steps(s.state.stage("y").loops[0], Range(Affine(), n)))
+        ranges = [(part.start.const, part.count) for part in parts]
+        twice = sum(count for _, count in ranges) - n
+        for number, (start, count) in enumerate(ranges):
+            moved = bool(twice) and number == len(ranges) - 1
+            colour = 2 if moved else number % 2
+            _draw_part(ax, 2.4 * line + moved, start, count, colour, twice * moved)
+        if twice:
+            shared = {"facecolor": "none", "edgecolor": st.INK, "hatch": "////", "linewidth": 0}
+            ax.barh(2.4 * line + 0.5, twice, 1.8, n - factor, **shared)
+        counts = ", ".join(str(count) for _, count in ranges)
+        said.append(f"{tail}: parts of {counts}, {twice} elements computed twice")
+    ax.set_yticks([0, 2.9], ["cut", "guard"])
+    ax.set(ylim=(4.1, -0.7), xlim=(-0.05, n + 0.05))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel(f"element of y, n = {n}, split by {factor} (hatched: computed twice)")
+    return st.finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(said))
 
 
-def operation_of(tensor: Tensor) -> str:
-    """Return what computes a tensor in one word: input, max, sum, vexp, broadcast, ..."""
-    body = tensor.body
-    if body is None:
-        return "input"
-    if not isinstance(body, Compute):
-        return body.kind
-    if body.fold:
-        return body.fold
-    return tensor.hint or (body.expr.op if isinstance(body.expr, Call) else "copy")
+def _draw_part(ax: Any, low: float, start: int, count: int, colour: int, hidden: int) -> None:
+    """Draw one part of a split loop; its label keeps out of the first `hidden` elements."""
+    face, ink = ((st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK))[colour]
+    ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
+    st.put(ax, start + hidden + (count - hidden) / 2, low, f"{count} from {start}", color=ink)
 
 
-def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors a tensor reads; through reshapes, which change no element."""
-    found: list[Tensor] = []
-    for source in tensor.inputs:
-        found += sources_of(source) if source.hint == "reshape" else [source]
-    return tuple(found)
+# -- choices -------------------------------------------------------------------------------------
+def add_relu(chip: Chip, n: int) -> te.Tensor:
+    """Return y = relu(a + b) for vectors of n half-precision numbers."""
+    a, b = te.placeholder((n,), name="a"), te.placeholder((n,), name="b")
+    return te.renamed(te.vrelu(te.vadd(a, b)), "y")
+
+
+def chosen(
+    chip: Chip, n: int, *, inline: bool, tile: int, tail: str, slots: int, cores: int
+) -> Schedule:
+    """Return the schedule of relu(a + b) that five choices make; the share of a core is cut."""
+    s = te.create_schedule(add_relu(chip, n), chip)
+    if inline:
+        s = te.inline(s, "vadd")
+    for name in [stage.name for stage in s.state.stages]:
+        loop = "i"
+        if cores > 1:
+            s = te.split(s, name, loop, -(-n // (128 * cores)) * 128)
+            s, loop = te.bind(s, name, "i_o"), "i_i"
+        s = te.split(s, name, loop, tile, tail=tail)
+        s = te.double_buffer(s, name, slots)
+    return s
 
 
 @st.styled
-def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
-    """Draw the tensors an expression consists of, left to right in the order they are needed.
-
-    One line of boxes per size, the largest on top; the edge of a box is coloured by number format.
-    Reshapes are left out.
-    """
-    wanted = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    tensors = [t for t in topological(wanted) if t.hint != "reshape" or t in wanted]
-    names = unique_names(topological(wanted))
-    place, sizes = _places(tensors)
-    fig, ax = st.new_figure(height_in=0.45 + 0.75 * (1 - min(y for _, y in place.values())))
-    ax.set_axis_off()
-    ax.set_xlim(-0.55, max(x for x, _ in place.values()) + 0.55)
-    ax.set_ylim(min(y for _, y in place.values()) - 0.3, 0.95)
-    _edges(ax, tensors, place)
-    for tensor in tensors:
-        _box(ax, tensor, place[tensor])
-    for lane, elements in enumerate(sizes):
-        first = next(t for t in tensors if t.elements == elements)
-        at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
-        ax.text(*at, _shape(first), fontsize=7.5, va="bottom")
-    return st.finish(fig, alt=_graph_alt(tensors, names))
-
-
-def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]], list[int]]:
-    """Return where the boxes stand, and the sizes of the lines from top to bottom."""
-    depth: dict[Tensor, int] = {}
-    for tensor in tensors:
-        depth[tensor] = max((depth[t] + 1 for t in sources_of(tensor)), default=0)
-    sizes = sorted({t.elements for t in tensors}, reverse=True)
-    place: dict[Tensor, tuple[float, float]] = {}
-    for tensor in tensors:
-        x, y = float(depth[tensor]), -float(sizes.index(tensor.elements))
-        while (x, y) in place.values():
-            y -= 0.5
-        place[tensor] = x, y
-    return place, sizes
-
-
-def _shape(tensor: Tensor) -> str:
-    return " × ".join(f"{n:,}" for n in tensor.shape)
-
-
-def _edges(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float, float]]) -> None:
-    look: dict[str, Any] = {"mutation_scale": 8, "color": st.GREY, "linewidth": 1.1}
-    for tensor in tensors:
-        x1, y1 = place[tensor]
-        for source in sources_of(tensor):
-            x0, y0 = place[source]
-            far = y0 == y1 and x1 - x0 > 1
-            start = (x0 + 0.3, y0 + HALF_HEIGHT) if far else (x0 + HALF_WIDTH, y0)
-            end = (x1 - 0.1, y1 + HALF_HEIGHT) if far else (x1 - HALF_WIDTH, y1)
-            bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if far else 0.0:.2f}"
-            way = (start, end)
-            ax.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", connectionstyle=bend, **look))
-
-
-def _box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
-    colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
-    corner = at[0] - HALF_WIDTH, at[1] - HALF_HEIGHT
-    box = st.box(ax, *corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER)
-    box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
-    word = tensor.label if tensor.body is None else operation_of(tensor)
-    st.put(ax, at[0], at[1] + 0.07, word, fontsize=7, zorder=3)
-    st.put(ax, at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
-
-
-def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
-    parts = []
-    for tensor in tensors:
-        sources = ", ".join(names[t] for t in sources_of(tensor))
-        after = f" of {sources}" if sources else ""
-        parts.append(
-            f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {operation_of(tensor)}{after}"
-        )
-    return f"A graph of {len(tensors)} tensors: {'; '.join(parts)}."
+def fig_choices(
+    inline: bool = False,
+    tile: int = 1024,
+    tail: str = "cut",
+    slots: int = 1,
+    cores: int = 1,
+    *,
+    n: int = 1_000_000,
+    chip: str = "Ascend910B2",
+) -> st.LabFigure:
+    """Draw the nest of relu(a + b) under five choices, and its cycles beside the default's."""
+    machine = load_chip(chip)
+    schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
+    run = simulate_kernel(te.lower(schedule), machine)
+    default = te.auto_schedule(add_relu(machine, n), machine)
+    best = simulate_kernel(te.lower(default), machine)
+    fig, (left, right) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
+    ns.draw_nest(
+        left, ns.compact(schedule), rows=max(ns.height_of(ns.compact(schedule)), 11.0), size=8
+    )
+    left.set_xlim(-0.01, 1.01)
+    bars = {"yours": (run.cycles, st.BLUE), "default": (best.cycles, st.GREY)}
+    for place, (name, (cycles, colour)) in enumerate(bars.items()):
+        right.plot([cycles], [place], "o", color=colour, markersize=9, markeredgecolor=st.INK)
+        right.text(1200, place - 0.3, f"{name}: {cycles:,} cycles", fontsize=8, va="center")
+    right.set(xscale="log", xlim=(1000, 1e7), ylim=(1.5, -0.7), yticks=[])
+    right.grid(axis="x")
+    right.set_xlabel(f"cycles; {ns.gm_bytes(run) / 1e6:.2f} MB cross the GM interface")
+    text = (
+        f"relu(a + b) on {n:,} elements of {chip}, inline {inline}, tile {tile}, tail {tail}, "
+        f"{slots} slots, {cores} cores: {run.cycles:,} cycles and {ns.gm_bytes(run):,} bytes "
+        f"to and from GM; the default schedule takes {best.cycles:,} cycles"
+    )
+    return st.finish(fig, alt=text)

@@ -1,19 +1,22 @@
-"""Figures of the FlashAttention chapter: online softmax by hand, bytes against length, blocks."""
+"""FlashAttention: online softmax by hand, what attention costs, bytes against length, blocks."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
+from ascend_lab.isa import Kernel
 from ascend_lab.kernels import FlashShape, FlashTiling
-from ascend_lab.kernels.flash_shape import default_scale, fits, tile_bytes, traffic_bytes
+from ascend_lab.kernels import flash_shape as fs
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
-from ascend_lab.sim import Timeline, run_reference
+from ascend_lab.ops.attention import DTYPE, flash_kernel
+from ascend_lab.ops.expressions import compile as compile_operator
+from ascend_lab.sim import Timeline, run_reference, simulate_kernel
 from ascend_lab.sim.compiled import WORK
 
 MIB = 2**20
@@ -64,6 +67,60 @@ def _bars(ax: Any, bars: Any, old: int, before: Any, count: int, colour: str = s
         ax.text(at, height + 0.02, f"{height:.3f}".rstrip("0").rstrip("."), ha="center", fontsize=7)
 
 
+# What attention costs: the FlashAttention kernel against three kernels that store the scores.
+@dataclass(frozen=True, slots=True)
+class AttentionTraffic:
+    """Cost of one attention on a chip, counted from the programs of all cores.
+
+    `gm_bytes` cross between the cores and L2 or device memory, `memory_bytes` the device memory's
+    own interface, where no phase finds in L2 what another left; `ub_bytes` is what the kernel keeps
+    in UB (None where it is no single launch).
+    """
+
+    gm_bytes: int
+    memory_bytes: int
+    cycles: int
+    ub_bytes: int | None = None
+
+
+def flash_traffic(
+    shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None
+) -> AttentionTraffic:
+    """Return the cost of the FlashAttention kernel; raises as `flash_kernel`."""
+    tiling = fs.default_tiling(shape, chip) if chip.combined and tiling is None else tiling
+    line = simulate_kernel(flash_kernel(shape, chip, tiling), chip)
+    used = fs.tile_bytes(shape, tiling)["UB"] if tiling and chip.combined else None
+    return AttentionTraffic(_gm(line.path_bytes), line.memory_bytes, line.cycles, used)
+
+
+def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[Kernel, ...]:
+    """Return the kernels of attention as three operators: scores, softmax, weighted sum."""
+    n, t = shape.rows, shape.keys
+    q, k, v = (shape.batch, n, shape.depth), (shape.batch, t, shape.depth), (t, shape.width)
+    scores, both = (shape.batch, n, t), (DTYPE, DTYPE)
+    masks = {"": [], "rows": [(shape.batch, 1, t)], "full": [scores]}[shape.mask]
+    name = "masked_softmax" if masks else "softmax"
+    return (
+        compile_operator("attention_scores", [q, k], both, chip, scale=shape.scale),
+        compile_operator(name, [scores, *masks], both[: 1 + len(masks)], chip),
+        compile_operator("attention_context", [scores, (shape.batch, *v)], both, chip),
+    )
+
+
+def separate_traffic(shape: FlashShape, chip: Chip) -> AttentionTraffic:
+    """Return the cost of attention as three operators, whose scores pass through GM."""
+    lines = [simulate_kernel(kernel, chip) for kernel in separate_kernels(shape, chip)]
+    return AttentionTraffic(
+        sum(_gm(line.path_bytes) for line in lines),
+        sum(line.memory_bytes for line in lines),
+        sum(line.cycles for line in lines),
+    )
+
+
+def _gm(path_bytes: Mapping[tuple[str, str], int]) -> int:
+    return sum(size for path, size in path_bytes.items() if "GM" in path)
+
+
 @st.styled
 def fig_attention_bytes(
     lengths: Sequence[int], rows: int = 128, depth: int = 64, chip: str = "Ascend910A"
@@ -75,12 +132,12 @@ def fig_attention_bytes(
     Raises as `flash_traffic`.
     """
     device = load_chip(chip)
-    shapes = [FlashShape(1, n, n, depth, depth, default_scale(depth)) for n in lengths]
+    shapes = [FlashShape(1, n, n, depth, depth, fs.default_scale(depth)) for n in lengths]
     tiling = FlashTiling(rows, 128)
     apart = [separate_traffic(s, device) for s in shapes]
     flash = [flash_traffic(s, device, tiling) for s in shapes]
     least = [4 * DTYPE_SIZE * n * depth for n in lengths]
-    laws = [8 * n * n for n in lengths], [traffic_bytes(s, tiling) for s in shapes]
+    laws = [8 * n * n for n in lengths], [fs.traffic_bytes(s, tiling) for s in shapes]
     fig, (left, right) = st.new_figure(ncols=2, height_in=3.2, sharey=True)
     _draw_sizes(left, lengths, [c.gm_bytes for c in apart], [c.gm_bytes for c in flash], least)
     for law, colour, text in zip(laws, (st.VERMILLION, st.BLUE), ("8 n²", "the law"), strict=True):
@@ -135,14 +192,14 @@ def fig_flash_blocks(
     the memory that overflows is hatched and nothing is timed.
     """
     device = load_chip(chip)
-    shape = FlashShape(1, length, length, depth, depth, default_scale(depth))
+    shape = FlashShape(1, length, length, depth, depth, fs.default_scale(depth))
     blocks = -(-length // rows)
     tiling = FlashTiling(rows, keys, 1, min(blocks, device.core_count))
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
     _draw_blocks(left, length, rows, keys, -(-blocks // tiling.grid_rows))
-    shares = {s: n / device.buffers[s] for s, n in tile_bytes(shape, tiling).items()}
+    shares = {s: n / device.buffers[s] for s, n in fs.tile_bytes(shape, tiling).items()}
     _draw_shares(right, shares, device)
-    if fits(shape, tiling, device):
+    if fs.fits(shape, tiling, device):
         cost = flash_traffic(shape, device, tiling)
         text = f"{_mib(cost.gm_bytes)}, {cost.cycles:,} cycles"
     else:

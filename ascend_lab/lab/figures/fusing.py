@@ -207,17 +207,13 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
     for phase in phases:
         first = left
         for op in phase:
-            _draw_operation(ax, left, op)
-            left += len(op.buffers)
+            low, high = BANDS["V"]
+            look, width = st.PIPE_STYLE["V"], len(op.buffers)
+            st.box(ax, left + 0.06, low, width - 0.12, high - low, **look.patch_args())
+            st.put(ax, left + width / 2, (low + high) / 2, op.op, **look.text_args())
+            left += width
         low, high = BANDS["UB"]
         st.box(ax, first + 0.06, low, left - first - 0.12, high - low, fc=st.LIGHT)
-
-
-def _draw_operation(ax: Any, left: float, op: Operation) -> None:
-    low, high = BANDS["V"]
-    look, width = st.PIPE_STYLE["V"], len(op.buffers)
-    st.box(ax, left + 0.06, low, width - 0.12, high - low, **look.patch_args())
-    st.put(ax, left + width / 2, (low + high) / 2, op.op, **look.text_args())
 
 
 def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, most: int) -> None:
@@ -318,7 +314,7 @@ TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"
 def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
 
-    `maps` is what `graph.fusion.split_conflict.owner_maps` returns; points run to the right,
+    `maps` is what `split_conflict.owner_maps` returns; points run to the right,
     channels down, and each core has a shade. Under the pictures stands the share of the numbers
     that stay on their core when the next operator takes them.
     """

@@ -17,7 +17,7 @@ from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.gantt import describe, draw_gantt, gantt_legend, pipes_of
-from ascend_lab.lab.tuners import Person, SimpleGenetic
+from ascend_lab.lab.tuning import Person, SimpleGenetic
 from ascend_lab.sim import Timeline
 
 SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", st.BLUE])

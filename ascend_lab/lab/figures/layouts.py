@@ -1,18 +1,24 @@
-"""Figures of chapter 9: a matrix coloured by address, one element in four layouts, padding."""
+"""How data lie: a matrix coloured by address, one element in four layouts, padding, im2col."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
-from ascend_lab.chip import BLOCK_BYTES
-from ascend_lab.errors import InputError
+from ascend_lab.chip import Chip
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
 from ascend_lab.layout import AddressMap, address, address_map, addresses, element_at
+from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 
 COLOURS = "cividis"
+
 FORMATS = {"ND": "ND", "zZ": "FRACTAL_ZZ", "zN": "FRACTAL_ZN", "nZ": "FRACTAL_NZ"}
 """Short name in the book and name in the documentation."""
 
@@ -40,7 +46,9 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
         image = _colour(ax, layout, top)
         ax.set_title(f"{name}: {' '.join(_words(layout))}")
         if layout.elements <= SMALL:
-            _write_addresses(ax, layout)
+            for (row, column), place in np.ndenumerate(addresses(layout)):
+                colour = "#FFFFFF" if place < 0.45 * layout.elements else st.INK
+                st.put(ax, column, row, str(place), color=colour)
         else:
             _number_fractals(ax, layout)
         second, last = element_at(layout, 1), _place(layout, 0, layout.shape[1] - 1)
@@ -65,10 +73,13 @@ def fig_element(
     maps = matrix_maps(rows, columns, dtype)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
+    look = {"facecolor": st.LIGHT, "edgecolor": st.GREY, "hatch": "////", "linewidth": 0.0}
     said = []
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=True):
         _colour(ax, layout, layout.elements - 1)
-        _hatch_padding(ax, layout)
+        height, width = layout.padded_shape
+        st.box(ax, columns - 0.5, -0.5, width - columns, height, **look)
+        st.box(ax, -0.5, rows - 0.5, columns, height - rows, **look)
         place = address(layout, (row, column))
         ax.axhline(row, color=st.VERMILLION, linewidth=0.7)
         ax.axvline(column, color=st.VERMILLION, linewidth=0.7)
@@ -143,12 +154,6 @@ def _fractal(layout: AddressMap) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _write_addresses(ax: Any, layout: AddressMap) -> None:
-    for (row, column), place in np.ndenumerate(addresses(layout)):
-        dark = place < 0.45 * layout.elements
-        st.put(ax, column, row, str(place), color="#FFFFFF" if dark else st.INK)
-
-
 def _number_fractals(ax: Any, layout: AddressMap) -> None:
     rows, columns = _fractal(layout)
     whole = (rows, columns) == layout.shape
@@ -174,174 +179,241 @@ def _arrow(ax: Any, layout: AddressMap, start: int, length: int) -> None:
     ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops=look)
 
 
-def _hatch_padding(ax: Any, layout: AddressMap) -> None:
-    (rows, columns), (height, width) = layout.shape, layout.padded_shape
-    look = {"facecolor": st.LIGHT, "edgecolor": st.GREY, "hatch": "////", "linewidth": 0.0}
-    st.box(ax, columns - 0.5, -0.5, width - columns, height, **look)
-    st.box(ax, -0.5, rows - 0.5, columns, height - rows, **look)
+# -- convolutions: windows as rows of a matrix, the matrix stored or not, reuse, groups ------------
+Grid = NDArray[np.int64]
+
+TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", st.SKY, st.BLUE])
+
+NUMBERED = (26, 12)
+"""Rows and columns up to which cells carry their number."""
 
 
-# -- the transpose and scatter chapter: block shapes, conflicts, ways to scatter -------------------
-SIDES = (1, 2, 4, 8, 16, 32, 64)
-WAYS = {"owner": (st.BLUE, "o"), "atomic": (st.VERMILLION, "s"), "sorted": (st.GREEN, "^")}
-HEAT = LinearSegmentedColormap.from_list("heat", [st.PAPER, "#f3c98b", "#d55e00"])
+def _look(colour: str, hatch: str) -> dict[str, Any]:
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
 
 
-def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
-    """Bytes on the wires per byte moved when a matrix is transposed in rows x columns blocks.
+WAYS = (_look(st.VERMILLION, "xx"), _look(st.ORANGE, "//"), _look(st.BLUE, ""))
+"""Write the matrix, multiply it; never store it."""
 
-    A block is loaded in bursts of `columns` elements and stored in bursts of `rows`; every burst
-    takes whole 32-byte blocks. The mean of load and store.
+
+def copies_of(shape: ConvShape) -> tuple[Grid, Grid]:
+    """Return the im2col matrix as pixel numbers (from 1; 0 is padding) and copies per pixel."""
+    pixels = np.arange(1, shape.h * shape.w + 1).reshape(1, 1, shape.h, shape.w)
+    window = (shape.r, shape.s), shape.strides, shape.pads, shape.dilations
+    matrix = im2col_reference(pixels, *window)
+    copies = np.bincount(matrix.reshape(-1), minlength=shape.h * shape.w + 1)
+    return matrix.astype(np.int64), copies.astype(np.int64)
+
+
+def matrix_sizes(shape: ConvShape) -> dict[str, int]:
+    """Return elements of the image and of the im2col matrix as the cube reads it, by origin.
+
+    `pixels` and `blocks` (channels rounded up) make the image; `distinct`, `copies`, `padding` and
+    `fractals` (rows and channels rounded up) the matrix.
     """
-    bursts = [side * itemsize for side in (rows, columns)]
-    return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES / size for size in bursts) / 2
-
-
-def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> NDArray[np.int64]:
-    """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one.
-
-    Raises `InputError` unless the others find a row of their own.
-    """
-    fresh = updates - round(duplicates * updates)
-    if not 1 <= fresh <= rows:
-        raise InputError(
-            f"between 1 and {rows} different rows", str(fresh), "change updates or duplicates"
-        )
-    rng = np.random.default_rng(seed)
-    chosen = rng.permutation(rows)[:fresh]
-    again = rng.choice(chosen, updates - fresh)
-    return rng.permutation(np.concatenate([chosen, again]))
-
-
-def conflicts(index: NDArray[Any], cores: int) -> dict[int, list[int]]:
-    """Return the rows that several cores write: row -> cores, updates dealt out in equal parts."""
-    per = -(-len(index) // cores)
-    writers: dict[int, set[int]] = {}
-    for position, row in enumerate(index):
-        writers.setdefault(int(row), set()).add(position // per)
-    return {row: sorted(w) for row, w in sorted(writers.items()) if len(w) > 1}
+    matrix, copies = copies_of(shape)
+    c0 = c0_of(shape.dtype)
+    wide = up(shape.c, c0) * c0
+    inside = int(copies[1:].sum())
+    distinct = int((copies[1:] > 0).sum())
+    whole = up(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
+    return {
+        "pixels": shape.c * shape.h * shape.w,
+        "blocks": (wide - shape.c) * shape.h * shape.w,
+        "distinct": shape.c * distinct,
+        "copies": shape.c * (inside - distinct),
+        "padding": shape.c * int(copies[0]),
+        "fractals": whole - shape.c * matrix.size,
+    }
 
 
 @st.styled
-def fig_blocks_and_conflicts(
-    block_rows: int = 16,
-    block_columns: int = 16,
-    duplicates: float = 0.25,
-    cores: int = 4,
-    updates: int = 16,
-    rows: int = 16,
-    itemsize: int = 2,
-    seed: int = 0,
+def fig_windows(
+    side: int = 5,
+    kernel: int = 3,
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+    channels: int = 16,
 ) -> st.LabFigure:
-    """Draw wire bytes over block shapes beside the cores and rows of a scatter.
+    """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied.
 
-    Left: every cell is a shape of block in which a matrix is transposed; the chosen one is framed.
-    Right: an edge per update from the core that makes it to the row it changes; rows that more than
-    one core changes are conflicts.
+    Below: the elements of both in multiples of the image, copies and zeros apart. One pixel and
+    its copies are framed. Raises `InputError` where the kernel does not fit.
     """
-    index = draw_indices(updates, rows, duplicates, seed)
-    fig, (left, right) = st.new_figure(ncols=2, height_in=3.3, width_ratios=(1.15, 1))
-    _heat(left, (block_rows, block_columns), itemsize)
-    torn = _graph(right, index, cores, rows)
-    ratio = wire_ratio(block_rows, block_columns, itemsize)
-    corners = wire_ratio(1, 1, itemsize), wire_ratio(16, 16, itemsize)
-    alt = (
-        f"Left: bytes on the wires per byte moved for blocks of 1 to 64 rows and columns, from "
-        f"{corners[0]:.3g} for single elements to {corners[1]:.3g} for 16 x 16; the framed block "
-        f"{block_rows} x {block_columns} needs {ratio:.3g}. Right: {updates} updates of "
-        f"{cores} cores to {len(set(index.tolist()))} of {rows} rows; {len(torn)} rows are written "
-        f"by more than one core{_named(torn)}."
+    shape = ConvShape(1, channels, side, side, 16, kernel, kernel, stride, pad, dilation=dilation)
+    matrix, copies = copies_of(shape)
+    sizes = matrix_sizes(shape)
+    fig, axes = st.new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
+    image = np.pad(np.arange(1, side * side + 1).reshape(side, side), pad)
+    marked = int(np.argmax(copies[1:])) + 1
+    most = int(copies[1:].max())
+    norm = Normalize(0, max(most, 1))
+    for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
+        _cells(ax, cells, copies, norm, marked)
+    axes[0, 0].set_title(f"image {side}x{side}" + (f", pad {pad}" if pad else ""))
+    axes[0, 1].set(title=f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps")
+    axes[0, 1].set(aspect="auto", ylabel="window", xlabel="tap")
+    bar = fig.colorbar(axes[0, 1].images[0], ax=axes[0, :], shrink=0.75, pad=0.02)
+    bar.set_label("copies of the pixel")
+    bar.set_ticks(list(range(0, most + 1, max(1, most // 8))))
+    for ax in axes[1]:
+        ax.remove()
+    _balance(fig.add_subplot(axes[0, 0].get_gridspec()[1, :]), sizes)
+    return st.finish(fig, alt=_say_windows(shape, matrix, copies, sizes, marked))
+
+
+def _say_windows(
+    shape: ConvShape, matrix: Grid, copies: Grid, sizes: Mapping[str, int], marked: int
+) -> str:
+    used, zeros = sizes["distinct"] + sizes["copies"], sizes["padding"] + sizes["fractals"]
+    return (
+        f"A {shape.h}x{shape.w} image with a {shape.r}x{shape.s} kernel, stride {shape.stride}, "
+        f"pad {shape.pad}, dilation {shape.dilation} becomes a matrix of {matrix.shape[0]} rows "
+        f"and {matrix.shape[1]} columns. A pixel is copied {copies[1:].min()} to "
+        f"{copies[1:].max()} times; pixel {marked} is framed in both. With {shape.c} channels "
+        f"the matrix holds {used / sizes['pixels']:.2f} times the image and is "
+        f"{zeros / (used + zeros):.0%} zeros."
     )
-    return st.finish(fig, alt=alt)
 
 
-def _named(torn: Mapping[int, Sequence[int]]) -> str:
-    parts = [f"row {row} by cores {', '.join(map(str, who))}" for row, who in torn.items()]
-    return ": " + "; ".join(parts[:6]) if parts else ""
+def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> None:
+    """Draw cells by the copies of their pixel, padding grey and dotted, one pixel framed."""
+    tint = np.ma.masked_where(cells == 0, copies[cells])
+    ax.imshow(tint, cmap=TINTS, norm=norm, aspect="equal", interpolation="nearest")
+    ax.set(facecolor=st.LIGHT, xticks=[], yticks=[])
+    rows, columns = cells.shape
+    numbers = rows <= NUMBERED[0] and columns <= NUMBERED[1]
+    for (y, x), pixel in np.ndenumerate(cells):
+        if numbers and pixel:
+            dark = norm(copies[pixel]) > 0.7
+            colour, size = ("#FFFFFF" if dark else st.INK), (8 if rows <= 10 else 6)
+            st.put(ax, x, y, str(pixel), fontsize=size, color=colour)
+        if pixel == marked:
+            box = st.box(ax, x - 0.5, y - 0.5, 1, 1, fill=False, edgecolor=st.VERMILLION, zorder=3)
+            box.set_linewidth(2.2 if rows <= 16 else 1.0)
+    if numbers:
+        ax.set_xticks(np.arange(0.5, columns - 1), minor=True)
+        ax.set_yticks(np.arange(0.5, rows - 1), minor=True)
+        ax.grid(which="minor", color="#FFFFFF", linewidth=0.8)
+        ax.tick_params(which="minor", length=0)
 
 
-def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
-    grid = np.array([[wire_ratio(r, c, itemsize) for c in SIDES] for r in SIDES])
-    ax.imshow(grid, cmap=HEAT, norm=LogNorm(1, BLOCK_BYTES / itemsize), origin="lower")
-    for i, row in enumerate(grid):
-        for j, value in enumerate(row):
-            text = f"{value:.2g}" if value < 9.95 else f"{value:.0f}"
-            st.put(ax, j, i, text, fontsize=7, color="black")
-    places = [float(np.log2(side)) for side in chosen]
-    corner = places[1] - 0.5, places[0] - 0.5
-    st.box(ax, *corner, 1, 1, fill=False, edgecolor="black", linewidth=2.2)
-    ticks = range(len(SIDES))
-    ax.set_xticks(ticks, [str(s) for s in SIDES])
-    ax.set_yticks(ticks, [str(s) for s in SIDES])
-    ax.set(xlabel="columns of a block (burst of the load)", ylabel="rows (burst of the store)")
-    ax.set_title("bytes on the wires per byte", loc="left")
-    ax.tick_params(length=0)
-
-
-def _graph(ax: Any, index: NDArray[Any], cores: int, rows: int) -> dict[int, list[int]]:
-    torn = conflicts(index, cores)
-    per = -(-len(index) // cores)
-    height = float(max(rows - 1, 1))
-
-    def core_y(core: int) -> float:
-        return height * (1 - (core + 0.5) / cores)
-
-    for position, row in enumerate(index):
-        core, bad = position // per, int(row) in torn
-        colour, width = (st.VERMILLION, 1.8) if bad else (st.GREY, 0.9)
-        line = "-" if bad else "--"
-        place = [core_y(core), height - int(row)]
-        ax.plot([0, 1], place, color=colour, lw=width, ls=line, zorder=1)
-    for core in range(cores):
-        ax.plot(0, core_y(core), marker="s", ms=15, mfc=st.PAPER, mec=st.BLUE, mew=1.4, zorder=2)
-        st.put(ax, 0, core_y(core), str(core), color="black")
-    for row in range(rows):
-        bad = row in torn
-        face, edge = (st.VERMILLION, st.VERMILLION) if bad else (st.PAPER, st.GREEN)
-        marker = "X" if bad else "o"
-        ax.plot(1, height - row, marker=marker, ms=6.5, mfc=face, mec=edge, zorder=2)
-        ax.text(1.07, height - row, str(row), va="center", fontsize=7, color=st.INK)
-    ax.text(0, height + 1.1, "cores", ha="center", color=st.INK)
-    ax.text(1, height + 1.1, "rows", ha="center", color=st.INK)
-    ax.set_title(f"{len(torn)} torn rows", loc="left")
-    ax.set(xlim=(-0.2, 1.25), ylim=(-0.8, height + 2))
-    ax.axis("off")
-    return torn
+def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
+    """Draw the elements of image and matrix in multiples of the image."""
+    pixels, copies = _look(st.BLUE, ""), _look(st.SKY, "//")
+    pads, blocks = _look(st.LIGHT, ".."), _look(st.GREY, "xx")
+    rows = {
+        "image": {"pixels": pixels, "blocks": blocks},
+        "matrix": {"distinct": pixels, "copies": copies, "padding": pads, "fractals": blocks},
+    }
+    for y, looks in enumerate(rows.values()):
+        st.stack(ax, y, [(sizes[name] / sizes["pixels"], look) for name, look in looks.items()])
+    st.name_rows(ax, rows)
+    ax.set_xlabel("elements / elements of the image")
+    words = {"pixels": pixels, "copies": copies, "zeros of the pads": pads}
+    words["zeros that fill 16 x C0 blocks"] = blocks
+    st.key(ax, words, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 0.98), fontsize=7)
 
 
 @st.styled
-def fig_scatter_ways(
-    times_each: Sequence[int],
-    moved_bytes: Mapping[str, Sequence[float]],
-    cycles: Mapping[str, Sequence[float]],
+def fig_stored(
+    shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 5, 7)
 ) -> st.LabFigure:
-    """Draw bytes and cycles of ways to scatter over how often each row is updated.
+    """Draw bytes of device memory and time with the matrix stored and not, per kernel side.
 
-    `moved_bytes` and `cycles` give per way (owner, atomic, sorted) one number per entry of
-    `times_each`. Raises `InputError` for another way or other lengths.
+    Every bar is a program; the image keeps its size (pad = side // 2). The second phase finds in L2
+    what the first has left there.
     """
-    for name, values in (*moved_bytes.items(), *cycles.items()):
-        if name not in WAYS or len(values) != len(times_each):
-            needed = f"{len(times_each)} numbers for each of {', '.join(WAYS)}"
-            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of times_each")
-    fig, (left, right) = st.new_figure(ncols=2, height_in=2.6)
-    panels = ((left, moved_bytes, 1e-3, "kB through memory"), (right, cycles, 1e-3, "kilocycles"))
-    for ax, data, factor, label in panels:
-        for name, values in data.items():
-            colour, marker = WAYS[name]
-            scaled = [v * factor for v in values]
-            ax.plot(times_each, scaled, color=colour, marker=marker, ms=5, label=name)
-        st.doubling(ax, times_each)
-        ax.set(xlabel="updates of each row", ylabel=label)
-    left.set_ylim(bottom=0)
-    right.set_yscale("log")
-    right.legend(loc="center right")
-    parts = []
-    for name, values in moved_bytes.items():
-        first, last = values[0] / 1e3, values[-1] / 1e3
-        clock = cycles[name]
-        parts.append(
-            f"{name} {first:.0f} to {last:.0f} kB and {clock[0]:,.0f} to {clock[-1]:,.0f} cycles"
+    fig, (left, right) = st.new_figure(1, 2, 2.9)
+    said = []
+    for x, side in enumerate(kernels):
+        own = replace(shape, r=side, s=side, pad=side // 2)
+        memory, formed = DeviceMemory.of(chip), _timed(own, chip)
+        stored = simulate_kernel(explicit_conv(own, chip), chip, memory)
+        moved = [phase.memory_bytes / 1e6 for phase in stored.phases]
+        times = [phase.cycles / chip.clock_hz * 1e6 for phase in stored.phases]
+        once = (formed.memory_bytes / 1e6, formed.cycles / chip.clock_hz * 1e6)
+        for ax, parts, whole in ((left, moved, once[0]), (right, times, once[1])):
+            ax.bar(x - 0.2, parts[0], 0.38, **WAYS[0])
+            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **WAYS[1])
+            ax.bar(x + 0.2, whole, 0.38, **WAYS[2])
+        ratio = stored.cycles / formed.cycles
+        right.text(x - 0.2, sum(times), f"{ratio:.1f}x", ha="center", va="bottom")
+        bytes_said = f"{sum(moved):.1f} against {once[0]:.1f} MB"
+        said.append(f"{side}x{side}: {bytes_said}, {ratio:.1f} times the cycles")
+    for ax, word in ((left, "device memory, MB"), (right, "time, us")):
+        ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
+        ax.set(xlabel="kernel", ylabel=word)
+    words = ("write the matrix", "multiply the stored matrix", "never store it")
+    st.key(left, dict(zip(words, WAYS, strict=True)), loc="upper left")
+    return st.finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
+
+
+def _timed(shape: ConvShape, chip: Chip) -> Any:
+    return simulate(conv_launch(shape, chip), chip)
+
+
+@st.styled
+def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.LabFigure:
+    """Draw share of the cube peak and operations per byte into L1, one column per knob.
+
+    `series` maps the name of a knob to its values and their layers; every marker is a program.
+    """
+    fig, axes = st.new_figure(2, len(series), 3.6, sharex=False)
+    said = []
+    for column, (knob, shapes) in enumerate(series.items()):
+        share, dense = [], []
+        for shape in shapes.values():
+            run = _timed(shape, chip)
+            peak = chip.peak_ops_per_s(shape.dtype) / chip.clock_hz
+            share.append(100 * shape.ops / run.cycles / peak)
+            dense.append(shape.ops / run.path_bytes["GM", "L1"])
+        ticks = range(len(shapes))
+        looks = ((axes[0, column], share, st.BLUE, "o"), (axes[1, column], dense, st.GREEN, "s"))
+        for ax, values, colour, marker in looks:
+            ax.plot(ticks, values, color=colour, marker=marker, linestyle="-")
+            ax.set_xticks(list(ticks), [str(v) for v in shapes])
+        axes[1, column].set_xlabel(knob)
+        said.append(
+            f"{knob} {', '.join(map(str, shapes))}: {', '.join(f'{s:.0f}' for s in share)} % of "
+            f"peak, {', '.join(f'{d:.0f}' for d in dense)} operations a byte"
         )
-    span = f"from {times_each[0]} to {times_each[-1]} updates of each row"
-    return st.finish(fig, alt=f"Bytes and cycles of a scatter {span}: {'; '.join(parts)}.")
+    for row, word, top in ((0, "% of cube peak", 100), (1, "ops / byte into L1", None)):
+        high = top or 1.08 * max(line.get_ydata().max() for ax in axes[1] for line in ax.lines)
+        for column, ax in enumerate(axes[row]):
+            ax.set_ylim(0, high)
+            ax.set_yticklabels([]) if column else ax.set_ylabel(word)
+    return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
+
+
+@st.styled
+def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
+    """Draw the time of a layer against channels per group, beside what its work would cost.
+
+    The last point, one channel a group, is a depthwise convolution; the vector unit does it too.
+    """
+    widths = [w for w in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if shape.c % w == 0]
+    runs = {w: _timed(replace(shape, groups=shape.c // w), chip) for w in widths}
+    dense = _timed(shape, chip)
+    scale = 1e6 / chip.clock_hz
+    cube = [runs[w].cycles * scale for w in widths]
+    fair = [dense.cycles * scale * w / shape.c for w in widths]
+    vector = simulate(depthwise_launch(replace(shape, groups=shape.c), chip), chip).cycles * scale
+    fig, ax = st.new_figure(height_in=2.9)
+    ax.plot(widths, cube, color=st.VERMILLION, marker="o", linestyle="-", label="cube, simulated")
+    ax.plot(widths, fair, color=st.GREY, linestyle="--", label="in proportion to the work")
+    ax.plot([1], [vector], color=st.GREEN, marker="D", linestyle="", label="vector unit, simulated")
+    ax.axvline(FRACTAL, color=st.INK, linewidth=0.8, linestyle=":")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(widths, [str(w) for w in widths])
+    ax.set(xlabel="channels per group", ylabel="time, us")
+    ax.legend()
+    pairs = "; ".join(f"{w}: {c:.1f}" for w, c in zip(widths, cube, strict=True))
+    return st.finish(
+        fig,
+        alt=f"Time of a grouped layer on {chip.name} in us by channels per group: {pairs}. In "
+        f"proportion to the work, 1 channel would take {fair[0]:.2f} us. The vector unit takes "
+        f"{vector:.1f} us for 1 channel per group.",
+    )

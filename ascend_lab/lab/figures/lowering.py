@@ -18,7 +18,7 @@ from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.graph.zoo import build
 from ascend_lab.isa import Instruction, Loop, Program, parse_program, pipe_stream
-from ascend_lab.lab import layout_choices as choices
+from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import style as st
 
 KIB = 1024
@@ -99,8 +99,6 @@ def same_order(one: Program, two: Program) -> bool:
 
 
 # -- addresses ------------------------------------------------------------------------------------
-
-
 @st.styled
 def fig_addresses(
     tile: int = 6272, slots: int = 2, inputs: int = 2, chip: str = "Ascend910B2"

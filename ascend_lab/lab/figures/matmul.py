@@ -1,17 +1,19 @@
-"""Figures of chapter 7: blocks, useful share, traffic by tile, what fits, the rule's estimates."""
+"""Products: blocks, useful share, traffic by tile, what fits, the rule's estimates, rooflines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline, simulate
 
 OPERANDS: Mapping[str, Mapping[str, Any]] = {
@@ -25,7 +27,9 @@ STAYS = {"k": "C", "n": "A", "m": "B"}
 """The operand that does not depend on a loop stays while that loop runs innermost."""
 
 LINES = ((st.BLUE, "-", "o"), (st.VERMILLION, "--", "s"), (st.GREEN, "-.", "^"))
+
 OVERFULL = {"facecolor": st.VERMILLION, "hatch": "xxx", "edgecolor": st.INK}
+
 FITS = {"facecolor": st.SKY, "hatch": "", "edgecolor": st.INK}
 
 
@@ -71,19 +75,16 @@ def _cubes(ax: Any, side: int, cut: int) -> None:
 
 
 def _cube(ax: Any, corner: tuple[float, float, float], size: float) -> None:
+    """Draw a cube in cabinet projection: depth goes up and to the right."""
     x, y, z = corner
     for name, points in {
         "C": ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)),  # front: m x n
         "B": ((0, 1, 0), (1, 1, 0), (1, 1, 1), (0, 1, 1)),  # top: k x n
         "A": ((1, 0, 0), (1, 0, 1), (1, 1, 1), (1, 1, 0)),  # right: m x k
     }.items():
-        flat = [_project(x + a * size, y + b * size, z + c * size) for a, b, c in points]
+        corners = [(x + a * size, y + b * size, z + c * size) for a, b, c in points]
+        flat = [(right + 0.45 * deep, up + 0.4 * deep) for right, up, deep in corners]
         ax.add_patch(Polygon(flat, closed=True, linewidth=0.6, **OPERANDS[name]))
-
-
-def _project(x: float, y: float, z: float) -> tuple[float, float]:
-    """Cabinet projection: depth goes up and to the right."""
-    return x + 0.45 * z, y + 0.4 * z
 
 
 @st.styled
@@ -263,3 +264,150 @@ def fig_rule(
     st.panels(axes)[0].set_ylabel("estimated cycles")
     st.panels(axes)[0].legend(loc="upper left")
     return st.finish(fig, alt="Estimate against simulation. " + ". ".join(facts) + ".")
+
+
+# -- one roofline per level of memory, and tiles under them ----------------------------------------
+LOOK = {rf.INTO_L0: (st.BLUE, "-"), rf.INTO_L1: (st.VERMILLION, "--"), rf.INTO_L2: (st.GREEN, "-.")}
+
+MARKERS = "osD^vP"
+
+WIDGET_XLIM = (4.0, 2000.0)
+
+
+@st.styled
+def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> st.LabFigure:
+    """Draw tiles of C to scale with the slices of A and B that one step of k brings in."""
+    fig, axes = st.new_figure(ncols=len(tiles), height_in=1.75)
+    facts = []
+    gap, thick = 8, 8
+    tallest = max(m for m, _ in tiles)
+    for ax, (m, n) in zip(st.panels(axes), tiles, strict=True):
+        parts = (
+            ((0, 0), n, m, st.LIGHT, ""),
+            ((-gap - thick, 0), thick, m, st.SKY, "\\\\\\"),
+            ((0, -gap - thick), n, thick, st.ORANGE, "///"),
+        )
+        for corner, width, height, colour, hatch in parts:
+            look = {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK}
+            st.box(ax, *corner, width, height, **look)
+        ax.text(n / 2, m + 4, f"C: {m} × {n}", ha="center", va="top", fontsize=8)
+        ax.text(n / 2, -gap - thick - 4, f"B: {n}", ha="center", va="bottom", fontsize=8)
+        ax.text(-gap - thick - 4, m / 2, f"A: {m}", ha="right", va="center", fontsize=8)
+        ax.set(xlim=(-60, 262), ylim=(tallest + 24, -38), aspect="equal")
+        ax.axis("off")
+        each = f"{m * n / (m + n):.3g}"
+        ax.set_title(f"{m * n} MACs from {m + n} elements: {each} each", fontsize=8.5)
+        facts.append(
+            f"A tile of {m} x {n} does {m * n} multiply-accumulates per step of k from "
+            f"{m} + {n} = {m + n} loaded elements, {each} for each"
+        )
+    return st.finish(fig, alt=". ".join(facts) + ".")
+
+
+@st.styled
+def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> st.LabFigure:
+    """Draw one roofline per level side by side; each program is a dot in each, at one height.
+
+    The heavy line is the level's own roof, the thin grey ones are the other levels'. Into L0 the
+    roof is a band: A and B have paths of different rates and a program's mix of them decides; the
+    line is an equal mix. The thin upright line is what a program misses of its roof.
+    """
+    return _nested(timelines, None)
+
+
+def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None) -> st.LabFigure:
+    runs = list(timelines.values())
+    if not runs or any(run.chip != runs[0].chip for run in runs):
+        raise st.FigureError(
+            "rooflines need at least one timeline, all of one chip", str(len(runs))
+        )
+    chip = runs[0].chip
+    peak = chip.peak_ops_per_s(runs[0].dtype)
+    dots = [rf.level_dot(name, run) for name, run in timelines.items()]
+    roofs = [rf.levels_of(run) for run in runs]
+    fig, axes = st.new_figure(ncols=3, height_in=3.4, sharex=True, sharey=True)
+    reach = [dot.ops_per_byte(name) for dot in dots for name in LOOK]
+    reach += [rf.ridge_point(peak, level) for level in rf.chip_levels(chip)]
+    low, high = xlim or (min(reach) / 2, max(reach) * 2)
+    for number, ax in enumerate(axes):
+        _draw_roofs(ax, np.geomspace(low, high, 300), peak, chip, number)
+        for dot, own, marker in zip(dots, roofs, MARKERS * 4, strict=False):
+            _draw_dot(ax, dot, peak, own[number], marker)
+    lowest = min(100 * dot.ops_per_s / peak for dot in dots)
+    axes[0].set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(lowest / 1.6, 8), 140))
+    axes[0].set_ylabel("share of cube peak")
+    axes[1].set_xlabel("operations per byte that crosses the level")
+    for axis in (axes[0].xaxis, axes[0].yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    axes[0].set_yticks([5, 10, 20, 50, 100], ["5%", "10%", "20%", "50%", "100%"])
+    axes[0].yaxis.set_minor_locator(NullLocator())
+    axes[0].set_xticks([10, 100, 1000], ["10", "100", "1000"])
+    look: dict[str, Any] = {"linestyle": "none", "mfc": "#FFFFFF", "mec": st.INK, "ms": 7}
+    pairs = zip(dots, MARKERS * 4, strict=False)
+    marks = [Line2D([], [], marker=mark, label=dot.name, **look) for dot, mark in pairs]
+    fig.legend(handles=marks, loc="outside lower center", ncols=2)
+    return st.finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
+
+
+def _draw_dot(ax: Any, dot: rf.Dot, peak: float, level: rf.Level, marker: str) -> None:
+    """Draw the dot and the line up to the roof that this program has at this level."""
+    at, height = dot.ops_per_byte(level.name), 100 * dot.ops_per_s / peak
+    roof = 100 * rf.attainable(at, peak, level) / peak
+    ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", linewidth=0.9, zorder=3)
+    ax.plot(at, height, marker, color=LOOK[level.name][0], ms=7, mec=st.INK, mew=0.9, zorder=4)
+
+
+def _draw_roofs(ax: Any, x: Any, peak: float, chip: Chip, own: int) -> None:
+    """Draw the roof of one level heavily, the others thinly, and shade its compute side."""
+    for number, level in enumerate(rf.chip_levels(chip)):
+        y = 100 * np.minimum(1.0, x * level.rate_bytes_per_s / peak)
+        colour, style = LOOK[level.name]
+        if number != own:
+            ax.plot(x, y, color=st.GREY, linestyle=style, linewidth=0.8, zorder=1)
+            continue
+        ridge = rf.ridge_point(peak, level)
+        ax.plot(x, y, color=colour, linestyle=style, linewidth=2.2, zorder=2)
+        ax.axvspan(ridge, x[-1], color=st.LIGHT, alpha=0.6, zorder=0)
+        ax.set_title(f"{level.name}: ridge {ridge:.3g}", fontsize=8.5)
+    if own == 0:
+        sides = [rf.chip_levels(chip, share_of_a=share)[0] for share in (0.0, 1.0)]
+        a, b = (100 * np.minimum(1.0, x * side.rate_bytes_per_s / peak) for side in sides)
+        ax.fill_between(x, a, b, color=st.SKY, alpha=0.35, linewidth=0, zorder=1)
+
+
+def _roof_alt(
+    chip: Chip, peak: float, dots: Sequence[rf.Dot], roofs: Sequence[Sequence[rf.Level]]
+) -> str:
+    text = f"Three log-log rooflines of {chip.name}, share of cube peak over operations per byte."
+    for dot, own in zip(dots, roofs, strict=True):
+        places = []
+        for level in own:
+            at, ridge = dot.ops_per_byte(level.name), rf.ridge_point(peak, level)
+            side = "right" if at > ridge else "left"
+            places.append(f"{at:.3g} at {level.name}, {side} of its ridge {ridge:.3g}")
+        text += f" {dot.name} reaches {dot.ops_per_s / peak:.0%} of peak: {'; '.join(places)}."
+    return text
+
+
+@st.styled
+def fig_tile_roofline(
+    tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A", size: int = 4096
+) -> st.LabFigure:
+    """Simulate C = A @ B, `size` cubed, with tiles of tile_m x tile_n under the three roofs.
+
+    Raises `CapacityError` for a tile that overflows a buffer, `InputError` for sides that are no
+    multiples of 16.
+    """
+    run = _tiled_matmul(load_chip(chip_name), size, tile_m, tile_n)
+    return _nested({f"{size} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
+
+
+def _tiled_matmul(chip: Chip, size: int, tile_m: int, tile_n: int) -> Timeline:
+    """All cores in the squarest grid, tiles as deep in k as L0 allows, deepest L1 stage."""
+    room = min(chip.buffers["L0A"] // tile_m, chip.buffers["L0B"] // tile_n) // 4
+    depth = min(256, max(16, room // 16 * 16))
+    shape = GemmShape(size, size, size, "fp16", "fp16")
+    grid = squarest_grid(chip)
+    choices = [GemmSchedule(tile_m, depth, tile_n, step, *grid) for step in range(8, 0, -1)]
+    fits = [s for s in choices if tile_bytes(shape, s)["L1"] <= chip.buffers["L1"]]
+    return simulate(gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)

@@ -1,24 +1,27 @@
-"""Loop nests drawn as boxes in boxes, read off a completed schedule."""
+"""Loop nests drawn as boxes in boxes, read off schedules; before and after a primitive."""
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl import Schedule, Tensor
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.dsl import Schedule, lower
+from ascend_lab.dsl.boxes import first_boxes, row_steps, tile_sizes
 from ascend_lab.dsl.schedule import complete, loop_count, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read
-from ascend_lab.lab.figures.style import GREY, INK, PIPE_STYLE
+from ascend_lab.errors import CapacityError
+from ascend_lab.lab.figures import style as st
+from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 SHADES = ("#F1F1EC", "#E4E4DD", "#D6D6CE", "#C8C8BF")
+
 INFIX = {"vadd": "+", "vadds": "+", "vsub": "−", "vmul": "×", "vmuls": "×", "vdiv": "/"}
 
 
@@ -171,8 +174,10 @@ def _draw(
         end = top + 1.15 + height_of(item.inside)
         shade = SHADES[min(level, len(SHADES) - 1)]
         place = (left, top + 0.06), right - left, end - top
-        ax.add_patch(Rectangle(*place, facecolor=shade, edgecolor=GREY, linewidth=0.7))
-        ax.text(left + swatch / 4, top + 0.6, item.heading, va="center", fontsize=size, color=INK)
+        ax.add_patch(Rectangle(*place, facecolor=shade, edgecolor=st.GREY, linewidth=0.7))
+        ax.text(
+            left + swatch / 4, top + 0.6, item.heading, va="center", fontsize=size, color=st.INK
+        )
         _draw_note(ax, item.note, right, top + 0.6, size)
         inner = (left + swatch * 0.47, right - swatch * 0.27)
         _draw(ax, item.inside, top + 1.05, inner, level + 1, size, swatch)
@@ -185,15 +190,15 @@ def _draw_work(
 ) -> None:
     """Draw one statement: a swatch of its pipe, and its text on a tint of the same colour."""
     left, right = sides
-    style = PIPE_STYLE[item.pipe]
+    style = st.PIPE_STYLE[item.pipe]
     low, height = top + 0.07, 0.86
     tint = [1 - 0.22 * (1 - c) for c in to_rgb(style.colour)]
     whole = Rectangle(
-        (left, low), right - left, height, facecolor=tint, edgecolor=INK, linewidth=0.6
+        (left, low), right - left, height, facecolor=tint, edgecolor=st.INK, linewidth=0.6
     )
     ax.add_patch(whole)
     ax.add_patch(Rectangle((left, low), swatch, height, **style.patch_args()))
-    ax.text(left + swatch * 4 / 3, top + 0.52, item.text, va="center", fontsize=size, color=INK)
+    ax.text(left + swatch * 4 / 3, top + 0.52, item.text, va="center", fontsize=size, color=st.INK)
     _draw_note(ax, item.note, right, top + 0.52, size)
 
 
@@ -204,139 +209,174 @@ def _draw_note(ax: Any, note: str, right: float, middle: float, size: float) -> 
         ax.text(right - 0.012, middle, note, **style)
 
 
-# -- one formula in three loop nests, scheduled with the primitives of the DSL; and some formulas --
-TILE_ROWS = 16
-"""Rows of a tile: 16 numbers of 2 bytes are one 32-byte block, so results stay aligned."""
+PIPES = ("MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 
-PIECE = 512
-"""Columns of a piece; the slots of tiles of pieces leave UB room for the arithmetic."""
+ROW_IN = 0.235
+"""Height of one statement of a nest."""
 
-Operator = Callable[[Tensor], Tensor]
+Sizes = Mapping[str, tuple[int, ...]]
 
 
-def three_nests(y: Tensor, chip_name: str) -> dict[str, Callable[[], Schedule]]:
-    """Return three ways to schedule `y`, a formula of elementwise steps and folds over rows.
+# -- what is drawn: boxes and statements of a completed schedule ---------------------------------
+def nests(schedule: Schedule, *, notes: bool = True) -> Items:
+    """Return one box per phase; `notes` adds sizes of steps, buffers and slots."""
+    found = []
+    for number, root in enumerate(roots(schedule.state), start=1):
+        shape = " × ".join(f"{n:,}" for n in root.shape)
+        heading = f"phase {number}: {root.name}"
+        if isinstance(root, Fixed):
+            inside: Items = (Work("MTE2", f"{root.kind}, written by hand"),)
+        else:
+            state = complete(schedule.state, root.name)
+            boxes = first_boxes(state, root.name)
+            sizes = {
+                s.name: tile_sizes(state, s, boxes)
+                for s in state.stages
+                if isinstance(s, Stage) and s.name in boxes and s.scope != "GM"
+            }
+            ways = partial(_noted_statement, state, sizes), partial(_noted_loop, sizes)
+            inside = walked(state, state.stage(root.name), *ways)
+        box = Box(heading, inside, f"{shape} {root.dtype} in GM")
+        found.append(box if notes else _without_notes(box))
+    return tuple(found)
 
-    Name -> a function that returns the schedule: a nest for every operation; one nest that holds
-    whole rows in UB; one nest that goes through every row in pieces, once per fold and once more.
+
+def _without_notes(item: Box | Work) -> Box | Work:
+    if isinstance(item, Work):
+        return replace(item, note="")
+    return Box(item.heading, tuple(map(_without_notes, item.inside)))
+
+
+def _noted_loop(sizes: Sizes, stage: Stage, leaf: Leaf, inside: Items) -> Items:
+    """Return a loop as a box: its steps, and what the last one does if they do not divide."""
+    at = stage.loops.index(leaf)
+    outer = [x.width for x in stage.loops[:at] if x.root == leaf.root]
+    extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
+    data = [a.name for a in stage.axes]
+    extents |= dict(zip(data, sizes.get(stage.name, ()), strict=False))
+    whole = min([*outer, extents[leaf.root]])
+    full, rest = divmod(whole, leaf.width)
+    trips, last = full + bool(rest), ""
+    if rest and full:
+        last = f", the last {rest:,}"
+        if leaf.tail == "guard":
+            last = f", the last moved back by {leaf.width - rest:,}"
+    if leaf.name in stage.bound:
+        return (Box(f"cores: {leaf.name} = 0 … {trips - 1}", inside, f"{leaf.width:,} each{last}"),)
+    if trips == 1:
+        return inside
+    word = "fold" if leaf.reduce else "for"
+    return (Box(f"{word} {leaf.name} in {trips:,}", inside, f"steps of {leaf.width:,}{last}"),)
+
+
+def _noted_statement(state: State, sizes: Sizes, stage: Stage) -> Work:
+    """Return what a stage does and the pipe that does it."""
+    source = stage.sources[0]
+    if stage.scope == "GM":
+        pipe = "FIX" if getattr(state.find(source), "scope", "GM") == "L0C" else "MTE3"
+        return Work(pipe, f"store {stage.name}")
+    note = _buffer(stage, sizes[stage.name])
+    if stage.is_copy and getattr(state.find(source), "scope", "GM") != "UB":
+        return Work("MTE1" if stage.scope in ("L0A", "L0B") else "MTE2", f"load {source}", note)
+    if stage.is_cube:
+        left, right = (r.source for r in stage.reads)
+        return Work("M", f"{stage.name} += {left} · {right}", note)
+    text = formula(stage.expr)
+    name = stage.name.removesuffix("_ub")
+    return Work("V", f"{name} = {stage.fold}({text})" if stage.fold else f"{name} = {text}", note)
+
+
+def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
+    """Return where a tile lies and how large it is: 2 x 16 KiB of UB."""
+    elements = math.prod(sizes)
+    if stage.scope == "UB":
+        elements = row_steps(stage, sizes)[1]
+    size = -(-elements * DTYPE_BYTES[stage.dtype] // 32) * 32
+    amount = f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size} B"
+    slots = f"{stage.depth} × " if stage.depth > 1 else ""
+    return f"{slots}{amount} of {stage.scope}"
+
+
+def lines_of(items: Sequence[Box | Work], depth: int = 0) -> list[str]:
+    """Return a nest as short lines of text, for alt texts and tests."""
+    out = []
+    for item in items:
+        text = f"{item.pipe} {item.text}" if isinstance(item, Work) else item.heading
+        out.append("  " * depth + (f"{text} ({item.note})" if item.note else text))
+        if isinstance(item, Box):
+            out += lines_of(item.inside, depth + 1)
+    return out
+
+
+def compact(schedule: Schedule) -> Items:
+    """Return the nests in few words: a single phase without its box, slots as the only notes."""
+
+    def short(item: Box | Work) -> Box | Work:
+        if isinstance(item, Box):
+            return Box(item.heading, tuple(map(short, item.inside)))
+        slots = item.note.partition(" × ")[0] if " × " in item.note else ""
+        return replace(item, note=f"{slots} slots" if slots else "")
+
+    items = tuple(map(short, nests(schedule)))
+    only = items[0]
+    return only.inside if len(items) == 1 and isinstance(only, Box) else items
+
+
+# -- the figures ---------------------------------------------------------------------------------
+@st.styled
+def fig_nest(schedule: Schedule) -> st.LabFigure:
+    """Draw the loop nests of a schedule: cores, loops, tiles with buffer and slots, instructions.
+
+    A box is a loop; a bar is done by whole-tile instructions of the pipe whose colour it has.
     """
-    return {
-        "a nest per operation": lambda: per_operation(y, chip_name),
-        "one nest, whole rows": lambda: whole_rows(y, chip_name),
-        "one nest, rows in pieces": lambda: rows_in_pieces(y, chip_name),
-    }
+    items = nests(schedule)
+    rows = height_of(items)
+    fig, ax = st.new_figure(height_in=min(12.0, ROW_IN * rows + 0.5))
+    draw_nest(ax, items, rows=rows, size=8.5, swatch=0.034)
+    ax.set_xlim(-0.003, 1.004)
+    pipes = [p for p in PIPES if p in set(pipes_in(items))]
+    st.pipe_legend(ax, pipes, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(pipes))
+    text = "; ".join(line.strip() for line in lines_of(items))
+    return st.finish(fig, alt=f"Loop nests for {schedule.chip.name}: {text}")
 
 
-def _start(y: Tensor, chip_name: str, *, keep: bool) -> Schedule:
-    """Inline copies and casts; unless `keep`, elementwise steps too that one other step reads."""
-    s = te.create_schedule(y, load_chip(chip_name))
-    for name in [x.name for x in s.state.stages if not x.output]:
-        stage = s.state.stage(name)
-        reads = [r for x in s.state.readers(name) if isinstance(x, Stage) for r in x.reads]
-        once = len([r for r in reads if r.source == name]) == 1
-        moves = getattr(stage.expr, "op", "vcopy") in ("vcopy", "vconv")
-        if not stage.fold and (moves or (once and not keep)):
-            s = te.inline(s, name)
-    return s
+@st.styled
+def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
+    """Draw a nest before and after every primitive, with its cycles and its traffic with GM."""
+    drawn = {name: tuple(map(compact, pair)) for name, pair in pairs.items()}
+    lines = [list(drawn)[at : at + 2] for at in range(0, len(drawn), 2)]
+    heights = [max(height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
+    inches = [0.19 * h + 0.24 for h in heights]
+    fig, axes = st.new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
+    said, pipes = [], set[str]()
+    for row, line in enumerate(lines):
+        for ax in axes.reshape(len(lines), 4)[row]:
+            ax.set_axis_off()
+        for column, name in enumerate(line):
+            two = axes.reshape(len(lines), 4)[row, 2 * column : 2 * column + 2]
+            costs = [cost_text(s) for s in pairs[name]]
+            for ax, items, cost in zip(two, drawn[name], costs, strict=True):
+                draw_nest(ax, items, rows=heights[row], size=7)
+                ax.set_xlim(-0.01, 1.01)
+                ax.text(0, height_of(items) + 0.85, cost, va="center", fontsize=7, weight="bold")
+                pipes |= set(pipes_in(items))
+            two[0].set_title(name, loc="left", color=st.BLUE)
+            st.put(two[1], -0.1, 1.2, "→", fontsize=11, color=st.BLUE, in_layout=False)
+            said.append(f"{name}: {costs[0]} before, {costs[1]} after")
+    order = [p for p in PIPES if p in pipes]
+    st.pipe_legend(fig, order, loc="outside lower center", ncols=len(order))
+    return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(said))
 
 
-def _on_cores(s: Schedule, name: str) -> Schedule:
-    """Share the rows of a stage over all cores and walk them in tiles of TILE_ROWS."""
-    stage = s.state.stage(name)
-    rows = stage.axes[0]
-    tiles = -(-rows.extent // (TILE_ROWS * s.chip.core_count))
-    s = te.split(s, name, rows.name, tiles * TILE_ROWS)
-    s = te.split(s, name, f"{rows.name}_i", TILE_ROWS)
-    return te.bind(s, name, f"{rows.name}_o")
+def cost_text(schedule: Schedule) -> str:
+    """Return cycles and bytes between GM and the cores, or why the schedule cannot be lowered."""
+    try:
+        run = simulate_kernel(lower(schedule), schedule.chip)
+    except CapacityError:
+        return "does not fit in UB"
+    return f"{run.cycles:,} cycles, {gm_bytes(run) / 1e6:.3g} MB"
 
 
-def _tile(s: Schedule, name: str) -> str:
-    """Return the loop over tiles of rows that `_on_cores` made."""
-    return f"{s.state.stage(name).axes[0].name}_i_o"
-
-
-def per_operation(y: Tensor, chip_name: str) -> Schedule:
-    """Return the schedule in which every operation loads from GM and stores to GM.
-
-    before: the stages as written   after: for each stage `cores: for tiles: load, compute, store`
-    """
-    s = _start(y, chip_name, keep=True)
-    for stage in s.state.stages:
-        if isinstance(stage, Stage):
-            s = _in_pieces(_on_cores(s, stage.name), stage.name, 2 * PIECE)
-            s = te.double_buffer(s, stage.name)
-    return s
-
-
-def whole_rows(y: Tensor, chip_name: str) -> Schedule:
-    """Return the schedule that loads a tile of whole rows once and does everything with it in UB.
-
-    before: the stages as written   after: `cores: for tiles: load, all operations, store`
-    """
-    s = _start(y, chip_name, keep=False)
-    name = s.outputs[0].label
-    s = _on_cores(s, name)
-    s = te.vectorise(s, name, f"{_tile(s, name)[:-2]}_i")
-    for stage in reversed(s.state.stages[:-1]):
-        s = te.compute_at(s, stage.name, name, _tile(s, name))
-    first = s.state.stages[0].name
-    return te.double_buffer(te.double_buffer(s, first), name)
-
-
-def rows_in_pieces(y: Tensor, chip_name: str) -> Schedule:
-    """Return the schedule that walks a tile of rows piece by piece, once for each fold and result.
-
-    Elementwise steps are computed wherever they are read, again each time.
-    before: the stages as written
-    after: `cores: for tiles: (for pieces: load, fold), ..., for pieces: load, compute, store`
-    """
-    s = _start(y, chip_name, keep=False)
-    for stage in s.state.stages:
-        if isinstance(stage, Stage) and not stage.fold and not stage.output:
-            s = te.inline(s, stage.name)
-    name = s.outputs[0].label
-    s = _in_pieces(_on_cores(s, name), name, PIECE)
-    folds = [x.name for x in s.state.stages[:-1]]
-    for fold in reversed(folds):
-        s = te.compute_at(_in_pieces(s, fold, PIECE), fold, name, _tile(s, name))
-    return te.double_buffer(s, folds[-1]) if folds else s
-
-
-def _in_pieces(s: Schedule, name: str, piece: int) -> Schedule:
-    """Put a loop over pieces of the columns around the last loop over rows; both are one tile."""
-    stage = s.state.stage(name)
-    column = (*stage.axes, *stage.reduce)[-1]
-    *outer, row = (x.name for x in stage.loops if x.root == stage.axes[0].name)
-    if column.extent > piece:
-        s = te.split(s, name, column.name, piece)
-        s = te.reorder(s, name, *outer, f"{column.name}_o", row, f"{column.name}_i")
-    return te.vectorise(s, name, row)
-
-
-def softmax(x: Tensor) -> Tensor:
-    """Return the softmax of every row: y_ij = exp(x_ij - max_k x_ik) / sum_k exp(x_ik - max)."""
-    top = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
-    e = te.renamed(te.vexp(te.renamed(te.vsub(x, top), "d")), "e")
-    total = te.broadcast(te.reduce_sum(e, -1, keepdims=True), x.shape)
-    return te.renamed(te.vdiv(e, total), "y")
-
-
-def rms_norm(x: Tensor) -> Tensor:
-    """Return every row over the root of its mean square: y = x / sqrt(mean(x^2) + 1e-5)."""
-    wide = te.cast_to(x, "fp32")
-    mean = te.vmuls(te.reduce_sum(te.vmul(wide, wide), -1, keepdims=True), 1 / x.shape[-1])
-    scale = te.broadcast(te.vrsqrt(te.vadds(mean, 1e-5)), x.shape)
-    return te.renamed(te.cast_to(te.vmul(wide, scale), x.dtype), "y")
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    return te.renamed(te.vrec(te.vadds(te.vexp(te.vmuls(x, -1.0)), 1.0)), "y")
-
-
-EXPRESSIONS: Mapping[str, Operator] = {
-    "softmax": softmax,
-    "rms norm": rms_norm,
-    "sigmoid": _sigmoid,
-    "sum of rows": lambda x: te.renamed(te.reduce_sum(x, -1), "y"),
-    "sum of columns": lambda x: te.renamed(te.reduce_sum(x, 0), "y"),
-}
+def gm_bytes(run: KernelTimeline) -> int:
+    """Return the bytes that cross between GM and the buffers of all cores, both ways."""
+    return sum(size for path, size in run.path_bytes.items() if "GM" in path)

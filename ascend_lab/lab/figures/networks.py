@@ -1,26 +1,31 @@
-"""Graphs of operators: a graph beside its text, and who tells the device what to run next."""
+"""Graphs drawn: of operators beside its text, of tensors, who starts what, what passes leave."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch
 
 from ascend_lab.chip import load_chip
+from ascend_lab.dsl import Tensor
+from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, GraphBuilder, Node, Value, compile_stages
+from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages
 from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
+from ascend_lab.lab import graph_examples as ge
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.graph_examples import WAYS, Dispatch, dispatch, kernel_times, moved_bytes
 
 MOST_ROWS = 30
+
 LANE, BOX, ROW = 1.0, 0.84, 0.56
 """Width of a lane and of a box in it, height of a box; rows are 1 apart."""
+
 LANE_IN, TEXT_IN, CHAR_IN = 0.84, 6.2, 0.057
 """Inches of a lane, of lanes and text together, and of one letter of the text."""
+
 Place = tuple[int, int]
 
 
@@ -169,13 +174,17 @@ def fig_dispatch(
     times_s: Sequence[float], launch_s: float, task_s: float, *, name: str = "The network"
 ) -> st.LabFigure:
     """Draw when host and device work, for the three ways to start the kernels of a network."""
-    runs = {way: dispatch(times_s, way, launch_s, task_s) for way in WAYS}
+    runs = {way: ge.dispatch(times_s, way, launch_s, task_s) for way in ge.WAYS}
     longest_us = max(run.time_s for run in runs.values()) * 1e6
-    fig, axes = st.new_figure(nrows=len(WAYS), height_in=3.3, sharex=True)
+    fig, axes = st.new_figure(nrows=len(ge.WAYS), height_in=3.3, sharex=True)
     for ax, (way, run) in zip(axes, runs.items(), strict=True):
         told = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
         ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
-        _spans(ax, run)
+        lanes = ((run.host, st.ORANGE, "//"), (run.device, st.VERMILLION, ""))
+        for row, (spans, colour, hatch) in enumerate(lanes):
+            bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
+            look = {"facecolor": colour, "edgecolor": st.PAPER, "linewidth": 0.3, "hatch": hatch}
+            ax.broken_barh(bars, (row - 0.36, 0.72), **look)
         ax.set_yticks([0, 1], ["host", "device"])
         ax.set(ylim=(1.5, -0.5), xlim=(0, longest_us * 1.01))
     axes[-1].set_xlabel("time in µs")
@@ -183,16 +192,6 @@ def fig_dispatch(
     parts = (f"{TITLES[w]} {r.time_s * 1e6:,.0f} µs, {r.busy_share:.0%}" for w, r in runs.items())
     alt = f"{name} of {len(times_s)} kernels; time and share in which the device works"
     return st.finish(fig, alt=f"{alt}: {'; '.join(parts)}.")
-
-
-def _spans(ax: Any, run: Dispatch) -> None:
-    for row, spans, colour, hatch in (
-        (0, run.host, st.ORANGE, "//"),
-        (1, run.device, st.VERMILLION, ""),
-    ):
-        bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
-        look = {"facecolor": colour, "edgecolor": st.PAPER, "linewidth": 0.3, "hatch": hatch}
-        ax.broken_barh(bars, (row - 0.36, 0.72), **look)
 
 
 @st.styled
@@ -203,99 +202,31 @@ def fig_batches(
     there = load_chip(chip)
     stages = compile_stages(build(model, batch), there, fusion=fusion,
                             passes=DEFAULT if fusion else ())  # fmt: skip
-    times = list(kernel_times(stages.compiled).values())
+    times = list(ge.kernel_times(stages.compiled).values())
     name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
     return fig_dispatch(times, there.launch_overhead_s, there.queued_launch_s, name=name)
 
 
 # -- rewriting graphs: a model as an exporter spells it, and what each pass leaves of it -----------
 EXPORTED = "exported block"
+
 MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mobilevit_block")
+
 ORDERS = {"default": DEFAULT, "backwards": DEFAULT[::-1]}
-
-
-# -- a model to rewrite ---------------------------------------------------------------------------
-class _Exported(GraphBuilder):
-    """Layers spelled out in small operators, constants as tensors, as exporters write them."""
-
-    def scalar(self, number: float) -> Value:
-        return self.constant(np.array([number], np.float32), name="number")
-
-    def spelled_norm(self, x: Value, name: str) -> Value:
-        """Append a layer norm in nine nodes."""
-        mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
-        away = self.sub(x, mean, name=f"{name}.away")
-        squares = self.pow(away, self.scalar(2.0), name=f"{name}.squares")
-        spread = self.reduce_mean(squares, axis=-1, keepdims=True, name=f"{name}.variance")
-        root = self.sqrt(
-            self.add(spread, self.scalar(1e-5), name=f"{name}.eps"), name=f"{name}.root"
-        )
-        normal = self.div(away, root, name=f"{name}.normal")
-        scaled = self.mul(normal, self.weight(x.shape[-1:], f"{name}.scale"), name=f"{name}.scaled")
-        out: Value = self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
-        return out
-
-    def spelled_gelu(self, x: Value, name: str) -> Value:
-        """Append the tanh form of GELU in eight nodes."""
-        cube = self.mul(self.pow(x, self.scalar(3.0), name=f"{name}.cube"), self.scalar(0.044715))
-        inner = self.mul(self.add(x, cube, name=f"{name}.sum"), self.scalar(math.sqrt(2 / math.pi)))
-        one = self.add(self.tanh(inner, name=f"{name}.tanh"), self.scalar(1.0), name=f"{name}.one")
-        half = self.mul(x, self.scalar(0.5), name=f"{name}.half")
-        out: Value = self.mul(half, one, name=name)
-        return out
-
-    def spelled_linear(self, x: Value, features: int, name: str) -> Value:
-        """Append a product by weights stored transposed, and a bias."""
-        stored = self.weight((features, x.shape[-1]), f"{name}.weight")
-        weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
-        made = self.batch_matmul(x, weight, name=f"{name}.product")
-        out: Value = self.add(self.weight((features,), f"{name}.bias"), made, name=name)
-        return out
-
-    def split_heads(self, x: Value, heads: int, name: str) -> Value:
-        """Append (rows, width) -> (heads, rows, depth)."""
-        batch, rows, width = x.shape
-        parts = self.reshape(x, shape=(batch, rows, heads, width // heads), name=f"{name}.heads")
-        out: Value = self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
-        return out
-
-
-def exported_block(length: int = 128, width: int = 256, heads: int = 4) -> Graph:
-    """Return one block of a transformer in 61 nodes, as an exporter of models writes it."""
-    net = _Exported("exported block")
-    x = net.input("x", (1, length, width))
-    mask = net.input("mask", (length, length))
-    before = net.spelled_norm(x, "norm1")
-    q, k, v = (
-        net.split_heads(net.spelled_linear(before, width, part), heads, part) for part in "qkv"
-    )
-    scores = net.batch_matmul(q, net.transpose(k, perm=(0, 1, 3, 2), name="keys"), name="scores")
-    scaled = net.div(scores, net.scalar(math.sqrt(width // heads)), name="scaled")
-    shares = net.softmax(net.add(scaled, mask, name="masked"), name="shares")
-    kept = net.mul(shares, net.scalar(1.0), name="dropout")
-    context = net.batch_matmul(kept, v, name="context")
-    rows = net.transpose(context, perm=(0, 2, 1, 3), name="back")
-    joined = net.reshape(rows, shape=(1, length, width), name="joined")
-    x = net.add(x, net.spelled_linear(joined, width, "out"), name="add1")
-    inner = net.spelled_linear(net.spelled_norm(x, "norm2"), 4 * width, "up")
-    net.output(
-        net.add(x, net.spelled_linear(net.spelled_gelu(inner, "gelu"), width, "down"), name="y")
-    )
-    return net.build()
 
 
 def model(name: str) -> Graph:
     """Return one of `MODELS`; raise `InputError` for another name."""
     if name not in MODELS:
         raise InputError(f"a model: {', '.join(MODELS)}", repr(name), "choose one")
-    return exported_block() if name == EXPORTED else build(name)
+    return ge.exported_block() if name == EXPORTED else build(name)
 
 
 # -- what passes leave ----------------------------------------------------------------------------
 def history(report: Report) -> list[tuple[str, int, int]]:
     """Return (pass, nodes, bytes moved) after the start and each pass that matched."""
     graphs = [("as imported", report.start), *((step.name, step.after) for step in report.steps)]
-    return [(name, len(graph.nodes), moved_bytes(graph)) for name, graph in graphs]
+    return [(name, len(graph.nodes), ge.moved_bytes(graph)) for name, graph in graphs]
 
 
 @st.styled
@@ -334,3 +265,108 @@ def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str)
     for row, value in enumerate(values):
         ax.text(value, row, f" {said[row]}", va="center", fontsize=8)
     ax.set(xlim=(0, max(values) * 1.18), xlabel=label)
+
+
+# -- the graph of an expression: tensors as boxes, full ones above, reduced ones below -------------
+FORMAT_EDGE = {"fp16": (st.BLUE, "-"), "bf16": (st.BLUE, ":"), "fp32": (st.ORANGE, "-")}
+
+HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
+
+
+def operation_of(tensor: Tensor) -> str:
+    """Return what computes a tensor in one word: input, max, sum, vexp, broadcast, ..."""
+    body = tensor.body
+    if body is None:
+        return "input"
+    if not isinstance(body, Compute):
+        return body.kind
+    if body.fold:
+        return body.fold
+    return tensor.hint or (body.expr.op if isinstance(body.expr, Call) else "copy")
+
+
+def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors a tensor reads; through reshapes, which change no element."""
+    found: list[Tensor] = []
+    for source in tensor.inputs:
+        found += sources_of(source) if source.hint == "reshape" else [source]
+    return tuple(found)
+
+
+@st.styled
+def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
+    """Draw the tensors an expression consists of, left to right in the order they are needed.
+
+    One line of boxes per size, the largest on top; the edge of a box is coloured by number format.
+    Reshapes are left out.
+    """
+    wanted = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    tensors = [t for t in topological(wanted) if t.hint != "reshape" or t in wanted]
+    names = unique_names(topological(wanted))
+    place, sizes = _places(tensors)
+    fig, ax = st.new_figure(height_in=0.45 + 0.75 * (1 - min(y for _, y in place.values())))
+    ax.set_axis_off()
+    ax.set_xlim(-0.55, max(x for x, _ in place.values()) + 0.55)
+    ax.set_ylim(min(y for _, y in place.values()) - 0.3, 0.95)
+    _arrows(ax, tensors, place)
+    for tensor in tensors:
+        _tensor_box(ax, tensor, place[tensor])
+    for lane, elements in enumerate(sizes):
+        first = next(t for t in tensors if t.elements == elements)
+        at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
+        ax.text(*at, _shape(first), fontsize=7.5, va="bottom")
+    return st.finish(fig, alt=_graph_alt(tensors, names))
+
+
+def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]], list[int]]:
+    """Return where the boxes stand, and the sizes of the lines from top to bottom."""
+    depth: dict[Tensor, int] = {}
+    for tensor in tensors:
+        depth[tensor] = max((depth[t] + 1 for t in sources_of(tensor)), default=0)
+    sizes = sorted({t.elements for t in tensors}, reverse=True)
+    place: dict[Tensor, tuple[float, float]] = {}
+    for tensor in tensors:
+        x, y = float(depth[tensor]), -float(sizes.index(tensor.elements))
+        while (x, y) in place.values():
+            y -= 0.5
+        place[tensor] = x, y
+    return place, sizes
+
+
+def _shape(tensor: Tensor) -> str:
+    return " × ".join(f"{n:,}" for n in tensor.shape)
+
+
+def _arrows(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float, float]]) -> None:
+    look: dict[str, Any] = {"mutation_scale": 8, "color": st.GREY, "linewidth": 1.1}
+    for tensor in tensors:
+        x1, y1 = place[tensor]
+        for source in sources_of(tensor):
+            x0, y0 = place[source]
+            far = y0 == y1 and x1 - x0 > 1
+            start = (x0 + 0.3, y0 + HALF_HEIGHT) if far else (x0 + HALF_WIDTH, y0)
+            end = (x1 - 0.1, y1 + HALF_HEIGHT) if far else (x1 - HALF_WIDTH, y1)
+            bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if far else 0.0:.2f}"
+            way = (start, end)
+            ax.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", connectionstyle=bend, **look))
+
+
+def _tensor_box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
+    colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
+    corner = at[0] - HALF_WIDTH, at[1] - HALF_HEIGHT
+    box = st.box(ax, *corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER)
+    box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
+    word = tensor.label if tensor.body is None else operation_of(tensor)
+    st.put(ax, at[0], at[1] + 0.07, word, fontsize=7, zorder=3)
+    st.put(ax, at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
+
+
+def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
+    parts = []
+    for tensor in tensors:
+        sources = ", ".join(names[t] for t in sources_of(tensor))
+        after = f" of {sources}" if sources else ""
+        parts.append(
+            f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {operation_of(tensor)}{after}"
+        )
+    return f"A graph of {len(tensors)} tensors: {'; '.join(parts)}."

@@ -9,8 +9,7 @@ from matplotlib.lines import Line2D
 from ascend_lab.lab import machines as mc
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines.matrix_units import frames
-from ascend_lab.lab.machines.warps import finish as last_cycle
-from ascend_lab.lab.machines.warps import schedule
+from ascend_lab.lab.machines.simt import last_cycle, schedule
 
 CAUSES: dict[str, dict[str, Any]] = {
     "compute": {"facecolor": st.BLUE, "hatch": "", "edgecolor": st.INK},

@@ -167,8 +167,6 @@ def unpack_explicit(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> ND
 
 
 # -- a 1x1 convolution as a product: the image is the im2col matrix ------------------------------
-
-
 def is_plain_product(shape: ConvShape) -> bool:
     """Return whether x (N, C1, H, W, C0) is, byte by byte, a left operand of the cube.
 

@@ -76,8 +76,6 @@ def tree(output: Tensor, chip: Chip, cores: int | None = None) -> Schedule:
 
 
 # -- pieces of schedules ------------------------------------------------------------------------
-
-
 def core_limit(chip: Chip, cores: int | None) -> int:
     """Return `cores`, or all vector cores; raise `ScheduleError` if the chip has fewer."""
     most = vector_cores(chip)
@@ -134,8 +132,6 @@ def _factored(s: Schedule, fold: str, parts: int) -> tuple[Schedule, str]:
 
 
 # -- sums in memory --------------------------------------------------------------------------------
-
-
 def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
     """Return the kernel in which memory adds up the partial sums, in no fixed order.
 

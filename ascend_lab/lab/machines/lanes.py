@@ -1,9 +1,10 @@
-"""What a group of lanes does to a memory: sectors touched, banks hit, bytes that move.
+"""What a machine does to a memory: sectors and banks of a group of lanes, tiles of a product.
 
 Device memory is read in sectors of 32 bytes, four to a line of 128 bytes; on-chip shared memory
 is cut into banks that serve one word each per cycle (NVIDIA Nsight Compute documentation).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,20 +12,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines.program import (
-    OPS,
-    Arith,
-    Array,
-    Branch,
-    Instr,
-    Kernel,
-    Load,
-    Operand,
-    Store,
-    check_inputs,
-    number_format,
-    text,
-)
+from ascend_lab.lab.machines import program as pr
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +40,7 @@ class Port:
             raise MachineError(needed, got, "use 128 and 32, for example")
 
 
-def units_touched(addresses: Array, active: Array, unit_bytes: int) -> Array:
+def units_touched(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> pr.Array:
     """Return per group how many distinct aligned units of `unit_bytes` its active lanes touch.
 
     `addresses` (bytes) and `active` have shape (groups, lanes); the result has shape (groups,).
@@ -61,7 +49,7 @@ def units_touched(addresses: Array, active: Array, unit_bytes: int) -> Array:
     return np.asarray(np.count_nonzero(_units(addresses, active, unit_bytes)[1], axis=1))
 
 
-def _units(addresses: Array, active: Array, unit_bytes: int) -> tuple[Array, Array]:
+def _units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> tuple[pr.Array, pr.Array]:
     """Return the units of each group, sorted, and where a new one begins that a lane touches."""
     units = np.sort(np.where(active, addresses // unit_bytes, np.int64(-1)), axis=1)
     fresh = np.ones_like(units, dtype=bool)
@@ -69,12 +57,14 @@ def _units(addresses: Array, active: Array, unit_bytes: int) -> tuple[Array, Arr
     return units, fresh & (units >= 0)
 
 
-def distinct_units(addresses: Array, active: Array, unit_bytes: int) -> int:
+def distinct_units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> int:
     """Return how many distinct units all active lanes touch together: a cache that never evicts."""
     return int(np.unique(addresses[active] // unit_bytes).size)
 
 
-def bank_ways(addresses: Array, active: Array, banks: int = 32, bank_bytes: int = 4) -> Array:
+def bank_ways(
+    addresses: pr.Array, active: pr.Array, banks: int = 32, bank_bytes: int = 4
+) -> pr.Array:
     """Return per group how many cycles a shared-memory access takes: 1 without a conflict.
 
     A bank serves one word of `bank_bytes` per cycle, to every lane that wants that same word, so
@@ -93,8 +83,6 @@ def bank_ways(addresses: Array, active: Array, banks: int = 32, bank_bytes: int 
 # vector register, the 32 threads of a warp. Lanes of a group share the instruction; a branch turns
 # some of them off. The Python loop runs over the body, NumPy over all groups at once, so the cost
 # of executing does not depend on n in Python steps.
-
-
 @dataclass(frozen=True, slots=True)
 class Timing:
     """What an instruction costs a group: issue slots and cycles until its result can be used.
@@ -131,13 +119,13 @@ class Issue:
 class Trace:
     """All that executing a kernel tells: values, issues, and per group slots and stalls."""
 
-    values: dict[str, Array]
+    values: dict[str, pr.Array]
     issues: tuple[Issue, ...]
-    slots: Array
-    stalls: Array
+    slots: pr.Array
+    stalls: pr.Array
     divergent_groups: int
-    summand: Array | None
-    active: Array
+    summand: pr.Array | None
+    active: pr.Array
 
     def count(self, what: str, *kinds: str) -> int:
         """Add up one field of the issues, of the given kinds or of all."""
@@ -146,37 +134,37 @@ class Trace:
 
 @dataclass(slots=True)
 class _State:
-    kernel: Kernel
-    inputs: Mapping[str, Array]
+    kernel: pr.Kernel
+    inputs: Mapping[str, pr.Array]
     width: int
     port: Port
     timing: Timing
     dtype: np.dtype[Any]
-    element: Array
-    regs: dict[str, Array] = field(default_factory=dict)
-    defined: dict[str, Array] = field(default_factory=dict)
-    ready: dict[str, Array] = field(default_factory=dict)
-    values: dict[str, Array] = field(default_factory=dict)
+    element: pr.Array
+    regs: dict[str, pr.Array] = field(default_factory=dict)
+    defined: dict[str, pr.Array] = field(default_factory=dict)
+    ready: dict[str, pr.Array] = field(default_factory=dict)
+    values: dict[str, pr.Array] = field(default_factory=dict)
     issues: list[Issue] = field(default_factory=list)
     divergent: int = 0
-    summand: Array | None = None
-    clock: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    slots: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    summand: pr.Array | None = None
+    clock: pr.Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    slots: pr.Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 def execute(
-    kernel: Kernel, inputs: Mapping[str, Array], width: int, port: Port, timing: Timing
+    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], width: int, port: Port, timing: Timing
 ) -> Trace:
     """Run the kernel in groups of `width` lanes and return values and counts.
 
     Raises `MachineError` for missing or short inputs, a load past the end of an array, and a
     register that is read where no instruction has written it.
     """
-    check_inputs(kernel, inputs)
+    pr.check_inputs(kernel, inputs)
     groups = -(-kernel.n // width)
     element = np.arange(groups * width, dtype=np.int64).reshape(groups, width)
     zeros = np.zeros(groups, np.int64)
-    state = _State(kernel, inputs, width, port, timing, number_format(kernel, inputs), element)
+    state = _State(kernel, inputs, width, port, timing, pr.number_format(kernel, inputs), element)
     state.clock, state.slots = zeros, zeros.copy()
     active = element < kernel.n
     with np.errstate(over="ignore", invalid="ignore"):  # fp16 and int8 overflow as hardware does
@@ -192,15 +180,15 @@ def execute(
     )
 
 
-def _run(state: _State, body: tuple[Instr, ...], active: Array, issued: Array) -> None:
+def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr.Array) -> None:
     for instr in body:
-        if isinstance(instr, Load):
+        if isinstance(instr, pr.Load):
             _load(state, instr, active, issued)
-        elif isinstance(instr, Store):
+        elif isinstance(instr, pr.Store):
             _store(state, instr, active, issued)
-        elif isinstance(instr, Arith):
+        elif isinstance(instr, pr.Arith):
             _arith(state, instr, active, issued)
-        elif isinstance(instr, Branch):
+        elif isinstance(instr, pr.Branch):
             _branch(state, instr, active, issued)
         else:
             state.summand = _read(state, instr.src, active)
@@ -209,14 +197,14 @@ def _run(state: _State, body: tuple[Instr, ...], active: Array, issued: Array) -
             _issue(state, instr, "total", active, issued, (instr.src,), ops=1)
 
 
-def _load(state: _State, instr: Load, active: Array, issued: Array) -> None:
+def _load(state: _State, instr: pr.Load, active: pr.Array, issued: pr.Array) -> None:
     array = state.inputs[instr.array]
     if instr.index:
         index = _read(state, instr.index, active).astype(np.int64)
         outside = active & ((index < 0) | (index >= len(array)))
         if outside.any():
             raise MachineError(
-                f"{state.kernel.name}: {text(instr)} needs an index from 0 to {len(array) - 1}",
+                f"{state.kernel.name}: {pr.text(instr)} needs an index from 0 to {len(array) - 1}",
                 str(int(index[outside][0])),
                 "correct the index array",
             )
@@ -229,7 +217,7 @@ def _load(state: _State, instr: Load, active: Array, issued: Array) -> None:
     _write(state, instr.dst, value, active, issued, state.timing.load_cycles)
 
 
-def _store(state: _State, instr: Store, active: Array, issued: Array) -> None:
+def _store(state: _State, instr: pr.Store, active: pr.Array, issued: pr.Array) -> None:
     value = _read(state, instr.src, active)
     index = instr.stride * state.element + instr.offset
     if instr.array not in state.values:
@@ -241,8 +229,8 @@ def _store(state: _State, instr: Store, active: Array, issued: Array) -> None:
     _issue(state, instr, "store", active, issued, (instr.src,), **counts)
 
 
-def _arith(state: _State, instr: Arith, active: Array, issued: Array) -> None:
-    op = OPS[instr.op]
+def _arith(state: _State, instr: pr.Arith, active: pr.Array, issued: pr.Array) -> None:
+    op = pr.OPS[instr.op]
     value = op.apply(*(_read(state, arg, active) for arg in instr.args))
     sources = tuple(arg for arg in instr.args if isinstance(arg, str))
     _issue(state, instr, "arith", active, issued, sources, ops=op.ops)
@@ -250,7 +238,7 @@ def _arith(state: _State, instr: Arith, active: Array, issued: Array) -> None:
     _write(state, instr.dst, full, active, issued, state.timing.arith_cycles)
 
 
-def _branch(state: _State, instr: Branch, active: Array, issued: Array) -> None:
+def _branch(state: _State, instr: pr.Branch, active: pr.Array, issued: pr.Array) -> None:
     cond = _read(state, instr.cond, active).astype(bool)
     _issue(state, instr, "branch", active, issued, (instr.cond,))
     sides = [(instr.then, active & cond), (instr.other, active & ~cond)]
@@ -261,7 +249,7 @@ def _branch(state: _State, instr: Branch, active: Array, issued: Array) -> None:
         _run(state, body, mask, taken if state.timing.branches else issued)
 
 
-def _read(state: _State, name: Operand, active: Array) -> Array:
+def _read(state: _State, name: pr.Operand, active: pr.Array) -> pr.Array:
     if not isinstance(name, str):
         return np.asarray(name, state.dtype)
     if name in state.regs:
@@ -282,7 +270,12 @@ def _undefined(state: _State, name: str, where: str) -> MachineError:
 
 
 def _write(
-    state: _State, name: str, value: Array, active: Array, issued: Array, latency_cycles: int
+    state: _State,
+    name: str,
+    value: pr.Array,
+    active: pr.Array,
+    issued: pr.Array,
+    latency_cycles: int,
 ) -> None:
     old = state.regs.get(name)
     state.regs[name] = value if old is None else np.where(active, value, old)
@@ -293,13 +286,13 @@ def _write(
 
 def _issue(
     state: _State,
-    instr: Instr,
+    instr: pr.Instr,
     kind: str,
-    active: Array,
-    issued: Array,
+    active: pr.Array,
+    issued: pr.Array,
     sources: tuple[str, ...],
     ops: int = 0,
-    slots: Array | int = 1,
+    slots: pr.Array | int = 1,
     **counts: Any,
 ) -> None:
     """Advance the clock of every issuing group and record the instruction.
@@ -313,11 +306,11 @@ def _issue(
     state.clock = np.where(issued, start + slots, state.clock)
     state.slots = state.slots + np.where(issued, slots, 0)
     groups, lanes = int(np.count_nonzero(issued)), int(np.count_nonzero(active))
-    state.issues.append(Issue(text(instr), kind, groups, lanes, ops * lanes, **counts))
+    state.issues.append(Issue(pr.text(instr), kind, groups, lanes, ops * lanes, **counts))
 
 
 def _access(
-    state: _State, array: str, index: Array, itemsize: int, active: Array
+    state: _State, array: str, index: pr.Array, itemsize: int, active: pr.Array
 ) -> dict[str, Any]:
     """Count what one memory instruction touches: bytes used, sectors, lines, issue slots."""
     timing, address = state.timing, index * itemsize
@@ -332,3 +325,81 @@ def _access(
     if timing.cache_bytes:
         counts["lines"] = distinct_units(address, touched, timing.cache_bytes)
     return counts
+
+
+# -- matmuls: how one is cut so that its tiles fit on chip, and the bytes that then move -----------
+ACCUMULATE: Mapping[str, str] = {
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "int8": "int32",
+    "int32": "int32",
+}
+"""Number format of the inputs -> format of the sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Output tiles of `rows` x `columns` elements, and the traffic they cause."""
+
+    rows: int
+    columns: int
+    tiles: int
+    bytes_in: int
+    bytes_out: int
+
+
+def blocking(
+    program: pr.Matmul, in_bytes: int, out_bytes: int, local_bytes: int, unit: int = 1
+) -> Blocking:
+    """Return the largest square tiling whose three tiles fit in `local_bytes`.
+
+    A is read once per column of tiles and B once per row of tiles:
+    bytes_in = in_bytes * (m k ceil(n / columns) + k n ceil(m / rows)). Tiles are multiples of
+    `unit`; where C is narrower than the square, the room goes to the other side.
+    """
+    square = math.isqrt(local_bytes // (2 * in_bytes + out_bytes)) // unit * unit
+    if square < unit:
+        raise MachineError(
+            f"one {unit} x {unit} tile of A, B and C needs "
+            f"{unit * unit * (2 * in_bytes + out_bytes)} bytes of on-chip memory",
+            f"{local_bytes} bytes",
+            "enlarge local_bytes",
+        )
+    high, wide = (-(-side // unit) * unit for side in (program.m, program.n))
+    deep = min(program.k, square)
+
+    def longest(other: int) -> int:
+        free = local_bytes - in_bytes * other * deep
+        return max(square, free // (in_bytes * deep + out_bytes * other) // unit * unit)
+
+    rows = min(high, square if wide >= square else longest(wide))
+    columns = min(wide, square if high >= square else longest(high))
+    down, across = -(-program.m // rows), -(-program.n // columns)
+    moved = program.m * program.k * across + program.k * program.n * down
+    return Blocking(
+        rows, columns, down * across, in_bytes * moved, out_bytes * program.m * program.n
+    )
+
+
+def operands(
+    program: pr.Matmul, inputs: Mapping[str, pr.Array]
+) -> tuple[pr.Array, pr.Array, np.dtype]:
+    """Return A, B and the accumulation format; raise `MachineError` for a wrong shape or format."""
+    wanted = {"A": (program.m, program.k), "B": (program.k, program.n)}
+    for name, shape in wanted.items():
+        got = np.shape(inputs[name]) if name in inputs else "no such input"
+        if got != shape:
+            raise MachineError(
+                f"{program.name} needs {name} of shape {shape}", str(got), "pass it in inputs"
+            )
+    a, b = np.asarray(inputs["A"]), np.asarray(inputs["B"])
+    if a.dtype != b.dtype or str(a.dtype) not in ACCUMULATE:
+        needed = f"{program.name} needs A and B in one format of {', '.join(ACCUMULATE)}"
+        raise MachineError(needed, f"{a.dtype} and {b.dtype}", "convert them")
+    return a, b, np.dtype(ACCUMULATE[str(a.dtype)])
+
+
+def product(a: pr.Array, b: pr.Array, accumulate: np.dtype) -> pr.Array:
+    """Return A B with sums in `accumulate`; the order of the sums is NumPy's, not the machine's."""
+    return np.asarray(np.matmul(a.astype(accumulate), b.astype(accumulate)))

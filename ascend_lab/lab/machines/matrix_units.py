@@ -1,4 +1,8 @@
-"""The cube unit: one instruction, one block of a matrix product per cycle."""
+"""Machines that multiply matrices, and what they must make of elementwise work.
+
+The cube unit: one instruction, one block of a matrix product per cycle. The systolic array: one
+step of every value per cycle. And the matmul that an elementwise kernel is for either.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,18 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines.lanes import Port
-from ascend_lab.lab.machines.products import as_matmul, blocking, operands, product, unfold
-from ascend_lab.lab.machines.program import (
-    Array,
-    Breakdown,
-    Kernel,
-    Line,
-    Matmul,
-    Run,
-    tiled,
-    whole,
-)
+from ascend_lab.lab.machines import program as pr
+from ascend_lab.lab.machines.lanes import Port, blocking, operands, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +40,7 @@ class Cube:
     An instruction multiplies a tile block by block and takes `startup_cycles` more. Operands live
     in memory as whole blocks, zeros included, as in a fractal layout; `pads_in_memory=False`
     moves only the useful bytes and adds the zeros on the way in. Elementwise work is folded into
-    `fold` rows (see `machines.products`).
+    `fold` rows (see `as_matmul`).
     """
 
     name: str = "cube"
@@ -72,19 +66,19 @@ class Cube:
         raise MachineError(f"{self.name} multiplies {known}", dtype, "convert the inputs")
 
 
-def cube_kernel(machine: Cube, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def cube_kernel(machine: Cube, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute an elementwise kernel or a reduction as the matmul it is equal to."""
     matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
-    shape = Matmul(matmul.a.shape[0], matmul.a.shape[1], matmul.b.shape[1], kernel.name)
+    shape = pr.Matmul(matmul.a.shape[0], matmul.a.shape[1], matmul.b.shape[1], kernel.name)
     used = sum(np.asarray(inputs[name]).nbytes for name in inputs if np.ndim(inputs[name]))
     run = cube_matmul(machine, shape, {"A": matmul.a, "B": matmul.b})
     values = unfold(kernel, run.values["C"], matmul)
     used += sum(value.nbytes for value in values.values())
     counters = {**run.counters, "ops": kernel.ops, "bytes_used": used}
-    return Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
+    return pr.Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
 
 
-def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def cube_matmul(machine: Cube, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute C = A B in whole blocks; parts of a block that hold no data cost the same."""
     a, b, accumulate = operands(program, inputs)
     block = machine.block(str(a.dtype))
@@ -96,7 +90,7 @@ def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> 
     )
     shape = program
     if machine.pads_in_memory:
-        shape = Matmul(m1 * block.m, k1 * block.k, n1 * block.n, program.name)
+        shape = pr.Matmul(m1 * block.m, k1 * block.k, n1 * block.n, program.name)
     room = machine.local_bytes // machine.buffers
     cut = blocking(shape, a.itemsize, accumulate.itemsize, room, max(block.m, block.n))
     bytes_moved = cut.bytes_in + cut.bytes_out
@@ -113,14 +107,14 @@ def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> 
         "tiles": cut.tiles,
     }
     stream = (
-        Line("load A, B", 2 * cut.tiles),
-        Line(f"mmad, {steps // cut.tiles} blocks", cut.tiles),
-        Line("store C", cut.tiles),
+        pr.Line("load A, B", 2 * cut.tiles),
+        pr.Line(f"mmad, {steps // cut.tiles} blocks", cut.tiles),
+        pr.Line("store C", cut.tiles),
     )
     move = bytes_moved / machine.port.rate_bytes_per_cycle
-    timed = tiled(compute, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
+    timed = pr.tiled(compute, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
     values = {"C": product(a, b, accumulate)}
-    return Run(machine.name, program.name, values, *timed, counts, stream)
+    return pr.Run(machine.name, program.name, values, *timed, counts, stream)
 
 
 # A weight-stationary systolic array: values that really move, one step per cycle.
@@ -129,8 +123,6 @@ def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> 
 # m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c at
 # cycle m + (R - 1) + c. A tile of M rows therefore takes M + R + C - 2 cycles, and R more to load
 # its weights.
-
-
 CHUNK_ROWS = 256
 """Rows of A simulated in one batch; rows do not influence each other."""
 
@@ -151,13 +143,13 @@ class Systolic:
         return 2.0 * self.rows * self.columns
 
 
-def array_cycles(machine: Systolic, program: Matmul) -> int:
+def array_cycles(machine: Systolic, program: pr.Matmul) -> int:
     """Return (R + M + R + C - 2) cycles for each of ceil(k/R) * ceil(n/C) weight tiles."""
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
     return tiles * (2 * machine.rows + program.m + machine.columns - 2)
 
 
-def systolic_kernel(machine: Systolic, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def systolic_kernel(machine: Systolic, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute an elementwise kernel or a reduction as the matmul it is equal to.
 
     The long axis is streamed, so the transposed product is computed.
@@ -166,25 +158,27 @@ def systolic_kernel(machine: Systolic, kernel: Kernel, inputs: Mapping[str, Arra
     a, b = matmul.a, matmul.b
     if not matmul.is_total:
         a, b = b.T, a.T
-    shape = Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
+    shape = pr.Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
     run = systolic_matmul(machine, shape, {"A": a, "B": b})
     c = run.values["C"]
     values = unfold(kernel, c if matmul.is_total else c.T, matmul)
     counters = {**run.counters, "ops": kernel.ops}
-    return Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
+    return pr.Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
 
 
-def systolic_matmul(machine: Systolic, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def systolic_matmul(
+    machine: Systolic, program: pr.Matmul, inputs: Mapping[str, pr.Array]
+) -> pr.Run:
     """Execute C = A B by moving every value through the array."""
     a, b, accumulate = operands(program, inputs)
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
     cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes)
     bytes_moved = cut.bytes_in + cut.bytes_out
     busy = tiles * program.m
-    move = whole(bytes_moved / machine.port.rate_bytes_per_cycle)
+    move = pr.whole(bytes_moved / machine.port.rate_bytes_per_cycle)
     inside = array_cycles(machine, program)
     latency = machine.port.latency_cycles
-    parts = Breakdown(busy, move, inside - busy + latency)
+    parts = pr.Breakdown(busy, move, inside - busy + latency)
     counts = {
         "instructions": 2 * tiles,
         "ops": program.ops,
@@ -195,15 +189,17 @@ def systolic_matmul(machine: Systolic, program: Matmul, inputs: Mapping[str, Arr
         "macs_used": program.ops // 2,
     }
     stream = (
-        Line(f"load weights {machine.rows}x{machine.columns}", tiles),
-        Line("stream rows of A", busy),
+        pr.Line(f"load weights {machine.rows}x{machine.columns}", tiles),
+        pr.Line("stream rows of A", busy),
     )
     values = {"C": systolic_product(a, b, machine.rows, machine.columns, accumulate)}
     cycles = max(inside, move) + latency
-    return Run(machine.name, program.name, values, cycles, parts, counts, stream)
+    return pr.Run(machine.name, program.name, values, cycles, parts, counts, stream)
 
 
-def systolic_product(a: Array, b: Array, rows: int, columns: int, accumulate: np.dtype) -> Array:
+def systolic_product(
+    a: pr.Array, b: pr.Array, rows: int, columns: int, accumulate: np.dtype
+) -> pr.Array:
     """Return A B by stepping an array of rows x columns elements; all weight tiles in one batch.
 
     Sums over k grow down a column, then over the weight tiles in order, in `accumulate`.
@@ -232,14 +228,14 @@ def systolic_product(a: Array, b: Array, rows: int, columns: int, accumulate: np
 
 def zero_state(
     batch: tuple[int, ...], rows: int, columns: int, dtype: np.dtype
-) -> tuple[Array, Array]:
+) -> tuple[pr.Array, pr.Array]:
     """Return an idle array: the values travelling right and the partial sums travelling down."""
     return np.zeros((*batch, rows, columns), dtype), np.zeros((*batch, rows, columns), dtype)
 
 
 def advance(
-    state: tuple[Array, Array], weights: Array, streams: Array, step: int
-) -> tuple[Array, Array]:
+    state: tuple[pr.Array, pr.Array], weights: pr.Array, streams: pr.Array, step: int
+) -> tuple[pr.Array, pr.Array]:
     """Return the array one cycle later.
 
     `streams` has shape (..., M, R): row m of A enters array row r at step m + r.
@@ -257,7 +253,7 @@ def advance(
     return moved, down + moved * weights
 
 
-def frames(a: Array, b: Array) -> list[tuple[Array, Array]]:
+def frames(a: pr.Array, b: pr.Array) -> list[tuple[pr.Array, pr.Array]]:
     """Return the state of an array as large as B after each cycle, for small A and B (a figure).
 
     Raises `MachineError` beyond 64 cycles.
@@ -271,3 +267,109 @@ def frames(a: Array, b: Array) -> list[tuple[Array, Array]]:
         state = advance(state, b.astype(float), a.astype(float), step)
         result.append(state)
     return result
+
+
+# Elementwise work as a matmul: what a machine that can only multiply matrices must do with it.
+#
+# If every output is a sum of inputs times numbers, out = c1*x1 + c2*x2 + ..., it is the product of
+# a small matrix of numbers with the stacked inputs. With the elements folded into r rows,
+#
+#     out (r x n/r) = [c1*I | c2*I | ...] (r x p*r)  @  [X1; X2; ...] (p*r x n/r).
+Form = dict[str, float]
+"""Array name -> its factor; the empty name is a plain number."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsMatmul:
+    """The matmul that stands for a kernel, and where its result belongs."""
+
+    a: pr.Array
+    b: pr.Array
+    output: str
+    is_total: bool
+
+
+def as_matmul(
+    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], rows: int, machine: str
+) -> AsMatmul:
+    """Return the matmul that computes the kernel, with its elements folded into `rows` rows.
+
+    Raises `MachineError` for a kernel that is not a sum of inputs times numbers.
+    """
+    pr.check_inputs(kernel, inputs)
+    dtype = pr.number_format(kernel, inputs)
+    if rows < 1:
+        raise MachineError("fold needs at least one row", str(rows), "use 1")
+    last = kernel.body[-1]
+    if not isinstance(last, pr.Store | pr.Total):
+        raise _refuse(kernel, pr.text(last), machine)
+    form = _linear_form(kernel, inputs, last.src, machine)
+    stacked = [np.asarray(inputs[name])[: kernel.n] for name in form]
+    factors = np.array(list(form.values()), dtype)
+    if isinstance(last, pr.Total):
+        a = np.concatenate(stacked)[None, :]
+        return AsMatmul(a, np.repeat(factors, kernel.n)[:, None], last.array, True)
+    columns = -(-kernel.n // rows)
+    b = np.zeros((len(form), rows * columns), dtype)
+    b[:, : kernel.n] = stacked
+    a = np.kron(factors[None, :], np.eye(rows, dtype=dtype))
+    return AsMatmul(a, b.reshape(len(form) * rows, columns), last.array, False)
+
+
+def unfold(kernel: pr.Kernel, c: pr.Array, matmul: AsMatmul) -> dict[str, pr.Array]:
+    """Return the kernel's outputs from the product, rounded to the format of the inputs."""
+    flat = c.astype(matmul.b.dtype).ravel()
+    return {matmul.output: flat[:1] if matmul.is_total else flat[: kernel.n]}
+
+
+def _linear_form(kernel: pr.Kernel, inputs: Mapping[str, pr.Array], out: str, machine: str) -> Form:
+    regs: dict[str, Form] = {}
+
+    def value(arg: pr.Operand) -> Form:
+        if not isinstance(arg, str):
+            return {"": float(arg)}
+        return regs[arg] if arg in regs else {"": float(inputs[arg])}
+
+    for instr in kernel.body:
+        if isinstance(instr, pr.Load) and (instr.stride, instr.offset, instr.index) == (1, 0, ""):
+            regs[instr.dst] = {instr.array: 1.0}
+        elif isinstance(instr, pr.Arith):
+            form = _combine(instr.op, [value(arg) for arg in instr.args])
+            if form is None:
+                raise _refuse(kernel, pr.text(instr), machine)
+            regs[instr.dst] = form
+        elif not isinstance(instr, pr.Store | pr.Total) or instr is not kernel.body[-1]:
+            raise _refuse(kernel, pr.text(instr), machine)
+    form = value(out)
+    if form.get("", 0.0) or not form.keys() - {""}:
+        raise _refuse(kernel, "a constant term", machine)
+    return {name: factor for name, factor in form.items() if name}
+
+
+def _combine(op: str, forms: list[Form]) -> Form | None:
+    """Return the form of one operation, or None where the result is not linear."""
+    if op in ("add", "sub"):
+        sign = 1.0 if op == "add" else -1.0
+        return _plus(forms[0], {name: sign * factor for name, factor in forms[1].items()})
+    if op in ("mul", "mad"):
+        first, second = forms[0], forms[1]
+        if first.keys() - {""}:
+            first, second = second, first
+        if first.keys() - {""}:
+            return None
+        scaled = {name: first.get("", 0.0) * factor for name, factor in second.items()}
+        return scaled if op == "mul" else _plus(scaled, forms[2])
+    return None
+
+
+def _plus(left: Form, right: Form) -> Form:
+    return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in {**left, **right}}
+
+
+def _refuse(kernel: pr.Kernel, what: str, machine: str) -> MachineError:
+    return MachineError(
+        f"{machine} multiplies matrices and nothing else; {kernel.name} must be a sum of whole "
+        "arrays times numbers",
+        what,
+        "run it on a machine with a vector unit",
+    )

@@ -95,8 +95,6 @@ def _positive(who: str, what: str, value: float) -> None:
 #
 # Levels are named by their wires: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is
 # device memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
-
-
 INTO_L0, INTO_L1, INTO_L2 = "L1→L0", "L2→L1", "memory→L2"
 L0_PATHS = (("L1", "L0A"), ("L1", "L0B"))
 
@@ -175,8 +173,6 @@ def energy_parts(timeline: Timeline) -> dict[str, float]:
 # Numbers of real machines, each with its source and trust, and machines built from them.
 #
 # The numbers live in `facts.toml`, read when first asked for.
-
-
 @dataclass(frozen=True, slots=True)
 class MachineFact:
     """One number of a real machine: value (unit in its key), source key, trust."""

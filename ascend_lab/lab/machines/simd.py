@@ -1,4 +1,4 @@
-"""SISD: one instruction, one element. An in-order core with a cache and a loop."""
+"""SISD, one instruction, one element: an in-order core with a cache. And SIMD, many elements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,24 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines.lanes import Port, Timing, Trace, execute
-from ascend_lab.lab.machines.products import blocking, operands, product
-from ascend_lab.lab.machines.program import (
-    OPS,
-    Arith,
-    Array,
-    Breakdown,
-    Kernel,
-    Line,
-    Load,
-    Matmul,
-    Run,
-    Store,
-    number_format,
-    tiled,
-    walk,
-    whole,
-)
+from ascend_lab.lab.machines import program as pr
+from ascend_lab.lab.machines.lanes import Port, Timing, Trace, blocking, execute, operands, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +32,7 @@ class Scalar:
         return 2.0
 
 
-def scalar_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
     trace = execute(kernel, inputs, 1, machine.port, _timing(machine))
     values = dict(trace.values)
@@ -60,8 +44,8 @@ def scalar_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) 
         stalls += kernel.n * max(0, machine.arith_cycles - per_element)
     lines_in, lines_out = cache_lines(trace)
     instructions = trace.count("groups") + loop
-    stream = [Line(issue.text, issue.groups) for issue in trace.issues]
-    stream.append(Line("next i, jump", loop))
+    stream = [pr.Line(issue.text, issue.groups) for issue in trace.issues]
+    stream.append(pr.Line("next i, jump", loop))
     return _finish(
         machine,
         kernel.name,
@@ -72,11 +56,13 @@ def scalar_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) 
     )
 
 
-def scalar_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute three nested loops: two loads, a multiply-add and the loop per product."""
     a, b, accumulate = operands(program, inputs)
     steps = program.m * program.k * program.n
-    inner = Kernel("inner", 1, (Load("a", "A"), Load("b", "B"), Arith("c", "mad", ("a", "b", 0.0))))
+    inner = pr.Kernel(
+        "inner", 1, (pr.Load("a", "A"), pr.Load("b", "B"), pr.Arith("c", "mad", ("a", "b", 0.0)))
+    )
     one = np.ones(1, accumulate)
     trace = execute(inner, {"A": one, "B": one}, 1, machine.port, _timing(machine))
     slots = int(trace.slots[0]) + machine.loop_instructions
@@ -89,9 +75,9 @@ def scalar_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array])
         -(-cut.bytes_out // line),
     )
     used = a.nbytes + b.nbytes + cut.bytes_out
-    stream = [Line(issue.text, steps) for issue in trace.issues]
+    stream = [pr.Line(issue.text, steps) for issue in trace.issues]
     loop = machine.loop_instructions * steps
-    stream += [Line("next k, jump", loop), Line("st C[i,j], c", program.m * program.n)]
+    stream += [pr.Line("next k, jump", loop), pr.Line("st C[i,j], c", program.m * program.n)]
     values = {"C": product(a, b, accumulate)}
     counts = {"ops": program.ops, "bytes_used": used}
     return _finish(machine, program.name, values, work, counts, tuple(stream))
@@ -108,12 +94,12 @@ def cache_lines(trace: Trace) -> tuple[int, int]:
     return read, written
 
 
-def kernel_total(kernel: Kernel) -> str:
+def kernel_total(kernel: pr.Kernel) -> str:
     """Return the name of the array that the kernel's closing `Total` writes."""
     return str(getattr(kernel.body[-1], "array", ""))
 
 
-def sequential_sum(values: Array) -> Array:
+def sequential_sum(values: pr.Array) -> pr.Array:
     """Return the sum from left to right, rounding in the format of the values at every step."""
     return np.cumsum(values, dtype=values.dtype)[-1]  # type: ignore[no-any-return]
 
@@ -125,20 +111,20 @@ def _timing(machine: Scalar) -> Timing:
 def _finish(
     machine: Scalar,
     name: str,
-    values: dict[str, Array],
+    values: dict[str, pr.Array],
     work: tuple[int, int, int, int],
     counts: dict[str, int],
-    stream: tuple[Line, ...],
-) -> Run:
+    stream: tuple[pr.Line, ...],
+) -> pr.Run:
     instructions, stalls, lines_in, lines_out = work
     port = machine.port
     bytes_moved = (lines_in + lines_out) * port.line_bytes
     misses = lines_in * port.latency_cycles / machine.fetches_in_flight
-    move = whole(bytes_moved / port.rate_bytes_per_cycle)
-    parts = Breakdown(instructions, move, whole(stalls + misses))
+    move = pr.whole(bytes_moved / port.rate_bytes_per_cycle)
+    parts = pr.Breakdown(instructions, move, pr.whole(stalls + misses))
     counts = {"instructions": instructions, **counts, "bytes_moved": bytes_moved}
     counts["cache_misses"] = lines_in
-    return Run(machine.name, name, values, parts.total, parts, counts, stream)
+    return pr.Run(machine.name, name, values, parts.total, parts, counts, stream)
 
 
 # One vector instruction: an operation, a mask, a repeat count and a stride, on a local buffer.
@@ -146,8 +132,6 @@ def _finish(
 # One repeat works on up to 256 bytes, 8 blocks of 32 bytes; `mask` switches off lanes at its end;
 # the next repeat starts `stride_blocks` blocks further on; one instruction repeats at most 255
 # times (Ascend C documentation, vector instructions).
-
-
 BLOCK_BYTES = 32
 REPEAT_BYTES = 256
 MAX_REPEATS = 255
@@ -174,7 +158,7 @@ def lanes_of(dtype: np.dtype[np.generic] | str) -> int:
     return REPEAT_BYTES // np.dtype(dtype).itemsize
 
 
-def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> Array:
+def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> pr.Array:
     """Return the element numbers an instruction touches, relative to an operand's start.
 
     Shape (repeats, mask). Raises `MachineError` for a mask, repeat count or stride that the
@@ -194,7 +178,7 @@ def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> Array:
     return np.arange(op.repeats)[:, None] * step + np.arange(op.mask)[None, :]
 
 
-def run_vector(ops: Sequence[VectorOp], buffer: Array) -> Array:
+def run_vector(ops: Sequence[VectorOp], buffer: pr.Array) -> pr.Array:
     """Return the buffer after the instructions; the one handed in stays as it is.
 
     Raises `MachineError` if an operand leaves the buffer or starts off a 32-byte block.
@@ -204,12 +188,12 @@ def run_vector(ops: Sequence[VectorOp], buffer: Array) -> Array:
         touched = elements(op, buffer.dtype)
         for start in (op.dst, op.a, op.b):
             _check_operand(start, int(touched.max()), result)
-        value = OPS[op.op].apply(result[op.a + touched], result[op.b + touched])
+        value = pr.OPS[op.op].apply(result[op.a + touched], result[op.b + touched])
         result[op.dst + touched] = value
     return result
 
 
-def _check_operand(start: int, last: int, buffer: Array) -> None:
+def _check_operand(start: int, last: int, buffer: pr.Array) -> None:
     if start < 0 or start + last >= buffer.size:
         needed = f"an operand needs elements {start} to {start + last}"
         got = f"a buffer of {buffer.size}"
@@ -275,16 +259,16 @@ def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
     return sum(per_op)
 
 
-def simd_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute the kernel tile by tile in the local buffer."""
-    if any(isinstance(instr, Load) and instr.index for instr in walk(kernel.body)):
+    if any(isinstance(instr, pr.Load) and instr.index for instr in pr.walk(kernel.body)):
         raise MachineError(
             f"{machine.name} copies regular tiles and has no instruction to gather by index, "
             f"which {kernel.name} needs",
             "a load with an index register",
             "sort the data first, or run it on a SIMT machine",
         )
-    itemsize = number_format(kernel, inputs).itemsize
+    itemsize = pr.number_format(kernel, inputs).itemsize
     width = max(1, machine.vector_bytes // itemsize)
     trace = execute(kernel, inputs, width, machine.port, Timing(1, 1, branches=False))
     values = dict(trace.values)
@@ -312,12 +296,12 @@ def simd_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> R
         "tiles": tiles,
     }
     move = bytes_moved / machine.port.rate_bytes_per_cycle
-    timed = tiled(cycles, move, machine.port.latency_cycles, tiles, machine.buffers)
+    timed = pr.tiled(cycles, move, machine.port.latency_cycles, tiles, machine.buffers)
     stream = _stream(trace, tiles, per_op)
-    return Run(machine.name, kernel.name, values, *timed, counts, stream)
+    return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
 
 
-def simd_matmul(machine: Simd, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def simd_matmul(machine: Simd, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
     """Execute C[i, :] += A[i, k] * B[k, :] with one masked instruction series per (i, k)."""
     a, b, accumulate = operands(program, inputs)
     width = max(1, machine.vector_bytes // accumulate.itemsize)
@@ -337,17 +321,17 @@ def simd_matmul(machine: Simd, program: Matmul, inputs: Mapping[str, Array]) -> 
         "tiles": cut.tiles,
     }
     stream = (
-        Line("copy A, B in", cut.tiles),
-        Line(f"mad C[i,:], A[i,k], B[k,:] x{min(width, program.n)}", instructions),
-        Line("copy C out", cut.tiles),
+        pr.Line("copy A, B in", cut.tiles),
+        pr.Line(f"mad C[i,:], A[i,k], B[k,:] x{min(width, program.n)}", instructions),
+        pr.Line("copy C out", cut.tiles),
     )
     move = bytes_moved / machine.port.rate_bytes_per_cycle
-    timed = tiled(cycles, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
+    timed = pr.tiled(cycles, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
     values = {"C": product(a, b, accumulate)}
-    return Run(machine.name, program.name, values, *timed, counts, stream)
+    return pr.Run(machine.name, program.name, values, *timed, counts, stream)
 
 
-def lane_sum(values: Array, active: Array) -> Array:
+def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
     """Return the sum as a vector unit makes it: down each lane first, then across by halving.
 
     `values` and `active` have shape (repeats, lanes); rounding is in the format of the values.
@@ -362,9 +346,9 @@ def lane_sum(values: Array, active: Array) -> Array:
     return lanes[0]  # type: ignore[no-any-return]
 
 
-def _tile(machine: Simd, kernel: Kernel, itemsize: int, width: int) -> int:
+def _tile(machine: Simd, kernel: pr.Kernel, itemsize: int, width: int) -> int:
     """Return the elements of a tile: as many whole repeats as fit in every buffer."""
-    arrays = {i.array for i in walk(kernel.body) if isinstance(i, Load | Store)}
+    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
     room = machine.local_bytes // (machine.buffers * itemsize * max(1, len(arrays)))
     tile = room // width * width
     if tile < width:
@@ -373,12 +357,12 @@ def _tile(machine: Simd, kernel: Kernel, itemsize: int, width: int) -> int:
     return tile
 
 
-def _stream(trace: Trace, tiles: int, per_op: int) -> tuple[Line, ...]:
+def _stream(trace: Trace, tiles: int, per_op: int) -> tuple[pr.Line, ...]:
     lines = []
     for issue in trace.issues:
         if issue.kind in ("load", "store"):
             way = "in" if issue.kind == "load" else "out"
-            lines.append(Line(f"copy {issue.array} {way}", tiles))
+            lines.append(pr.Line(f"copy {issue.array} {way}", tiles))
         else:
-            lines.append(Line(issue.text.replace("if ", "mask "), per_op))
+            lines.append(pr.Line(issue.text.replace("if ", "mask "), per_op))
     return tuple(lines)

@@ -1,11 +1,18 @@
-"""Checks of the exercises of chapter 10: fusing operators."""
+"""Checks of chapters 9 and 10: layouts, and operators fused.
 
+9: ND to FRACTAL_NZ, the loops of any conversion, the address of a weight.
+10: what fusing a chain gains, groups of nodes, a gradient as one nest, a shift in place.
+"""
+
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab import dsl
 from ascend_lab.chip import Chip, load_chip
@@ -15,9 +22,132 @@ from ascend_lab.graph import Graph, GraphBuilder
 from ascend_lab.graph.fusion import automatic_groups
 from ascend_lab.isa import Program, sanitize
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.layout import AddressMap, address, address_map, pack
+from ascend_lab.layout import addresses as addresses_of
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
+TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
+
+SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
+
+
+def _numbers(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Return numbers 1 .. 97 in turn: none is 0."""
+    return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
+
+
+def nest(source: AddressMap, target: AddressMap) -> list[tuple[int, int, int]]:
+    """Return the fewest loops (count, source step, target step) that visit every element."""
+    loops = []
+    for axis, size in enumerate(source.shape):
+        maps = [[p for p in own.pieces if p.axis == axis] for own in (source, target)]
+        marks = sorted({size, *(p.step for pieces in maps for p in pieces)})
+        for low, high in pairwise(marks):
+            found = (max((p for p in own if p.step <= low), key=lambda p: p.step) for own in maps)
+            loops.append((high // low, *(p.stride * (low // p.step) for p in found)))
+    merged: list[tuple[int, int, int]] = []
+    for count, there, here in sorted(loops, key=lambda loop: -loop[2]):
+        joins = merged and merged[-1][1:] == (count * there, count * here)
+        merged.append((count * merged.pop()[0] if joins else count, there, here))
+    return merged
+
+
+def _judge_09_3(got: Any, case: ex.Case) -> str | None:
+    maps, places = (case["source"], case["target"]), np.zeros((2, 1), int)
+    for count, *steps in got:
+        inner = np.multiply.outer(steps, np.arange(count))[:, None]
+        places = (places[:, :, None] + inner).reshape(2, -1)
+    wanted = np.stack([addresses_of(own).ravel() for own in maps])
+    if places.shape != wanted.shape:
+        return f"which visits {places.shape[1]:,} elements, expected {wanted.shape[1]:,}"
+    if not np.array_equal(places[:, places[1].argsort()], wanted[:, wanted[1].argsort()]):
+        return "which takes elements to wrong places"
+    if len(got) > (fewest := len(nest(*maps))):
+        return f"with {len(got)} loops; {fewest} are enough"
+    steps = [loop[2] for loop in got]
+    return None if steps == sorted(steps, reverse=True) else "expected the target in rising order"
+
+
+MATRICES = "ND", "FRACTAL_NZ", "FRACTAL_ZZ", "FRACTAL_ZN"
+
+IMAGES = "NCHW", "NHWC", "NC1HWC0", "FRACTAL_Z"
+
+
+def _maps(source: str, target: str, shape: tuple[int, ...], dtype: str = "fp16") -> ex.Case:
+    maps = (address_map(name, shape, dtype) for name in (source, target))
+    return dict(zip(("source", "target"), maps, strict=True))
+
+
+@ex.judged(
+    _judge_09_3,
+    edges=[
+        _maps("ND", "FRACTAL_NZ", (32, 48)),
+        _maps("FRACTAL_ZZ", "FRACTAL_ZN", (64, 64), "int8"),
+        _maps("NCHW", "NCHW", (2, 3, 4, 5)),
+        _maps("NHWC", "FRACTAL_Z", (16, 32, 1, 3)),
+        _maps("ND", "FRACTAL_NZ", (3, 16, 16)),
+    ],
+    cases=20,
+)
+def check_ex_09_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(source, target)`: the loops of a conversion between two layouts without padding.
+
+    Each loop is (count, source step, target step), outermost first, steps in elements; together
+    they visit every element once, in rising order of the target, and no fewer loops would do.
+    """
+    lead, high, wide, side = (int(n) for n in rng.integers(1, 4, 4))
+    matrix = bool(rng.integers(0, 2))
+    shape = (lead, 32 * high, 32 * wide) if matrix else (16 * lead, 32 * high, wide, side)
+    one, two = (str(name) for name in rng.choice(MATRICES if matrix else IMAGES, 2))
+    return _maps(one, two, shape, str(rng.choice(list(TYPES))))
+
+
+def _judge_09_4(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, int | np.integer):
+        return f"expected a whole number, got a {type(got).__name__}"
+    weights = address_map("FRACTAL_Z", case["shape"], "fp16", c0=case["c0"])
+    return ex.equal_to(int(address(weights, case["index"])))(got)
+
+
+@ex.judged(_judge_09_4)
+def check_ex_09_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
+    sides = (1, 70), (1, 70), (1, 8), (1, 8)
+    shape = tuple(int(rng.integers(low, high)) for low, high in sides)
+    index = tuple(int(rng.integers(0, n)) for n in shape)
+    return {"index": index, "shape": shape, "c0": int(rng.choice((8, 16, 32)))}
+
+
+def _judge_09_2(got: Any, case: ex.Case) -> str | None:
+    x = case["x"]
+    name = next(name for name, dtype in TYPES.items() if x.dtype == dtype)
+    expected = pack(address_map("FRACTAL_NZ", x.shape, name), x)
+    wrong = ex.equal_to(expected)(got)
+    if wrong is None and got.dtype != expected.dtype:
+        wrong = f"of {got.dtype}, expected {expected.dtype}"
+    return wrong
+
+
+@ex.judged(
+    _judge_09_2,
+    edges=[
+        {"x": _numbers((1, 1), "fp16")},
+        {"x": _numbers((16, 32), "int8")},
+        {"x": _numbers((8, 100, 30), "fp16")},
+        {"x": _numbers((8, 100, 30), "int8")},
+    ],
+    cases=20,
+)
+def check_ex_09_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(x)`: an array of two or more axes in FRACTAL_NZ, (..., N1, M1, 16, C0)."""
+    lead = [int(n) for n in rng.integers(1, 4, int(rng.integers(0, 3)))]
+    shape = (*lead, *(int(n) for n in rng.choice(SIDES, 2)))
+    return {"x": _numbers(shape, str(rng.choice(list(TYPES))))}
+
+
+# -- chapter 10 -----------------------------------------------------------------------------------
 CORES, TILE = 32, 1024
+
 SLACK = 1.05
 
 
@@ -51,6 +181,7 @@ def network(text: str) -> Graph:
 
 
 ELEMENTWISE = ("relu", "tanh", "exp", "sigmoid")
+
 JOINS = ("add", "mul", "sub")
 
 
@@ -86,8 +217,6 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
-
-
 def tanh_gradient(elements: int) -> Tensor:
     """Return y = dy * (1 - t * t) with t = tanh(x), which is read twice."""
     x, dy = (dsl.placeholder((elements,), name=name) for name in ("x", "dy"))
@@ -145,8 +274,6 @@ def _right_values(schedule: Schedule, count: int) -> bool:
 
 
 # -- in place --------------------------------------------------------------------------------------
-
-
 def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Program):
         return "expected a Program (end with k.finish())"

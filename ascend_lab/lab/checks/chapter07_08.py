@@ -1,6 +1,8 @@
-"""Checks of chapter 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search.
+"""Checks of chapters 7 and 8: products, and convolutions as products.
 
-Bytes and cycles are judged by what real programs count, tiles by trying all of them.
+7: a block's shape, bytes of a loop nest, the best tile, a schedule by search. Bytes and cycles are
+judged by what real programs count, tiles by trying all of them.
+8: the address generator of implicit im2col, a layer by Winograd, a stride folded away.
 """
 
 from collections.abc import Mapping
@@ -11,19 +13,19 @@ from itertools import pairwise, permutations, product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import Affine, KernelBuilder, Program, Region, c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
 from ascend_lab.sim import simulate
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 
-
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
-
 
 PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
@@ -250,3 +252,169 @@ def check_ex_07_2(rng: ex.Rng) -> ex.Case:
     tile = 16 * int(rng.integers(1, 9))
     sides = (tile * int(x) for x in rng.integers(1, 30, 3))
     return _nest_case(str(rng.choice(ORDERS)), *sides, tile=tile)
+
+
+# -- chapter 8 ------------------------------------------------------------------------------------
+Values = NDArray[Any]
+Pair = tuple[int, int]
+Image = tuple[int, int, int, int]
+"""(C1, H, W, C0)."""
+
+
+def _address_case(
+    rng: ex.Rng, image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair
+) -> ex.Case:
+    whole = _matrix(image, kernel, stride, pad, dilation)
+    count = min(12, whole.size)
+    m, k = (rng.integers(0, side, count) for side in whole.shape)
+    return {
+        "m": m, "k": k, "image": image, "kernel": kernel, "stride": stride, "pad": pad,
+        "dilation": dilation,
+    }  # fmt: skip
+
+
+def addresses(
+    m: Values, k: Values, image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair
+) -> Values:
+    """Return the address of element (m, k) of the im2col matrix in (C1, H, W, C0), -1 on a pad.
+
+    Columns are ordered (C1, r, s, C0). Read off a matrix of addresses, not computed.
+    """
+    picked: Values = _matrix(image, kernel, stride, pad, dilation)[m, k]
+    return picked
+
+
+def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) -> Values:
+    """Lay im2col out over an image whose every element holds its own address."""
+    c1, h, w, c0 = image
+    own = np.arange(1, c1 * h * w * c0 + 1).reshape(image).transpose(0, 3, 1, 2)
+    rows = im2col_reference(own.reshape(1, c1 * c0, h, w), kernel, stride, pad, dilation)
+    taps = kernel[0] * kernel[1]
+    ordered = rows.reshape(-1, c1, c0, taps).transpose(0, 1, 3, 2)
+    matrix: Values = ordered.reshape(len(rows), -1) - 1
+    return matrix
+
+
+def _image_case(image: Values, weights: Values) -> ex.Case:
+    return {
+        "image": np.asarray(image, np.float64),
+        "weights": np.asarray(weights, np.float64),
+        "multiply": _counting(),
+    }
+
+
+def _counting() -> Any:
+    """Return a product of matrices, or of stacks of them, that counts in `products`."""
+
+    def multiply(a: Values, b: Values) -> Values:
+        result: Values = np.matmul(a, b)
+        multiply.__dict__["products"] += result.size * np.shape(a)[-1]
+        return result
+
+    multiply.__dict__["products"] = 0
+    multiply.__qualname__ = "multiply"
+    return multiply
+
+
+def _judge_winograd(got: Any, case: ex.Case) -> str | None:
+    made = case["multiply"].__dict__["products"]
+    case["multiply"].__dict__["products"] = 0
+    (k, c, *_), (_, h, w) = case["weights"].shape, case["image"].shape
+    expected = conv2d_reference(case["image"][None], case["weights"], pad=1)[0]
+    if np.shape(got) != expected.shape or not np.allclose(got, expected, rtol=1e-9, atol=1e-9):
+        return ex.equal_to(expected, 1e-9)(got) or "expected the convolution with pad 1"
+    fewest = 16 * -(-h // 2) * -(-w // 2) * c * k
+    if made != fewest:
+        return f"with {made:,} products through multiply; {fewest:,} are needed and enough"
+    return None
+
+
+def folded(x: Values) -> Values:
+    """Return x (n, c, h, w), h and w even, as (n, 4c, h/2, w/2): 2x2 pixels become channels.
+
+    Channel (2 a + b) c + i holds pixel (a, b) of each 2x2 of channel i.
+    """
+    n, c, h, w = x.shape
+    parts = x.reshape(n, c, h // 2, 2, w // 2, 2).transpose(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, 4 * c, h // 2, w // 2)
+
+
+def _judge_fold(got: Any, case: ex.Case) -> str | None:
+    k, c, r, s = case["weight"].shape
+    shape = (k, 4 * c, (r + 1) // 2, (s + 1) // 2)
+    if np.shape(got) != shape:
+        return f"of shape {np.shape(got)}, expected shape {shape}"
+    rng = np.random.default_rng(k + 10 * c + 100 * r + 1000 * s)
+    sides = (2 * ((r + 1) // 2) + 4, 2 * ((s + 1) // 2) + 2)
+    x = rng.integers(-9, 10, (1, c, *sides)).astype(np.float64)
+    expected = conv2d_reference(x, case["weight"], 2)
+    values = conv2d_reference(folded(x), np.asarray(got, np.float64))
+    wrong = int((~np.isclose(values, expected, rtol=1e-9, atol=1e-9)).sum())
+    if wrong:
+        return f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
+    return None
+
+
+@ex.judged(
+    _judge_winograd,
+    edges=[
+        _image_case(np.ones((1, 2, 2)), np.ones((1, 1, 3, 3))),
+        _image_case(np.arange(25).reshape(1, 5, 5), np.arange(9).reshape(1, 1, 3, 3)),
+        _image_case(np.arange(24).reshape(2, 3, 4), np.arange(54).reshape(3, 2, 3, 3)),
+    ],
+    cases=20,
+)
+def check_ex_08_3(rng: ex.Rng) -> ex.Case:
+    """Check Winograd's F(2x2, 3x3): `fn(image, weights, multiply)`, a layer with pad 1.
+
+    image (c, h, w), weights (k, c, 3, 3); products of data with weights go through `multiply`,
+    which counts them: 16 for 2x2 outputs, channel and kernel, the ragged edge counted as whole.
+    """
+    c, h, w, k = (int(v) for v in rng.integers(1, (4, 10, 10, 5)))
+    return _image_case(rng.integers(-9, 10, (c, h, w)), 2 * rng.integers(-4, 5, (k, c, 3, 3)))
+
+
+@ex.judged(
+    _judge_fold,
+    edges=[
+        {"weight": np.arange(9.0).reshape(1, 1, 3, 3)},
+        {"weight": np.ones((1, 1, 1, 1))},
+        {"weight": np.arange(2.0 * 3 * 7 * 7).reshape(2, 3, 7, 7)},
+    ],
+    cases=25,
+)
+def check_ex_08_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels.
+
+    The result is (k, 4c, ceil(r/2), ceil(s/2)); with `folded` images, stride 1 must give what
+    stride 2 gave.
+    """
+    sizes = [int(v) for v in rng.integers(1, (4, 4, 8, 8))]
+    return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
+
+
+RNG_8_2 = np.random.default_rng(0)
+
+
+@ex.against(
+    addresses,
+    edges=[
+        _address_case(RNG_8_2, (1, 3, 3, 2), (3, 3), (1, 1), 0, (1, 1)),
+        _address_case(RNG_8_2, (2, 1, 1, 16), (1, 1), (1, 1), 1, (1, 1)),
+        _address_case(RNG_8_2, (1, 5, 4, 1), (2, 3), (2, 1), 2, (1, 2)),
+    ],
+)
+def check_ex_08_2(rng: ex.Rng) -> ex.Case:
+    """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`.
+
+    image is (C1, H, W, C0), m and k are arrays of rows and columns of the matrix; the result is
+    the flat address of each element in the image, and -1 where the window lies on a pad.
+    """
+    kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
+    stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
+    pad = int(rng.integers(0, 3))
+    sides = [
+        d * (r - 1) + 1 + int(rng.integers(0, 6)) for d, r in zip(dilation, kernel, strict=True)
+    ]
+    image = (int(rng.integers(1, 4)), sides[0], sides[1], int(rng.choice((2, 4, 16))))
+    return _address_case(rng, image, kernel, stride, pad, dilation)

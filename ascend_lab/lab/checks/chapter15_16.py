@@ -1,8 +1,13 @@
-"""Checks of chapter 15: the peak of live bytes, its allocator, sharing in place, a trap."""
+"""Checks of chapters 15 and 16.
 
-import itertools
+15: the peak of live bytes, its allocator, sharing in place, a trap.
+16: merged states, loop orders, causal blocks, a flash kernel.
+"""
+
 import math
+import tracemalloc
 from collections.abc import Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -14,11 +19,15 @@ from ascend_lab.lab.checks import core as ex
 
 Life = tuple[int, int, int]
 """When a buffer is born, when it is dead, and its size."""
+
 Step = tuple[str, str, tuple[str, ...]]
 """A node: what it writes, its operator, what it reads."""
+
 Values = NDArray[Any]
+
 IN_PLACE = ("neg", "add")
 """Operators that compute an element from the elements at the same place."""
+
 MOST_LIVES = 10
 
 
@@ -137,11 +146,7 @@ def trap(ratio: float) -> list[Life]:
 
 @ex.against(
     peak,
-    edges=[
-        {"lives": []},
-        {"lives": [(0, 2, 4), (2, 3, 5)]},
-        {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
-    ],
+    edges=ex.rows("lives", ([],), ([(0, 2, 4), (2, 3, 5)],), ([(0, 9, 1), (1, 3, 2), (4, 6, 3)],)),
 )
 def check_ex_15_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives)`: the most bytes alive at one time."""
@@ -149,6 +154,7 @@ def check_ex_15_1(rng: ex.Rng) -> ex.Case:
 
 
 SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
+MIXED_3 = {"x": 8, "row": 2, "a": 2, "b": 8}
 
 
 @ex.judged(
@@ -158,11 +164,7 @@ SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
         ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "shift", ("a",))], SIZE8_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))], SIZE8_3, ["c"]),
-        (
-            [("a", "neg", ("row",)), ("b", "add", ("x", "a"))],
-            {"x": 8, "row": 2, "a": 2, "b": 8},
-            ["b"],
-        ),
+        ([("a", "neg", ("row",)), ("b", "add", ("x", "a"))], MIXED_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["a", "b"]),
         ([("a", "neg", ("x",)), ("b", "add", ("a", "a"))], SIZE8_3, ["b"]),
     ),
@@ -179,15 +181,12 @@ def _judge_15_4(got: Any, case: ex.Case) -> str | None:
         return "expected a list of (born, dead, size)"
     if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
         return f"expected 1 to {MOST_LIVES} buffers of moderate size"
-    high, low = (
-        plan(buffers, method=m).height_bytes for m in ("greedy-by-start", "greedy-by-size")
-    )
-    bound = plan(buffers, method="greedy-by-size").lower_bound_bytes
+    by_start, by_size = (plan(buffers, method=f"greedy-by-{m}") for m in ("start", "size"))
+    high, low, bound = by_start.height_bytes, by_size.height_bytes, by_size.lower_bound_bytes
     if low > bound:
         return f"where greedy by size needs {low}, expected the bound, {bound}"
-    if high < case["ratio"] * bound:
-        return f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
-    return None
+    few = f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
+    return few if high < case["ratio"] * bound else None
 
 
 @ex.judged(_judge_15_4, edges=[{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}], cases=15)
@@ -199,25 +198,6 @@ def check_ex_15_4(rng: ex.Rng) -> ex.Case:
 # -- the allocator --------------------------------------------------------------------------------
 MOST_PUTS = 5_000
 """Placements an allocator may try in a case."""
-
-
-def cut_apart(rng: np.random.Generator, pieces: int, height: int = 64, tasks: int = 40) -> ex.Case:
-    """Return a rectangle of address by time, cut into buffers: nothing is left over."""
-    parts = [(0, tasks, 0, height)]
-    while len(parts) < pieces:
-        born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
-        by_time = dead - born > 1 and (high - low < 2 or rng.random() < 0.5)
-        if by_time:
-            at = int(rng.integers(born + 1, dead))
-            parts += [(born, at, low, high), (at, dead, low, high)]
-        elif high - low > 1:
-            at = int(rng.integers(low + 1, high))
-            parts += [(born, dead, low, at), (born, dead, at, high)]
-        else:
-            parts.append((born, dead, low, high))
-    order = rng.permutation(len(parts))
-    lives = [(a, b, high - low) for a, b, low, high in (parts[i] for i in order)]
-    return {"lives": lives, "height": height, "there": True}
 
 
 def _counted(fn: Any) -> Any:
@@ -247,7 +227,7 @@ def _judge_15_2(got: Any, case: ex.Case) -> str | None:
         return f"expected {len(lives)} offsets from 0 on"
     if any(at + life[2] > height for at, life in zip(offsets, lives, strict=True)):
         return f"which is higher than {height}"
-    for i, k in itertools.combinations(range(len(lives)), 2):
+    for i, k in combinations(range(len(lives)), 2):
         (a, b, size), (c, d, other) = lives[i], lives[k]
         apart = offsets[i] + size <= offsets[k] or offsets[k] + other <= offsets[i]
         if a < d and c < b and not apart:
@@ -256,6 +236,7 @@ def _judge_15_2(got: Any, case: ex.Case) -> str | None:
 
 
 EIGHT = [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)]
+
 TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
 
 
@@ -279,4 +260,161 @@ def check_ex_15_2(rng: ex.Rng) -> ex.Case:
     The random cases are rectangles cut apart, so that a plan exists and wastes no byte; every
     placement that is tried is told to `put`, which counts them.
     """
-    return cut_apart(rng, int(rng.integers(12, 31)))
+    pieces, parts = int(rng.integers(12, 31)), [(0, 40, 0, 64)]
+    while len(parts) < pieces:
+        born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
+        by_time = dead - born > 1 and (high - low < 2 or rng.random() < 0.5)
+        if by_time:
+            at = int(rng.integers(born + 1, dead))
+            parts += [(born, at, low, high), (at, dead, low, high)]
+        elif high - low > 1:
+            at = int(rng.integers(low + 1, high))
+            parts += [(born, dead, low, at), (born, dead, at, high)]
+        else:
+            parts.append((born, dead, low, high))
+    order = rng.permutation(len(parts))
+    lives = [(a, b, high - low) for a, b, low, high in (parts[i] for i in order)]
+    return {"lives": lives, "height": 64, "there": True}
+
+
+# -- chapter 16 -----------------------------------------------------------------------------------
+Array = NDArray[np.float64]
+
+State = tuple[float, float, Array]
+"""Maximum m, sum l of e^(s - m), and sum o of e^(s - m) v."""
+
+
+def _state(rng: np.random.Generator, count: int, spread: float) -> State:
+    scores, values = rng.normal(0, spread, count), rng.normal(0, 1, (count, 3))
+    weights = np.exp(scores - scores.max())
+    return float(scores.max()), float(weights.sum()), weights @ values
+
+
+def merge(a: State, b: State) -> State:
+    """Return the state of two blocks together: both brought to the larger maximum, and added."""
+    m = max(a[0], b[0])
+    if m == -math.inf:
+        return a
+    f, g = math.exp(a[0] - m), math.exp(b[0] - m)
+    return m, f * a[1] + g * b[1], f * a[2] + g * b[2]
+
+
+def keys_outside(n: int, t: int, d: int, keys: int) -> int:
+    """Return the bytes of the loop order with keys outside."""
+    blocks, state = -(-t // keys), 4 * n * (d + 2)
+    return 2 * (2 * t * d) + blocks * 2 * n * d + 2 * (blocks - 1) * state + 2 * n * d
+
+
+def causal_blocks(n: int, rows: int, keys: int) -> int:
+    """Count the blocks with a score to compute, by looking at every one."""
+    kept = np.tri(n, dtype=bool)
+    starts = product(range(0, n, rows), range(0, n, keys))
+    return sum(bool(kept[i : i + rows, j : j + keys].any()) for i, j in starts)
+
+
+def _on_core(fn: Any) -> Any:
+    """Return the answer with rows that are loaded and stored, and all it allocates traced."""
+
+    def run(q: Array, k: Array, v: Array, room: int) -> tuple[Array, int, int]:
+        given, (n, d), moved = {"q": q, "k": k, "v": v}, q.shape, 0
+        y = np.full((n, d), math.nan)
+
+        def load(name: str, first: int, last: int) -> Array:
+            nonlocal moved
+            rows = given[name][first:last].copy()
+            moved += rows.nbytes
+            return rows
+
+        def store(first: int, rows: Any) -> None:
+            y[first : first + len(rows)] = rows
+
+        tracemalloc.start()
+        try:
+            fn(load, store, n, len(k), d, room)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        return y, moved, peak
+
+    return run
+
+
+def _judge_16_4(got: Any, case: ex.Case) -> str | None:
+    (y, moved, peak), (q, k, v, room) = got, case.values()
+    (n, d), t = q.shape, len(k)
+    scores = q @ k.T / math.sqrt(d)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    wrong = float(np.abs(y - weights / weights.sum(axis=1, keepdims=True) @ v).max())
+    if not wrong <= 1e-9:
+        stored = "rows that were never stored, or no numbers" if np.isnan(wrong) else f"{wrong:.3g}"
+        return f"and what was stored is off: {stored}"
+    if peak > room + SLACK_BYTES:
+        return f"with {peak:,} bytes at a time, where the core has {room:,}"
+    rows = (room // 8 - 32 * d) // (4 * d + 64)
+    ours = 8 * (n * d + -(-n // rows) * 2 * t * d)
+    return None if moved <= 1.2 * ours else f"after {moved:,} bytes loaded; ours loads {ours:,}"
+
+
+def _heads(rng: np.random.Generator, n: int, t: int, d: int, rows: int, spread: float) -> ex.Case:
+    q, k = (rng.normal(0, spread, (count, d)) for count in (n, t))
+    room = 8 * (32 * d + rows * (4 * d + 64))
+    return {"q": q, "k": k, "v": rng.normal(0, 1, (t, d)), "room": room}
+
+
+EMPTY_1 = (-math.inf, 0.0, np.zeros(3))
+SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
+
+
+@ex.against(
+    merge,
+    edges=[{"a": a, "b": b} for a, b in ((SOME_1, EMPTY_1), (EMPTY_1, SOME_1), (EMPTY_1, EMPTY_1))],
+    rel_tol=1e-9,
+)
+def check_ex_16_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each.
+
+    The state of no scores at all is (-inf, 0, 0).
+    """
+    spread = float(rng.choice([1.0, 400.0]))
+    return {name: _state(rng, int(rng.integers(1, 9)), spread) for name in "ab"}
+
+
+@ex.against(keys_outside, edges=ex.rows("n t d keys", (4096, 4096, 64, 128), (64, 100, 16, 128)))
+def check_ex_16_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside.
+
+    k and v (t, d) are read once. For each block of `keys` all of q (n, d) is read, and of all n
+    rows o (d numbers), m and l in fp32 are read and written; the first block reads no state, the
+    last writes the result in fp16 instead of a state. q, k, v are fp16.
+    """
+    return ex.drawn(rng, n=range(1, 5000), t=range(1, 5000), d=range(1, 257), keys=range(1, 600))
+
+
+@ex.against(
+    causal_blocks,
+    edges=ex.rows("n rows keys", (8, 2, 2), (100, 100, 7), (100, 7, 100), (33, 16, 16)),
+)
+def check_ex_16_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(n, rows, keys)`: blocks with a score whose key is not behind its query."""
+    return ex.drawn(rng, n=range(1, 300), rows=range(1, 100), keys=range(1, 100))
+
+
+RNG_16_4 = np.random.default_rng(16)
+SLACK_BYTES = 4096
+"""Python's own objects."""
+
+
+@ex.judged(
+    _judge_16_4,
+    edges=[
+        _heads(RNG_16_4, *sizes)
+        for sizes in ((64, 64, 16, 16, 1.0), (100, 333, 32, 24, 1.0), (65, 50, 16, 32, 60.0))
+    ],
+    cases=12,
+    wrap=_on_core,
+)
+def check_ex_16_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(load, store, n, t, d, room)`: attention within `room` bytes, and few loads."""
+    n, t = (int(x) for x in rng.integers(80, 400, 2))
+    rows, spread = int(rng.integers(16, 64)), float(rng.choice([1.0, 30.0]))
+    return _heads(rng, n, t, int(rng.choice([8, 16, 32, 64])), rows, spread)

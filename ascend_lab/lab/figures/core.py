@@ -1,10 +1,11 @@
-"""The map of a Da Vinci core, drawn from the chip file: units, buffers and only the legal paths."""
+"""A Da Vinci core from its chip file: its map with only the legal paths, and what cores share."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path as Outline
 from matplotlib.patheffects import Normal, Stroke
@@ -12,13 +13,18 @@ from matplotlib.patheffects import Normal, Stroke
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.machines import roofline as rf
+from ascend_lab.sim import Timeline
 
 Point = tuple[float, float]
+
 Hop = tuple[str, str]
 """One path, as (source space, destination space)."""
 
 KIB = 1024
+
 WHITE = "#FFFFFF"
+
 WIDTH, HEIGHT = 100.0, 58.0
 
 BOXES: Mapping[str, tuple[float, float, float, float]] = {
@@ -266,3 +272,85 @@ def fig_core_path(
     ax.set_title("\n".join(lines[1:]), loc="left", fontweight="normal")
     _draw_core(ax, chip, chosen={move.hop for move in moves})
     return st.finish(fig, alt="; ".join(lines) + ".")
+
+
+# -- what cores share: rates, residency in L2, energy ----------------------------------------------
+@st.styled
+def fig_sharing(
+    chip: Chip, cores: Sequence[int], memory_rates: Sequence[float], l2_rates: Sequence[float]
+) -> st.LabFigure:
+    """Draw the total rate n cores read with: marks measured, lines n * min(port, shared / n).
+
+    Rates in bytes/cycle of all cores together.
+    """
+    fig, ax = st.new_figure(height_in=2.8)
+    port = chip.path("GM", "UB").rate_bytes_per_cycle
+    n = np.arange(1, max(cores) + 1)
+    series = (
+        ("later touches, from L2", "L2", l2_rates, st.VERMILLION, "s", "--"),
+        ("first touch, from memory", "memory", memory_rates, st.GREEN, "o", "-."),
+    )
+    facts = []
+    for label, level, rates, colour, marker, style in series:
+        shared = chip.shared_rate_bytes_per_cycle(level, 1)
+        ax.plot(n, np.minimum(n * port, shared), color=colour, linestyle=style, linewidth=1.2)
+        ax.plot(cores, rates, marker, color=colour, markeredgecolor=st.INK, mew=0.8, label=label)
+        facts.append(
+            f"{label}: {rates[0]:.0f} bytes per cycle with {cores[0]} core, "
+            f"{rates[-1]:.0f} with {cores[-1]}, where the formula gives "
+            f"{min(cores[-1] * port, shared):.0f}"
+        )
+    ax.set(xlabel="cores that read at once", ylabel="bytes per cycle, all cores")
+    ax.set(xlim=(0, max(cores) + 1), ylim=(0, None))
+    ax.grid(axis="y")
+    ax.legend(loc="upper left")
+    return st.finish(fig, alt=f"Read rate of {chip.name}. " + "; ".join(facts) + ".")
+
+
+@st.styled
+def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFigure:
+    """Draw memory traffic and share of peak of a layer against the side of its square weights."""
+    if len(sides) != len(runs) or not runs:
+        raise st.FigureError("one timeline per side", f"{len(sides)} and {len(runs)}", "pair them")
+    chip = runs[0].chip
+    fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
+    edge = (chip.l2.size_bytes / 2) ** 0.5
+    traffic = [run.memory_bytes / 1e6 for run in runs]
+    asked = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
+    share = [100 * run.peak_share for run in runs]
+    look = {"markeredgecolor": st.INK, "markeredgewidth": 0.6}
+    upper.plot(sides, asked, "s--", color=st.VERMILLION, label="asked for by the cores", **look)
+    upper.plot(sides, traffic, "o-", color=st.GREEN, label="moved by memory", **look)
+    upper.set_ylabel("MB")
+    upper.legend(loc="upper left")
+    lower.plot(sides, share, "o-", color=st.BLUE, **look)
+    lower.set(ylabel="% of cube peak", xlabel="side of the square weight matrix", ylim=(0, 100))
+    for ax in (upper, lower):
+        ax.axvline(edge, color=st.INK, linestyle=":", linewidth=1.2)
+        ax.grid(axis="y")
+    lower.text(edge, 4, " weights alone fill L2", ha="left", va="bottom", fontsize=8)
+    points = "; ".join(
+        f"{side}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak"
+        for side, t, a, s in zip(sides, traffic, asked, share, strict=True)
+    )
+    return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
+
+
+@st.styled
+def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
+    """Draw picojoules per multiply-accumulate of each program, split by where they go."""
+    fig, ax = st.new_figure(height_in=0.9 + 0.4 * len(timelines))
+    colours = (st.VERMILLION, st.SKY, st.BLUE, st.GREEN, st.ORANGE)
+    pairs = zip(colours, ("", "\\\\", "xx", "..", "++"), strict=True)
+    looks = [{"facecolor": c, "hatch": h, "edgecolor": st.INK} for c, h in pairs]
+    facts = []
+    for row, (name, run) in enumerate(timelines.items()):
+        parts = rf.energy_parts(run)
+        whole = st.stack(ax, row, zip(parts.values(), looks, strict=True))
+        told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
+        facts.append(f"{name} {whole:.2f} pJ per MAC ({told})")
+    st.name_rows(ax, timelines)
+    ax.set_xlabel("pJ per multiply-accumulate")
+    if timelines:
+        st.key(fig, dict(zip(parts, looks, strict=True)), loc="outside lower center", ncols=5)
+    return st.finish(fig, alt="Energy by place: " + "; ".join(facts) + ".")

@@ -1,0 +1,417 @@
+"""Tuning taken apart: what tuners are compared with, what each technique of a compiler is worth.
+
+A plain genetic search, and the best point of a space known exactly. A compiler whose techniques can
+be switched off one by one: off is what a first version of a compiler does, the graph as the model
+states it; layouts only where the cube needs them, so that every cube operator has its operands
+converted; a kernel per operator; tiles for buffers of an eighth of their size; one slot per buffer,
+so that loads and use alternate. All cores work from the first, since nobody ships a compiler that
+leaves some of them idle. With all on it is the default compiler, which `tune` starts from.
+And a folder to run the commands in.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import cli
+from ascend_lab import dsl as te
+from ascend_lab.aoe.drive import Steps
+from ascend_lab.aoe.operators import unit_of
+from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
+from ascend_lab.aoe.vector import VectorMeasure, VectorSpace
+from ascend_lab.aoe.vector.bound import NestWork, nest_work
+from ascend_lab.aoe.vector.layout import Layout, lay
+from ascend_lab.aoe.vector.nest import LEAST, NestSpace
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.lower import lower_stage
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Compiled, Graph, simulate_graph
+from ascend_lab.graph.compile import Road
+from ascend_lab.graph.layout import assign_layouts
+from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
+from ascend_lab.graph.lower.conv import conv_job
+from ascend_lab.graph.lower.matmul import batched_output, product_job
+from ascend_lab.graph.lower.vector import vector_outputs
+from ascend_lab.graph.passes import DEFAULT
+from ascend_lab.graph.tasks import CpuKernel, lowered_once
+from ascend_lab.isa import Kernel
+from ascend_lab.kernels import GemmSchedule
+from ascend_lab.kernels.conv_schedules import conv_schedule
+from ascend_lab.kernels.default_schedules import default_schedule
+from ascend_lab.sim import simulate, simulate_kernel
+
+# -- the genetic search of the textbooks ----------------------------------------------------------
+Person = tuple[float, Point]
+"""Cost and point."""
+TRIES = 10
+"""So often a child that was born before is replaced."""
+
+
+@dataclass
+class SimpleGenetic:
+    """That of the textbooks; `log` holds every generation of the latest run, in order of cost.
+
+    Parents are picked by tournament, crossed decision by decision, repaired where the mix is not
+    legal, and sometimes mutated; the best parents stay. J. H. Holland, "Adaptation in Natural and
+    Artificial Systems", 1975.
+
+    `population` points make a generation, of which the best `keep` live on. A child is mutated with
+    probability `mutation`; each parent is the best of `tournament` random points. A child that
+    was born before is replaced, a few times if need be.
+    """
+
+    population: int = 20
+    keep: int = 4
+    mutation: float = 0.3
+    tournament: int = 3
+    log: list[list[Person]] = field(default_factory=list, init=False, repr=False)
+
+    def __call__(
+        self, space: Space, rng: np.random.Generator, start: Sequence[Point] = ()
+    ) -> Steps:
+        """Breed for ever."""
+        self.log = []
+        points = [completed(space, point) for point in start][: self.population]
+        points += [space.sample(rng) for _ in range(self.population - len(points))]
+        people: list[Person] = []
+        known: set[Point] = set()
+        while True:
+            costs = yield points
+            known.update(points)
+            born = [(cost, point) for cost, point in zip(costs, points, strict=True)]
+            people = sorted(people[: self.keep] + born, key=lambda person: person[0])
+            people = people[: self.population]
+            self.log.append(people)
+            points = []
+            for _ in range(self.population - self.keep):
+                points.append(self.newborn(space, people, rng, known.union(points)))
+
+    def newborn(
+        self, space: Space, people: Sequence[Person], rng: np.random.Generator, known: Set[Point]
+    ) -> Point:
+        """Return a child that is not among the known points, or what came of the last try."""
+        child = self.child(space, people, rng)
+        for _ in range(TRIES):
+            if child not in known:
+                break
+            child = self.child(space, people, rng)
+        return child
+
+    def child(self, space: Space, people: Sequence[Person], rng: np.random.Generator) -> Point:
+        """Return a child of two of the people, which stand in order of cost."""
+        one, two = (people[self.pick(len(people), rng)][1] for _ in range(2))
+        point = crossed(space, one, two, rng)
+        return mutated(space, point, rng) if rng.random() < self.mutation else point
+
+    def pick(self, count: int, rng: np.random.Generator) -> int:
+        """Return the best place among some random ones: a tournament."""
+        return int(rng.integers(count, size=self.tournament).min())
+
+
+# Nests do not disturb each other: cycles of any point from those of its nests, and the best
+# point.
+#
+# With nothing in L2 at the start of a phase, cycles of a kernel = sum over its phases + barriers.
+# So each nest is simulated once, and the best of all combinations of layouts is that of the best
+# ones.
+Known = dict[tuple[NestSpace, Layout], int]
+"""Cycles of nests laid out, as far as they were simulated."""
+
+
+def nest_cycles(nest: NestSpace, layout: Layout, known: Known) -> int:
+    """Return the cycles of a nest alone, L2 cold."""
+    if (nest, layout) not in known:
+        laid = lay(nest.schedule, nest.nest, layout)
+        launches = lower_stage(laid, nest.nest.phase.root)
+        cycles = sum(simulate(launch, nest.schedule.chip).cycles for launch in launches)
+        known[nest, layout] = cycles
+    return known[nest, layout]
+
+
+@dataclass
+class NestCosts:
+    """Point -> cycles, equal to those of `measure`, for which L2 is cold before every nest.
+
+    Cycles = sum over nests + barriers between them + launch; the last two are taken from the first
+    point of so many nests that is asked for.
+    """
+
+    measure: VectorMeasure
+    known: Known = field(default_factory=dict)
+    rest: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self, point: Point) -> float:
+        """Return the cycles of a point; simulates only nests not met before."""
+        parts = self.measure.space().parts(point)
+        total = sum(nest_cycles(nest, nest.layout(own), self.known) for nest, own in parts)
+        if len(parts) not in self.rest:
+            self.rest[len(parts)] = self.measure(point) - total
+        return total + self.rest[len(parts)]
+
+
+def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]:
+    """Return the best point of a space and its cycles, launch included, L2 cold.
+
+    Takes at most one simulation per layout of every nest, not per point: seconds for most
+    operators. A layout is left whose core with most elements works as long as the best one takes,
+    and a way as soon as the best layouts of some of its nests, and the bare work of the others,
+    take as long as the best point.
+    `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
+    """
+    known, least = {} if known is None else known, dict[NestSpace, tuple[int, Point]]()
+    launch = space.chip.launch_overhead_s * space.chip.clock_hz
+    best: tuple[Point, float] = ((), math.inf)
+    for head in sorted(space.grouping.heads(), key=lambda one: len(space.structure(one).nests)):
+        nests = space.structure(head).nests
+        spent = {nest: least[nest][0] if nest in least else _work(nest).cycles() for nest in nests}
+        left = [nest for nest in nests if nest not in least]
+        while launch + sum(spent[nest] for nest in nests) < best[1]:
+            if not left:
+                point = space.joined(head, [least[nest][1] for nest in nests])
+                cycles = simulate_kernel(te.lower(space.build(point)), space.chip).total_cycles
+                best = min(best, (point, cycles), key=lambda pair: pair[1])
+                break
+            # those of few elements have few layouts
+            nest = min(left, key=lambda one: (math.prod(one.extents.values()), -spent[one]))
+            left.remove(nest)
+            least[nest] = _best_layout(nest, known)
+            spent[nest] = least[nest][0]
+    return best[0], int(best[1])
+
+
+def _work(nest: NestSpace) -> NestWork:
+    """Return what no layout of a nest does without."""
+    phase = nest.nest.phase
+    return nest_work(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
+
+
+def layout_bound(nest: NestSpace, work: NestWork, point: Point) -> float:
+    """Return cycles that a layout does not beat: the work of its core with most elements.
+
+    All stages of a nest follow the axes that are cut: each computes something for every tile.
+    """
+    root = nest.schedule.state.stage(nest.nest.phase.root)
+    cuts, extents = nest.layout(point).cuts, {axis.name: axis.extent for axis in root.axes}
+    share = math.prod(own / extents[axis] for axis, own, _ in cuts)
+    return work.cycles(share, math.prod(-(-own // width) for _, own, width in cuts))
+
+
+def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
+    """Return the least cycles of a nest, and the decisions behind them."""
+    best: tuple[float, Point] = (math.inf, LEAST)
+    points, work = list(nest.points()) or [LEAST], _work(nest)
+    bounds = [layout_bound(nest, work, point) for point in points]
+    for at in sorted(range(len(points)), key=bounds.__getitem__):
+        if bounds[at] >= best[0]:
+            break
+        cycles = nest_cycles(nest, nest.layout(points[at]), known)
+        best = min(best, (cycles, points[at]), key=lambda pair: pair[0])
+    return int(best[0]), best[1]
+
+
+# -- techniques, on and off ------------------------------------------------------------------------
+TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers")
+"""In the order of the waterfall."""
+SMALL = 8
+"""Without large tiles a scheduler sees this fraction of L0 and UB; L1 must hold rows of images."""
+BUFFERS = ("L0A", "L0B", "L0C", "UB")
+
+
+def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "fp16") -> Compiled:
+    """Return the kernels of a graph by a compiler with only these techniques.
+
+    Raises `InputError` for an unknown technique, and as `compile_stages`.
+    """
+    return _compiler(graph, chip, dtype)(frozenset(on))
+
+
+def _compiler(graph: Graph, chip: Chip, dtype: str) -> Callable[[frozenset[str]], Compiled]:
+    """Return what compiles a graph with the techniques it is given; slots are decided last."""
+
+    @cache
+    def doubled(on: frozenset[str]) -> Compiled:
+        believed = chip if "large tiles" in on else small_chip(chip)
+        follow = "layouts" in on
+        road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
+                    layouts=partial(assign_layouts, follow=follow),
+                    fusion="fusion" in on)  # fmt: skip
+        return road.stages(graph, believed).compiled
+
+    def compiled(on: frozenset[str]) -> Compiled:
+        if unknown := sorted(on - set(TECHNIQUES)):
+            raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
+        found = doubled(on - {"double buffers"})
+        return replace(found if "double buffers" in on else single_buffered(found), chip=chip)
+
+    return compiled
+
+
+def ladder(
+    graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
+) -> list[tuple[str, Compiled, float]]:
+    """Return (technique, network, seconds) from the naive compiler on, one technique more a row."""
+    build, rows = _compiler(graph, chip, "fp16"), []
+    for count in range(len(names) + 1):
+        compiled = build(frozenset(names[:count]))
+        name = names[count - 1] if count else "naive"
+        rows.append((name, compiled, simulate_graph(compiled).time_s))
+    return rows
+
+
+def all_times(
+    graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
+) -> dict[frozenset[str], float]:
+    """Return the seconds of a graph under every subset of the techniques: 2^n networks."""
+    sets = [frozenset(s) for size in range(len(names) + 1) for s in combinations(names, size)]
+    build = _compiler(graph, chip, "fp16")
+    return {on: simulate_graph(build(on)).time_s for on in sets}
+
+
+@lru_cache(64)
+def small_chip(chip: Chip) -> Chip:
+    """Return the chip as a scheduler sees it that makes small tiles only."""
+    sizes = {n: s // (SMALL if n in BUFFERS else 1) for n, s in chip.buffers.items()}
+    return replace(chip, buffers=sizes)
+
+
+def single_buffered(compiled: Compiled) -> Compiled:
+    """Return a network with one slot per buffer wherever a schedule says how many there are.
+
+    Kernels written by hand (pooling, gathering, moving) keep theirs.
+    """
+    chip = compiled.chip
+    tasks = tuple(
+        replace(t, lowered=_with_one_slot(t.piece, t.lowered, chip)) if t.lowered else t
+        for t in compiled.tasks
+    )
+    return replace(compiled, tasks=tasks)
+
+
+def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
+    if isinstance(lowered.kernel, CpuKernel):
+        return lowered
+    unit, _ = unit_of(piece, chip)
+    if unit in ("cube", "joint"):
+        one = {f"{name}_slots": 1 for name in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
+        tiling = replace(default_tiling(piece, chip), **one)  # type: ignore[arg-type]
+        return lowered_once(piece, chip, Choice(tiling=tiling))
+    if not unit:
+        return lowered
+    return replace(lowered, kernel=_one_slot_kernel(piece, unit, chip))
+
+
+@lru_cache(1024)
+def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> Kernel:
+    outputs = [batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]
+    steps = json.loads(te.auto_schedule(outputs, chip).to_json())
+    steps["steps"] = [s for s in steps["steps"] if s[0] != "double_buffer"]
+    return te.lower(te.replay(outputs, chip, json.dumps(steps)))
+
+
+def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
+    """Return the tiling that a convolution or product gets without a tuner."""
+    if piece.graph.nodes[0].op in CONVOLUTIONS:
+        shape, epilogue, _ = conv_job(piece, chip)
+        return lowered_once(piece, chip).tiling or conv_schedule(shape, chip, epilogue)
+    product, epilogue = product_job(piece, chip)
+    return default_schedule(product, chip, epilogue)
+
+
+# -- who earned it? Credit for what several techniques reach together, whatever their order --------
+
+Value = Callable[[frozenset[str]], float]
+"""What a set of techniques is worth."""
+Times = Mapping[frozenset[str], float]
+"""Seconds for every set of techniques."""
+
+
+def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
+    """Return the Shapley value of each name: what it adds to `value`, mean over all orders.
+
+        share(i) = sum over S without i of (value(S + i) - value(S)) / (n C(n - 1, |S|))
+
+    Shares add up to value(all) - value(none). Source: Shapley 1953.
+    """
+    return {
+        name: sum(
+            (value(before | {name}) - value(before))
+            / (len(names) * math.comb(len(names) - 1, len(before)))
+            for before in others(name, names)
+        )
+        for name in names
+    }
+
+
+def others(name: str, names: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Yield every set of the other names."""
+    rest = [n for n in names if n != name]
+    for size in range(len(rest) + 1):
+        yield from map(frozenset, combinations(rest, size))
+
+
+def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
+    """Return how many times faster each name makes it: its share of the logarithm of the speed.
+
+    Speed-ups multiply and their logarithms add, so that the factors multiply to
+    time(none) / time(all).
+    """
+    found = shares(lambda on: -math.log(times[on]), names)
+    return {name: math.exp(share) for name, share in found.items()}
+
+
+def factor_range(times: Times, name: str, names: Sequence[str]) -> tuple[float, float]:
+    """Return the least and the largest factor of a name, over all sets that may stand before it."""
+    found = [times[before] / times[before | {name}] for before in others(name, names)]
+    return min(found), max(found)
+
+
+# -- a folder to run the commands in: what they print comes back, their files stay inside ---------
+class Workbench:
+    """A temporary folder with a knowledge bank of its own, for one chip."""
+
+    def __init__(self, chip: str) -> None:
+        self._folder = TemporaryDirectory()
+        self.chip, self.path = chip, Path(self._folder.name)
+        (self.path / "bank").mkdir()
+
+    def aoe(self, *arguments: object, bank: str = "bank") -> str:
+        """Run the command `aoe` on ONNX models with results in the folder; return what it said."""
+        given = ["--framework", "5", "--soc_version", self.chip, "--output", str(self.path)]
+        kept = os.environ.get("TUNE_BANK_PATH")
+        os.environ["TUNE_BANK_PATH"] = str(self.path / bank)
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                code = cli.aoe([*map(str, arguments), *given, "--progress_bar", "off"])
+        finally:
+            del os.environ["TUNE_BANK_PATH"]
+            if kept is not None:
+                os.environ["TUNE_BANK_PATH"] = kept
+        text = said.getvalue().replace(str(self.path), "WORK").strip()
+        return f"{text}\nexit code {code}"
+
+    def simulate(self, model: str, *arguments: object) -> dict[str, Any]:
+        """Run `ascend-lab simulate` on a model of the folder; return its JSON report."""
+        report = self.path / "simulated.json"
+        given = [str(self.path / model), *map(str, arguments)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            cli.ascend_lab(["simulate", *given, "--chip", self.chip, "--json", str(report)])
+        found: dict[str, Any] = json.loads(report.read_text("utf-8"))
+        return found
+
+    def report(self, job: str) -> dict[str, Any]:
+        """Return the latest report of a job, "sgat" or "opat"."""
+        path = max(self.path.glob(f"aoe_result_{job}_*.json"))
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))[0]
+        return found
