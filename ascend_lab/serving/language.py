@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.serving.model import StepTime
 from ascend_lab.serving.simulate import latencies
 
 
@@ -115,23 +116,6 @@ class BlockCache:
 
 
 POLICIES = ("static", "prefill", "select", "split")
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """What a step costs, in seconds."""
-
-    start_s: float = 0.0
-    prompt_token_s: float = 0.0
-    decode_s: float = 0.0
-    cached_token_s: float = 0.0
-
-    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
-        """Return the seconds of a step."""
-        return (
-            self.start_s + prompt_tokens * self.prompt_token_s
-            + decodes * self.decode_s + cached * self.cached_token_s
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
