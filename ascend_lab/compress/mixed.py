@@ -37,12 +37,10 @@ from ascend_lab.compress import quantise as q
 from ascend_lab.compress.qdq import fake_quantised
 from ascend_lab.compress.scales import LayerScales, fake
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, compile_stages, evaluate
+from ascend_lab.graph import Graph, compile_stages, constant_bytes, evaluate
 from ascend_lab.graph.ir import Values
-from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.passes.formats import Steps, in_pairs
 from ascend_lab.graph.passes.quantised import fold
-from ascend_lab.graph.placement import constant_bytes
 
 CUBE = ("convolution", "product")
 MOST_STATES = 2_000_000
@@ -86,7 +84,7 @@ class Bill:
 def bill(graph: Graph, chip: Chip | str) -> Bill:
     """Return the bill of a graph in fp16 where it is in floating point; raises as compiling."""
     stages = compile_stages(graph, chip)
-    times: NetworkTimeline = stages.timeline()
+    times = stages.timeline()
     weights = sum(constant_bytes(stages.compiled).values())
     return Bill(times.time_s, weights, times.memory_bytes, len(times.operators), times.launch_s,
                 times.by_type())  # fmt: skip

@@ -349,7 +349,7 @@ def output_of(node: Node, arrays: Sequence[Values], kind: type = np.float64) -> 
     return np.asarray(operator.formula(*wide, **operator.settings(node.attrs)))
 
 
-# -- what it computes -----------------------------------------------------------------------------
+# -- what others ask of it ------------------------------------------------------------------------
 def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     """Return the scales of a layer's weights, shaped to broadcast with them."""
     axis, kind = channel_axis(node, graph), graph.types[node.inputs[1]]

@@ -42,10 +42,7 @@ from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
 from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.graph.tiled import TiledTimeline, simulate_within
-from ascend_lab.isa import Kernel
-from ascend_lab.isa.memory import Buffer
-from ascend_lab.isa.program import Launch, Part
-from ascend_lab.isa.text import parse_program
+from ascend_lab.isa import Buffer, Kernel, Launch, Part, parse_program
 from ascend_lab.ops.formats import format_of
 
 MAGIC = b"ALMODEL\0"

@@ -25,15 +25,7 @@ import numpy as np
 from ascend_lab import media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, ChipError, InputError
-from ascend_lab.graph import (
-    Compiled,
-    Graph,
-    Task,
-    compile_graph,
-    evaluate,
-    from_text,
-    simulate_graph,
-)
+from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
 from ascend_lab.graph.models import load_model
@@ -41,17 +33,10 @@ from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits
 from ascend_lab.graph.onnx.converter import attributes, find, title
 from ascend_lab.graph.onnx.model_file import load, opset_of
 from ascend_lab.graph.onnx.tensors import in_type
-from ascend_lab.graph.tasks import run_tasks
+from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.ops.formats import numpy_type
-from ascend_lab.runtime.container import (
-    REMEDY,
-    Kind,
-    Parts,
-    chip_checksum,
-    is_offline,
-    kernel_of,
-    read_parts,
-)
+from ascend_lab.runtime import container as file
+from ascend_lab.runtime.container import Kind, is_offline
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -123,7 +108,7 @@ class OfflineModel:
     """A file that `compile_offline` wrote, every byte of it checked; `own` is the chip given."""
 
     where: str
-    parts: Parts
+    parts: file.Parts
     own: Chip | None = None
 
     @cached_property
@@ -143,7 +128,7 @@ class OfflineModel:
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
         """All kernels, each once."""
-        return tuple(map(kernel_of, json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))))
+        return tuple(map(file.kernel_of, json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))))
 
     @cached_property
     def chip(self) -> Chip:
@@ -160,9 +145,9 @@ class OfflineModel:
         if chip.name != name:
             raise InputError(f"{self.where}: chip {name}, which it is for", chip.name, remedy)
         chip = replace(chip, core_count=min(chip.core_count, self.meta["cores"]))
-        if chip_checksum(chip) != self.meta["chip_checksum"]:
+        if file.chip_checksum(chip) != self.meta["chip_checksum"]:
             needed = f"{self.where}: the numbers of {name} it is for"
-            raise InputError(needed, f"a {name} with others", REMEDY)
+            raise InputError(needed, f"a {name} with others", file.REMEDY)
         return chip
 
     def json(self, kind: Kind, gear: int = 0) -> dict[str, Any]:
@@ -214,7 +199,7 @@ def load_offline(path: str | Path, chip: Chip | None = None) -> OfflineModel:
 
     Raises `InputError` for another version, another chip, and any damage.
     """
-    found = OfflineModel(str(path), read_parts(path), chip)
+    found = OfflineModel(str(path), file.read_parts(path), chip)
     if chip is not None:
         found.check_chip(chip)
     return found

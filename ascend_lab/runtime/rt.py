@@ -77,9 +77,8 @@ def _context(found: Process, device: Device, owned: bool) -> Context:
 def destroy_context(context: Context) -> None:
     """Destroy a context that `create_context` returned, and what belongs to it."""
     found = process(waits=True)
-    needed = "a context that create_context returned"
-    remedy = "a default context goes with its device"
-    need(found.get(Context, context).owned, needed, str(context), remedy)
+    owned, remedy = found.get(Context, context).owned, "a default context goes with its device"
+    need(owned, "a context that create_context returned", str(context), remedy)
     found.drop(context)
 
 
@@ -185,8 +184,8 @@ def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
     times = []
     for event in (start, end):
-        needed, remedy = "events that have been reached", "record it and synchronise"
-        need(query_event(event), needed, str(event), remedy)
+        reached, remedy = query_event(event), "record it and synchronise"
+        need(reached, "events that have been reached", str(event), remedy)
         times.append(getattr(event.signal.last, "time_s"))  # noqa: B009 - there is one
     return float(times[1] - times[0]) * 1e3
 
