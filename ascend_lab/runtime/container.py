@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import __version__
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
-from ascend_lab.graph.ir import LONGEST, to_text
+from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.lower import packed
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
 from ascend_lab.graph.onnx import Imported
@@ -67,7 +66,6 @@ class Kind(IntEnum):
     MEMORY = 5
 
 
-Values = NDArray[Any]
 Parts = Mapping[tuple[Kind, int], memoryview]
 
 
