@@ -22,7 +22,7 @@ from ascend_lab.compress import (
     qdq_model,
     quantise_graph,
 )
-from ascend_lab.compress.digits import accuracy, convolutional, load_digits, trained, transformer
+from ascend_lab.compress.learned import accuracy, convolutional, load_digits, trained, transformer
 from ascend_lab.graph import evaluate_all
 from ascend_lab.graph.onnx import import_onnx
 from bench.table import Figure

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.compress import LayerPlan, Plan, Quantised, at_batch, quantise_graph
-from ascend_lab.compress.deploy import ledger
-from ascend_lab.compress.digits import convolutional, load_digits, trained, transformer
-from ascend_lab.compress.mixed import choose
+from ascend_lab.compress.learned import convolutional, load_digits, trained, transformer
+from ascend_lab.compress.mixed import choose, ledger
 from ascend_lab.graph import Graph, zoo
 from bench.table import Figure
 

@@ -29,7 +29,7 @@ from ascend_lab.serving import (
     interval,
     simulate_serving,
 )
-from ascend_lab.serving import closed_forms as theory
+from ascend_lab.serving import queues as theory
 from ascend_lab.serving.model import open_model
 from bench.table import Figure, below
 

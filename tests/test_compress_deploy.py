@@ -10,7 +10,7 @@ from test_compress_quantise import onnx_runtime
 
 from ascend_lab import compress, ops
 from ascend_lab.chip import load_chip
-from ascend_lab.compress.deploy import ledger
+from ascend_lab.compress.mixed import ledger
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.compile import compile_stages

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from ascend_lab import compress as c
-from ascend_lab.compress import digits as real
 from ascend_lab.compress import learned
 from ascend_lab.compress.scales import fake, scale_between
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx import import_onnx
 from bench.compress import features, known_files, magika_model, named_rightly
 
-MADE = {"cnn": real.convolutional, "transformer": real.transformer}
+MADE = {"cnn": learned.convolutional, "transformer": learned.transformer}
 FOUR = c.LayerPlan("ifmr", bits=4, weight_bits=4)
 
 
@@ -64,12 +63,12 @@ def test_slopes_of_losses_are_their_differences(make):
 # -- real data ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def digits():
-    return real.load_digits()
+    return learned.load_digits()
 
 
 @pytest.fixture(scope="module")
 def networks(digits):
-    return {name: real.trained(make(), digits[0]) for name, make in MADE.items()}
+    return {name: learned.trained(make(), digits[0]) for name, make in MADE.items()}
 
 
 def test_the_digits_are_real_and_apart(digits):
@@ -77,20 +76,20 @@ def test_the_digits_are_real_and_apart(digits):
     assert sum(map(len, learn.labels)) == 1250
     assert sum(map(len, test.labels)) == 500
     assert set(np.concatenate(test.labels).tolist()) == set(range(10))
-    images = {feed["image"][i].tobytes() for feed in learn.feeds for i in range(real.BATCH)}
+    images = {feed["image"][i].tobytes() for feed in learn.feeds for i in range(learned.BATCH)}
     assert not images & {
-        feed["image"][i].tobytes() for feed in test.feeds for i in range(real.BATCH)
+        feed["image"][i].tobytes() for feed in test.feeds for i in range(learned.BATCH)
     }
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_eight_bits_cost_at_most_half_a_point(name, networks, digits):
     learn, test = digits
-    before = real.accuracy(networks[name], test)
+    before = learned.accuracy(networks[name], test)
     assert before > 0.92
     for method in ("kl", "minmax", "hfmg"):
         found = c.quantise_graph(networks[name], learn.feeds[:3], c.Plan(c.LayerPlan(method)))
-        assert real.accuracy(c.fake_quantised(found), test) >= before - 0.005, method
+        assert learned.accuracy(c.fake_quantised(found), test) >= before - 0.005, method
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -101,7 +100,7 @@ def test_training_with_the_rounding_beats_rounding_afterwards_at_four_bits(name,
         found, learn.feeds, c.cross_entropy(learn.labels), steps=60, rate=2e-3
     )
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
-    before, after = (real.accuracy(c.fake_quantised(one), test) for one in (found, again))
+    before, after = (learned.accuracy(c.fake_quantised(one), test) for one in (found, again))
     assert after > before
     assert [layer.name for layer in again.layers] == [layer.name for layer in found.layers]
     assert {layer.bits for layer in again.layers} == {4}
@@ -123,7 +122,7 @@ def test_layers_taught_alone_come_closer_to_their_teacher(networks, digits):
 def test_without_its_package_the_task_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UnsupportedError, match=r"scikit-learn.*pip install"):
-        real.load_digits()
+        learned.load_digits()
 
 
 def test_a_pretrained_model_names_files_as_before():

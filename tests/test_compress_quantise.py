@@ -7,7 +7,7 @@ import pytest
 from command_lines import refused, run, run_json
 
 from ascend_lab import compress as c
-from ascend_lab.compress.weights import gate
+from ascend_lab.compress.quantise import gate
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, evaluate, evaluate_all
 from ascend_lab.graph.onnx import export_onnx, save_onnx

@@ -16,9 +16,16 @@ from test_course_wall import ATTACKS, GOOD
 from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
 from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster, try_cases
-from ascend_lab.course.gradescope import autograde, pack
-from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
-from ascend_lab.course.report import fingerprints, hints, likeness
+from ascend_lab.course.handin import (
+    HandIn,
+    fingerprints,
+    hand_ins,
+    hints,
+    likeness,
+    source_of,
+    student_of,
+)
+from ascend_lab.course.report import autograde, pack
 from ascend_lab.errors import InputError
 
 ROOT = Path(__file__).parent.parent

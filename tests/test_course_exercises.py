@@ -15,7 +15,7 @@ import pytest
 from command_lines import refused, run
 from test_wrong_solutions import definitions
 
-from ascend_lab.course import exercises as book
+from ascend_lab.course import assignment as book
 from ascend_lab.course.sandbox import Answer, Call, Session
 from ascend_lab.course.wire import StandIn, Wire
 from ascend_lab.errors import InputError, ShapeError

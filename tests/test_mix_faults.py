@@ -21,7 +21,7 @@ from ascend_lab.isa import (
     sanitize,
     spread,
 )
-from ascend_lab.runtime.offline import kernel_data, kernel_of
+from ascend_lab.runtime.container import kernel_data, kernel_of
 from ascend_lab.sim import execute, simulate
 
 PLAIN = Relay(tiles=(6, 6), slots=2)

@@ -17,8 +17,7 @@ from ascend_lab.graph import GraphBuilder, compile_graph, run_compiled, zoo
 from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
 from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
-from ascend_lab.runtime.container import checksum, pack_parts
-from ascend_lab.runtime.offline import kernel_data, kernel_of
+from ascend_lab.runtime.container import checksum, kernel_data, kernel_of, pack_parts
 
 MODEL = "model.onnx"
 

@@ -13,14 +13,14 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.onnx import Imported
 from ascend_lab.runtime import AclError, DeadlockError, acl, compile_offline, mdl, rt
-from ascend_lab.runtime.process import PROCESSES
+from ascend_lab.runtime.process import ENDED, PROCESSES
 
 HOST, UP, DOWN, WITHIN = range(4)
 
 
 @pytest.fixture(autouse=True)
 def clean():
-    acl._ENDED.clear()
+    ENDED.clear()
     yield
     PROCESSES.clear()
 

@@ -6,8 +6,8 @@ from command_lines import refused, run, run_json
 
 from ascend_lab.graph import zoo
 from ascend_lab.graph.compile import compile_stages
-from ascend_lab.serving import affine, closed_forms, read_scenario
-from ascend_lab.serving.times import batch_sizes
+from ascend_lab.serving import affine, queues, read_scenario
+from ascend_lab.serving.model import batch_sizes
 
 PLAIN = """
 [service]
@@ -46,7 +46,7 @@ def test_the_answer_has_the_promised_keys_and_values(simulate):
     keys = {"throughput_per_s", "latency_s", "wait_s", "mean_batch", "utilisation", "lost"}
     assert keys <= set(data)
     assert set(data["latency_s"]) == {"p50", "p95", "p99", "mean"}
-    queue = closed_forms.batches(3, 1, 4)
+    queue = queues.batches(3, 1, 4)
     assert data["throughput_per_s"] == pytest.approx(3, rel=0.02)
     assert data["latency_s"]["mean"] == pytest.approx(queue.W, rel=0.1)
     assert data["wait_s"]["mean"] == pytest.approx(queue.Wq, rel=0.15)
@@ -124,7 +124,7 @@ rate_per_s = 0.5
 requests = 30000
 """)
     assert data["latency_s"]["mean"] == pytest.approx(
-        sum(closed_forms.mg1(0.5, mean_s).W for mean_s in (1, 0.5)), rel=0.05
+        sum(queues.mg1(0.5, mean_s).W for mean_s in (1, 0.5)), rel=0.05
     )
     assert set(data["steps"]) == {"decode", "classify"}
 

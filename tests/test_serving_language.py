@@ -10,25 +10,8 @@ from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.graph import evaluate
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.zoo import build
-from ascend_lab.serving import closed_forms, interval, times
+from ascend_lab.serving import interval, model, queues
 from ascend_lab.serving import language as lm
-
-
-# -- sizes ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("layers", "heads", "depth", "published"),
-    [(40, 40, 128, 819_200), (32, 32, 128, 524_288), (32, 8, 128, 131_072)],
-    ids=["OPT-13B", "Llama-2-7B", "Llama-3-8B"],
-)
-def test_a_token_takes_the_published_bytes(layers, heads, depth, published):
-    """OPT-13B: 800 KB a token, 1.6 GB for 2048 (arXiv 2309.06180); the others by its rule."""
-    assert lm.token_bytes(layers, heads, depth) == published
-
-
-def test_blocks_follow_mindies_rule():
-    bytes_of_token = lm.token_bytes(32, 8, 128)
-    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token) == 640
-    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
 
 
 def test_the_last_block_wastes_half_of_itself_on_average():
@@ -165,7 +148,7 @@ def test_all_share_a_step_as_a_processor_is_shared():
     took_s = np.array([one.end_s - one.arrival_s for one in found.requests])
     for size in (20, 100, 400):
         measured = interval(took_s[sizes == size])
-        exact = closed_forms.shared(rate, sizes.mean() * slice_s, size * slice_s)
+        exact = queues.shared(rate, sizes.mean() * slice_s, size * slice_s)
         assert abs(measured.mean - exact) <= measured.half + 5 * slice_s  # up to a step too late
 
 
@@ -199,7 +182,7 @@ def test_a_decoding_step_computes_what_the_whole_prompt_does():
     whole = build("gpt2_small", 2, 6, layers=2, vocabulary=40)
     ids = np.random.default_rng(0).integers(0, 40, (2, 6)).astype(np.int32)
     seen = evaluate_all(whole, {"input_ids": ids})
-    step = times.decode_graph(2, 6, 2, 40)
+    step = model.decode_graph(2, 6, 2, 40)
     inputs = {"x": seen["embedded"][:, -1]}
     for i in range(2):
         inputs |= {f"h{i}.keys": seen[f"h{i}.attn.k.transpose"],
@@ -211,10 +194,10 @@ def test_a_decoding_step_computes_what_the_whole_prompt_does():
 
 
 def test_costs_of_steps_fit_our_own_times_within_what_they_say(monkeypatch):
-    monkeypatch.setattr(times, "PROMPTS", (64, 256))
-    monkeypatch.setattr(times, "DECODES", ((1, 128), (8, 128), (8, 512)))
+    monkeypatch.setattr(model, "PROMPTS", (64, 256))
+    monkeypatch.setattr(model, "DECODES", ((1, 128), (8, 128), (8, 512)))
     chip = load_chip("Ascend910B2")
-    found = times.gpt2_steps(chip, 1)
+    found = model.gpt2_steps(chip, 1)
     own = found.time
     errors = [own.of(n, 0, 0) / s - 1 for n, s in found.prompts.items()]
     errors += [own.of(0, b, b * c) / s - 1 for (b, c), s in found.decodes.items()]

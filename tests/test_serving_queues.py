@@ -23,8 +23,8 @@ from ascend_lab.serving import (
     interval,
     simulate_serving,
 )
-from ascend_lab.serving import closed_forms as theory
-from ascend_lab.serving.rollout import BUCKETS, bucket_of, guard
+from ascend_lab.serving import queues as theory
+from ascend_lab.serving.simulate import BUCKETS, bucket_of, guard
 
 ONE = Policy()
 EXPONENTIAL, DETERMINISTIC = Service("exponential", 1.0), Service("deterministic", 1.0)

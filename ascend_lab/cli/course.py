@@ -176,7 +176,7 @@ def _rows(table: Path) -> dict[str, dict[str, str]]:
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
     from ascend_lab.course.grade import read_secret
-    from ascend_lab.course.gradescope import pack
+    from ascend_lab.course.report import pack
 
     out = arguments.output or f"{task.name}_gradescope.zip"
     data: Any = pack(task, read_secret(arguments.secret))

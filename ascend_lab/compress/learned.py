@@ -7,17 +7,23 @@ range (straight-through estimator) and as a constant outside. The ranges are lea
     weights (LSQ)      s itself, one a channel; its slope is divided by sqrt(numbers x largest)
 
 ULQ: AMCT, github hicann/amct, custom_op/ulq_retrain. LSQ: Esser et al., arXiv 1902.08153.
+
+A real task that fits on a page: 1,797 scanned digits of 8 x 8 pixels, and two networks for it. The
+images come with scikit-learn (Alpaydin and Kaynak, UCI, 1998). Nothing is downloaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress.quantise import Feeds, Quantised, by_node, channel_axis, seen
+from ascend_lab.compress.quantise import Feeds, Quantised, by_node, channel_axis, seen, with_values
 from ascend_lab.compress.scales import EPSILON, LayerScales, along, fake, limits, scale_between
-from ascend_lab.graph import Constant, Graph, Node, TensorType
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph import Graph, GraphBuilder, Node, Value, evaluate
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.parallel.values import Adam, Tape, Var
 
@@ -190,15 +196,6 @@ def _kept(name: str, value: Values) -> Values:
     return np.maximum(value, EPSILON) if name.endswith((".high", ".steps")) else value
 
 
-def with_values(graph: Graph, values: Mapping[str, Values]) -> Graph:
-    """Return the graph with other constants, in fp32."""
-    new = {
-        name: Constant(TensorType(v.shape, "fp32"), v.astype(np.float32))
-        for name, v in values.items() if name in graph.constants
-    }  # fmt: skip
-    return replace(graph, constants={**graph.constants, **new})
-
-
 def trained_weights(graph: Graph) -> tuple[str, ...]:
     """Return the constants that training changes: fp32 arrays where weights stand, and vectors."""
     found: dict[str, None] = {}
@@ -293,3 +290,108 @@ def _alone(graph: Graph, node: Node) -> Graph:
         types={n: graph.types[n] for n in (*node.inputs, *node.outputs)},
         constants={n: graph.constants[n] for n in node.inputs[1:] if n in graph.constants},
     )  # fmt: skip
+
+
+# -- digits ---------------------------------------------------------------------------------------
+BATCH = 50
+TRAIN, TEST = 1250, 500
+"""Images to learn from, and the last ones, by other writers, to be tried on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Images in batches as feeds of the networks, and their labels."""
+
+    feeds: Sequence[Mapping[str, Values]]
+    labels: Sequence[Values]
+
+
+def load_digits() -> tuple[Digits, Digits]:
+    """Return the images to train on and those to test on; pixels are 0 to 1.
+
+    The table is read by itself: importing scikit-learn takes longer than training on it. Raises
+    `UnsupportedError` where scikit-learn is not installed.
+    """
+    package = find_spec("sklearn")
+    folder = Path(package.origin).parent if package and package.origin else None
+    if folder is None:
+        needed = "scikit-learn for the digits"
+        raise UnsupportedError(needed, "none", "pip install 'ascend_lab[compress]'")
+    table = np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=",")
+    images = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    labels = table[:, -1].astype(np.int64)
+    return _cut(images, labels, 0, TRAIN), _cut(images, labels, -TEST, TEST)
+
+
+def _cut(images: Values, labels: Values, start: int, count: int) -> Digits:
+    images, labels = images[start:][:count], labels[start:][:count]
+    places = range(0, count, BATCH)
+    return Digits(
+        [{"image": images[i : i + BATCH]} for i in places], [labels[i : i + BATCH] for i in places]
+    )
+
+
+def convolutional() -> Graph:
+    """Return a network of a plain, a depthwise and two pointwise convolutions, and a product."""
+    net = GraphBuilder("digits_cnn")
+
+    def bias(size: int) -> Value:
+        return net.constant(np.zeros(size, np.float32), name="bias")
+
+    y = net.input("image", (BATCH, 1, 8, 8))
+    y = net.relu(net.conv2d(y, net.weight((12, 1, 3, 3)), bias(12), pad=1, name="first"))
+    y = net.max_pool2d(y, kernel=2, stride=2)
+    y = net.relu(net.depthwise_conv2d(y, net.weight((12, 1, 3, 3)), pad=1, name="deep"))
+    y = net.relu(net.conv2d(y, net.weight((32, 12, 1, 1)), bias(32), name="wide"))
+    y = net.reshape(y, shape=(BATCH, 32 * 16))
+    net.output(net.gemm(y, net.weight((32 * 16, 10)), bias(10), name="last"))
+    return net.build()
+
+
+def transformer(width: int = 24) -> Graph:
+    """Return one layer of attention over the eight rows of an image, and one of two products."""
+    net, rows = GraphBuilder("digits_transformer"), BATCH * 8
+
+    def linear(x: Value, inputs: int, outputs: int, name: str) -> Value:
+        bias = net.constant(np.zeros(outputs, np.float32), name="bias")
+        weight = net.weight((inputs, outputs), scale=(1 / inputs) ** 0.5)
+        found: Value = net.gemm(x, weight, bias, name=name)
+        return found
+
+    def normed(x: Value) -> Value:
+        both = (net.constant(np.full(width, one, np.float32)) for one in (1, 0))
+        found: Value = net.layer_norm(x, *both)
+        return found
+
+    x = linear(net.reshape(net.input("image", (BATCH, 1, 8, 8)), shape=(rows, 8)), 8, width, "rows")
+    places = net.constant((np.eye(8, width) * 0.5).astype(np.float32), name="places")
+    x = net.reshape(net.add(net.reshape(x, shape=(BATCH, 8, width)), places), shape=(rows, width))
+    y = normed(x)
+    q, k, v = (
+        net.reshape(linear(y, width, width, name), shape=(BATCH, 8, width))
+        for name in ("query", "key", "value")
+    )
+    shares = net.softmax(net.muls(net.batch_matmul(q, k, trans_b=True), number=width**-0.5))
+    y = net.reshape(net.batch_matmul(shares, v), shape=(rows, width))
+    x = net.add(x, linear(y, width, width, "mixed"))
+    y = net.gelu(linear(normed(x), width, 2 * width, "up"))
+    x = normed(net.add(x, linear(y, 2 * width, width, "down")))
+    net.output(linear(net.reshape(x, shape=(BATCH, 8 * width)), 8 * width, 10, "last"))
+    return net.build()
+
+
+def trained(graph: Graph, data: Digits, steps: int = 250, rate: float = 0.005) -> Graph:
+    """Return a network after so many steps of Adam."""
+    weights = trained_weights(graph)
+    loss = cross_entropy(data.labels)
+    values, _ = fit(graph, data.feeds, loss, steps=steps, parameters=weights, rate=rate)
+    return with_values(graph, values)
+
+
+def accuracy(graph: Graph, data: Digits) -> float:
+    """Return the share of images that a network names rightly."""
+    right = 0
+    for feed, labels in zip(data.feeds, data.labels, strict=True):
+        (logits,) = evaluate(graph, feed).values()
+        right += int(np.sum(logits.argmax(axis=1) == labels))
+    return right / sum(map(len, data.labels))

@@ -1,4 +1,11 @@
-"""Which layer in which format: the least time on a chip within a budget of error, exactly.
+"""The network that goes to the chip: its layers in whole numbers, and which had better not be.
+
+`deploy` puts every layer's scales into the graph and folds them: sums in int32, requantised in the
+epilogue of the layer that computes them. A QDQ file comes to the same when it is compiled. What
+differs from the fake-quantised graph is rounding, by a step of a tensor's scale at most, and that
+a residual is read in the bytes its neighbour reads.
+
+Which layer in which format: the least time on a chip within a budget of error, exactly.
 
     minimise sum of time(layer, format)   where   sum of error(layer, format) <= budget
 
@@ -27,17 +34,68 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.compress import quantise as q
-from ascend_lab.compress.deploy import deploy
+from ascend_lab.compress.qdq import fake_quantised
 from ascend_lab.compress.scales import LayerScales, fake
-from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, compile_stages, evaluate
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import Graph, compile_stages, constant_bytes, evaluate
 from ascend_lab.graph.ir import Values
+from ascend_lab.graph.passes.formats import Steps, in_pairs
+from ascend_lab.graph.passes.quantised import fold
 
 CUBE = ("convolution", "product")
 MOST_STATES = 2_000_000
 """States held at once; more is refused."""
 
 
+# -- on the chip ----------------------------------------------------------------------------------
+def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
+    """Return the graph with some layers on whole numbers; others stay in floating point.
+
+    The graph is one made ready (`Quantised.graph`). Raises `InputError` for a layer it has not, and
+    `UnsupportedError` for activations in other than 8 bits or weights in more.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for layer in layers:
+        reads = nodes[layer.name].inputs[1:2] if layer.name in nodes else ()
+        if not reads or reads[0] not in graph.constants:
+            raise InputError(f"{graph.name}: a layer with constant weights", layer.name, "check it")
+        if layer.bits != 8 or layer.weight_bits > 8:
+            got = f"{layer.bits} and {layer.weight_bits}"
+            needed = f"{layer.name}: activations in 8 bits, weights in 8 at most"
+            raise UnsupportedError(needed, got, "the cube multiplies int8")
+    steps = {
+        one.name: Steps(one.scale, one.offset, one.weight_scales, one.weight_bits) for one in layers
+    }
+    return fold(in_pairs(graph, steps))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a network costs on a chip: time, its own bytes, bytes over the memory interface."""
+
+    time_s: float
+    weight_bytes: int
+    memory_bytes: int
+    kernels: int
+    launch_s: float
+    time_s_by_type: dict[str, float]
+
+
+def bill(graph: Graph, chip: Chip | str) -> Bill:
+    """Return the bill of a graph in fp16 where it is in floating point; raises as compiling."""
+    stages = compile_stages(graph, chip)
+    times = stages.timeline()
+    weights = sum(constant_bytes(stages.compiled).values())
+    return Bill(times.time_s, weights, times.memory_bytes, len(times.operators), times.launch_s,
+                times.by_type())  # fmt: skip
+
+
+def ledger(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> tuple[Bill, Bill]:
+    """Return the bills of a network in fp16 and deployed in int8, for one batch on one chip."""
+    return bill(graph, chip), bill(deploy(graph, layers), chip)
+
+
+# -- what to choose from --------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Option:
     """A format for a layer: its seconds, and the squared error it adds to the output."""
@@ -263,7 +321,7 @@ def options_of(found: q.Quantised, feeds: q.Feeds, chip: Chip | str) -> tuple[La
 def ranking_of(found: q.Quantised, feeds: q.Feeds) -> tuple[str, ...]:
     """Return the layers, the least similar first: outputs of the network and its quantised self."""
     outs = {node.name: node.output for node in found.graph.nodes if node.name in q.by_node(found)}
-    graphs = (found.graph, q.fake_quantised(found))
+    graphs = (found.graph, fake_quantised(found))
     totals = dict.fromkeys(outs, 0.0)
     for feed in feeds:
         one, two = (evaluate(replace(g, outputs=tuple(outs.values())), feed) for g in graphs)

@@ -2,10 +2,15 @@
 
     folded -> (balanced) -> scales of what each layer reads -> scales of weights -> (rounded)
 
-What comes out says how; `fake_quantised` puts the rounding where the hardware rounds, in fp32.
+Balance (DMQ; SmoothQuant, arXiv 2211.10438): y = (x / f) (f w), with a factor for each input
+channel c, f_c = max|x_c|^m / max|w_c|^(1-m): what is hard in x moves into w.
+
+AdaRound (arXiv 2004.10568): q = floor(w / s) + h(a), h between 0 and 1; a learns the layer's output
+and is then pushed to one side by sum(1 - |2h - 1|^beta), beta falling from 20 to 2.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +18,15 @@ import numpy as np
 
 from ascend_lab.compress import scales as rule
 from ascend_lab.compress.calibrators import calibrate
-from ascend_lab.compress.config import CONVOLUTIONS, PRODUCTS, LayerPlan, Plan
-from ascend_lab.compress.scales import LayerScales, along, fake
-from ascend_lab.compress.weights import adaptive_rounding, balance_factors, largest_along
+from ascend_lab.compress.config import CONVOLUTIONS, PRODUCTS, STRENGTHS, LayerPlan, Plan, Rounding
+from ascend_lab.compress.scales import EPSILON, LayerScales, Scale, along, fake, limits
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.graph.passes.images import into_convolution
 from ascend_lab.graph.passes.rewrite import sweep
+from ascend_lab.ops import gradient
+from ascend_lab.parallel.values import Adam
 
 Feeds = Sequence[Mapping[str, Any]]
 
@@ -136,7 +142,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     graph, factors = balanced(graph, feeds, chosen)
     nodes = [node for node in layers_of(graph) if node.name in chosen]
     values = seen(graph, feeds, (node.inputs[0] for node in nodes))
-    scales: dict[tuple[str, str], rule.Scale] = {}
+    scales: dict[tuple[str, str], Scale] = {}
     layers = []
     for node in nodes:
         one, name = chosen[node.name], node.inputs[0]
@@ -207,6 +213,34 @@ def balanced(
     return with_balance(graph, factors), factors
 
 
+def balance_factors(x_most: Values, w_most: Values, strength: float = 0.5) -> Values:
+    """Return f from the largest sizes of x and w of each input channel.
+
+    A channel that is zero in both keeps 1; zero in one, it is stretched to the others' largest.
+    Raises `InputError` for a strength outside 0.2 to 0.8.
+    """
+    least, most = STRENGTHS
+    if not least <= strength <= most:
+        raise InputError(f"migration strength from {least} to {most}", str(strength))
+    x, w = (np.asarray(one, np.float64) for one in (x_most, w_most))
+    no_x, no_w = x < EPSILON, w < EPSILON
+    whole = ~no_x & ~no_w
+    if not whole.any():
+        return np.ones_like(x)
+    found = np.ones_like(x)
+    found[whole] = x[whole] ** strength / w[whole] ** (1 - strength)
+    largest_x, largest_w = (x / found)[whole].max(), (w * found)[whole].max()
+    found[no_x & ~no_w] = largest_w / w[no_x & ~no_w]
+    found[~no_x & no_w] = x[~no_x & no_w] / largest_x
+    return found
+
+
+def largest_along(values: Values, axis: int) -> Values:
+    """Return the largest |v| of each slice along an axis."""
+    found: Values = np.abs(np.moveaxis(values, axis, 0)).reshape(values.shape[axis], -1).max(axis=1)
+    return found
+
+
 def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Graph:
     """Return the graph with each named layer balanced by its factors."""
     draft = Draft(graph)
@@ -217,17 +251,24 @@ def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Grap
             if axes is None or graph.types[x].shape[axes[0]] != len(found):
                 raise InputError(f"{node.name}: factors for its input channels", str(len(found)))
             ranks = [len(graph.types[name].shape) for name in (x, w)]
-            divisor = draft.add(_constant(along(found, axes[0], ranks[0])), f"{x}_factors")
+            divisor = draft.add(constant_of(along(found, axes[0], ranks[0])), f"{x}_factors")
             weights = graph.constants[w].array() * along(found, axes[1], ranks[1])
             reads = (
                 draft.insert("div", (x, divisor), {}, f"{x}_balanced"),
-                draft.add(_constant(weights), f"{w}_balanced"),
+                draft.add(constant_of(weights), f"{w}_balanced"),
             )
             draft.become(node, node.op, (*reads, *node.inputs[2:]), node.attrs)
     return draft.finish()
 
 
-def _constant(array: Values) -> Constant:
+def with_values(graph: Graph, values: Mapping[str, Values]) -> Graph:
+    """Return the graph with other constants, in fp32."""
+    new = {name: constant_of(v) for name, v in values.items() if name in graph.constants}
+    return replace(graph, constants={**graph.constants, **new})
+
+
+def constant_of(array: Values) -> Constant:
+    """Return an array as a constant in fp32."""
     return Constant(TensorType(array.shape, "fp32"), array.astype(np.float32, copy=False))
 
 
@@ -235,7 +276,7 @@ def _rounded(
     found: Quantised, values: Mapping[str, list[Values]], plans: Mapping[str, LayerPlan]
 ) -> Quantised:
     """Return the graph with some weights put on their grid by AdaRound."""
-    graph, constants = found.graph, dict(found.graph.constants)
+    graph, learned = found.graph, dict[str, Values]()
     for layer in found.layers:
         node, how = graph.node(layer.name), plans[layer.name].rounding
         if how is None:
@@ -246,8 +287,59 @@ def _rounded(
         scales = weight_scales(layer, node, graph)
         given = [fake(x, layer.scale, layer.offset, layer.bits), *rest]
         weights = adaptive_rounding(node, given, wanted, scales, layer.weight_bits, how)
-        constants[node.inputs[1]] = _constant(weights)
-    return Quantised(replace(graph, constants=constants), found.layers)
+        learned[node.inputs[1]] = weights
+    return Quantised(with_values(graph, learned), found.layers)
+
+
+def adaptive_rounding(
+    node: Node, arrays: list[Values], wanted: Values, scales: Values, bits: int, how: Rounding
+) -> Values:
+    """Return weights on the grid that bring a layer's output close to what is wanted.
+
+    `arrays` are what the node reads, the quantised input first; `scales` broadcast with weights.
+    """
+    x, weights, *rest = (one.astype(np.float64) for one in arrays)
+    steps, (low, high) = weights / scales, limits(bits)
+    floor, rng = np.floor(steps), np.random.default_rng(how.seed)
+    a = -np.log(1.2 / (steps - floor + 0.1) - 1)
+    optimizer = Adam(how.lr)
+    state = optimizer.start(a)
+    operator = operator_of(node.op)
+    attrs = {k: v for k, v in operator.settings(node.attrs).items() if k != "out_dtype"}
+    for step in range(how.iterations):
+        rows = rng.permutation(len(x))[: how.rows]
+        h, slope = gate(a)
+        whole = np.clip(floor + h, low, high)
+        given = (x[rows], whole * scales, *rest)
+        out = np.asarray(operator.formula(*given, **operator.settings(node.attrs)))
+        error = 2 * (out - wanted[rows]) * out.shape[1] / out.size
+        found = gradient(operator, [error], given, [out], **attrs)[1]
+        assert found is not None
+        inside = (floor + h > low) & (floor + h < high)
+        grad = found * scales * inside * slope + _push(h, slope, step, how)
+        a, state = optimizer.update(a, grad, state, step + 1)
+    chosen: Values = np.clip(floor + (gate(a)[0] >= 0.5), low, high) * scales
+    return chosen.astype(np.float32)
+
+
+def gate(a: Values) -> tuple[Values, Values]:
+    """Return h(a) = clip(1.2 sigmoid(a) - 0.1, 0, 1) and its slope."""
+    s = 1 / (1 + np.exp(-a))
+    wide = 1.2 * s - 0.1
+    return np.clip(wide, 0, 1), np.where((wide > 0) & (wide < 1), 1.2 * s * (1 - s), 0.0)
+
+
+def _push(h: Values, slope: Values, step: int, how: Rounding) -> Values:
+    """Return the slope of push * sum(1 - |2h - 1|^beta); 0 while warming up."""
+    start = how.warm * how.iterations
+    if step < start:
+        return np.zeros_like(h)
+    first, last = how.beta
+    share = (step - start) / (how.iterations - start)
+    beta = last + (first - last) / 2 * (1 + math.cos(math.pi * share))
+    side = 2 * h - 1
+    found: Values = -how.push * beta * abs(side) ** (beta - 1) * np.sign(side) * 2 * slope
+    return found
 
 
 def output_of(node: Node, arrays: Sequence[Values], kind: type = np.float64) -> Values:
@@ -257,7 +349,7 @@ def output_of(node: Node, arrays: Sequence[Values], kind: type = np.float64) -> 
     return np.asarray(operator.formula(*wide, **operator.settings(node.attrs)))
 
 
-# -- what it computes -----------------------------------------------------------------------------
+# -- what others ask of it ------------------------------------------------------------------------
 def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     """Return the scales of a layer's weights, shaped to broadcast with them."""
     axis, kind = channel_axis(node, graph), graph.types[node.inputs[1]]
@@ -265,70 +357,6 @@ def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     if many > 1 and (axis is None or kind.shape[axis] != many):
         raise InputError(f"{node.name}: one weight scale, or one a channel", str(many))
     return along(np.array(layer.weight_scales, np.float32), axis or 0, len(kind.shape))
-
-
-def with_reads(
-    graph: Graph,
-    layers: Mapping[str, LayerScales],
-    put: Callable[[Draft, Node, LayerScales, int], str],
-) -> Graph:
-    """Return the graph whose layers read what `put` writes in place of an input.
-
-    Its places are what a layer reads, 0, once for equal scales; the weights, 1; a whole bias, 2.
-    """
-    draft, made = Draft(graph), dict[tuple[str, float, int, int], str]()
-    for node in graph.nodes:
-        if node.name not in layers:
-            continue
-        layer, reads = layers[node.name], list(node.inputs)
-        key = (reads[0], layer.scale, layer.offset, layer.bits)
-        if key not in made:
-            made[key] = put(draft, node, layer, 0)
-        reads[0], reads[1] = made[key], put(draft, node, layer, 1)
-        if whole_bias(layer, node, graph) is not None:
-            reads[2] = put(draft, node, layer, 2)
-        draft.become(node, node.op, reads, node.attrs)
-    return draft.finish()
-
-
-def fake_quantised(found: Quantised) -> Graph:
-    """Return the graph that rounds what layers read as whole numbers would, in fp32.
-
-    Raises `InputError` for scales of a layer that the graph has not.
-    """
-
-    def put(draft: Draft, node: Node, layer: LayerScales, place: int) -> str:
-        name, graph = node.inputs[place], found.graph
-        if place == 0:  # (clip(round(x / scale) + offset) - offset) scale
-            step = draft.add(_constant(np.asarray(layer.scale, np.float32)), f"{name}_scale")
-            y = draft.insert("round", [draft.insert("div", [name, step])])
-            low, high = (float(end - layer.offset) for end in rule.limits(layer.bits))
-            y = draft.insert("clip", [y], {"low": low, "high": high})
-            return draft.insert("muls", [y], {"number": layer.scale}, f"{name}_fake")
-        if place == 1:
-            array, scales = graph.constants[name].array(), weight_scales(layer, node, graph)
-            return draft.add(_constant(fake(array, scales, 0, layer.weight_bits)), f"{name}_fake")
-        bias = whole_bias(layer, node, graph) * bias_scales(layer)
-        return draft.add(_constant(bias), f"{name}_fake")
-
-    return with_reads(found.graph, by_node(found), put)
-
-
-def bias_scales(layer: LayerScales) -> Values:
-    """Return the scales of a layer's sums: one, or one per output channel."""
-    return np.float32(layer.scale) * np.asarray(layer.weight_scales, np.float32)
-
-
-def whole_bias(layer: LayerScales, node: Node, graph: Graph) -> Values | None:
-    """Return round(b / (scale x weight scale)), limited to int32; None without a plain bias."""
-    plain = node.attr("alpha", 1.0) == node.attr("beta", 1.0) == 1.0
-    if len(node.inputs) < 3 or node.inputs[2] not in graph.constants or not plain:
-        return None
-    bias = graph.constants[node.inputs[2]].array()
-    if bias.ndim != 1:
-        return None
-    steps = np.rint(bias.astype(np.float64) / bias_scales(layer))
-    return np.clip(steps, -(2**31), 2**31 - 1).astype(np.int32)
 
 
 def by_node(found: Quantised) -> dict[str, LayerScales]:

@@ -4,23 +4,16 @@ q = clip(round(v / scale) + offset, -2^(b-1), 2^(b-1) - 1), halves to even. Symm
 scale is max|v| / (2^(b-1) - 1), or / 2^(b-1) where the largest number is negative. Asymmetric: the
 range, 0 taken in, / (2^b - 1). A scale that would be below FLT_EPSILON is 1. (AMCT, github
 hicann/amct, custom_op/utils.py.)
-
-A record file is a text of records, one a layer, with the keys that AMCT's tools read and write
-(scale_offset_record_pytorch.proto).
 """
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress.prototext import read_text
 from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Values
-from ascend_lab.limits import TABLE_BYTES, read_file
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -140,66 +133,3 @@ class LayerScales:
         half = 2 ** (self.bits - 1)
         if not -half <= self.offset < half:
             raise InputError(f"{self.name}: an offset in {self.bits} bits", str(self.offset))
-
-
-_WIDTHS = {f"INT{bits}": bits for bits in range(2, 17)}
-_RNN = "records of recurrent layers are not read"
-_VALUE: Mapping[str, Any] = {
-    "scale_d": float,
-    "offset_d": int,
-    "scale_w": [float],
-    "offset_w": [int],
-    "tensor_balance_factor": [float],
-    "dst_type": tuple(_WIDTHS),
-    "act_type": tuple(_WIDTHS),
-    "wts_type": tuple(_WIDTHS),
-    "skip_fusion": bool,
-    "shift_bit": "shifts belong to an older form of integer layers",
-    "fakequant_precision_mode": "values are computed in fp32",
-    **dict.fromkeys(("scale_h", "offset_h", "scale_r", "offset_r"), _RNN),
-}
-_FILE: Mapping[str, Any] = {
-    "record": [{"key": str, "value": _VALUE}],
-    "prune_record": "records of pruning are not read here",
-}
-
-
-def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, ...]:
-    """Return the layers of a record file; raise `InputError` naming the layer or key at fault."""
-    found: dict[str, LayerScales] = {}
-    for record in read_text(text, _FILE, where).get("record", []):
-        name, value = record.get("key", ""), record.get("value", {})
-        missing = [key for key in ("scale_d", "scale_w") if key not in value]
-        if not name or missing or name in found:
-            got = f"{name}: no {missing[0]}" if missing else f"{name or 'a record without'} twice"
-            raise InputError(f"{where}: records with key, scale_d, scale_w, each once", got)
-        if any(value.get("offset_w", ())):
-            raise InputError(f"{where}: {name}: offset_w of 0", "another", "weights are symmetric")
-        both = value.get("dst_type", "INT8")
-        found[name] = LayerScales(
-            name, value["scale_d"], value.get("offset_d", 0), tuple(value["scale_w"]),
-            _WIDTHS[value.get("act_type", both)], _WIDTHS[value.get("wts_type", both)],
-            tuple(value.get("tensor_balance_factor", ())),
-        )  # fmt: skip
-    return tuple(found.values())
-
-
-def read_records(path: str | Path) -> tuple[LayerScales, ...]:
-    """Return the layers of a record file on disk; raises as `parse_records`."""
-    data = read_file(path, "a record file", TABLE_BYTES)
-    return parse_records(data.decode("utf-8", "replace"), str(path))
-
-
-def records_text(layers: Iterable[LayerScales]) -> str:
-    """Return the record file of some layers; `parse_records` of it gives them back."""
-    lines = []
-    for one in layers:
-        quoted = one.name.replace("\\", "\\\\").replace('"', '\\"')
-        lines += ["record {", f'  key: "{quoted}"', "  value {"]
-        lines += [f"    scale_d: {one.scale:.9g}", f"    offset_d: {one.offset}"]
-        for scale in one.weight_scales:
-            lines += [f"    scale_w: {scale:.9g}", "    offset_w: 0"]
-        lines += [f"    tensor_balance_factor: {factor:.9g}" for factor in one.balance]
-        lines += [f"    act_type: INT{one.bits}", f"    wts_type: INT{one.weight_bits}"]
-        lines += ["  }", "}"]
-    return "\n".join([*lines, ""])

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from ascend_lab.course.assignment import Assignment, Case, Judged
-from ascend_lab.course.exercises import load
+from ascend_lab.course.assignment import Assignment, Case, Judged, load
 from ascend_lab.course.handin import HandIn, constant, hand_ins
 from ascend_lab.course.sandbox import Answer, answers_of
 from ascend_lab.errors import InputError

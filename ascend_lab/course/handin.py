@@ -1,26 +1,37 @@
-"""What students hand in, found and read: files, notebooks, zips, folders of course systems.
+"""What students hand in, found, read and compared: files, notebooks, zips, exports of systems.
 
 Nothing here runs a hand-in or writes what it contains. Of a notebook counts the last definition of
 each required function with the cells it needs, so lost tags, moved and copied cells do no harm.
+
+How much of one text stands in another is a hint and no verdict, by fingerprints of its tokens:
+names, numbers and texts become kinds of tokens; the hashes of all runs of `RUN` tokens are thinned
+by winnowing (Schleimer, Wilkerson and Aiken, SIGMOD 2003): of each window of `WINDOW` the least.
 """
 
 import ast
 import io
 import json
+import keyword
 import re
 import stat
+import tokenize
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import ascend_lab
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.grading import SOLUTION, CodeCell, needed_cells
 
 TEXT_BYTES = 1 << 20
 ZIP_BYTES, ZIP_FILES = 20 << 20, 200
 SUFFIXES = (".py", ".ipynb")
+RUN, WINDOW = 12, 8
+HINT = 0.5
 MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")
 CANVAS = re.compile(r"(?P<id>[^\W_]+)_(?P<late>LATE_)?(?P<user>\d+)_\d+_(?P<file>.+)$")
 GRADESCOPE = re.compile(r"submission_(?P<id>\d+)$")
@@ -234,3 +245,65 @@ def constant(source: str, name: str) -> str:
     """Return the text that a source assigns to a name at its top, such as a pseudonym."""
     found = re.search(rf"^{name}\s*=\s*[\"']([^\"'\n]{{1,40}})[\"']", source, re.MULTILINE)
     return found[1] if found else ""
+
+
+# -- texts that are alike -------------------------------------------------------------------------
+@cache
+def fingerprints(source: str) -> frozenset[int]:
+    """Return the fingerprints of a Python text; of what is no Python, those of its lines so far."""
+    tokens = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.NAME:
+                tokens.append(token.string if keyword.iskeyword(token.string) else "n")
+            elif token.type in (tokenize.NUMBER, tokenize.STRING):
+                tokens.append("c")
+            elif token.type == tokenize.OP:
+                tokens.append(token.string)
+    except (tokenize.TokenError, IndentationError, SyntaxError, RecursionError):
+        pass
+    runs = [" ".join(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
+    hashes = [zlib.crc32(run.encode()) for run in runs]
+    return frozenset(min(hashes[i : i + WINDOW]) for i in range(max(1, len(hashes) - WINDOW + 1))
+                     if hashes[i : i + WINDOW])  # fmt: skip
+
+
+def likeness(one: frozenset[int], other: frozenset[int], given: frozenset[int]) -> float:
+    """Return the share of the smaller text that stands in the other, what was given left out."""
+    a, b = one - given, other - given
+    return len(a & b) / min(len(a), len(b)) if min(len(a), len(b)) >= WINDOW else 0.0
+
+
+def hints(
+    sources: Mapping[str, str], given: str, others: Mapping[str, str]
+) -> list[tuple[str, str, float]]:
+    """Return (student, student or other text, likeness) of at least `HINT`, the most alike first.
+
+    `given` is what everybody was handed; `others` are texts nobody may hand in: keys, our sources.
+    """
+    start = fingerprints(given)
+    prints = {name: fingerprints(text) for name, text in sources.items()}
+    names = sorted(prints)
+    found = [
+        (a, b, likeness(prints[a], prints[b], start))
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    ]
+    for label, text in others.items():
+        theirs = fingerprints(text) - start
+        for name in names:
+            own = prints[name] - start
+            if len(own) >= WINDOW:
+                found.append((name, label, len(own & theirs) / len(own)))
+    kept = [hint for hint in found if hint[2] >= HINT]
+    return sorted(kept, key=lambda hint: (-hint[2], hint[0], hint[1]))
+
+
+@cache
+def our_sources() -> dict[str, str]:
+    """Return the package's own modules by path: an answer copied from there is no answer."""
+    package = Path(ascend_lab.__file__).parent
+    return {
+        f"ascend_lab/{path.relative_to(package).as_posix()}": path.read_text("utf-8")
+        for path in sorted(package.rglob("*.py"))
+    }

@@ -1,4 +1,4 @@
-"""What grading leaves behind: tables, pages, a log for regrading, and texts that are alike.
+"""What grading leaves behind: tables, pages, a log for regrading; and the zip for Gradescope.
 
     grades.csv        a line a student: points of each part, total, late, digest of the file
     index.html        the instructor's page, self-contained: sortable, with charts of what failed
@@ -8,94 +8,28 @@
 
 Nothing carries a time of day: the same hand-ins give the same bytes.
 
-How much of one text stands in another is a hint and no verdict, by fingerprints of its tokens:
-names, numbers and texts become kinds of tokens; the hashes of all runs of `RUN` tokens are thinned
-by winnowing (Schleimer, Wilkerson and Aiken, SIGMOD 2003): of each window of `WINDOW` the least.
+Gradescope unpacks a zip to /autograder/source, runs setup.sh once with a network, then
+run_autograder for each hand-in, which leaves /autograder/results/results.json.
 """
 
 import csv
 import html
 import io
 import json
-import keyword
-import tokenize
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ascend_lab
 from ascend_lab import __version__
-from ascend_lab.course.assignment import PARTS, Assignment
-from ascend_lab.course.grade import Mark, Tried, faults_said, graded_cases
+from ascend_lab.course.assignment import PARTS, Assignment, load
+from ascend_lab.course.grade import Enrolled, Mark, Tried, faults_said, graded_cases, read_secret
+from ascend_lab.course.grade import mark as marked
+from ascend_lab.course.handin import HandIn, hand_ins, hints, our_sources
+from ascend_lab.errors import InputError
 from ascend_lab.output import usable_folder, write_whole
-
-RUN, WINDOW = 12, 8
-HINT = 0.5
-
-
-@cache
-def fingerprints(source: str) -> frozenset[int]:
-    """Return the fingerprints of a Python text; of what is no Python, those of its lines so far."""
-    tokens = []
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.NAME:
-                tokens.append(token.string if keyword.iskeyword(token.string) else "n")
-            elif token.type in (tokenize.NUMBER, tokenize.STRING):
-                tokens.append("c")
-            elif token.type == tokenize.OP:
-                tokens.append(token.string)
-    except (tokenize.TokenError, IndentationError, SyntaxError, RecursionError):
-        pass
-    runs = [" ".join(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
-    hashes = [zlib.crc32(run.encode()) for run in runs]
-    return frozenset(min(hashes[i : i + WINDOW]) for i in range(max(1, len(hashes) - WINDOW + 1))
-                     if hashes[i : i + WINDOW])  # fmt: skip
-
-
-def likeness(one: frozenset[int], other: frozenset[int], given: frozenset[int]) -> float:
-    """Return the share of the smaller text that stands in the other, what was given left out."""
-    a, b = one - given, other - given
-    return len(a & b) / min(len(a), len(b)) if min(len(a), len(b)) >= WINDOW else 0.0
-
-
-def hints(
-    sources: Mapping[str, str], given: str, others: Mapping[str, str]
-) -> list[tuple[str, str, float]]:
-    """Return (student, student or other text, likeness) of at least `HINT`, the most alike first.
-
-    `given` is what everybody was handed; `others` are texts nobody may hand in: keys, our sources.
-    """
-    start = fingerprints(given)
-    prints = {name: fingerprints(text) for name, text in sources.items()}
-    names = sorted(prints)
-    found = [
-        (a, b, likeness(prints[a], prints[b], start))
-        for i, a in enumerate(names)
-        for b in names[i + 1 :]
-    ]
-    for label, text in others.items():
-        theirs = fingerprints(text) - start
-        for name in names:
-            own = prints[name] - start
-            if len(own) >= WINDOW:
-                found.append((name, label, len(own & theirs) / len(own)))
-    kept = [hint for hint in found if hint[2] >= HINT]
-    return sorted(kept, key=lambda hint: (-hint[2], hint[0], hint[1]))
-
-
-@cache
-def our_sources() -> dict[str, str]:
-    """Return the package's own modules by path: an answer copied from there is no answer."""
-    package = Path(ascend_lab.__file__).parent
-    return {
-        f"ascend_lab/{path.relative_to(package).as_posix()}": path.read_text("utf-8")
-        for path in sorted(package.rglob("*.py"))
-    }
-
 
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
@@ -341,3 +275,82 @@ def _charts(task: Assignment, mark: Mark, tried: Sequence[Tried], secret: str) -
         if svg:
             shown.append(f"<figure>{svg}<figcaption>{html.escape(one.case)}</figcaption></figure>")
     return "".join(shown)
+
+
+# -- Gradescope -----------------------------------------------------------------------------------
+SETUP = """#!/usr/bin/env bash
+set -e
+cd /autograder/source
+python3 -m pip install ./package
+"""
+RUN = """#!/usr/bin/env bash
+cd /autograder/source
+python3 -c "from ascend_lab.course.report import autograde; autograde('/autograder', '{name}')"
+"""
+A_DAY = 5
+"""Hand-ins a day after which hidden properties are no longer named."""
+
+
+def pack(task: Assignment, secret: str) -> bytes:
+    """Return the zip: package, assignment and the term's secret; keys stay here."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in _entries(task, secret):
+            info = zipfile.ZipInfo(name)  # a fixed date: the same course gives the same bytes
+            info.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, data)
+    return made.getvalue()
+
+
+def _entries(task: Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
+    yield "setup.sh", SETUP.encode()
+    yield "run_autograder", RUN.format(name=task.name).encode()
+    yield "secret.toml", f"secret = {json.dumps(secret)}\n".encode()
+    for path in sorted(task.folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.relative_to(task.folder).parts:
+            own = path.relative_to(task.folder.parent).as_posix()
+            yield f"course/{own}", path.read_bytes()
+    package = Path(ascend_lab.__file__).parent
+    if not (package.parent / "pyproject.toml").is_file():
+        raise InputError("the project's checkout", str(package.parent), "pack from a git clone")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT"):
+        yield f"package/{name}", (package.parent / name).read_bytes()
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield f"package/ascend_lab/{path.relative_to(package).as_posix()}", path.read_bytes()
+
+
+def autograde(root: str | Path, name: str) -> None:
+    """Grade the one hand-in below `root` as Gradescope lays it out."""
+    root = Path(root)
+    source = root / "source"
+    secret_file = source / "secret.toml"
+    task = load(name, source / "course")
+    secret = read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
+    told = root / "submission_metadata.json"
+    metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
+    users = metadata.get("users") or [{}]
+    student = str(users[0].get("email") or "nobody")
+    found = hand_ins(root / "submission", task.functions)
+    best = max(found, key=lambda work: bool(work.source), default=HandIn(student, "", ""))
+    whole = "".join(work.log for work in found)
+    one = HandIn(student, best.file, best.source, whole, best.notes)
+    made = results(task, marked(task, one, Enrolled(student), secret))
+    if _today(metadata) >= A_DAY:
+        for test in made["tests"]:
+            if test["name"] == "hidden":
+                test["output"] = f"not named after {A_DAY} hand-ins a day"
+    out = root / "results"
+    out.mkdir(exist_ok=True)
+    (out / "results.json").write_text(json.dumps(made, indent=1, sort_keys=True), "utf-8")
+
+
+def _today(metadata: dict[str, object]) -> int:
+    """Return how many earlier hand-ins are of the same day."""
+    day = str(metadata.get("created_at", ""))[:10]
+    before = metadata.get("previous_submissions")
+    times = (
+        [str(one.get("submission_time", "")) for one in before] if isinstance(before, list) else []
+    )
+    return sum(bool(day) and time.startswith(day) for time in times)

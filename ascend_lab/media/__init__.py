@@ -5,12 +5,9 @@
 from ascend_lab.media.aipp import (
     Aipp, AippOp, aipp, aipp_each, check, crop, normalise, pad, parse_config, read_config,
 )
-from ascend_lab.media.cards import (
-    UNITS, Answer, Played, Station, Unit, cards_needed, copy_station, network_station, play,
-    unit_station,
-)
 from ascend_lab.media.dvpp import (
-    STANDARDS, Csc, Picture, convert, crop_box, csc_of, jpegd_picture, resize,
+    STANDARDS, UNITS, Answer, Csc, Picture, Played, Station, Unit, cards_needed, convert,
+    copy_station, crop_box, csc_of, jpegd_picture, network_station, play, resize, unit_station,
     vpc_crop_and_resize, vpc_picture,
 )
 from ascend_lab.media.insert import block_bytes, fitted, insert_aipp, pack_block, unpack_block

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.chip import Chip
-from ascend_lab.compress.prototext import read_text
+from ascend_lab.compress.config import read_text
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TOML_BYTES, naming, read_file
 from ascend_lab.media.dvpp import Csc, Image, convert, csc_of, resize

@@ -32,8 +32,7 @@ from ascend_lab.graph.ir import GRAPH_ONLY
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.media.aipp import FORMATS, Aipp, AippOp, aipp, aipp_each, check
 from ascend_lab.media.dvpp import Csc, Image
-from ascend_lab.ops.formats import TypeRule, exact
-from ascend_lab.ops.operator import REQUIRED, Operator
+from ascend_lab.ops import REQUIRED, Operator, TypeRule, exact
 from ascend_lab.ops.slicing import axis_rules
 
 HEADER = struct.Struct("<5b3x2i9h6x3B3B2x16x")

@@ -1,18 +1,28 @@
-"""Offline models, AscendCL in small, operators as functions; time is simulated, values are real."""
+"""Offline models, AscendCL in small, operators as functions; time is simulated, values are real.
+
+The room is AscendCL's `acl`, under that name too: `init` first, `finalize` last, `rt`, `mdl` and
+`op` between.
+"""
 
 # fmt: off
 # isort: off
-from ascend_lab.runtime import acl as acl, mdl as mdl, op as op, rt as rt
-from ascend_lab.runtime.codes import CODES, AclError, DeadlockError
-from ascend_lab.runtime.container import is_offline, unpack_parts
-from ascend_lab.runtime.inference import Inference, precheck
-from ascend_lab.runtime.offline import Gear, OfflineModel, compile_offline, load_offline
+import sys
+
+from ascend_lab.runtime import mdl as mdl, op as op, rt as rt
+from ascend_lab.runtime.container import compile_offline, is_offline, unpack_parts
+from ascend_lab.runtime.mdl import create_data_buffer, destroy_data_buffer
+from ascend_lab.runtime.offline import Gear, Inference, OfflineModel, load_offline, precheck
+from ascend_lab.runtime.process import finalize, init
 from ascend_lab.runtime.streams import (
-    Record, Span, Task, WaitFor, pipeline_programs, pipeline_s, run_streams,
+    CODES, AclError, DeadlockError, Record, Span, Task, WaitFor, pipeline_programs, pipeline_s,
+    run_streams,
 )
+
+acl = sys.modules[__name__]
 
 __all__ = [
     "CODES", "AclError", "DeadlockError", "Gear", "Inference", "OfflineModel", "Record", "Span",
-    "Task", "WaitFor", "compile_offline", "is_offline", "load_offline", "pipeline_programs",
-    "pipeline_s", "precheck", "run_streams", "unpack_parts",
+    "Task", "WaitFor", "compile_offline", "create_data_buffer", "destroy_data_buffer", "finalize",
+    "init", "is_offline", "load_offline", "pipeline_programs", "pipeline_s", "precheck",
+    "run_streams", "unpack_parts",
 ]

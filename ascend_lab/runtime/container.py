@@ -1,4 +1,4 @@
-"""One file of typed partitions, every byte of it under a checksum: what an offline model lies in.
+"""One file of typed partitions, every byte of it under a checksum: an offline model, as written.
 
     header   magic, version, entries, length, SHA-256 of header and table
     table    per partition: kind, gear, offset, size, checksum
@@ -9,20 +9,40 @@ our own and not compatible. A checksum of megabytes has to be quick: 64-bit word
 products of each row with odd constants, sums of the columns, both modulo 2**64, and SHA-256 of
 these. What changes one word changes its row, since odd numbers have inverses; two words that share
 a row have different columns. It guards against damage, not against forgers.
+
+`compile_offline` writes, for each gear (a batch that is compiled for), the graph as the model
+states it, the graph that was compiled, kernels as programs, their times and the memory plan; the
+weights once, as stated and as the kernels read them. `load_offline` in `offline` reads it.
 """
 
 import hashlib
+import json
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from enum import IntEnum
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.errors import InputError
+from ascend_lab import __version__
+from ascend_lab.chip import Chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task
+from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
+from ascend_lab.graph.ir import LONGEST, Values, to_text
+from ascend_lab.graph.lower import packed
+from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
+from ascend_lab.graph.onnx import Imported
+from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
+from ascend_lab.graph.tasks import CpuKernel
+from ascend_lab.graph.tiled import TiledTimeline, simulate_within
+from ascend_lab.isa import Buffer, Kernel, Launch, Part, parse_program
+from ascend_lab.ops.formats import format_of
 
 MAGIC = b"ALMODEL\0"
 VERSION = 1
@@ -46,7 +66,6 @@ class Kind(IntEnum):
     MEMORY = 5
 
 
-Values = NDArray[np.uint8]
 Parts = Mapping[tuple[Kind, int], memoryview]
 
 
@@ -127,3 +146,192 @@ def read_parts(path: str | Path) -> Parts:
         reason = "an empty file" if "empty" in reason else reason
         raise InputError(f"{path}: a compiled model", reason, "check the path") from None
     return unpack_parts(data, str(path))
+
+
+# -- writing a network ----------------------------------------------------------------------------
+AI_CORE = "AI Core"
+Told = Callable[[NetworkTimeline, Front, Graph], tuple[dict[str, Any], list[str]]]
+"""What to say of a network's times: as data, and as lines."""
+
+
+class _Weights:
+    """Arrays one behind the other, equal ones once; `index` says where each lies."""
+
+    def __init__(self) -> None:
+        self.index: list[tuple[int, str, list[int]]] = []
+        self.body: list[Values] = []
+        self._known: dict[tuple[bytes, str, tuple[int, ...]], int] = {}
+        self._end = 0
+
+    def add(self, array: Values) -> int:
+        """Return the number of an array."""
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        key = checksum(raw.data), format_of(array), array.shape
+        if key not in self._known:
+            self._known[key] = len(self.index)
+            self.index.append((self._end, key[1], list(array.shape)))
+            self.body += [raw, np.zeros(-len(raw) % ALIGN_BYTES, np.uint8)]
+            self._end += len(raw) + len(self.body[-1])
+        return self._known[key]
+
+
+def compile_offline(
+    gears: Mapping[int | None, Imported],
+    chip: Chip,
+    road: Road = DEFAULT_ROAD,
+    *,
+    options: Mapping[str, str] | None = None,
+    told: Told = lambda times, front, graph: (times.summary(), []),
+) -> memoryview:
+    """Return the offline model of a network for a chip; `gears` are its graphs by batch.
+
+    One graph under None has fixed sizes. `told` is what the file says of its times.
+    Raises as `compile_stages`, and `CapacityError` for a network that would have to be tiled.
+    """
+    weights, kernels = _Weights(), dict[str, int]()
+    parts, rows = [], []
+    for number, (batch, found) in enumerate(gears.items()):
+        front = front_stages(found.graph, chip, road)
+        times, _ = simulate_within(front, chip, None, road)
+        if isinstance(times, TiledTimeline):
+            needed = f"{chip.name} to hold the network: {times.limit_bytes:,} bytes of memory"
+            raise CapacityError(needed, f"{times.tiles} tiles", "compile it for a smaller batch")
+        compiled = finish_stages(front, chip, road).compiled
+        parts += [
+            (Kind.GRAPH, number, _graphs(found, compiled, weights, kernels)),
+            (Kind.TASKS, number, _times(times, *told(times, front, found.graph))),
+            (Kind.MEMORY, number, _memory(compiled)),
+        ]
+        inputs = {n: found.graph.types[n].shape for n in found.graph.inputs}
+        rows.append({"batch": batch, "inputs": inputs, "time_s": times.time_s})
+    first = next(iter(gears.values()))
+    meta = {
+        "name": first.graph.name, "written_by": __version__, "dtype": road.dtype,
+        "chip": chip.name, "cores": chip.core_count, "chip_checksum": chip_checksum(chip),
+        "options": dict(options or {}), "gears": rows, "weights": weights.index,
+    }  # fmt: skip
+    shared = [
+        (Kind.META, 0, _json(meta)),
+        (Kind.WEIGHTS, 0, weights.body or _bytes(b"")),
+        (Kind.KERNELS, 0, _bytes(zlib.compress(f"[{','.join(kernels)}]".encode()))),
+    ]
+    return pack_parts([*shared, *parts])
+
+
+def _json(data: Any) -> list[Values]:
+    return _bytes(json.dumps(data).encode())
+
+
+def _bytes(data: bytes) -> list[Values]:
+    return [np.frombuffer(data, np.uint8)]
+
+
+def chip_checksum(chip: Chip) -> str:
+    """Return a checksum of a chip's numbers, not of where they are from."""
+    numbers = (
+        (f.name, getattr(chip, f.name))
+        for f in fields(chip)
+        if f.name not in ("facts", "sources", "summary")
+    )
+    plain = [(n, sorted(v.items()) if isinstance(v, Mapping) else v) for n, v in numbers]
+    return checksum(repr(plain).encode()).hex()
+
+
+def _graphs(
+    found: Imported, compiled: Compiled, weights: _Weights, kernels: dict[str, int]
+) -> list[Values]:
+    """Return both graphs, and the tasks with what their kernels read; `kernels` numbers these."""
+    tasks = []
+    for task in compiled.tasks:
+        row: dict[str, Any] = {"nodes": task.nodes}
+        if task.lowered is not None:
+            text = json.dumps(kernel_data(task.lowered.kernel))
+            row["kernel"] = kernels.setdefault(text, len(kernels))
+            row["extra"] = {n: weights.add(a) for n, a in task.lowered.extra.items()}
+            if not isinstance(task.lowered.kernel, CpuKernel):
+                row["forms"] = {
+                    n: weights.add(_stored(task, compiled.graph, n)) for n in task.piece.constants
+                }
+        tasks.append(row)
+    return _json({
+        "source": _graph(found.graph, weights), "compiled": _graph(_bare(compiled), weights),
+        "input_types": dict(found.input_types), "output_types": dict(found.output_types),
+        "tasks": tasks,
+    })  # fmt: skip
+
+
+def _stored(task: Task, graph: Graph, name: str) -> Values:
+    """Return a constant as the task's kernel reads it."""
+    assert task.lowered is not None
+    constant, form = graph.constants[task.piece.names[name]], task.lowered.forms.get(name)
+    return form(constant.array()) if form else packed(constant.type, constant.array())
+
+
+def _bare(compiled: Compiled) -> Graph:
+    """Return the compiled graph; constants that only kernels read, in forms of their own, empty."""
+    graph, kept = compiled.graph, set(compiled.graph.outputs)
+    for task in compiled.tasks:
+        if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
+            kept |= {n for node in task.nodes for n in graph.node(node).inputs}
+    constants = {n: c if n in kept else replace(c, data=Fill(0)) for n, c in
+                 graph.constants.items()}  # fmt: skip
+    return replace(graph, constants=constants)
+
+
+def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
+    """Return a graph as text, its long constants as numbers of weights; seeded ones are drawn."""
+    drawn = {n: c if isinstance(c.data, Fill) else Constant(c.type, c.array())
+             for n, c in graph.constants.items()}  # fmt: skip
+    long = {n: weights.add(np.asarray(c.data)) for n, c in drawn.items()
+            if not isinstance(c.data, Fill) and c.type.elements > LONGEST}  # fmt: skip
+    text = to_text(replace(graph, constants=drawn))
+    return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}
+
+
+def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]) -> list[Values]:
+    """Return what is said of the times, and each task's seconds on its engine."""
+    return _json({"summary": data, "table": lines, "tasks": engine_rows(times),
+                  "events": network_events(times)})  # fmt: skip
+
+
+def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
+    """Return name, engine and seconds of every kernel, launch included."""
+    return [
+        [op.name, op.type.partition(" on the ")[2] or AI_CORE, op.time_s] for op in times.operators
+    ]
+
+
+def _memory(compiled: Compiled) -> list[Values]:
+    plan = plan_network(compiled, PLAN)
+    constants = sum(constant_bytes(compiled).values())
+    return _json({"work_bytes": plan.height_bytes, "weight_bytes": constants,
+                  "places": places_of(compiled, plan.offsets)})  # fmt: skip
+
+
+# -- kernels as plain data and back: programs in their text form, all else in numbers and names ----
+def kernel_data(kernel: Kernel) -> dict[str, Any]:
+    """Return a kernel, or an operator of another engine, as data for JSON."""
+    if isinstance(kernel, CpuKernel):
+        sides = (kernel.reads, kernel.writes)
+        reads, writes = ([[b.name, b.dtype, b.elements] for b in side] for side in sides)
+        return {"name": kernel.name, "reads": reads, "writes": writes,
+                "rest": [kernel.factor_bytes, kernel.reason, kernel.engine]}  # fmt: skip
+    phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts], p.mix]
+              for p in kernel.phases]  # fmt: skip
+    return {"name": kernel.name, "phases": phases}
+
+
+def kernel_of(data: Mapping[str, Any]) -> Kernel:
+    """Return the kernel that `kernel_data` wrote."""
+    if "phases" not in data:
+        reads, writes = (
+            tuple(Buffer(name, "GM", dtype, elements) for name, dtype, elements in data[side])
+            for side in ("reads", "writes")
+        )
+        return CpuKernel(data["name"], (), reads, writes, *data["rest"])
+    phases = []
+    for name, parts, *mix in data["phases"]:
+        own = (Part(parse_program(text), tuple(tuple(map(tuple, core)) for core in bindings))
+               for text, bindings in parts)  # fmt: skip
+        phases.append(Launch(name, tuple(own), *mix))
+    return Kernel(data["name"], tuple(phases))

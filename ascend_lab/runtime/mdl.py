@@ -10,11 +10,10 @@ import numpy as np
 
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx.tensors import NUMPY, in_type
-from ascend_lab.runtime import codes
-from ascend_lab.runtime.codes import INVALID, NO_MODEL, AclError, need
 from ascend_lab.runtime.container import unpack_parts
 from ascend_lab.runtime.offline import Gear, OfflineModel, load_offline
 from ascend_lab.runtime.process import POISON, Bytes, Handle, Process, Stream, process
+from ascend_lab.runtime.streams import AclError, Code, need
 
 
 @dataclass(eq=False)
@@ -101,7 +100,7 @@ def _load(found: Process, offline: OfflineModel) -> Model:
 def unload(model: Model) -> None:
     """Unload a model that is not running."""
     found = process(waits=True)
-    _check_free(found, found.own(Model, model, NO_MODEL), None)
+    _check_free(found, found.own(Model, model, Code.NO_MODEL), None)
     found.release(model.address)
     found.drop(model)
 
@@ -115,7 +114,7 @@ def create_desc() -> Desc:
 def get_desc(desc: Desc, model: Model) -> None:
     """Fill a description with what a model reads and writes."""
     found = process()
-    offline = found.own(Model, model, NO_MODEL).offline
+    offline = found.own(Model, model, Code.NO_MODEL).offline
     found.get(Desc, desc).gear = offline.gears[-1] if offline else None
 
 
@@ -144,7 +143,7 @@ def _tensors(gear: Gear, side: str) -> list[Tensor]:
 def _described(desc: Desc, side: str) -> list[Tensor]:
     gear = process().get(Desc, desc).gear
     if gear is None:
-        raise AclError(INVALID, "a description that get_desc has filled", "an empty one")
+        raise AclError(Code.INVALID, "a description that get_desc has filled", "an empty one")
     return _tensors(gear, side)
 
 
@@ -161,7 +160,7 @@ def get_num_outputs(desc: Desc) -> int:
 def _getters(what: str) -> tuple[Callable[[Desc, int], Any], ...]:
     def of(side: str, desc: Desc, index: int) -> Any:
         found = _described(desc, side)
-        need(0 <= index < len(found), INVALID, f"an {side} from 0 to {len(found) - 1}", repr(index))
+        need(0 <= index < len(found), f"an {side} from 0 to {len(found) - 1}", repr(index))
         return getattr(found[index], what)
 
     return partial(of, "input"), partial(of, "output")
@@ -195,12 +194,12 @@ def add_dataset_buffer(dataset: Dataset, buffer: DataBuffer) -> None:
 # -- running --------------------------------------------------------------------------------------
 def set_dynamic_batch_size(model: Model, batch: int) -> None:
     """Choose the gear of a model that has several; `AclError` names them all for another batch."""
-    offline = process().own(Model, model, NO_MODEL).offline
+    offline = process().own(Model, model, Code.NO_MODEL).offline
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
     got, remedy = "one with fixed sizes", "compile it for several batches"
-    need(None not in gears, codes.STATIC, "a model with gears", got, remedy)
+    need(None not in gears, "a model with gears", got, remedy, code=Code.STATIC)
     known = f"a batch among the gears {', '.join(map(str, gears))}"
-    need(batch in gears, INVALID, known, repr(batch), "pad to a gear")
+    need(batch in gears, known, repr(batch), "pad to a gear")
     model.gear = gears[batch]
 
 
@@ -224,11 +223,11 @@ def _issue(
     found: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream
 ) -> None:  # fmt: skip
     """Issue the kernels of a model, one task each; values come with the last."""
-    gear = found.own(Model, model, NO_MODEL).gear
+    gear = found.own(Model, model, Code.NO_MODEL).gear
     assert gear is not None
     _check_free(found, model, stream)
-    reads = _memory(found, inputs, _tensors(gear, "input"), codes.INPUTS)
-    writes = _memory(found, outputs, _tensors(gear, "output"), codes.OUTPUTS)
+    reads = _memory(found, inputs, _tensors(gear, "input"), Code.INPUTS)
+    writes = _memory(found, outputs, _tensors(gear, "output"), Code.OUTPUTS)
     model.stream = stream
     held: list[Bytes] = []
 
@@ -246,21 +245,21 @@ def _check_free(found: Process, model: Model, stream: Stream | None) -> None:
     other = model.stream
     free = other in (None, stream) or found.clock.is_idle(other)
     got, remedy = f"one that runs in {other}", "synchronise that stream, or load it twice"
-    need(free, codes.MISMATCH, "a model in one stream at a time", got, remedy)
+    need(free, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
 
 
 def _memory(
-    found: Process, dataset: Dataset, tensors: Sequence[Tensor], code: int
+    found: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code
 ) -> list[Bytes]:  # fmt: skip
     """Return the memory of a dataset's buffers, as large as the tensors."""
     buffers = [found.get(DataBuffer, buffer) for buffer in found.get(Dataset, dataset).buffers]
     same = len(buffers) == len(tensors)
-    need(same, code, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor")
+    need(same, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor", code=code)
     memory = []
     for buffer, tensor in zip(buffers, tensors, strict=True):
         needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
         fits, got = buffer.size_bytes >= tensor.size_bytes, str(buffer.size_bytes)
-        need(fits, code, needed, got, "see get_input_size_by_index")
+        need(fits, needed, got, "see get_input_size_by_index", code=code)
         memory.append(found.memory(buffer.address, tensor.size_bytes))
     return memory
 
@@ -272,6 +271,6 @@ def _compute(gear: Gear, held: list[Bytes], writes: Sequence[Bytes], kernels: bo
     try:
         values = gear.run(inputs, kernels=kernels)
     except AscendLabError as error:
-        raise AclError(codes.INPUTS, error.needed, error.got, error.remedy) from error
+        raise AclError(Code.INPUTS, error.needed, error.got, error.remedy) from error
     for (name, kind), memory in zip(gear.imported.output_types.items(), writes, strict=True):
         memory[:] = np.ascontiguousarray(in_type(values[name], kind)).reshape(-1).view(np.uint8)

@@ -1,235 +1,55 @@
-"""Offline models: a network compiled for a chip, in one file that needs no ONNX to run.
+"""Offline models, loaded; and running a model, online or from such a file.
 
-`compile_offline` writes one: for each gear (a batch that is compiled for) the graph as the model
-states it, the graph that was compiled, kernels as programs, their times and the memory plan; the
-weights once, as stated and as the kernels read them. `load_offline` maps the file, checks every
-byte, and makes graphs and kernels when somebody asks for them.
+`load_offline` maps what `compile_offline` wrote, a file that needs no ONNX to run, checks every
+byte, and makes graphs and kernels when somebody asks for them. Online, values and times are equal
+to the last bit; what differs is who pays for compiling, and when.
+
+Whether a model can be compiled, node by node, is told in the form of ATC's `check_result.json` and
+its codes: 0 fine, 1 the type of the operator is not supported, 2 a parameter is invalid, 9 a name
+is repeated, which is only told: here names are labels (CANN documentation, `--mode=3`).
 """
 
+from __future__ import annotations
+
 import json
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab import __version__, media
+from ascend_lab import media
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import CapacityError, ChipError, InputError
-from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, evaluate, from_text
-from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
-from ascend_lab.graph.ir import LONGEST, Values, to_text
-from ascend_lab.graph.lower import Lowered, packed, piece_of
-from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
-from ascend_lab.graph.onnx import Imported
-from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
-from ascend_lab.graph.tasks import CpuKernel, run_tasks
-from ascend_lab.graph.tiled import TiledTimeline, simulate_within
-from ascend_lab.isa import Kernel, Launch, Part, parse_program
-from ascend_lab.isa.memory import Buffer
-from ascend_lab.ops.formats import format_of, numpy_type
+from ascend_lab.errors import AscendLabError, ChipError, InputError
+from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph
+from ascend_lab.graph.ir import Values
+from ascend_lab.graph.lower import Lowered, piece_of
+from ascend_lab.graph.models import load_model
+from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits
+from ascend_lab.graph.onnx.converter import attributes, find, title
+from ascend_lab.graph.onnx.model_file import load, opset_of
+from ascend_lab.graph.onnx.tensors import in_type
+from ascend_lab.graph.tasks import Compiled, Task, run_tasks
+from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
-from ascend_lab.runtime.container import REMEDY, Kind, checksum
+from ascend_lab.runtime.container import Kind, is_offline
 
-AI_CORE = "AI Core"
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
 OPERATORS_OF = (media,)
 """Rooms whose operators may stand in the graphs of a file: reading one needs them."""
-Told = Callable[[NetworkTimeline, Front, Graph], tuple[dict[str, Any], list[str]]]
-"""What to say of a network's times: as data, and as lines."""
 
 
-class _Weights:
-    """Arrays one behind the other, equal ones once; `index` says where each lies."""
-
-    def __init__(self) -> None:
-        self.index: list[tuple[int, str, list[int]]] = []
-        self.body: list[Values] = []
-        self._known: dict[tuple[bytes, str, tuple[int, ...]], int] = {}
-        self._end = 0
-
-    def add(self, array: Values) -> int:
-        """Return the number of an array."""
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        key = checksum(raw.data), format_of(array), array.shape
-        if key not in self._known:
-            self._known[key] = len(self.index)
-            self.index.append((self._end, key[1], list(array.shape)))
-            self.body += [raw, np.zeros(-len(raw) % file.ALIGN_BYTES, np.uint8)]
-            self._end += len(raw) + len(self.body[-1])
-        return self._known[key]
-
-
-def compile_offline(
-    gears: Mapping[int | None, Imported],
-    chip: Chip,
-    road: Road = DEFAULT_ROAD,
-    *,
-    options: Mapping[str, str] | None = None,
-    told: Told = lambda times, front, graph: (times.summary(), []),
-) -> memoryview:
-    """Return the offline model of a network for a chip; `gears` are its graphs by batch.
-
-    One graph under None has fixed sizes. `told` is what the file says of its times.
-    Raises as `compile_stages`, and `CapacityError` for a network that would have to be tiled.
-    """
-    weights, kernels = _Weights(), dict[str, int]()
-    parts, rows = [], []
-    for number, (batch, found) in enumerate(gears.items()):
-        front = front_stages(found.graph, chip, road)
-        times, _ = simulate_within(front, chip, None, road)
-        if isinstance(times, TiledTimeline):
-            needed = f"{chip.name} to hold the network: {times.limit_bytes:,} bytes of memory"
-            raise CapacityError(needed, f"{times.tiles} tiles", "compile it for a smaller batch")
-        compiled = finish_stages(front, chip, road).compiled
-        parts += [
-            (Kind.GRAPH, number, _graphs(found, compiled, weights, kernels)),
-            (Kind.TASKS, number, _times(times, *told(times, front, found.graph))),
-            (Kind.MEMORY, number, _memory(compiled)),
-        ]
-        inputs = {n: found.graph.types[n].shape for n in found.graph.inputs}
-        rows.append({"batch": batch, "inputs": inputs, "time_s": times.time_s})
-    first = next(iter(gears.values()))
-    meta = {
-        "name": first.graph.name, "written_by": __version__, "dtype": road.dtype,
-        "chip": chip.name, "cores": chip.core_count, "chip_checksum": chip_checksum(chip),
-        "options": dict(options or {}), "gears": rows, "weights": weights.index,
-    }  # fmt: skip
-    shared = [
-        (Kind.META, 0, _json(meta)),
-        (Kind.WEIGHTS, 0, weights.body or _bytes(b"")),
-        (Kind.KERNELS, 0, _bytes(zlib.compress(f"[{','.join(kernels)}]".encode()))),
-    ]
-    return file.pack_parts([*shared, *parts])
-
-
-def _json(data: Any) -> list[Values]:
-    return _bytes(json.dumps(data).encode())
-
-
-def _bytes(data: bytes) -> list[Values]:
-    return [np.frombuffer(data, np.uint8)]
-
-
-def chip_checksum(chip: Chip) -> str:
-    """Return a checksum of a chip's numbers, not of where they are from."""
-    numbers = (
-        (f.name, getattr(chip, f.name))
-        for f in fields(chip)
-        if f.name not in ("facts", "sources", "summary")
-    )
-    plain = [(n, sorted(v.items()) if isinstance(v, Mapping) else v) for n, v in numbers]
-    return checksum(repr(plain).encode()).hex()
-
-
-def _graphs(
-    found: Imported, compiled: Compiled, weights: _Weights, kernels: dict[str, int]
-) -> list[Values]:
-    """Return both graphs, and the tasks with what their kernels read; `kernels` numbers these."""
-    tasks = []
-    for task in compiled.tasks:
-        row: dict[str, Any] = {"nodes": task.nodes}
-        if task.lowered is not None:
-            text = json.dumps(kernel_data(task.lowered.kernel))
-            row["kernel"] = kernels.setdefault(text, len(kernels))
-            row["extra"] = {n: weights.add(a) for n, a in task.lowered.extra.items()}
-            if not isinstance(task.lowered.kernel, CpuKernel):
-                row["forms"] = {
-                    n: weights.add(_stored(task, compiled.graph, n)) for n in task.piece.constants
-                }
-        tasks.append(row)
-    return _json({
-        "source": _graph(found.graph, weights), "compiled": _graph(_bare(compiled), weights),
-        "input_types": dict(found.input_types), "output_types": dict(found.output_types),
-        "tasks": tasks,
-    })  # fmt: skip
-
-
-def _stored(task: Task, graph: Graph, name: str) -> Values:
-    """Return a constant as the task's kernel reads it."""
-    assert task.lowered is not None
-    constant, form = graph.constants[task.piece.names[name]], task.lowered.forms.get(name)
-    return form(constant.array()) if form else packed(constant.type, constant.array())
-
-
-def _bare(compiled: Compiled) -> Graph:
-    """Return the compiled graph; constants that only kernels read, in forms of their own, empty."""
-    graph, kept = compiled.graph, set(compiled.graph.outputs)
-    for task in compiled.tasks:
-        if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
-            kept |= {n for node in task.nodes for n in graph.node(node).inputs}
-    constants = {n: c if n in kept else replace(c, data=Fill(0)) for n, c in
-                 graph.constants.items()}  # fmt: skip
-    return replace(graph, constants=constants)
-
-
-def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
-    """Return a graph as text, its long constants as numbers of weights; seeded ones are drawn."""
-    drawn = {n: c if isinstance(c.data, Fill) else Constant(c.type, c.array())
-             for n, c in graph.constants.items()}  # fmt: skip
-    long = {n: weights.add(np.asarray(c.data)) for n, c in drawn.items()
-            if not isinstance(c.data, Fill) and c.type.elements > LONGEST}  # fmt: skip
-    text = to_text(replace(graph, constants=drawn))
-    return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}
-
-
-def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]) -> list[Values]:
-    """Return what is said of the times, and each task's seconds on its engine."""
-    return _json({"summary": data, "table": lines, "tasks": engine_rows(times),
-                  "events": network_events(times)})  # fmt: skip
-
-
-def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
-    """Return name, engine and seconds of every kernel, launch included."""
-    return [
-        [op.name, op.type.partition(" on the ")[2] or AI_CORE, op.time_s] for op in times.operators
-    ]
-
-
-def _memory(compiled: Compiled) -> list[Values]:
-    plan = plan_network(compiled, PLAN)
-    constants = sum(constant_bytes(compiled).values())
-    return _json({"work_bytes": plan.height_bytes, "weight_bytes": constants,
-                  "places": places_of(compiled, plan.offsets)})  # fmt: skip
-
-
-# -- kernels as plain data and back: programs in their text form, all else in numbers and names ----
-def kernel_data(kernel: Kernel) -> dict[str, Any]:
-    """Return a kernel, or an operator of another engine, as data for JSON."""
-    if isinstance(kernel, CpuKernel):
-        sides = (kernel.reads, kernel.writes)
-        reads, writes = ([[b.name, b.dtype, b.elements] for b in side] for side in sides)
-        return {"name": kernel.name, "reads": reads, "writes": writes,
-                "rest": [kernel.factor_bytes, kernel.reason, kernel.engine]}  # fmt: skip
-    phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts], p.mix]
-              for p in kernel.phases]  # fmt: skip
-    return {"name": kernel.name, "phases": phases}
-
-
-def kernel_of(data: Mapping[str, Any]) -> Kernel:
-    """Return the kernel that `kernel_data` wrote."""
-    if "phases" not in data:
-        reads, writes = (
-            tuple(Buffer(name, "GM", dtype, elements) for name, dtype, elements in data[side])
-            for side in ("reads", "writes")
-        )
-        return CpuKernel(data["name"], (), reads, writes, *data["rest"])
-    phases = []
-    for name, parts, *mix in data["phases"]:
-        own = (Part(parse_program(text), tuple(tuple(map(tuple, core)) for core in bindings))
-               for text, bindings in parts)  # fmt: skip
-        phases.append(Launch(name, tuple(own), *mix))
-    return Kernel(data["name"], tuple(phases))
-
-
-# -- reading --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Gear:
     """A network compiled for one batch (None: fixed sizes), as an offline model holds it."""
 
-    model: "OfflineModel"
+    model: OfflineModel
     number: int
     batch: int | None
     inputs: Mapping[str, tuple[int, ...]]
@@ -308,7 +128,7 @@ class OfflineModel:
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
         """All kernels, each once."""
-        return tuple(map(kernel_of, json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))))
+        return tuple(map(file.kernel_of, json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))))
 
     @cached_property
     def chip(self) -> Chip:
@@ -325,9 +145,9 @@ class OfflineModel:
         if chip.name != name:
             raise InputError(f"{self.where}: chip {name}, which it is for", chip.name, remedy)
         chip = replace(chip, core_count=min(chip.core_count, self.meta["cores"]))
-        if chip_checksum(chip) != self.meta["chip_checksum"]:
+        if file.chip_checksum(chip) != self.meta["chip_checksum"]:
             needed = f"{self.where}: the numbers of {name} it is for"
-            raise InputError(needed, f"a {name} with others", REMEDY)
+            raise InputError(needed, f"a {name} with others", file.REMEDY)
         return chip
 
     def json(self, kind: Kind, gear: int = 0) -> dict[str, Any]:
@@ -383,3 +203,93 @@ def load_offline(path: str | Path, chip: Chip | None = None) -> OfflineModel:
     if chip is not None:
         found.check_chip(chip)
     return found
+
+
+# -- online or offline ----------------------------------------------------------------------------
+class Inference:
+    """A model to call with inputs by name; `compile_s` are the seconds its calls spent compiling.
+
+    `time_s` is the simulated time of the last call. With `kernels` the outputs are what the kernels
+    compute, else what the graph means.
+    """
+
+    def __init__(self, model: str | Path, chip: Chip | str, *, kernels: bool = True) -> None:
+        """Take an ONNX file or `zoo:NAME` (online), or an offline model of this chip."""
+        self.chip = load_chip(chip) if isinstance(chip, str) else chip
+        self.online, self.kernels = not is_offline(model), kernels
+        self._model = str(model)
+        self._offline = None if self.online else load_offline(model, self.chip)
+        self._known: dict[Any, tuple[Imported, Compiled, float]] = {}
+        self.compile_s = self.time_s = 0.0
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Values]:
+        """Return the outputs in the model's types; raises as importing and compiling do."""
+        shapes = {name: array.shape for name, array in inputs.items()}
+        if self._offline is not None:
+            gear = self._offline.gear(shapes)
+            self.time_s = float(gear.times["summary"]["time_s"])
+            found, values = gear.imported, gear.run(inputs, kernels=self.kernels)
+        else:
+            found, values = self._run_online(shapes, inputs)
+        return {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+
+    def _run_online(
+        self, shapes: Mapping[str, Any], inputs: Mapping[str, Any]
+    ) -> tuple[Imported, dict[str, Values]]:
+        """Return the model and its outputs; it is compiled when shapes are new."""
+        key = tuple(sorted(shapes.items()))
+        if key not in self._known:
+            start = time.perf_counter()
+            found = load_model(self._model, given=inputs)
+            compiled = compile_graph(found.graph, self.chip)
+            self._known[key] = found, compiled, simulate_graph(compiled).time_s
+            self.compile_s += time.perf_counter() - start
+        found, compiled, self.time_s = self._known[key]
+        graph = found.graph
+        if not self.kernels:
+            return found, evaluate(graph, inputs)
+        return found, run_tasks(compiled, inputs, graph.outputs)
+
+
+# -- before compiling -----------------------------------------------------------------------------
+TYPE_UNSUPPORTED, INVALID, REPEATED = 1, 2, 9
+
+
+def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str, Any]:
+    """Return the report on a model: name, result, total, pass, fail, and a row per node.
+
+    `error` is what importing it raised: it is told at the node it names, and raised if it names
+    none. Raises `InputError` for a file that is no model.
+    """
+    model, _ = load(file, Limits())
+    opset = opset_of(model)
+    rows, seen = [], set[str]()
+    for node in model.graph.node:
+        causes = _causes(node, opset, error)
+        bad = any(causes)
+        if node.name and node.name in seen:
+            causes.append({"code": REPEATED, "message": f"the name {node.name} is repeated"})
+        seen.add(node.name)
+        result = "failed" if bad else "success"
+        rows.append({"name": title(node), "type": node.op_type, "result": result, "cause": causes})
+    failed = sum(row["result"] == "failed" for row in rows)
+    if error is not None and not failed:
+        raise error
+    return {
+        "name": model.graph.name or Path(file).stem, "result": "failed" if failed else "success",
+        "total": len(rows), "pass": len(rows) - failed, "fail": failed, "op": rows,
+    }  # fmt: skip
+
+
+def _causes(node: NodeProto, opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:
+    """Return what keeps a node from being compiled."""
+    try:
+        find(node, opset)
+        attributes(node, opset)
+    except AscendLabError as found:
+        known = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
+        return [{"code": INVALID if known else TYPE_UNSUPPORTED, "message": str(found)}]
+    about = str(error).removeprefix("node ")
+    if error is not None and about.startswith((f"{title(node)} ", f"{title(node)}:")):
+        return [{"code": INVALID, "message": str(error)}]
+    return []

@@ -23,9 +23,9 @@ from ascend_lab.graph import Compiled, GraphBuilder, compile_graph, run_tasks, s
 from ascend_lab.graph.draft import given_attrs
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.ops.formats import format_of, numpy_type
-from ascend_lab.runtime.codes import NO_OPERATOR, QUEUE, AclError, need
-from ascend_lab.runtime.offline import engine_rows
+from ascend_lab.runtime.container import engine_rows
 from ascend_lab.runtime.process import POISON, PROCESSES, Stream, process
+from ascend_lab.runtime.streams import AclError, Code, need
 
 ALONE = "Ascend310"
 """The chip of calls outside `acl.init` and `acl.finalize`."""
@@ -83,7 +83,7 @@ def clear_cache() -> None:
 def set_max_op_queue_num(limit: int) -> None:
     """Keep at most so many compiled operators; `AclError` 148048 for a limit out of range."""
     fine = isinstance(limit, int) and 1 <= limit <= LARGEST_QUEUE
-    need(fine, QUEUE, f"from 1 to {LARGEST_QUEUE} operators", repr(limit))
+    need(fine, f"from 1 to {LARGEST_QUEUE} operators", repr(limit), code=Code.QUEUE)
     _CACHE.limit = limit
     _CACHE.trim()
 
@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     try:
         operator_of(name)
     except InputError as error:
-        raise AclError(NO_OPERATOR, error.needed, error.got, error.remedy) from None
+        raise AclError(Code.NO_OPERATOR, error.needed, error.got, error.remedy) from None
     return partial(call, name)
 
 

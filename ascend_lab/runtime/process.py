@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.chip import Chip
-from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, UNINITIALISED, AclError, need
-from ascend_lab.runtime.streams import Action, Signal, Streams, Task
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import AscendLabError
+from ascend_lab.runtime.streams import AclError, Action, Code, Signal, Streams, Task, need
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF
@@ -117,7 +117,7 @@ class Process:
         self.live[handle.number] = handle
         return handle
 
-    def get(self, kind: type[Kind], handle: Any, code: int = INVALID) -> Kind:
+    def get(self, kind: type[Kind], handle: Any, code: Code = Code.INVALID) -> Kind:
         """Return a handle of a kind; `AclError` unless it lives."""
         if isinstance(handle, kind) and self.live.get(handle.number) is handle:
             return handle
@@ -127,11 +127,11 @@ class Process:
         """Return all handles of a kind that live."""
         return [handle for handle in self.live.values() if isinstance(handle, kind)]
 
-    def own(self, kind: type[Kind], handle: Any, code: int = INVALID) -> Kind:
+    def own(self, kind: type[Kind], handle: Any, code: Code = Code.INVALID) -> Kind:
         """Return a handle of the context this thread uses; `AclError` 200004 for another's."""
         found, context = self.get(kind, handle, code), self.context()
         needed, got = f"what belongs to {context}", f"{found} of {found.context}"
-        need(found.context is context, MISMATCH, needed, got, "set_current_context")
+        need(found.context is context, needed, got, "set_current_context", Code.MISMATCH)
         return found
 
     def drop(self, handle: Handle) -> None:
@@ -147,7 +147,7 @@ class Process:
         found = self.current.get(threading.get_ident())
         if found is None or found.number not in self.live:
             remedy = "call rt.set_device or rt.create_context"
-            raise AclError(UNINITIALISED, "a context of this thread", "none", remedy)
+            raise AclError(Code.UNINITIALISED, "a context of this thread", "none", remedy)
         return found
 
     def device(self) -> Device:
@@ -180,7 +180,7 @@ class Process:
         pages = {HUGE_ONLY: (HUGE_BYTES,)}.get(policy, (HUGE_BYTES, PAGE_BYTES)[not large :])
         fitting = [n for page in pages if (n := -(-real // page) * page) <= room]
         needed = f"{real:,} bytes of memory of device {device.number}"
-        need(bool(fitting), NO_MEMORY, needed, f"{room:,} free", "free some")
+        need(bool(fitting), needed, f"{room:,} free", "free some", Code.NO_MEMORY)
         address = self.next_address
         self.next_address += fitting[0] + PAGE_BYTES
         device.taken_bytes += fitting[0]
@@ -191,7 +191,8 @@ class Process:
         """Free device memory."""
         block = self.blocks.pop(address, None)
         if block is None:
-            raise AclError(INVALID, "an address that malloc returned", repr(address), "free once")
+            needed = "an address that malloc returned"
+            raise AclError(Code.INVALID, needed, repr(address), "free once")
         block.device.taken_bytes -= block.taken_bytes
 
     def memory(self, address: int, size_bytes: int) -> Bytes:
@@ -201,8 +202,8 @@ class Process:
                 if low + size_bytes <= block.size_bytes:
                     return block.data[low : low + size_bytes]
                 got = f"{block.size_bytes - low} behind the address"
-                raise AclError(INVALID, f"{size_bytes} bytes of device memory", got)
-        raise AclError(INVALID, "an address in device memory", repr(address), "malloc some")
+                raise AclError(Code.INVALID, f"{size_bytes} bytes of device memory", got)
+        raise AclError(Code.INVALID, "an address in device memory", repr(address), "malloc some")
 
     def leaks(self) -> tuple[str, ...]:
         """Return what has not been given back, a line each."""
@@ -217,6 +218,35 @@ class Process:
 
 PROCESSES: list[Process] = []
 """The one between `acl.init` and `acl.finalize`, or none."""
+ENDED: list[Process] = []
+
+
+def init(*chips: Chip | str, kernels: bool = True) -> None:
+    """Begin, with a device per chip (an Ascend310 if none is named).
+
+    Models compute by their kernels, or, without `kernels`, by the graph they were compiled from:
+    quicker, and not rounded to the kernels' formats. Raises `AclError` 100002 for a second call.
+    """
+    need(not PROCESSES, "acl.init once", "a second", "call acl.finalize first", Code.TWICE)
+    found = [load_chip(c) if isinstance(c, str) else c for c in chips or ("Ascend310",)]
+    ENDED.clear()
+    PROCESSES.append(Process(tuple(Device(i, chip) for i, chip in enumerate(found)), kernels))
+
+
+def finalize() -> tuple[str, ...]:
+    """End, and return what was never given back, a line each; `AclError` 100037 for a second call.
+
+    Streams do what they still have to; those that never can are let go.
+    """
+    code = Code.FINALISED if ENDED else Code.UNINITIALISED
+    need(bool(PROCESSES), "acl.init before acl.finalize", "none", "call each once", code)
+    found = PROCESSES.pop()
+    ENDED.append(found)
+    try:
+        found.clock.drain()
+    except AscendLabError as error:
+        return (*found.leaks(), f"streams that stand still: {error}")
+    return found.leaks()
 
 
 def process(*, waits: bool = False) -> Process:
@@ -224,7 +254,8 @@ def process(*, waits: bool = False) -> Process:
 
     What `waits` or allocates is refused inside a callback.
     """
-    need(bool(PROCESSES), UNINITIALISED, "acl.init before everything else", "none", "call it once")
+    needed = "acl.init before everything else"
+    need(bool(PROCESSES), needed, "none", "call it once", Code.UNINITIALISED)
     needed, remedy = "a callback that neither waits nor allocates", "do it in another thread"
-    need(not (waits and PROCESSES[0].in_callback), INVALID, needed, "one that does", remedy)
+    need(not (waits and PROCESSES[0].in_callback), needed, "one that does", remedy)
     return PROCESSES[0]

@@ -12,9 +12,8 @@ import numpy as np
 
 from ascend_lab.chip.model import Link
 from ascend_lab.runtime import process as p
-from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, SUBSCRIBED, need
 from ascend_lab.runtime.process import Bytes, Context, Device, Event, Process, Stream, process
-from ascend_lab.runtime.streams import Call, Signal, Span
+from ascend_lab.runtime.streams import Call, Code, Signal, Span, need
 
 HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = range(4)
 COPY_ENGINES = ("", "H2D", "D2H", "D2D")
@@ -28,7 +27,7 @@ MOST_STREAMS, MOST_THREADS = 1984, 1024
 # -- devices and contexts -------------------------------------------------------------------------
 def _device(found: Process, number: int) -> Device:
     known = isinstance(number, int) and 0 <= number < len(found.devices)
-    need(known, INVALID, f"a device from 0 to {len(found.devices) - 1}", repr(number))
+    need(known, f"a device from 0 to {len(found.devices) - 1}", repr(number))
     return found.devices[number]
 
 
@@ -50,8 +49,7 @@ def reset_device(number: int) -> None:
     """Undo one `set_device`; the last one frees all that the device holds."""
     found = process(waits=True)
     device = _device(found, number)
-    needed = f"device {number} set before it is reset"
-    need(device.uses > 0, INVALID, needed, "not set", "reset once")
+    need(device.uses > 0, f"device {number} set before it is reset", "not set", "reset once")
     device.uses -= 1
     if not device.uses:
         for context in found.all(Context):
@@ -79,9 +77,8 @@ def _context(found: Process, device: Device, owned: bool) -> Context:
 def destroy_context(context: Context) -> None:
     """Destroy a context that `create_context` returned, and what belongs to it."""
     found = process(waits=True)
-    needed = "a context that create_context returned"
-    remedy = "a default context goes with its device"
-    need(found.get(Context, context).owned, INVALID, needed, str(context), remedy)
+    owned, remedy = found.get(Context, context).owned, "a default context goes with its device"
+    need(owned, "a context that create_context returned", str(context), remedy)
     found.drop(context)
 
 
@@ -101,7 +98,8 @@ def create_stream() -> Stream:
     """Return a new stream of the context."""
     found = process(waits=True)
     fine = len(found.all(Stream)) < MOST_STREAMS
-    need(fine, NO_MEMORY, f"at most {MOST_STREAMS} streams", "one more", "destroy some")
+    needed = f"at most {MOST_STREAMS} streams"
+    need(fine, needed, "one more", "destroy some", Code.NO_MEMORY)
     return found.add(Stream(found.context()))
 
 
@@ -109,7 +107,7 @@ def destroy_stream(stream: Stream) -> None:
     """Destroy a stream once it has done what it was given."""
     found = process(waits=True)
     own = found.own(Stream, stream) is not found.context().default
-    need(own, INVALID, "a stream that create_stream returned", "the default stream")
+    need(own, "a stream that create_stream returned", "the default stream")
     found.clock.drain(stream)
     found.drop(stream)
 
@@ -131,7 +129,7 @@ def create_event(flag: int = EVENT_TIME_LINE) -> Event:
     """Return a new event of the context."""
     found, flags = process(), EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE
     known = flag > 0 and not flag & ~flags
-    need(known, INVALID, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
+    need(known, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
     made = found.add(Event(found.context()))
     made.signal.name = str(made)
     return made
@@ -164,7 +162,8 @@ def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
     found = process()
     handle, what = found.stream(stream), found.get(Event, event)
     got = f"{handle.context} and {what.context}"
-    need(handle.context is what.context, MISMATCH, "a stream and an event of one context", got)
+    needed = "a stream and an event of one context"
+    need(handle.context is what.context, needed, got, code=Code.MISMATCH)
     return handle, what.signal
 
 
@@ -185,8 +184,8 @@ def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
     times = []
     for event in (start, end):
-        needed, remedy = "events that have been reached", "record it and synchronise"
-        need(query_event(event), INVALID, needed, str(event), remedy)
+        reached, remedy = query_event(event), "record it and synchronise"
+        need(reached, "events that have been reached", str(event), remedy)
         times.append(getattr(event.signal.last, "time_s"))  # noqa: B009 - there is one
     return float(times[1] - times[0]) * 1e3
 
@@ -207,14 +206,14 @@ def launch_kernel(
 ) -> None:  # fmt: skip
     """Let an engine of the device work for some seconds; `function` is called at the end."""
     found = process()
-    need(0 <= time_s < float("inf"), INVALID, f"{name}: seconds of at least 0", repr(time_s))
+    need(0 <= time_s < float("inf"), f"{name}: seconds of at least 0", repr(time_s))
     found.work(found.stream(stream), [(name, engine, time_s)], end=function)
 
 
 # -- memory ---------------------------------------------------------------------------------------
 def _size(size_bytes: int) -> int:
     fine = isinstance(size_bytes, int) and size_bytes >= 1
-    need(fine, INVALID, "a size of at least 1 byte", repr(size_bytes))
+    need(fine, "a size of at least 1 byte", repr(size_bytes))
     return size_bytes
 
 
@@ -224,7 +223,7 @@ def malloc(size_bytes: int, policy: int = p.HUGE_FIRST) -> int:
     `AclError` 200000 if the device has not that much left.
     """
     known = policy in (p.HUGE_FIRST, p.HUGE_ONLY, p.NORMAL_ONLY)
-    need(known, INVALID, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
+    need(known, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
     return process(waits=True).allocate(_size(size_bytes), policy)
 
 
@@ -243,7 +242,7 @@ def malloc_host(size_bytes: int) -> Bytes:
 def free_host(memory: Bytes) -> None:
     """Free pinned host memory."""
     found = process().pinned.pop(memory.ctypes.data, None) is not None
-    need(found, INVALID, "memory that malloc_host returned", "other memory", "free it once")
+    need(found, "memory that malloc_host returned", "other memory", "free it once")
 
 
 def memcpy(dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
@@ -269,7 +268,7 @@ def memcpy_async(
 def memset(address: int, dest_max: int, value: int, size_bytes: int) -> None:
     """Fill device memory, at once."""
     fine = 0 <= value <= 255 and 0 <= size_bytes <= dest_max
-    need(fine, INVALID, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
+    need(fine, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
     process().memory(address, size_bytes)[:] = value
 
 
@@ -277,13 +276,12 @@ def _copy(
     found: Process, stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int
 ) -> None:
     """Issue a copy; one within the host is done at once."""
-    needed = f"at most {dest_max} bytes to copy, and a kind from 0 to 3"
-    fine = 0 <= size_bytes <= dest_max and kind in range(4)
-    need(fine, INVALID, needed, f"{size_bytes}, {kind!r}")
+    fine, got = 0 <= size_bytes <= dest_max and kind in range(4), f"{size_bytes}, {kind!r}"
+    need(fine, f"at most {dest_max} bytes to copy, and a kind from 0 to 3", got)
     sides = isinstance(src, int), isinstance(dst, int)
     needed = f"source and destination of a copy of kind {kind}"
     got = "host memory for device memory or the reverse"
-    need(sides == (kind in (2, 3), kind in (1, 3)), INVALID, needed, got)
+    need(sides == (kind in (2, 3), kind in (1, 3)), needed, got)
     source, target = (
         found.memory(x, size_bytes) if isinstance(x, int) else _host(x, size_bytes)
         for x in (src, dst)
@@ -320,10 +318,10 @@ def copy_s(device: Device, size_bytes: int, kind: int) -> float:
 def _host(array: Any, size_bytes: int | None = None) -> Bytes:
     """Return host memory as bytes; `AclError` unless it is one piece and large enough."""
     whole = isinstance(array, np.ndarray) and array.flags.c_contiguous
-    need(whole, INVALID, "host memory as a contiguous array", type(array).__name__)
+    need(whole, "host memory as a contiguous array", type(array).__name__)
     raw: Bytes = array.reshape(-1).view(np.uint8)
     fine = len(raw) >= (size_bytes or 0)
-    need(fine, INVALID, f"{size_bytes} bytes of host memory", str(len(raw)))
+    need(fine, f"{size_bytes} bytes of host memory", str(len(raw)))
     return raw[:size_bytes]
 
 
@@ -332,9 +330,11 @@ def subscribe_report(thread: int, stream: Stream | None = None) -> None:
     """Let a thread take a stream's callbacks: this one by `process_report`, others in a loop."""
     found = process()
     own = found.stream(stream)
-    need(own.thread is None, SUBSCRIBED, f"one thread for {own}", "a second", "unsubscribe_report")
+    needed, remedy = f"one thread for {own}", "unsubscribe_report"
+    need(own.thread is None, needed, "a second", remedy, Code.SUBSCRIBED)
     threads = {s.thread for s in found.all(Stream)} - {None} | {thread}
-    need(len(threads) <= MOST_THREADS, NO_MEMORY, f"at most {MOST_THREADS} threads", "one more")
+    needed = f"at most {MOST_THREADS} threads"
+    need(len(threads) <= MOST_THREADS, needed, "one more", code=Code.NO_MEMORY)
     own.thread = thread
     found.clock.retry()
 
@@ -342,7 +342,7 @@ def subscribe_report(thread: int, stream: Stream | None = None) -> None:
 def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
     """End what `subscribe_report` began."""
     own = process().stream(stream)
-    need(own.thread == thread, INVALID, f"thread {thread} subscribed to {own}", "another or none")
+    need(own.thread == thread, f"thread {thread} subscribed to {own}", "another or none")
     own.thread = None
 
 
@@ -352,7 +352,7 @@ def launch_callback(
     """Call a function of the host when a stream gets there; BLOCK holds the stream meanwhile."""
     found = process()
     own = found.stream(stream)
-    need(block in (NO_BLOCK, BLOCK), INVALID, "0 (no block) or 1 (block)", repr(block))
+    need(block in (NO_BLOCK, BLOCK), "0 (no block) or 1 (block)", repr(block))
 
     def call() -> None:
         found.in_callback = True

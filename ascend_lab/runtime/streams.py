@@ -7,17 +7,79 @@ marked, or, if there was none, the first one issued after it. Where no record ha
 the stream gets to the wait it goes on at once, as on the hardware.
 
 Issuing takes no time: the clock moves when somebody waits, so all that was issued by then is known.
+Streams that can never go on are one of the runtime's errors, which carry AscendCL's codes.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import count
 
-from ascend_lab.errors import InputError
-from ascend_lab.runtime.codes import DeadlockError
+from ascend_lab.errors import AscendLabError, InputError
 
+
+class Code(IntEnum):
+    """Codes as AscendCL publishes them: 1xxxxx the caller, 2xxxxx resources, 5xxxxx inside.
+
+    Source: CANN runtime documentation, aclError.
+    """
+
+    meaning: str
+
+    def __new__(cls, number: int, meaning: str) -> "Code":
+        """Keep what a number means beside it."""
+        made = int.__new__(cls, number)
+        made._value_, made.meaning = number, meaning
+        return made
+
+    INVALID = 100000, "invalid parameter"
+    UNINITIALISED = 100001, "not initialised"
+    TWICE = 100002, "initialised twice"
+    NO_MODEL = 100011, "invalid model id"
+    INPUTS = 100017, "input does not match the model"
+    OUTPUTS = 100018, "output does not match the model"
+    STATIC = 100019, "not a dynamic model"
+    NO_OPERATOR = 100024, "operator not found"
+    SUBSCRIBED = 100033, "subscribed twice"
+    FINALISED = 100037, "finalised twice"
+    QUEUE = 148048, "queue of operators out of range"
+    NO_MEMORY = 200000, "no memory"
+    MISMATCH = 200004, "resources do not belong together"
+    INTERNAL = 500000, "internal error"
+
+
+CODES = {int(code): code.meaning for code in Code}
+"""AscendCL's error codes, and what each means."""
+
+
+class AclError(AscendLabError):
+    """A call of the runtime that cannot be done; `code` is AscendCL's."""
+
+    def __init__(self, code: Code, needed: str, got: str = "", remedy: str = "") -> None:
+        """Build the message, the code and its meaning in front."""
+        self.code = int(code)
+        super().__init__(f"ACL error {self.code} ({code.meaning}): {needed}", got, remedy)
+
+
+def need(
+    fine: bool, needed: str, got: str = "", remedy: str = "", code: Code = Code.INVALID
+) -> None:
+    """Raise the `AclError` of a code unless something is fine."""
+    if not fine:
+        raise AclError(code, needed, got, remedy)
+
+
+class DeadlockError(AclError):
+    """Streams that wait for each other, or for a thread that nobody subscribed."""
+
+    def __init__(self, needed: str, got: str, remedy: str) -> None:
+        """Build the message; the code is the one for what has no other."""
+        super().__init__(Code.INTERNAL, needed, got, remedy)
+
+
+# -- what streams do ------------------------------------------------------------------------------
 Action = Callable[[], None]
 
 

@@ -2,14 +2,13 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.serving.config import read_scenario
-from ascend_lab.serving.language import BlockCache, Engine, Request, StepTime, converse
-from ascend_lab.serving.rollout import Canary, Version
-from ascend_lab.serving.simulate import (
-    Arrivals, Interval, Scenario, Served, Service, Step, interval, simulate_serving,
+from ascend_lab.serving.language import BlockCache, Engine, Request, converse
+from ascend_lab.serving.model import StepTime, affine, network_seconds
+from ascend_lab.serving.queues import Failure, Level, Policy
+from ascend_lab.serving.scenario import (
+    Arrivals, Canary, Scenario, Service, Step, Version, read_scenario,
 )
-from ascend_lab.serving.station import Failure, Level, Policy
-from ascend_lab.serving.times import affine, network_seconds
+from ascend_lab.serving.simulate import Interval, Served, interval, simulate_serving
 
 __all__ = [
     "Arrivals", "BlockCache", "Canary", "Engine", "Failure", "Interval", "Level", "Policy",

@@ -23,20 +23,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.serving.model import StepTime
 from ascend_lab.serving.simulate import latencies
-
-
-def token_bytes(layers: int, kv_heads: int, head_dim: int, element_bytes: int = 2) -> int:
-    """Return the bytes of one token's keys and values: 2 * layers * heads * depth * bytes."""
-    return 2 * layers * kv_heads * head_dim * element_bytes
-
-
-def blocks_in(memory_bytes: float, block_tokens: int, bytes_of_token: int, cards: int = 1) -> int:
-    """Return the blocks that a card's memory holds; heads are divided among `cards`.
-
-    The rule of MindIE-LLM's user guide: floor(memory / (block * bytes of a token)).
-    """
-    return int(memory_bytes * cards // (block_tokens * bytes_of_token))
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
@@ -115,23 +103,6 @@ class BlockCache:
 
 
 POLICIES = ("static", "prefill", "select", "split")
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """What a step costs, in seconds."""
-
-    start_s: float = 0.0
-    prompt_token_s: float = 0.0
-    decode_s: float = 0.0
-    cached_token_s: float = 0.0
-
-    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
-        """Return the seconds of a step."""
-        return (
-            self.start_s + prompt_tokens * self.prompt_token_s
-            + decodes * self.decode_s + cached * self.cached_token_s
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from ascend_lab import __version__
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import json_of, shown
 from ascend_lab.serving.model import Arrays, Model
-from ascend_lab.serving.station import Policy
+from ascend_lab.serving.queues import Policy
 
 
 class FullError(Exception):

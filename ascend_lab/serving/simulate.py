@@ -3,10 +3,16 @@
 Arrivals, services, levels and failures draw from streams of their own, so that two policies can be
 compared on the same requests (common random numbers). Requests before the measured ones warm the
 system up and count nowhere. How far a mean can be trusted says an `interval` around it.
+
+A router splits users by a hash, so that one user sees one version while the share stands, and who
+saw the new one keeps it when the share grows. After every window of the new version's answers a
+guard looks at their errors and their p95: the share grows by a stage, or goes back to 0 for good.
+Requests already sent are answered by whom they were sent to: both versions stay loaded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,91 +20,99 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.serving.rollout import Canary, Rollout, Version
-from ascend_lab.serving.station import Agenda, Batches, Jobs, Policy, Station
+from ascend_lab.serving.queues import Agenda, Batches, Jobs, Policy, Station
+from ascend_lab.serving.scenario import Canary, Floats, Scenario, Service, Version
 
-Floats = NDArray[np.float64]
-CHUNK = 4096
-"""Random numbers drawn at once."""
+BUCKETS = 10_000
+"""Of a hash: shares are multiples of one in so many."""
 GROUPS = 20
 T_99 = 2.8609
 """Two-sided 99 % quantile of Student's t with GROUPS - 1 degrees of freedom."""
-LAWS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {
-    "exponential": lambda rng, shape, n: rng.standard_exponential(n),
-    "deterministic": lambda rng, shape, n: np.ones(n),
-    "erlang": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
-    "gamma": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
-}
-"""Laws with mean 1; the squared coefficient of variation of the last two is 1/shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """How long a batch takes: of b items `mean_s + per_item_s * b` on average, in all of a law.
-
-    `seconds` by batch size, from 1, take the place of that line.
-    """
-
-    law: str = "deterministic"
-    mean_s: float = 0.0
-    per_item_s: float = 0.0
-    shape: float = 1.0
-    seconds: tuple[float, ...] = ()
-
-    def batch_s(self, items: int) -> float:
-        """Return the mean seconds of a batch."""
-        if self.seconds:
-            return self.seconds[items - 1]
-        return self.mean_s + self.per_item_s * items
-
-    def noise(self, rng: np.random.Generator) -> Iterator[float]:
-        """Yield factors with mean 1, one a batch."""
-        while True:
-            yield from LAWS[self.law](rng, self.shape, CHUNK).tolist()
+# -- a new version beside the old one --------------------------------------------------------------
+def bucket_of(user: int | str, salt: str = "canary") -> int:
+    """Return a user's place among `BUCKETS`: the same on every machine, another for each salt."""
+    digest = hashlib.blake2b(f"{salt}:{user}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % BUCKETS
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Who asks: a Poisson stream, given times, or `clients` that wait for the answer and think.
-
-    `items` lists the sizes of requests, each as likely as the others.
-    """
-
-    law: str = "poisson"
-    rate_per_s: float = 1.0
-    clients: int = 1
-    think_s: float = 0.0
-    think_law: str = "deterministic"
-    items: tuple[int, ...] = (1,)
-    times_s: tuple[float, ...] = ()
+def guard(latency_s: Sequence[float], failed: Sequence[bool], canary: Canary) -> str:
+    """Return why a window of answers breaks the canary's limits, "" if it does not."""
+    if (rate := float(np.mean(failed))) > canary.max_error_rate:
+        return f"error rate {rate:.4f} above {canary.max_error_rate:g}"
+    if (p95_s := float(np.percentile(latency_s, 95))) > canary.max_p95_s:
+        return f"p95 {p95_s:.6g} s above {canary.max_p95_s:g} s"
+    return ""
 
 
-ONE = Policy()
+@dataclass(slots=True)
+class Rollout:
+    """A canary on its way: `route` says who answers (0 the old, 1 the new), `answered` listens."""
+
+    versions: tuple[Version, ...]
+    canary: Canary
+    rng: np.random.Generator
+    total: int
+    stage: int = 0
+    ended: str = ""
+    sent: dict[int, int] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[int] = field(default_factory=lambda: [0, 0])
+    errors: list[int] = field(default_factory=lambda: [0, 0])
+    users: list[int] = field(init=False)
+    fails: list[float] = field(init=False)
+    places: list[int] = field(init=False)
+    window: tuple[list[float], list[bool]] = field(default_factory=lambda: ([], []))
+
+    def __post_init__(self) -> None:
+        self.users = self.rng.integers(0, self.canary.users, self.total).tolist()
+        self.fails = self.rng.random(self.total).tolist()
+        self.places = [bucket_of(n, self.canary.salt) for n in range(self.canary.users)]
+
+    @property
+    def share(self) -> float:
+        """Share of the users that the new version gets now."""
+        return 0.0 if self.ended == "rolled back" else self.canary.stages[self.stage]
+
+    def route(self, job: int) -> int:
+        """Return which version answers a request."""
+        self.sent[job] = int(self.places[self.users[job]] < round(self.share * BUCKETS))
+        return self.sent[job]
+
+    def answered(self, now: float, job: int, place: int, latency_s: float) -> None:
+        """Take note of an answer; after a window of the new version's, decide."""
+        failed = self.fails[job] < self.versions[place].error_rate
+        self.answers[place] += 1
+        self.errors[place] += failed
+        if not place or self.ended:
+            return
+        self.window[0].append(latency_s)
+        self.window[1].append(failed)
+        if len(self.window[0]) < self.canary.window:
+            return
+        why, share = guard(*self.window, self.canary), self.share
+        self.window = ([], [])
+        if why:
+            self.ended = "rolled back"
+        elif self.stage + 1 == len(self.canary.stages):
+            self.ended = "promoted"
+        else:
+            self.stage += 1
+        said = why or self.ended or f"share raised to {self.share:g}"
+        self.history.append({"time_s": now, "share": share, "decision": said})
+
+    def summary(self) -> dict[str, Any]:
+        """Return the outcome as plain data."""
+        rows = {
+            version.name: {"answered": self.answers[n], "errors": self.errors[n]}
+            for n, version in enumerate(self.versions)
+        }
+        outcome = self.ended or "undecided"
+        return {"outcome": outcome, "share": self.share, "versions": rows, "history": self.history}
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A model of an ensemble; it starts on a request when the steps named `after` have ended."""
-
-    name: str
-    service: Service
-    policy: Policy = ONE
-    after: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What to simulate: steps of an ensemble (mostly one), or versions that a canary compares."""
-
-    arrivals: Arrivals
-    steps: tuple[Step, ...]
-    requests: int
-    seed: int = 0
-    warmup: int = 0
-    versions: tuple[Version, ...] = ()
-    canary: Canary | None = None
-
-
+# -- what became of it ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Served:
     """What became of the measured requests: arrays in order of arrival, lost ones in `lost`.
@@ -205,6 +219,7 @@ def _mean(values: Any) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 
 
+# -- one simulation -------------------------------------------------------------------------------
 class _Run:
     """One simulation on its way: stations wired to each other and to the arrivals."""
 

@@ -1,20 +1,124 @@
-"""A scenario from a TOML file: every key known, every number in range, one line if not.
+"""What is to be simulated, as data, and read from a TOML file: every key known, numbers in range.
 
 What the tables in `FILE` mean says the help of `ascend-lab serve-sim`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ascend_lab.errors import InputError
 from ascend_lab.limits import HUGE, TINY, Range, decoded, naming, shown, toml_of
-from ascend_lab.serving.rollout import Canary, Version
-from ascend_lab.serving.simulate import LAWS, Arrivals, Scenario, Service, Step
-from ascend_lab.serving.station import Failure, Level, Policy
-from ascend_lab.serving.times import Line, affine, network_seconds
+from ascend_lab.serving.model import Line, affine, network_seconds
+from ascend_lab.serving.queues import Failure, Level, Policy
 
+Floats = NDArray[np.float64]
+CHUNK = 4096
+"""Random numbers drawn at once."""
+LAWS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {
+    "exponential": lambda rng, shape, n: rng.standard_exponential(n),
+    "deterministic": lambda rng, shape, n: np.ones(n),
+    "erlang": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
+    "gamma": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
+}
+"""Laws with mean 1; the squared coefficient of variation of the last two is 1/shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How long a batch takes: of b items `mean_s + per_item_s * b` on average, in all of a law.
+
+    `seconds` by batch size, from 1, take the place of that line.
+    """
+
+    law: str = "deterministic"
+    mean_s: float = 0.0
+    per_item_s: float = 0.0
+    shape: float = 1.0
+    seconds: tuple[float, ...] = ()
+
+    def batch_s(self, items: int) -> float:
+        """Return the mean seconds of a batch."""
+        if self.seconds:
+            return self.seconds[items - 1]
+        return self.mean_s + self.per_item_s * items
+
+    def noise(self, rng: np.random.Generator) -> Iterator[float]:
+        """Yield factors with mean 1, one a batch."""
+        while True:
+            yield from LAWS[self.law](rng, self.shape, CHUNK).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Who asks: a Poisson stream, given times, or `clients` that wait for the answer and think.
+
+    `items` lists the sizes of requests, each as likely as the others.
+    """
+
+    law: str = "poisson"
+    rate_per_s: float = 1.0
+    clients: int = 1
+    think_s: float = 0.0
+    think_law: str = "deterministic"
+    items: tuple[int, ...] = (1,)
+    times_s: tuple[float, ...] = ()
+
+
+ONE = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A model of an ensemble; it starts on a request when the steps named `after` have ended."""
+
+    name: str
+    service: Service
+    policy: Policy = ONE
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a model that errs on a share of its requests."""
+
+    name: str
+    error_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Shares the new version gets, one a window of its answers, and what stops it.
+
+    `users` send the requests, each as often as the others.
+    """
+
+    stages: tuple[float, ...] = (0.05, 0.25, 1.0)
+    window: int = 200
+    max_error_rate: float = 0.01
+    max_p95_s: float = float("inf")
+    users: int = 1000
+    salt: str = "canary"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What to simulate: steps of an ensemble (mostly one), or versions that a canary compares."""
+
+    arrivals: Arrivals
+    steps: tuple[Step, ...]
+    requests: int
+    seed: int = 0
+    warmup: int = 0
+    versions: tuple[Version, ...] = ()
+    canary: Canary | None = None
+
+
+# -- the file -------------------------------------------------------------------------------------
 REQUESTS, MOST_TIMED = 2_000_000, 256
 """Most requests a file may ask for; the largest batch whose time is modelled."""
 SHARES = 1e-9
