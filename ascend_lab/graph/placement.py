@@ -26,9 +26,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ascend_lab.graph.aliases import Alias, aliases
+from ascend_lab.graph.buffers import aligned
 from ascend_lab.graph.fusion import kind_of
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
-from ascend_lab.graph.memory.buffers import aligned
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
 from ascend_lab.sim import DeviceMemory
