@@ -71,14 +71,14 @@ STYLE = (
 def _migrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
     from ascend_lab.graph.migrate import migrate
-    from ascend_lab.graph.models import ZOO, load_model
+    from ascend_lab.graph.zoo import PREFIX, load_model
 
     ending = Path(arguments.report).suffix if arguments.report else ".txt"
     if ending not in ENDINGS:
         raise InputError(f"--report as {', '.join(ENDINGS)}", arguments.report, "rename it")
     chip, shapes, batch = load_chip(arguments.chip), common.shapes_of(arguments), arguments.batch
     source: str | bytes = arguments.model
-    if arguments.model.startswith(ZOO):
+    if arguments.model.startswith(PREFIX):
         from ascend_lab.graph.onnx.export import export_onnx
 
         graph = load_model(arguments.model, shapes=shapes, batch=batch).graph

@@ -173,7 +173,7 @@ ORDERS: dict[str, Order] = {
     "start": lambda b: (b.lower, -b.size_bytes),
     "life": lambda b: (b.lower - b.upper, -b.size_bytes),
 }
-"""Who is placed first: the largest, the earliest born as a run-time allocator has it, the oldest."""
+"""Who comes first: the largest, the earliest born (as at run time), the longest-lived."""
 
 
 def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:

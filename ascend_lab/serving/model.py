@@ -16,10 +16,10 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate, random_inputs
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.models import load_model, model_name
 from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.onnx.tensors import NUMPY
 from ascend_lab.graph.tasks import run_tasks
+from ascend_lab.graph.zoo import load_model, model_name
 from ascend_lab.limits import shown
 
 Arrays = dict[str, NDArray[Any]]

@@ -17,8 +17,8 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.compile import Road, compile_stages, front_stages
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.models import load_model
 from ascend_lab.graph.tiled import simulate_within
+from ascend_lab.graph.zoo import load_model
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
 from ascend_lab.serving.language import StepTime

@@ -12,7 +12,6 @@ from functools import partial
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
-from ascend_lab.graph.zoo.transformers import shares_of
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -284,7 +283,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
     q = net.reshape(q, shape=(n, heads * h * w, depth))
-    shares = shares_of(net, q, maps[0], name=f"{name}.heads")
+    shares = net.shares(q, maps[0], name=f"{name}.heads")
     context = net.batch_matmul(shares, maps[1], trans_b=True)
     context = net.reshape(context, shape=(n, heads, h * w, depth))
     context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))
