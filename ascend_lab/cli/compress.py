@@ -107,8 +107,8 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
 
 def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
     """Return the graph for as many rows as the model fixes, and whether it leaves them open."""
-    from ascend_lab.graph.onnx.model_file import load, sizes_of
-    from ascend_lab.graph.onnx.tensors import Limits
+    from ascend_lab.graph.onnx.model_file import load
+    from ascend_lab.graph.onnx.tensors import Limits, sizes_of
     from ascend_lab.graph.zoo import PREFIX
 
     if model.startswith(PREFIX):

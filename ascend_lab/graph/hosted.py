@@ -26,11 +26,19 @@ from ascend_lab.graph.compile import FORMATS, compile_graph
 from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx import Imported, import_pinning
 from ascend_lab.graph.onnx import host as h
-from ascend_lab.graph.onnx.converter import title
-from ascend_lab.graph.onnx.host import Values, all_reads, ends, is_numbers, run_on_host, sub_model
-from ascend_lab.graph.onnx.model_file import Parts, whole_parts
+from ascend_lab.graph.onnx.host import (
+    Parts,
+    Values,
+    all_reads,
+    ends,
+    is_numbers,
+    run_on_host,
+    sub_model,
+    whole_parts,
+)
+from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import NUMPY, Limits
 from ascend_lab.graph.tasks import CpuTimeline
 
@@ -342,16 +350,8 @@ class _Placer:
         inner = [name for name in reads if name not in self.known]
         model = sub_model(self.model, nodes, reads, writes, self.values, self.known)
         shapes = {name: self.values[name].shape for name in inner}
-        pinned: dict[str, Any] = {}
-        while True:
-            try:
-                imported = import_model(model, shapes=shapes, pinned=pinned)
-                break
-            except NeedsConstant as error:
-                if pinned.keys() >= set(error.names):
-                    raise
-                pinned |= {name: self.values[name] for name in error.names}
-        if pinned and not imported.graph.nodes:
+        imported = import_pinning(model, self.values, shapes=shapes)
+        if shapes.keys() - imported.input_types.keys() and not imported.graph.nodes:
             needed = f"{title(nodes[0])}: a result that sizes alone decide"
             raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))

@@ -30,9 +30,15 @@ from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph, TensorType
 from ascend_lab.graph.onnx import CONVERTERS, Imported, import_model
-from ascend_lab.graph.onnx.converter import title
-from ascend_lab.graph.onnx.host import is_numbers, random_feed, run_on_host, sub_model
-from ascend_lab.graph.onnx.model_file import Parts, whole_parts
+from ascend_lab.graph.onnx.host import (
+    Parts,
+    is_numbers,
+    random_feed,
+    run_on_host,
+    sub_model,
+    whole_parts,
+)
+from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import Limits
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel

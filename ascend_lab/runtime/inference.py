@@ -18,8 +18,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, compile_graph, evaluate, run_tasks, simulate_graph
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits
-from ascend_lab.graph.onnx.converter import attributes, find, title
-from ascend_lab.graph.onnx.model_file import load, opset_of
+from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
 from ascend_lab.graph.onnx.tensors import in_type
 from ascend_lab.graph.zoo import load_model
 from ascend_lab.runtime.container import is_offline

@@ -1,21 +1,28 @@
-"""What a converter sees of its node: inputs, attributes, and the graph being built.
+"""How nodes of one ONNX operator enter a graph: what a converter sees of its node, and writes.
 
-The builder of an imported graph keeps the model's names for the model's tensors.
+    @converter("LeakyRelu", types=(FLOATS,))
+    def _leaky_relu(ctx: Context) -> Value:
+        return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
+
+What is not stated is refused before the converter runs: another attribute than the standard's,
+another number of inputs, another element type. So a converter computes each case it is given, or
+refuses. The builder of an imported graph keeps the model's names for the model's tensors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ascend_lab.errors import GraphError, UnsupportedError
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
 from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.tensors import (
+    EVERY,
     Known,
     Limits,
     Shape,
@@ -335,3 +342,40 @@ class Context:
     def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
         """Raise `UnsupportedError` naming the node."""
         raise UnsupportedError(f"{self.where}: {needed}", got, remedy)
+
+
+# -- converters ----------------------------------------------------------------------------------
+Result = Value | Tensor
+Convert = Callable[[Context], Result | Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """How nodes of one ONNX operator enter a graph; inputs and attributes are the standard's.
+
+    `types` are the element types of each input, the last for all that follow; `result` the element
+    type of the outputs (None: that of the first input); `since` the first opset.
+    """
+
+    op: str
+    convert: Convert
+    types: tuple[tuple[str, ...], ...] = (EVERY,)
+    result: str | None = None
+    since: int = 1
+
+
+CONVERTERS: dict[str, Converter] = {}
+"""Every ONNX operator that can be imported."""
+
+
+def converter(*names: str, **how: Any) -> Callable[[Convert], Convert]:
+    """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
+
+    def register(convert: Convert) -> Convert:
+        for name in names:
+            if name in CONVERTERS:
+                raise InputError("an operator without converter", name, "register it once")
+            CONVERTERS[name] = Converter(name, convert, **how)
+        return convert
+
+    return register

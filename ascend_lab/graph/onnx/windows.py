@@ -13,8 +13,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import converter
+from ascend_lab.graph.onnx.context import Context, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
 
 Pair = tuple[int, int]

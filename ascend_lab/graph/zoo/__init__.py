@@ -15,7 +15,7 @@ from typing import Any
 from ascend_lab.errors import InputError
 from ascend_lab.graph.evaluate import macs, parameters, published_macs
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx import Imported, import_pinning
 from ascend_lab.graph.onnx.tensors import FORMATS, Limits, check_size
 from ascend_lab.graph.zoo import convolutional as c
 from ascend_lab.graph.zoo import formers, mobile
@@ -179,15 +179,7 @@ def load_model(
             for names in (graph.inputs, graph.outputs)
         )
         return Imported(graph, inputs, outputs)
-    pinned: dict[str, Any] = {}
-    while True:
-        try:
-            return import_model(model, shapes=sizes, batch=batch, pinned=pinned)
-        except NeedsConstant as error:
-            new = {name: given[name] for name in error.names if name in given} if given else {}
-            if not new.keys() - pinned.keys():
-                raise
-            pinned |= new
+    return import_pinning(model, given or {}, shapes=sizes, batch=batch)
 
 
 def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> Graph:
