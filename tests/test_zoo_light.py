@@ -13,8 +13,8 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.ledger import why, why_lines
 from ascend_lab.graph.onnx.export import export_onnx
+from ascend_lab.graph.zoo import why, why_lines
 from ascend_lab.graph.zoo.blocks import Net, rounded
 from ascend_lab.graph.zoo.convolutional import ghost
 

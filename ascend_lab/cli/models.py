@@ -49,7 +49,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
 
 def _why(arguments: argparse.Namespace) -> int:
     """Print why a model takes as long as it does on a chip."""
-    from ascend_lab.graph.ledger import why, why_lines
+    from ascend_lab.graph.zoo import why, why_lines
 
     if arguments.name is None:
         raise InputError("a model's name with --chip", "none", "e.g. zoo mobilenet_v2 --chip C")

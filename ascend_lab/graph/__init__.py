@@ -2,7 +2,7 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.graph.bound import Bound, bound_of
+from ascend_lab.graph.bound import Bound, bound_of, ledger
 from ascend_lab.graph.compile import (
     Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, run_compiled,
 )
@@ -13,7 +13,6 @@ from ascend_lab.graph.fusion import fusion_rule, rules_restored
 from ascend_lab.graph.ir import (
     Constant, Fill, Graph, Node, Seeded, TensorType, infer, to_text, verify,
 )
-from ascend_lab.graph.ledger import ledger
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.slice import rules_of

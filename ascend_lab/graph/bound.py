@@ -1,4 +1,4 @@
-"""Seconds that no schedule, fusion, slicing or order of a network's operators goes below.
+"""Seconds that no schedule, fusion, slicing or order of operators goes below, and what lies above.
 
     time >= max(cube, vector, results, memory, chain) + one launch
 
@@ -27,16 +27,31 @@ chain     waits: what the longest chain of operators that cannot begin before an
 
 Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
 two weights) is a pass, not a schedule, and the bound is that of the graph after passes.
+
+A ledger says by name where the rest of a network's time goes:
+
+    time = bound + launches + cube + cube fill + memory + vector + copies
+         + AI CPU + barriers + waits
+
+Each phase of a kernel is cut from its cycles, layer by layer: what is counted first hides what is
+counted later, so that nothing counts twice and no term is negative. What limits the bound comes
+first; of the layers the bound's own seconds are then taken away, its own kind first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import ceil, prod
+from math import prod
+from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Fill, Graph, Node
-from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, slides, windows_of
+from ascend_lab.graph.needs import ATTENTION, PRODUCTS, Needs, moves, slides
+from ascend_lab.graph.network import NetworkTimeline
+from ascend_lab.graph.tasks import CpuTimeline
+from ascend_lab.sim.timeline import Timeline
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -122,46 +137,17 @@ class _Work:
 
     def __init__(self, graph: Graph, chip: Chip) -> None:
         self.graph, self.chip = graph, chip
-        self.windows = windows_of(graph)
-        self.varies = _varying(graph)
-        self.needs = Needs(graph, self.windows)
+        self.needs = Needs(graph)
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node for node in once.values()
-            if self.varies.issuperset(node.outputs) and self.needs.share(node.output)
+            if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
-        self.distinct: dict[str, int] = {}
-        for node in graph.nodes:
-            for name in node.outputs:
-                self.distinct[name] = self._different(node, graph.types[name].elements)
 
     @property
     def computes(self) -> bool:
         """Whether some kernel has to run."""
         return not all(map(moves, self.nodes))
-
-    def _different(self, node: Node, size: int) -> int:
-        """Return how many results of a node may differ: what is repeated is computed once."""
-        known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
-        sizes = [self.graph.types[n].elements for n in node.inputs]
-        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
-            return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
-        if node.op == "concat":
-            return sum(dict(zip(node.inputs, known, strict=True)).values())
-        if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
-            return min(size, max(known, default=0))
-        if node.has("moves"):
-            return max(0, size - (sizes[0] - known[0]))
-        shares = [k / n for k, n in zip(known, sizes, strict=True)]
-        if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
-            return int(size * prod(shares))
-        return size if min(shares, default=1.0) == 1.0 else 0
-
-    def _count(self, name: str) -> int:
-        """Return how many different results a tensor has that are needed, at least."""
-        size = self.graph.types[name].elements
-        needed = ceil(self.needs.share(name) * size - 1e-6)
-        return max(0, needed + self.distinct.get(name, size) - size)
 
     # -- cube ---------------------------------------------------------------------------------
     def products(self) -> tuple[float, float, float]:
@@ -178,9 +164,9 @@ class _Work:
                 steps = self._sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
                     steps = self._sums(node, 1) / k
-                share = self._count(node.output) / self.graph.types[node.output].elements
+                share = self.needs.count(node.output) / self.graph.types[node.output].elements
                 cycles += steps * share / (m * n * self.chip.core_count)
-            fewest = min(self._count(name) for name in (end, *(node.output for node in nodes)))
+            fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
             left, others = (left + fewest, others) if cubes else (left, others + fewest)
         width = 1 if any(kind.dtype == "int8" for kind in self.graph.types.values()) else 2
         return cycles, left * width, others * width
@@ -209,7 +195,7 @@ class _Work:
         channels = weight[1] if node.op == "conv2d" else weight[0] // groups
         if channels < 16 and groups > 1:
             return 0
-        rows, columns = self.windows[node.name]
+        rows, columns = self.needs.windows[node.name]
         steps = sum(
             many * each * _up(channels * high * wide, depth)
             for high, many in rows.counts.items()
@@ -246,14 +232,14 @@ class _Work:
         out, given = self.graph.types[node.output], self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
-        count = self._count(node.output)
+        count = self.needs.count(node.output)
         if node.op in CURVES:
             alone = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
             return 0 if alone else count
         if node.op in LARGEST:
             return count if given[0].elements >= 2 * out.elements else 0
         if node.op == "max_pool2d":
-            rows, columns = self.windows[node.name]
+            rows, columns = self.needs.windows[node.name]
             lone = rows.counts[1] * columns.counts[1]
             return max(0, count - lone * out.shape[0] * out.shape[1])
         return 0
@@ -308,14 +294,105 @@ def _bytes(graph: Graph, name: str) -> int:
     return kind.elements * DTYPE_BYTES[kind.dtype]
 
 
-def _varying(graph: Graph) -> set[str]:
-    """Return the tensors that depend on an input."""
-    found = set(graph.inputs)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found
-
-
 def _up(size: int, unit: int) -> int:
     return -(-size // unit)
+
+
+# -- where the rest of the time goes -------------------------------------------------------------
+TERMS: Mapping[str, str] = {
+    "bound": "what no schedule or slicing goes below, one launch of it",
+    "launches": "kernels started, but for the first",
+    "cube": "products with zeros that pad, or in halos, or hidden by the bound",
+    "cube fill": "the slowest cube beyond an even share: heads, idle cores",
+    "memory": "device memory beyond the bound's bytes: spills, second reads",
+    "vector": "vector work that neither cube nor memory hides",
+    "copies": "copies between buffers that nothing above hides",
+    "AI CPU": "operators without a kernel, and their launches",
+    "barriers": "all cores wait for each other, inside a kernel or between two of one launch",
+    "waits": "all that is left: latencies, flags, turns",
+}
+"""The terms in order, and what each is."""
+FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
+"""Layers that are cut first, by what limits the bound; results leave on a pipe that copies."""
+LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
+
+
+def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
+    """Return seconds by term, in the order of `TERMS`; they add up to the time of the network."""
+    first = FIRST.get(bound.limit, ())
+    order = (*first, *(name for name in LAYERS if name not in first))
+    cycles, launches = Counter[str](), 0
+    for op in times.operators:
+        if isinstance(op.timeline, CpuTimeline):
+            cycles["AI CPU"] += op.timeline.total_cycles
+            continue
+        if op.timeline.start in ("cold", "queued"):
+            launches += op.timeline.launch_cycles
+        else:
+            cycles["barriers"] += op.timeline.launch_cycles
+        cycles["barriers"] += op.timeline.sync_cycles
+        for phase in op.timeline.phases:
+            _cut(phase, order, cycles)
+    clock = times.chip.clock_hz
+    found = {name: cycles[name] / clock for name in (*order, "barriers", "AI CPU")}
+    found["launches"] = launches / clock
+    found["bound"] = _taken(found, bound.launch, ("launches",))
+    found["bound"] += _taken(found, bound.work_s, (*order, "barriers", "AI CPU", "launches"))
+    return {name: found[name] for name in TERMS}
+
+
+def _taken(found: dict[str, float], seconds: float, order: tuple[str, ...]) -> float:
+    """Take seconds from terms in order, as far as they go; return how many."""
+    left = seconds
+    for name in order:
+        part = min(found[name], left)
+        found[name] -= part
+        left -= part
+    return seconds - left
+
+
+def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
+    """Return bound, ledger, bytes and counts of a network as plain data, ready for JSON."""
+    return {
+        "bound_s": bound.time_s,
+        "ledger": ledger(times, bound),
+        "memory_bytes": times.memory_bytes,
+        "kernels": times.kernels,
+        "launches": times.launches,
+    }
+
+
+def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
+    """Return the terms as lines: of each ledger microseconds and share, and what the term is."""
+    totals = [sum(found.values()) or 1.0 for found in ledgers]
+    heads = ("before", "after") if len(ledgers) == 2 else ()
+    lines = [f"where the time goes:{''.join(f'{head:>20}' for head in heads)}".rstrip()]
+    for name, meaning in TERMS.items():
+        parts = [found[name] for found in ledgers]
+        if max(parts) >= 5e-9:
+            pairs = zip(parts, totals, strict=True)
+            columns = (f"{s * 1e6:10.2f} us {s / total:6.1%}" for s, total in pairs)
+            lines.append(f"  {name:9} {' '.join(columns)}  {meaning}")
+    return lines
+
+
+def _cut(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
+    """Add what each layer of a phase is longer than those before it."""
+    chip, height, busy = phase.chip, 0.0, Counter[str]()
+    for pipe, worked in phase.busy_cycles.items():
+        kind = pipe.rpartition(".")[2]  # of AIC.M in a mix launch
+        busy[kind] = max(busy[kind], worked)
+    share = phase.macs / (chip.macs_per_cycle(phase.dtype) * chip.core_count) if phase.macs else 0.0
+    memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    reach = {
+        "cube": share,
+        "cube fill": busy["M"],
+        "memory": memory,
+        "vector": busy["V"],
+        "copies": max((c for pipe, c in busy.items() if pipe not in ("M", "V")), default=0),
+        "waits": phase.cycles,
+    }
+    for name in order:
+        top = min(max(reach[name], height), phase.cycles)
+        cycles[name] += top - height  # type: ignore[assignment]
+        height = top

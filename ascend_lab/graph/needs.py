@@ -3,16 +3,17 @@
 A need is a mask per axis, None where every index is needed: at least all elements whose indices are
 all in the masks. Of a need that has no such form a part is kept, and an operator without a rule
 here asks for nothing: needs are never too large. A need of everything is () at its shortest.
+Beside needs, how many numbers of a tensor may differ: what is repeated is computed once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,11 +69,6 @@ def along(
     return Windows(counts, len(read) == size, len(taps) == kernel)
 
 
-def windows_of(graph: Graph) -> dict[str, tuple[Windows, Windows]]:
-    """Return the windows along rows and columns of every convolution and pooling, by node."""
-    return {node.name: _windows(graph, node) for node in graph.nodes if slides(node)}
-
-
 def slides(node: Node) -> bool:
     """Tell whether a node is a convolution, a transposed one, or a pooling."""
     return node.op == "conv_transpose2d" or node.has("convolution", "pooling")
@@ -97,10 +93,15 @@ def moves(node: Node) -> bool:
 
 
 class Needs:
-    """What of each tensor is needed, as masks by name, and what some kernel has to read whole."""
+    """What of each tensor is needed, as masks by name, and what some kernel has to read whole.
 
-    def __init__(self, graph: Graph, windows: Mapping[str, tuple[Windows, Windows]]) -> None:
-        self.graph, self.windows = graph, windows
+    `varies` names what depends on an input, `distinct` counts a tensor's numbers that may differ.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.windows = {node.name: _windows(graph, node) for node in graph.nodes if slides(node)}
+        """Along rows and columns of every convolution and pooling."""
         self.masks: dict[str, Masks] = dict.fromkeys(graph.outputs, ())
         self.read: set[str] = set()
         for node in reversed(graph.nodes):
@@ -109,6 +110,12 @@ class Needs:
                 self._add(name, masks)
                 if works and self.is_whole(name):
                     self.read.add(name)
+        self.varies, self.distinct = set(graph.inputs), dict[str, int]()
+        for node in graph.nodes:
+            if not self.varies.isdisjoint(node.inputs):
+                self.varies.update(node.outputs)
+            for name in node.outputs:
+                self.distinct[name] = self._different(node, graph.types[name].elements)
 
     def is_whole(self, name: str) -> bool:
         """Tell whether every element of a tensor is needed."""
@@ -188,6 +195,29 @@ class Needs:
             mask[low:high] = self.is_whole(name)
         if mask.any():
             yield node.inputs[0], tuple(mask if i == axis else None for i in range(len(shape)))
+
+    def _different(self, node: Node, size: int) -> int:
+        """Return how many results of a node may differ: what is repeated is computed once."""
+        known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
+        sizes = [self.graph.types[n].elements for n in node.inputs]
+        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
+            return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
+        if node.op == "concat":
+            return sum(dict(zip(node.inputs, known, strict=True)).values())
+        if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
+            return min(size, max(known, default=0))
+        if node.has("moves"):
+            return max(0, size - (sizes[0] - known[0]))
+        shares = [k / n for k, n in zip(known, sizes, strict=True)]
+        if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
+            return int(size * prod(shares))
+        return size if min(shares, default=1.0) == 1.0 else 0
+
+    def count(self, name: str) -> int:
+        """Return how many different results a tensor has that are needed, at least."""
+        size = self.graph.types[name].elements
+        needed = ceil(self.share(name) * size - 1e-6)
+        return max(0, needed + self.distinct.get(name, size) - size)
 
 
 def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
