@@ -126,7 +126,10 @@ def _expand(graph: Graph) -> Graph:
         elif node.op == "batch_matmul" and (shapes := _batches(draft, node)):
             sides = [_stretched(draft, n, s) for n, s in zip(node.inputs, shapes, strict=True)]
             made = draft.insert(node.op, sides, node.attrs, node.name)
-        elif len(node.inputs) > 2 and _takes_no_bias(draft, node):
+        elif len(node.inputs) > 2 and (
+            node.op == "conv_transpose2d"
+            or (node.has("convolution") and node.inputs[2] not in draft.constants)
+        ):
             made = _bias_apart(draft, node)
         elif node.op == "batch_norm" and all(n in draft.constants for n in node.inputs[1:]):
             made = _batch_norm(draft, node)
@@ -157,12 +160,6 @@ def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
     if all(s[:-2] == batch for s in shapes) or (flat and not node.attr("trans_a", False)):
         return ()
     return tuple((*batch, *s[-2:]) for s in shapes)
-
-
-def _takes_no_bias(draft: Draft, node: Node) -> bool:
-    """Tell whether a convolution's bias has to be added by a node of its own."""
-    fixed = node.inputs[2] in draft.constants
-    return node.op == "conv_transpose2d" or (node.has("convolution") and not fixed)
 
 
 def _bias_apart(draft: Draft, node: Node) -> str:
@@ -406,12 +403,9 @@ class _Signs:
                 moved = tuple(n for n in node.inputs if sums and n in draft.constants)
             if moved:
                 for name in moved:
-                    known[name] = known.get(name) or _negated(draft, name)
+                    if name not in known:
+                        other = derived(draft.type(name), np.negative, draft.constants[name])
+                        known[name] = draft.add(other, f"{name}_turned")
                 inputs = [known[n] if n in moved else n for n in node.inputs]
                 draft.become(node, node.op, inputs, node.attrs)
         return draft.finish()
-
-
-def _negated(draft: Draft, name: str) -> str:
-    constant = draft.constants[name]
-    return draft.add(derived(constant.type, np.negative, constant), f"{name}_turned")

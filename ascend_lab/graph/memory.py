@@ -153,7 +153,8 @@ class _Search:
     def solve(self, ids: Ints, lowest: int) -> bool:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""
         low, up = self.low[ids], self.up[ids]
-        at = np.maximum(lowest, _range_max(self.floor, low, up))
+        bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
+        at = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
         alive = self.alive[ids]
         ground = np.where(alive, at[:, None], FAR).min(axis=0)
         if np.any((ground < FAR) & (ground + self.left > self.capacity)):
@@ -250,16 +251,8 @@ def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
     width = up - low
     tight = -np.array([search.left[a:b].max() for a, b in zip(low, up, strict=True)])
     area = -width * size
-    orders: list[NDArray[Any]] = [
-        np.argsort(np.lexsort(keys))
-        for keys in (
-            (-width, area),
-            (low, -up),
-            (-width, tight),
-            (-up, -low),
-            (area, -width, tight),
-        )
-    ]
+    keys = ((-width, area), (low, -up), (-width, tight), (-up, -low), (area, -width, tight))
+    orders: list[NDArray[Any]] = [np.argsort(np.lexsort(key)) for key in keys]
     rng, steps = np.random.default_rng(seed), FIRST_STEPS
     while True:
         for rank in orders:
@@ -268,13 +261,6 @@ def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
             yield rank, steps
         orders = [rank + rng.normal(0, len(low) / 10, len(low)) for rank in orders]
         steps *= 2
-
-
-def _range_max(values: Ints, low: Ints, up: Ints) -> Ints:
-    """Return max(values[a:b]) for each pair of bounds b < len(values)."""
-    bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
-    found: Ints = np.maximum.reduceat(values, bounds)[::2]
-    return found
 
 
 def cpsat_available() -> bool:

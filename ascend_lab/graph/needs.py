@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.ops.formats import pad_pairs, pair
+from ascend_lab.ops.slicing import Range
 
 Mask = NDArray[np.bool_] | None
 Masks = tuple[Mask, ...]
@@ -43,13 +44,7 @@ class Windows:
 
 @lru_cache(1024)
 def along(
-    size: int,
-    kernel: int,
-    stride: int,
-    pads: tuple[int, int],
-    dilation: int,
-    out: int,
-    spread: bool,
+    size: int, kernel: int, stride: int, pads: Range, dilation: int, out: int, spread: bool
 ) -> Windows:
     """Return the `out` windows along an axis of `size` elements; padding holds none.
 
@@ -181,8 +176,10 @@ class Needs:
         elif node.op == "slice":
             steps = node.attr("step") or (1,) * len(out)
             bounds = zip(node.attr("begin"), node.attr("end"), steps, strict=True)
-            places = (slice(*bound) for bound in bounds)
-            yield node.inputs[0], tuple(map(_placed, shapes[0], places, out))
+            read = [np.zeros(size, bool) for size in shapes[0]]
+            for mask, bound, inner in zip(read, bounds, out, strict=True):
+                mask[slice(*bound)] = True if inner is None else inner
+            yield node.inputs[0], tuple(read)
 
     def _split(self, node: Node) -> Iterator[tuple[str, Masks]]:
         """Yield what the pieces need that are whole but for the axis of the cut."""
@@ -238,12 +235,6 @@ def _fit(masks: Masks, shape: Sequence[int]) -> Masks:
     """Return the masks of the last axes, where those are not stretched ones of size 1."""
     ends = zip(masks[len(masks) - len(shape) :], shape, strict=True)
     return tuple(m if m is not None and len(m) == size else None for m, size in ends)
-
-
-def _placed(size: int, place: slice, inner: Mask) -> Mask:
-    mask = np.zeros(size, bool)
-    mask[place] = True if inner is None else inner
-    return mask
 
 
 def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:

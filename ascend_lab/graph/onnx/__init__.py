@@ -14,35 +14,17 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph.draft import Value, pruned
 from ascend_lab.graph.ir import Graph
+
+# fmt: off
+# isort: off
 from ascend_lab.graph.onnx import (
-    elementwise,
-    moves,
-    quantised,
-    sequences,
-    shapes,
-    signals,
-    sums,
-    windows,
+    elementwise, model_file as file, moves, quantised, sequences, shapes, signals, sums,
+    tensors as kinds, windows,
 )
-from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.context import (
-    CONVERTERS,
-    Builder,
-    Context,
-    Converter,
-    NeedsConstant,
-    Result,
-    converter,
+    CONVERTERS, Builder, Context, Converter, NeedsConstant, Result, converter,
 )
-from ascend_lab.graph.onnx.model_file import (
-    attributes,
-    checked_nodes,
-    find,
-    load,
-    opset_of,
-    tensor_of,
-    title,
-)
+# fmt: on
 from ascend_lab.graph.onnx.tensors import Limits, Tensor, check_size
 from ascend_lab.limits import refuse_above
 
@@ -108,7 +90,7 @@ def import_model(
     """Return the graph of a model and its element types; arguments and errors as `import_onnx`."""
     bounds = limits or Limits()
     try:
-        model, folder = load(source, bounds)
+        model, folder = file.load(source, bounds)
         importer = _Importer(model, folder, bounds)
         importer.enter(shapes or {}, batch, pinned or {})
         for node in importer.nodes:
@@ -142,10 +124,10 @@ class _Importer:
 
     def __init__(self, model: ModelProto, folder: Path | None, limits: Limits) -> None:
         self.proto, self.limits, self.folder = model.graph, limits, folder
-        self.opset = opset_of(model)
-        self.nodes = checked_nodes(model, self.opset, limits)
+        self.opset = file.opset_of(model)
+        self.nodes = file.checked_nodes(model, self.opset, limits)
         self.tensors: dict[str, Tensor] = {
-            proto.name: tensor_of(proto, folder, limits) for proto in self.proto.initializer
+            proto.name: file.tensor_of(proto, folder, limits) for proto in self.proto.initializer
         }
         reserved = {name for node in self.nodes for name in (*node.input, *node.output)}
         reserved |= {entry.name for entry in (*self.proto.input, *self.proto.output)}
@@ -181,12 +163,13 @@ class _Importer:
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
         most = max(len(node.input), len(node.output))
-        refuse_above(f"{title(node)}: operands", most, self.limits.operands, "split the node")
-        how = find(node, self.opset)
+        refuse_above(f"{file.title(node)}: operands", most, self.limits.operands, "split the node")
+        how = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
-            how.op, title(node), self.opset, self.net, inputs, attributes(node, self.opset),
-            len(node.output), "", self.limits, self.folder, self.rebatch,
+            how.op, file.title(node), self.opset, self.net, inputs,
+            file.attributes(node, self.opset), len(node.output), "", self.limits, self.folder,
+            self.rebatch,
         )  # fmt: skip
         start = self.net.node_count
         results = tensors_of(ctx)
@@ -318,13 +301,13 @@ def inlined(ctx: Context) -> Sequence[Tensor]:
     body = _body(ctx)
     opset, found = body.opset_import[0].version, dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
-        how = find(node, opset)
+        how = file.find(node, opset)
         inner = replace(
             ctx,
             op=how.op,
             opset=opset,
             inputs=[found.get(name) for name in node.input],
-            attrs=attributes(node, opset, ctx.attrs),
+            attrs=file.attributes(node, opset, ctx.attrs),
             out_count=len(node.output),
             within=ctx.within or ctx.op,
         )

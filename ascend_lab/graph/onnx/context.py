@@ -21,16 +21,7 @@ from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
 from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.tensors import (
-    EVERY,
-    Known,
-    Limits,
-    Shape,
-    Tensor,
-    Values,
-    beyond_32_bits,
-    free_name,
-)
+from ascend_lab.graph.onnx.tensors import Known, Limits, Shape, Tensor, Values
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024
@@ -115,7 +106,9 @@ class Builder(GraphBuilder):
                 self._narrowed.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(fresh, start):
-            own = free_name(title if main in node.outputs else f"{title}/{node.op}", self._titles)
+            own = kinds.free_name(
+                title if main in node.outputs else f"{title}/{node.op}", self._titles
+            )
             reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
             self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
         return {old: Value(name, self._types[name]) for old, name in new.items()}
@@ -124,7 +117,7 @@ class Builder(GraphBuilder):
         """Return the same tensor under a name of its own: an output that no node writes."""
         if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
             return self.lasting(np.zeros(value.shape), value.type, name)
-        title, attrs = free_name(name, self._titles), {"shape": value.shape}
+        title, attrs = kinds.free_name(name, self._titles), {"shape": value.shape}
         self._types[name] = value.type
         self._nodes.append(Node(title, "reshape", (value.name,), (name,), attrs))
         return Value(name, value.type)
@@ -282,7 +275,7 @@ class Context:
         if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
         array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
-        if beyond := beyond_32_bits(array):
+        if beyond := kinds.beyond_32_bits(array):
             self.unsupported("int64 numbers that fit in 32 bits", beyond)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
@@ -359,7 +352,7 @@ class Converter:
 
     op: str
     convert: Convert
-    types: tuple[tuple[str, ...], ...] = (EVERY,)
+    types: tuple[tuple[str, ...], ...] = (kinds.EVERY,)
     result: str | None = None
     since: int = 1
 

@@ -13,17 +13,7 @@ from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
 from ascend_lab.graph.onnx.quantised import divided, modulo
-from ascend_lab.graph.onnx.tensors import (
-    ANY,
-    BITS,
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
-    WHOLE,
-    Tensor,
-    Values,
-    known,
-)
+from ascend_lab.graph.onnx.tensors import BITS, FLOATS, INTEGERS, NUMBERS, WHOLE, Tensor, Values
 
 SAME = {
     "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Reciprocal": "rec", "Floor": "floor",
@@ -230,7 +220,7 @@ def _chain(ctx: Context) -> Result:
 
 
 @converter("And", "Or", "Xor", types=(("bool",),), result="bool", since=7)
-@converter("Equal", types=(ANY,), result="bool", since=7)
+@converter("Equal", types=(kinds.ANY,), result="bool", since=7)
 def _logic(ctx: Context) -> Value:
     """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
     op = {"And": "min", "Or": "max", "Xor": "not_equal", "Equal": "equal"}[ctx.op]
@@ -243,7 +233,7 @@ def _not(ctx: Context) -> Value:
     return ctx.emit("sub", ctx.number(1, x.type.dtype), x)
 
 
-@converter("Where", types=(("bool",), ANY))
+@converter("Where", types=(("bool",), kinds.ANY))
 def _where(ctx: Context) -> Value:
     x, y = ctx.alike(1, 2)
     ctx.result = ctx.elem(1)
@@ -307,7 +297,7 @@ def folded(ctx: Context) -> Tensor | None:
             found = None
         else:
             found = _element_by_element(ctx, *arrays)
-    return None if found is None else known(found)
+    return None if found is None else kinds.known(found)
 
 
 def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
