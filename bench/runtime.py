@@ -10,8 +10,8 @@ import numpy as np
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import evaluate, random_inputs, run_compiled, zoo
-from ascend_lab.graph.models import load_model
 from ascend_lab.graph.onnx import save_onnx
+from ascend_lab.graph.zoo import load_model
 from ascend_lab.output import write_whole
 from ascend_lab.runtime import compile_offline, load_offline, pipeline_programs, run_streams
 from bench.table import Figure, below, median_s

@@ -20,8 +20,8 @@ from ascend_lab.chip import load_chip
 from ascend_lab.cli.inputs import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
+from ascend_lab.graph import buffers as hot
 from ascend_lab.graph.memory import Buffer, plan
-from ascend_lab.graph.memory import planner as hot
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.lab import chip_report

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
+from ascend_lab.graph import memory as planner_module
+from ascend_lab.graph.buffers import read_csv
 from ascend_lab.graph.memory import (
     METHODS,
     Buffer,
     Plan,
+    cpsat_available,
+    pack,
+    pack_cpsat,
     peak_live_bytes,
     plan,
     reuse_distance_bytes,
@@ -20,9 +25,6 @@ from ascend_lab.graph.memory import (
     simulate_writes,
     verify,
 )
-from ascend_lab.graph.memory import planner as planner_module
-from ascend_lab.graph.memory.buffers import read_csv
-from ascend_lab.graph.memory.search import cpsat_available, pack, pack_cpsat
 from bench.graph import CAPACITY_BYTES, measure, report
 
 HARD = "ABCDEF"

@@ -26,7 +26,7 @@ from ascend_lab.graph import (
     zoo,
 )
 from ascend_lab.graph.ledger import TERMS
-from ascend_lab.graph.needs import Needs, windows_of
+from ascend_lab.graph.needs import Needs
 from ascend_lab.kernels import GemmSchedule, GemmShape
 from ascend_lab.kernels.timed_schedules import time_tilings
 from tests.graph_strategies import smooth_graphs, whole_graphs
@@ -227,7 +227,7 @@ def test_what_is_said_to_be_needed_changes_the_result(seed):
     rng, partly, wholly = np.random.default_rng(seed), 0, 0
     for _ in range(16):
         graph = walk(rng)
-        masks = Needs(graph, windows_of(graph)).masks.get("x")
+        masks = Needs(graph).masks.get("x")
         if masks is None:
             continue
         shape = graph.types["x"].shape
@@ -250,7 +250,7 @@ def test_what_is_said_to_be_needed_changes_the_result(seed):
 
 def test_one_token_of_the_last_layer_needs_all_of_those_before():
     graph = compile_stages(zoo.build("vit_b16", batch=2), CHIP, fusion=False).rewritten
-    needs = Needs(graph, windows_of(graph))
+    needs = Needs(graph)
     assert needs.share("norm") == needs.share("layer11.mlp.1") == 1 / 197
     assert needs.is_whole("layer11.attn.v.transpose") and needs.is_whole("layer10.add2")
     assert needs.share("layer11.attn.qkv") == pytest.approx(2 / 3)

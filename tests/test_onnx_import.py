@@ -21,7 +21,7 @@ from onnx_models import (
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph import Fill, evaluate, from_text, random_inputs
 from ascend_lab.graph.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
-from ascend_lab.graph.onnx.converter import signature
+from ascend_lab.graph.onnx.model_file import signature
 from ascend_lab.graph.passes import run_passes
 
 LIGHT_MODELS = {

@@ -5,8 +5,8 @@ import pytest
 
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import GraphBuilder, evaluate, run_compiled
-from ascend_lab.graph.models import load_model
 from ascend_lab.graph.onnx import save_onnx
+from ascend_lab.graph.zoo import load_model
 from ascend_lab.runtime import AclError, Inference, acl, compile_offline, op, rt
 from ascend_lab.runtime.process import PROCESSES
 

@@ -7,8 +7,8 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import Graph, GraphBuilder, canonical, compile_stages, run_compiled
+from ascend_lab.graph.canonical import turned_silus
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.signs import turned_silus
 from ascend_lab.ops import OPERATORS, gradient
 
 Middle = Callable[[GraphBuilder, Value], Value]

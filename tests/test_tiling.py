@@ -18,9 +18,9 @@ from ascend_lab.graph.compile import finish_stages, front_stages
 from ascend_lab.graph.evaluate import checked_inputs, live_bytes, peak_bytes, weight_bytes
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.onnx.export import export_onnx
+from ascend_lab.graph.slice import Grid, obstacle
 from ascend_lab.graph.tasks import compile_tasks
-from ascend_lab.graph.tiled import simulate_tiled, simulate_within, tile_for
-from ascend_lab.graph.tiling import Grid, Tiled, obstacle, tile_graph
+from ascend_lab.graph.tiled import Tiled, simulate_tiled, simulate_within, tile_for, tile_graph
 from ascend_lab.graph.zoo import macs
 from ascend_lab.ops.formats import numpy_type
 

@@ -23,7 +23,7 @@ from ascend_lab.graph import (
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx
 from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.zoo import vit
+from ascend_lab.graph.zoo import transformers
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import causal
 
@@ -202,8 +202,8 @@ def test_bert_ignores_what_the_mask_drops() -> None:
 def test_folded_patches_come_back_where_they_were() -> None:
     net = Net("fold")
     x = net.images(2, 3, 8)
-    parts = vit._unfolded(net, x, (0, 3, 2, 1))
-    net.output(parts, vit._folded(net, parts, (0, 3, 2, 1), x.shape))
+    parts = transformers._unfolded(net, x, (0, 3, 2, 1))
+    net.output(parts, transformers._folded(net, parts, (0, 3, 2, 1), x.shape))
     graph = net.build()
     given = random_inputs(graph)
     found, back = evaluate(graph, given).values()

@@ -13,10 +13,10 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.ledger import why, why_lines
 from ascend_lab.graph.onnx.export import export_onnx
+from ascend_lab.graph.zoo import why, why_lines
 from ascend_lab.graph.zoo.blocks import Net, rounded
-from ascend_lab.graph.zoo.shuffled import ghost
+from ascend_lab.graph.zoo.convolutional import ghost
 
 # Counted on the definitions that `source` names (torchvision 0.28, timm 1.0.31,
 # megvii-model/ShuffleNet-Series, AAboys/MobileFormer): all trainable tensors, 1000 classes; MACs of

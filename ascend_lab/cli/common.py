@@ -256,7 +256,7 @@ def import_with(
     The arrays given also say the sizes that the model and the caller leave open. Of an offline
     model it is the gear for these sizes.
     """
-    from ascend_lab.graph.models import load_model
+    from ascend_lab.graph.zoo import load_model
     from ascend_lab.runtime.container import is_offline
 
     if is_offline(model):

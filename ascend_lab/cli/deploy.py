@@ -310,7 +310,7 @@ def _served_text(data: dict[str, Any]) -> list[str]:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph.models import model_name
+    from ascend_lab.graph.zoo import model_name
     from ascend_lab.runtime.container import is_offline
     from ascend_lab.serving import Level, Policy
     from ascend_lab.serving.model import open_model

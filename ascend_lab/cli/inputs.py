@@ -169,7 +169,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
-    from ascend_lab.graph.models import model_name
+    from ascend_lab.graph.zoo import model_name
 
     name = model_name(model)
     if not batches:

@@ -61,7 +61,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
 
 def _why(arguments: argparse.Namespace) -> int:
     """Print why a model takes as long as it does on a chip."""
-    from ascend_lab.graph.ledger import why, why_lines
+    from ascend_lab.graph.zoo import why, why_lines
 
     if arguments.name is None:
         raise InputError("a model's name with --chip", "none", "e.g. zoo mobilenet_v2 --chip C")
@@ -83,14 +83,14 @@ STYLE = (
 def _migrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
     from ascend_lab.graph.migrate import migrate
-    from ascend_lab.graph.models import ZOO, load_model
+    from ascend_lab.graph.zoo import PREFIX, load_model
 
     ending = Path(arguments.report).suffix if arguments.report else ".txt"
     if ending not in ENDINGS:
         raise InputError(f"--report as {', '.join(ENDINGS)}", arguments.report, "rename it")
     chip, shapes, batch = load_chip(arguments.chip), common.shapes_of(arguments), arguments.batch
     source: str | bytes = arguments.model
-    if arguments.model.startswith(ZOO):
+    if arguments.model.startswith(PREFIX):
         from ascend_lab.graph.onnx.export import export_onnx
 
         graph = load_model(arguments.model, shapes=shapes, batch=batch).graph
@@ -254,11 +254,11 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
 
 def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
     """Return the graph for as many rows as the model fixes, and whether it leaves them open."""
-    from ascend_lab.graph.models import ZOO
-    from ascend_lab.graph.onnx.model_file import load, sizes_of
-    from ascend_lab.graph.onnx.tensors import Limits
+    from ascend_lab.graph.onnx.model_file import load
+    from ascend_lab.graph.onnx.tensors import Limits, sizes_of
+    from ascend_lab.graph.zoo import PREFIX
 
-    if model.startswith(ZOO):
+    if model.startswith(PREFIX):
         return import_with(model).graph, False
     stated = load(model, Limits())[0].graph
     entries = {e.name: sizes_of(e) for e in stated.input}

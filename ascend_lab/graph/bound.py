@@ -36,11 +36,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, prod
+from math import prod
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Fill, Graph, Node
-from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, slides, windows_of
+from ascend_lab.graph.needs import ATTENTION, PRODUCTS, Needs, moves, slides
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -159,46 +159,17 @@ class _Work:
         self.least = min(self.costs.values())
         self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
         self.width = 1 if self.bytes else 2
-        self.windows = windows_of(graph)
-        self.varies = _varying(graph)
-        self.needs = Needs(graph, self.windows)
+        self.needs = Needs(graph)
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node for node in once.values()
-            if self.varies.issuperset(node.outputs) and self.needs.share(node.output)
+            if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
-        self.distinct: dict[str, int] = {}
-        for node in graph.nodes:
-            for name in node.outputs:
-                self.distinct[name] = self._different(node, graph.types[name].elements)
 
     @property
     def computes(self) -> bool:
         """Whether some kernel has to run."""
         return not all(map(moves, self.nodes))
-
-    def _different(self, node: Node, size: int) -> int:
-        """Return how many results of a node may differ: what is repeated is computed once."""
-        known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
-        sizes = [self.graph.types[n].elements for n in node.inputs]
-        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
-            return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
-        if node.op == "concat":
-            return sum(dict(zip(node.inputs, known, strict=True)).values())
-        if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
-            return min(size, max(known, default=0))
-        if node.has("moves"):
-            return max(0, size - (sizes[0] - known[0]))
-        shares = [k / n for k, n in zip(known, sizes, strict=True)]
-        if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
-            return int(size * prod(shares))
-        return size if min(shares, default=1.0) == 1.0 else 0
-
-    def _count(self, name: str) -> int:
-        """Return how many different results a tensor has that are needed, at least."""
-        size = self.graph.types[name].elements
-        needed = ceil(self.needs.share(name) * size - 1e-6)
-        return max(0, needed + self.distinct.get(name, size) - size)
 
     # -- cube ---------------------------------------------------------------------------------
     def products(self) -> tuple[float, float, list[tuple[int, int]]]:
@@ -218,9 +189,9 @@ class _Work:
                 steps = self._sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
                     steps = self._sums(node, 1) / k
-                share = self._count(node.output) / self.graph.types[node.output].elements
+                share = self.needs.count(node.output) / self.graph.types[node.output].elements
                 cycles += steps * share / (m * n * self.chip.core_count)
-            fewest = min(self._count(name) for name in (end, *(node.output for node in nodes)))
+            fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
             left += fewest if cubes else 0
             others += [] if cubes else self._tapped(nodes, fewest)
         return cycles, left * self.width, others
@@ -230,7 +201,7 @@ class _Work:
         if len(nodes) > 1:
             return [(1, count)]
         (node,) = nodes
-        (rows, columns), found = self.windows[node.name], Counter[int]()
+        (rows, columns), found = self.needs.windows[node.name], Counter[int]()
         planes = prod(self.graph.types[node.output].shape[:2])
         for high, many in rows.counts.items():
             for wide, each in columns.counts.items():
@@ -265,7 +236,7 @@ class _Work:
         channels = weight[1] if node.op == "conv2d" else weight[0] // groups
         if channels < 16 and groups > 1:
             return 0
-        rows, columns = self.windows[node.name]
+        rows, columns = self.needs.windows[node.name]
         steps = sum(
             many * each * _up(channels * high * wide, depth)
             for high, many in rows.counts.items()
@@ -303,14 +274,14 @@ class _Work:
         out, given = self.graph.types[node.output], self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
-        count = self._count(node.output)
+        count = self.needs.count(node.output)
         if node.op in CURVES:
             alone = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
             return 0 if alone else count
         if node.op in LARGEST:
             return count if given[0].elements >= 2 * out.elements else 0
         if node.op == "max_pool2d":
-            rows, columns = self.windows[node.name]
+            rows, columns = self.needs.windows[node.name]
             lone = rows.counts[1] * columns.counts[1]
             return max(0, count - lone * out.shape[0] * out.shape[1])
         return 0
@@ -363,15 +334,6 @@ def _bytes(graph: Graph, name: str) -> int:
     """Return the bytes of a tensor's elements, without padding."""
     kind = graph.types[name]
     return kind.elements * DTYPE_BYTES[kind.dtype]
-
-
-def _varying(graph: Graph) -> set[str]:
-    """Return the tensors that depend on an input."""
-    found = set(graph.inputs)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found
 
 
 def _up(size: int, unit: int) -> int:

@@ -6,7 +6,7 @@ attention              one kernel that keeps the scores on the core, or products
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
-silu between products  -silu(-x) where weights turn the signs (`signs`)
+silu between products  -silu(-x) where weights turn the signs (`turned_silus`)
 
 The products are queries, keys and values of an attention, for example:
 
@@ -15,114 +15,31 @@ The products are queries, keys and values of an attention, for example:
 One launch instead of several, x is read once, and wide results keep more cores busy. Columns of
 fractals are the outermost axis in memory, so that the slices are views. Biases and what else all of
 them do alike, lane by lane, comes along.
+
+silu(x) = x / (1 + e^-x) begins with a pass that turns x around. -silu(-x) = x / (1 + e^x) does not:
+four vector instructions instead of five. A product with constant weights makes -x as well as x, and
+reads -y as well as y, with other weights; a mean, a scale or a move hands the sign on:
+
+    conv2d(x, W, b) -> silu -> mean, scale -> conv2d(y, V, c)
+    conv2d(x, -W, -b) -> silu, turned -> mean, scale -> conv2d(y, -V, c)
+
+Signs round like no sign, so every other tensor keeps all its bits. What turned weights read turned
+keeps its weights: only its bias changes.
 """
 
 import math
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.draft import Draft, pruned
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
-from ascend_lab.graph.signs import turned_silus
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, only_reader
+from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import get
 
 BLOCK = 16
-
-
-def merged_products(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph with one product for all of flat matrices that read one tensor."""
-    families: dict[tuple[object, ...], list[Node]] = {}
-    for node in graph.nodes:
-        if node.op == "matmul" and _joins(graph, node):
-            key = (node.inputs[0], *sorted(node.attrs.items()))
-            families.setdefault(key, []).append(node)
-    draft = Draft(graph)
-    for family in families.values():
-        chains = _alike(graph, family)
-        later = [_reader(graph, chain[-1]) for chain in chains]
-        alone = chip.combined and any(node is not None and node.has("lanes") for node in later)
-        if len(family) > 1 and not alone:  # what follows one of them alone stays in its kernel
-            _merge(draft, chains)
-    return draft.finish()
-
-
-def _joins(graph: Graph, node: Node) -> bool:
-    """Tell whether columns of a product are whole blocks, its weights constants."""
-    weight, out = graph.constants.get(node.inputs[1]), graph.types[node.output]
-    plain = weight is not None and not node.attr("trans_a", False) and len(node.inputs) == 2
-    return plain and len(out.shape) == 2 and out.shape[1] % BLOCK == 0 and is_float(out.dtype)
-
-
-def _reader(graph: Graph, node: Node) -> Node | None:
-    """Return the one node that reads a node's result; None if that is an output, too."""
-    readers = graph.readers[node.output]
-    return readers[0] if len(readers) == 1 and node.output not in graph.outputs else None
-
-
-def _alike(graph: Graph, family: list[Node]) -> list[list[Node]]:
-    """Return each product with the additions and other lane-wise work that all have in common."""
-    chains = [[node] for node in family]
-    while True:
-        found = [_reader(graph, chain[-1]) for chain in chains]
-        pairs = [(n, c[-1]) for n, c in zip(found, chains, strict=True) if n is not None]
-        kinds = {(n.op, *sorted(n.attrs.items())) for n, _ in pairs}
-        same = len(pairs) == len(chains) and len(kinds) == 1
-        if not same or not all(_along(graph, n, before) for n, before in pairs):
-            return chains
-        for chain, (node, _) in zip(chains, pairs, strict=True):
-            chain.append(node)
-
-
-def _along(graph: Graph, node: Node, before: Node) -> bool:
-    """Tell whether a node reads its chain first, then at most a number per column."""
-    rest = node.inputs[1:]
-    plain = node.has("lanes") and node.inputs[0] == before.output and len(rest) < 2
-    kind, width = graph.types[node.output], graph.types[before.output].shape[1:]
-    same = kind == graph.types[before.output]
-    return (
-        plain and same and all(n in graph.constants and graph.types[n].shape == width for n in rest)
-    )
-
-
-def _merge(draft: Draft, chains: list[list[Node]]) -> None:
-    """Insert one chain for all, and a slice of its result for each."""
-    first = [chain[0] for chain in chains]
-    axis = 0 if first[0].attr("trans_b", False) else 1
-    weight = _joined(draft, [node.inputs[1] for node in first], axis)
-    y = draft.insert("matmul", (first[0].inputs[0], weight), first[0].attrs, first[0].name)
-    for nodes in zip(*(chain[1:] for chain in chains), strict=True):
-        rest = [
-            _joined(draft, [n.inputs[i] for n in nodes], 0) for i in range(1, len(nodes[0].inputs))
-        ]
-        y = draft.insert(nodes[0].op, (y, *rest), nodes[0].attrs, nodes[0].name)
-    rows, at = draft.type(y).shape[0], 0
-    for chain in chains:
-        end = at + draft.type(chain[-1].output).shape[1]
-        attrs = {"begin": (0, at), "end": (rows, end)}
-        draft.replace(
-            chain[-1].output, draft.insert("slice", (y,), attrs, f"{chain[-1].name}_part")
-        )
-        at = end
-
-
-def _joined(draft: Draft, names: list[str], axis: int) -> str:
-    """Add constants side by side as one, made when somebody asks for it."""
-    parts = [draft.constants[name] for name in names]
-    shape = list(parts[0].type.shape)
-    shape[axis] = sum(p.type.shape[axis] for p in parts)
-    kind = TensorType(tuple(shape), parts[0].type.dtype)
-    return draft.add(Constant(kind, partial(_side_by_side, tuple(parts), axis)), f"{names[0]}_all")
-
-
-def _side_by_side(parts: tuple[Constant, ...], axis: int) -> Values:
-    return np.concatenate([part.array() for part in parts], axis=axis)
-
-
-# -- the rewrites ----------------------------------------------------------------------------------
 FLASH = "flash_attention"
 
 
@@ -195,18 +112,8 @@ def _stretched(draft: Draft, name: str, shape: tuple[int, ...]) -> str:
         made = (n for n in draft.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
         twins = [n.output for n in made if n.attrs["shape"] == shape]
         return (twins or [draft.insert("expand", (name,), {"shape": shape}, f"{name}_whole")])[0]
-    return _computed(
-        draft, f"{name}_whole", replace(kind, shape=shape), partial(_repeated, constant, shape)
-    )
-
-
-def _repeated(constant: Constant, shape: tuple[int, ...]) -> Values:
-    return np.broadcast_to(constant.array(), shape)
-
-
-def _computed(draft: Draft, name: str, kind: TensorType, data: partial[Values]) -> str:
-    """Add a constant whose values are made when somebody asks for them."""
-    return draft.add(Constant(kind, data), name)
+    whole = Constant(replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape))
+    return draft.add(whole, f"{name}_whole")
 
 
 # -- operators as their parts ---------------------------------------------------------------------
@@ -219,7 +126,10 @@ def _expand(graph: Graph) -> Graph:
         elif node.op == "batch_matmul" and (shapes := _batches(draft, node)):
             sides = [_stretched(draft, n, s) for n, s in zip(node.inputs, shapes, strict=True)]
             made = draft.insert(node.op, sides, node.attrs, node.name)
-        elif len(node.inputs) > 2 and _takes_no_bias(draft, node):
+        elif len(node.inputs) > 2 and (
+            node.op == "conv_transpose2d"
+            or (node.has("convolution") and node.inputs[2] not in draft.constants)
+        ):
             made = _bias_apart(draft, node)
         elif node.op == "batch_norm" and all(n in draft.constants for n in node.inputs[1:]):
             made = _batch_norm(draft, node)
@@ -252,12 +162,6 @@ def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple((*batch, *s[-2:]) for s in shapes)
 
 
-def _takes_no_bias(draft: Draft, node: Node) -> bool:
-    """Tell whether a convolution's bias has to be added by a node of its own."""
-    fixed = node.inputs[2] in draft.constants
-    return node.op == "conv_transpose2d" or (node.has("convolution") and not fixed)
-
-
 def _bias_apart(draft: Draft, node: Node) -> str:
     """Return the convolution of x and w, plus bias, one number per channel."""
     x, weight, bias = node.inputs
@@ -265,41 +169,27 @@ def _bias_apart(draft: Draft, node: Node) -> str:
     y, shape = draft.insert(node.op, (x, weight), node.attrs, node.name), (*kind.shape, 1, 1)
     column = draft.insert("reshape", (bias,), {"shape": shape})
     if constant is not None:
-        data = partial(_in_shape, constant, shape)
-        column = _computed(draft, bias, TensorType(shape, kind.dtype), data)
+        kind = TensorType(shape, kind.dtype)
+        column = draft.add(Constant(kind, lambda: constant.array().reshape(shape)), bias)
     return draft.insert("add", (y, column), {}, f"{node.name}_bias")
-
-
-def _in_shape(constant: Constant, shape: tuple[int, ...]) -> Values:
-    return constant.array().reshape(shape)
 
 
 def _batch_norm(draft: Draft, node: Node) -> str:
     """Return x * (scale / sqrt(variance + epsilon)) + the rest, per channel."""
     x, *parts = node.inputs
-    kind, constants = draft.type(x), tuple(draft.constants[n] for n in parts)
+    kind, constants = draft.type(x), [draft.constants[n] for n in parts]
     shape = (draft.type(parts[0]).shape[0], *(1,) * (len(kind.shape) - 2))
-    epsilon = float(node.attr("epsilon", 1e-5))
-    scale, shift = (
-        _computed(
-            draft,
-            f"{node.name}_{name}",
-            TensorType(shape, kind.dtype),
-            partial(_normal, constants, epsilon, shape, place),
-        )
-        for place, name in enumerate(("scale", "shift"))
-    )
-    y = draft.insert("mul", (x, scale), {}, node.name)
+    column, epsilon = TensorType(shape, kind.dtype), float(node.attr("epsilon", 1e-5))
+
+    def normal() -> tuple[Values, Values]:
+        scale, bias, mean, variance = (c.array().astype(np.float64) for c in constants)
+        factor: Values = scale / np.sqrt(variance + epsilon)
+        return factor.reshape(shape), (bias - mean * factor).reshape(shape)
+
+    factor = draft.add(Constant(column, lambda: normal()[0]), f"{node.name}_scale")
+    shift = draft.add(Constant(column, lambda: normal()[1]), f"{node.name}_shift")
+    y = draft.insert("mul", (x, factor), {}, node.name)
     return draft.insert("add", (y, shift), {}, f"{node.name}_add")
-
-
-def _normal(
-    parts: tuple[Constant, ...], epsilon: float, shape: tuple[int, ...], place: int
-) -> Values:
-    """Return what a batch norm multiplies each channel by (0), or adds to it (1)."""
-    scale, bias, mean, variance = (p.array().astype(np.float64) for p in parts)
-    factor: Values = scale / np.sqrt(variance + epsilon)
-    return (factor if place == 0 else bias - mean * factor).reshape(shape)
 
 
 # -- products on flat matrices --------------------------------------------------------------------
@@ -331,9 +221,10 @@ def _sink(graph: Graph) -> Graph:
     for node in draft:
         if not node.has("lanes") or not any(n in flat for n in node.inputs):
             continue
-        rows = [flat.get(n) or _row(draft, n) for n in node.inputs]
+        same = {n for n in node.inputs if n in draft.constants and len(draft.type(n).shape) <= 1}
+        rows = [flat.get(n) or (n if n in same else "") for n in node.inputs]
         if all(rows):
-            y = draft.insert(node.op, [str(n) for n in rows], node.attrs, node.name)
+            y = draft.insert(node.op, rows, node.attrs, node.name)
             sizes = {"shape": draft.type(node.output).shape}
             made = draft.insert("reshape", (y,), sizes, f"{node.name}_nd")
             draft.replace(node.output, made)
@@ -341,6 +232,180 @@ def _sink(graph: Graph) -> Graph:
     return draft.finish()
 
 
-def _row(draft: Draft, name: str) -> str | None:
-    """Return a constant that is the same for every row, or None."""
-    return name if name in draft.constants and len(draft.type(name).shape) <= 1 else None
+# -- products of one tensor ----------------------------------------------------------------------
+def merged_products(graph: Graph, chip: Chip) -> Graph:
+    """Return the graph with one product for all of flat matrices that read one tensor."""
+    families: dict[tuple[object, ...], list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "matmul" and _joins(graph, node):
+            key = (node.inputs[0], *sorted(node.attrs.items()))
+            families.setdefault(key, []).append(node)
+    draft = Draft(graph)
+    for family in families.values():
+        chains = _alike(graph, family)
+        later = [only_reader(graph, chain[-1]) for chain in chains]
+        alone = chip.combined and any(node is not None and node.has("lanes") for node in later)
+        if len(family) > 1 and not alone:  # what follows one of them alone stays in its kernel
+            _merge(draft, chains)
+    return draft.finish()
+
+
+def _joins(graph: Graph, node: Node) -> bool:
+    """Tell whether columns of a product are whole blocks, its weights constants."""
+    weight, out = graph.constants.get(node.inputs[1]), graph.types[node.output]
+    plain = weight is not None and not node.attr("trans_a", False) and len(node.inputs) == 2
+    return plain and len(out.shape) == 2 and out.shape[1] % BLOCK == 0 and is_float(out.dtype)
+
+
+def _alike(graph: Graph, family: list[Node]) -> list[list[Node]]:
+    """Return each product with the additions and other lane-wise work that all have in common."""
+    chains = [[node] for node in family]
+    while True:
+        found = [only_reader(graph, chain[-1]) for chain in chains]
+        pairs = [(n, c[-1]) for n, c in zip(found, chains, strict=True) if n is not None]
+        kinds = {(n.op, *sorted(n.attrs.items())) for n, _ in pairs}
+        same = len(pairs) == len(chains) and len(kinds) == 1
+        if not same or not all(_along(graph, n, before) for n, before in pairs):
+            return chains
+        for chain, (node, _) in zip(chains, pairs, strict=True):
+            chain.append(node)
+
+
+def _along(graph: Graph, node: Node, before: Node) -> bool:
+    """Tell whether a node reads its chain first, then at most a number per column."""
+    rest = node.inputs[1:]
+    plain = node.has("lanes") and node.inputs[0] == before.output and len(rest) < 2
+    kind, width = graph.types[node.output], graph.types[before.output].shape[1:]
+    same = kind == graph.types[before.output]
+    fixed = all(n in graph.constants and graph.types[n].shape == width for n in rest)
+    return plain and same and fixed
+
+
+def _merge(draft: Draft, chains: list[list[Node]]) -> None:
+    """Insert one chain for all, and a slice of its result for each."""
+    first = [chain[0] for chain in chains]
+    axis = 0 if first[0].attr("trans_b", False) else 1
+    weight = _joined(draft, [node.inputs[1] for node in first], axis)
+    y = draft.insert("matmul", (first[0].inputs[0], weight), first[0].attrs, first[0].name)
+    for nodes in zip(*(chain[1:] for chain in chains), strict=True):
+        rest = [
+            _joined(draft, [n.inputs[i] for n in nodes], 0) for i in range(1, len(nodes[0].inputs))
+        ]
+        y = draft.insert(nodes[0].op, (y, *rest), nodes[0].attrs, nodes[0].name)
+    rows, at = draft.type(y).shape[0], 0
+    for chain in chains:
+        end = at + draft.type(chain[-1].output).shape[1]
+        attrs = {"begin": (0, at), "end": (rows, end)}
+        part = draft.insert("slice", (y,), attrs, f"{chain[-1].name}_part")
+        draft.replace(chain[-1].output, part)
+        at = end
+
+
+def _joined(draft: Draft, names: list[str], axis: int) -> str:
+    """Add constants side by side as one, made when somebody asks for it."""
+    parts = [draft.constants[name] for name in names]
+    shape = list(parts[0].type.shape)
+    shape[axis] = sum(p.type.shape[axis] for p in parts)
+    kind = TensorType(tuple(shape), parts[0].type.dtype)
+    data = Constant(kind, lambda: np.concatenate([part.array() for part in parts], axis))
+    return draft.add(data, f"{names[0]}_all")
+
+
+# -- signs ---------------------------------------------------------------------------------------
+PRODUCTS = ("conv2d", "depthwise_conv2d", "conv_transpose2d", "matmul")
+HANDED_ON = (
+    "global_avg_pool", "avg_pool2d", "reduce_mean", "reduce_sum", "muls",
+    "reshape", "transpose", "slice", "expand",
+)  # fmt: skip
+"""Operators of one tensor that are as negative as it is."""
+
+
+def turned_silus(graph: Graph) -> Graph:
+    """Return the graph with every SiLU turned whose sign weights on both sides take in."""
+    signs = _Signs(graph)
+    for node in graph.nodes:
+        if node.op == "silu" and not node.attr("turned", False):
+            signs.turn(node)
+    return signs.applied() if signs.silus else graph
+
+
+@dataclass(slots=True)
+class _Signs:
+    """Tensors that are stored as their negatives, and the SiLUs between them."""
+
+    graph: Graph
+    negative: set[str] = field(default_factory=set)
+    silus: set[str] = field(default_factory=set)
+
+    def turn(self, silu: Node) -> None:
+        """Turn a SiLU if what is before it and behind it can be negative."""
+        before, behind = set[str](), set[str]()
+        if self._made(silu.inputs[0], before) and self._read(silu.output, behind):
+            self.negative |= before | behind
+            self.silus.add(silu.name)
+
+    def _made(self, name: str, found: set[str]) -> bool:
+        """Tell whether a tensor with one reader can be made negative, by weights or sums of such.
+
+        `found` gets its name and those on the way there.
+        """
+        graph = self.graph
+        node = graph.producers.get(name)
+        if node is None or len(graph.readers[name]) != 1 or name in graph.outputs:
+            return False
+        found.add(name)
+        if self._weighs(node):
+            return True
+        varying = [n for n in node.inputs if n not in graph.constants]
+        sums = node.op in ("add", "reshape") and len(varying) == 1
+        return sums and is_float(graph.types[name].dtype) and self._made(varying[0], found)
+
+    def _weighs(self, node: Node) -> bool:
+        """Tell whether a node is a product with constant weights, and a constant bias."""
+        fixed = all(name in self.graph.constants for name in node.inputs[1:])
+        floats = all(is_float(self.graph.types[n].dtype) for n in (*node.inputs, *node.outputs))
+        plain = node.inputs[0] not in self.graph.constants and not node.attr("pad_value", 0)
+        return node.op in PRODUCTS and len(node.inputs) > 1 and fixed and floats and plain
+
+    def _read(self, name: str, found: set[str]) -> bool:
+        """Tell whether all that reads a tensor can read its negative; `found` as `_made`."""
+        todo = [name]
+        while todo:
+            name = todo.pop()
+            found.add(name)
+            if name in self.graph.outputs or not self.graph.readers[name]:
+                return False
+            for node in self.graph.readers[name]:
+                if self._weighs(node):
+                    continue
+                others = [n for n in node.inputs if n != name]
+                scales = node.op == "mul" and len(others) == 1
+                if not scales and node.op not in HANDED_ON:
+                    return False
+                if {*others, node.output} & (self.negative | found):
+                    return False  # a product of two negatives
+                todo.append(node.output)
+        return True
+
+    def applied(self) -> Graph:
+        """Return the graph with SiLUs turned, and weights and biases that fit them."""
+        draft, known = Draft(self.graph), dict[str, str]()
+        for node in draft:
+            if node.name in self.silus:
+                draft.become(node, node.op, node.inputs, {"turned": True})
+                continue
+            result = node.output in self.negative
+            if self._weighs(node):
+                moved = node.inputs[1:2] if result != (node.inputs[0] in self.negative) else ()
+                moved += node.inputs[2:] if result else ()
+            else:
+                sums = result and node.op == "add"
+                moved = tuple(n for n in node.inputs if sums and n in draft.constants)
+            if moved:
+                for name in moved:
+                    if name not in known:
+                        other = derived(draft.type(name), np.negative, draft.constants[name])
+                        known[name] = draft.add(other, f"{name}_turned")
+                inputs = [known[n] if n in moved else n for n in node.inputs]
+                draft.become(node, node.op, inputs, node.attrs)
+        return draft.finish()

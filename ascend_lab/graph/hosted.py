@@ -26,11 +26,9 @@ from ascend_lab.graph.compile import FORMATS, compile_graph
 from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx import Imported, import_pinning
 from ascend_lab.graph.onnx import host as h
-from ascend_lab.graph.onnx.converter import title
-from ascend_lab.graph.onnx.host import Values, all_reads, ends, is_numbers, run_on_host, sub_model
-from ascend_lab.graph.onnx.model_file import Parts, whole_parts
+from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import NUMPY, Limits
 from ascend_lab.graph.tasks import CpuTimeline
 
@@ -77,7 +75,7 @@ class Hosted:
         """Return the nodes on the AI CPU or the host, and the engine of each."""
         return {n: engine for n, engine in self.placement.engines.items() if engine != CORE}
 
-    def run(self) -> dict[str, Values]:
+    def run(self) -> dict[str, h.Values]:
         """Return the outputs: the core's parts as graphs, the rest on the host."""
         later = {name for part in self.parts for node in part.nodes for name in node.output}
         known = {name: value for name, value in self.values.items() if name not in later}
@@ -86,17 +84,19 @@ class Hosted:
         return {entry.name: known[entry.name] for entry in self.model.graph.output}
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
-        reads, writes = ends(part.nodes, self.wanted)
-        model = sub_model(self.model, part.nodes, reads, writes, known)
+        reads, writes = h.ends(part.nodes, self.wanted)
+        model = h.sub_model(self.model, part.nodes, reads, writes, known)
         if part.imported is not None:
             graph = part.imported.graph
             try:
-                found = evaluate(graph, {n: _narrowed(known[n]) for n in graph.inputs})
+                narrow = (v.astype(np.int32) if v.dtype == np.int64 else v
+                          for v in (known[n] for n in graph.inputs))  # fmt: skip
+                found = evaluate(graph, dict(zip(graph.inputs, narrow, strict=True)))
             except AscendLabError:  # numbers that a graph does not hold
-                return run_on_host(model, known)
+                return h.run_on_host(model, known)
             kinds = part.imported.output_types
             return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
-        return run_on_host(model, known)
+        return h.run_on_host(model, known)
 
     def timeline(self) -> NetworkTimeline:
         """Return the time of everything in order; each part of the core begins with a cold L2."""
@@ -199,11 +199,11 @@ def place_model(
     limits = Limits()
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
-    parts = whole_parts(source, limits)
+    parts = h.whole_parts(source, limits)
     feed = dict(given or {}) or h.random_feed(parts, shapes or {}, batch, limits, seed)
     if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
-    values = {**parts.constants(), **run_on_host(parts.model, feed, everything=True), **feed}
+    values = {**parts.constants(), **h.run_on_host(parts.model, feed, everything=True), **feed}
     return _Placer(parts, chip, values, dtype, host or Host(), media_pixels_per_s).place()
 
 
@@ -211,7 +211,7 @@ class _Placer:
     """The steps of a placement: what each node costs where, the cut, the parts."""
 
     def __init__(
-        self, parts: Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host,
+        self, parts: h.Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host,
         media_rate: float,
     ) -> None:  # fmt: skip
         self.model, self.chip, self.values = parts.model, chip, values
@@ -223,12 +223,12 @@ class _Placer:
         used, live = set(self.outputs), []
         for node in reversed(parts.nodes):
             if used.intersection(node.output):
-                used.update(all_reads(node))
+                used.update(h.all_reads(node))
                 live.append(node)
         self.nodes = []
         for node in reversed(live):
             if node.op_type == "Constant" or (
-                node.input and self.known.issuperset(all_reads(node))
+                node.input and self.known.issuperset(h.all_reads(node))
             ):  # fmt: skip
                 self.known.update(node.output)
             else:
@@ -245,7 +245,7 @@ class _Placer:
             name: self.host.copy_s(self.chip, h.size_bytes(self.values[name]))
             for work in works
             for name in work.writes
-            if is_numbers(self.values[name])
+            if h.is_numbers(self.values[name])
         }
         rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
         problem = Problem(self._together(rule), copy_s)
@@ -294,9 +294,9 @@ class _Placer:
         """Return what a node costs on every engine that takes it."""
         moved = h.moved_bytes(node, self.values)
         seconds = {HOST: self.host.overhead_s + moved / self.host.rate_bytes_per_s}
-        names = [name for name in (*all_reads(node), *node.output) if name]
+        names = [name for name in (*h.all_reads(node), *node.output) if name]
         ends_of: list[Any] = [self.values.get(name) for name in names]
-        numbers = all(is_numbers(value) for value in ends_of)
+        numbers = all(h.is_numbers(value) for value in ends_of)
         if numbers and self.chip.ai_cpu_rate_bytes_per_s and not h.branches(node):
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
@@ -313,7 +313,7 @@ class _Placer:
             seconds[CORE] = simulate_graph(compiled).time_s
         except AscendLabError as error:
             self.reasons[title(node)] = str(error)
-        reads = tuple(name for name in all_reads(node) if name not in self.known)
+        reads = tuple(name for name in h.all_reads(node) if name not in self.known)
         return Work(title(node), seconds, reads, tuple(name for name in node.output if name))
 
     def _groups(self, placement: Placement) -> list[tuple[bool, list[NodeProto]]]:
@@ -322,7 +322,7 @@ class _Placer:
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
             on_core = placement.engines[title(node)] == CORE
-            at = max((place.get(name, 0) for name in all_reads(node)), default=0)
+            at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
             at += at % 2 == on_core  # even places are the core's
             place.update((name, at) for name in node.output)
             groups.setdefault(at, []).append(node)
@@ -338,27 +338,17 @@ class _Placer:
 
     def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
         """Return nodes as a graph and its kernels; what steers shapes is pinned."""
-        reads, writes = ends(nodes, [*self.outputs, *self._later(nodes)])
+        own = {id(node) for node in nodes}
+        later = [n for node in self.nodes if id(node) not in own for n in h.all_reads(node)]
+        reads, writes = h.ends(nodes, [*self.outputs, *later])
         inner = [name for name in reads if name not in self.known]
-        model = sub_model(self.model, nodes, reads, writes, self.values, self.known)
+        model = h.sub_model(self.model, nodes, reads, writes, self.values, self.known)
         shapes = {name: self.values[name].shape for name in inner}
-        pinned: dict[str, Any] = {}
-        while True:
-            try:
-                imported = import_model(model, shapes=shapes, pinned=pinned)
-                break
-            except NeedsConstant as error:
-                if pinned.keys() >= set(error.names):
-                    raise
-                pinned |= {name: self.values[name] for name in error.names}
-        if pinned and not imported.graph.nodes:
+        imported = import_pinning(model, self.values, shapes=shapes)
+        if shapes.keys() - imported.input_types.keys() and not imported.graph.nodes:
             needed = f"{title(nodes[0])}: a result that sizes alone decide"
             raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
-
-    def _later(self, nodes: tuple[NodeProto, ...]) -> list[str]:
-        own = {id(node) for node in nodes}
-        return [name for node in self.nodes if id(node) not in own for name in all_reads(node)]
 
 
 class _RefusedError(Exception):
@@ -367,8 +357,3 @@ class _RefusedError(Exception):
     def __init__(self, names: set[str], reason: str) -> None:
         super().__init__(reason)
         self.names = names
-
-
-def _narrowed(value: Values) -> Values:
-    """Return a value in a format of graphs: int64 as int32, bool as it is."""
-    return value.astype(np.int32) if value.dtype == np.int64 else value

@@ -220,11 +220,11 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        """Return the text form; see `graph.text`."""
+        """Return the text form; see `graph.evaluate`."""
         return to_text(self)
 
 
-# -- the text form; `graph.text` reads it back ----------------------------------------------------
+# -- the text form; `graph.evaluate` reads it back ------------------------------------------------
 LONGEST = 64
 """Elements of a constant that are still written out."""
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*$")

@@ -30,9 +30,8 @@ from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph, TensorType
 from ascend_lab.graph.onnx import CONVERTERS, Imported, import_model
-from ascend_lab.graph.onnx.converter import title
-from ascend_lab.graph.onnx.host import is_numbers, random_feed, run_on_host, sub_model
-from ascend_lab.graph.onnx.model_file import Parts, whole_parts
+from ascend_lab.graph.onnx import host as h
+from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import Limits
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
@@ -81,8 +80,8 @@ def migrate(
     """
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
     read = _from_torch(Path(str(source))) if is_program else source
-    parts = whole_parts(read, Limits())
-    feed = random_feed(parts, shapes or {}, batch, Limits(), 0)
+    parts = h.whole_parts(read, Limits())
+    feed = h.random_feed(parts, shapes or {}, batch, Limits(), 0)
     sizes = {name: array.shape for name, array in feed.items()}
     titles = {title(node): node for node in parts.nodes}
     data: dict[str, Any] = {
@@ -113,7 +112,7 @@ Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
 
 
 def _rows(
-    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], parts: Parts
+    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], parts: h.Parts
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the gravest first."""
     order = {verdict: i for i, verdict in enumerate(VERDICTS)}
@@ -164,7 +163,7 @@ def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Be
 
 
 def _placed(
-    parts: Parts, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
+    parts: h.Parts, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
     error: AscendLabError,
 ) -> tuple[ModelProto | None, Became]:  # fmt: skip
     """Return the source made ready to be placed, and what its nodes became; None if refused."""
@@ -202,7 +201,7 @@ def _placed(
     written = {name for node in kept.values() for name in node.output}
     known = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *known]
-    return sub_model(parts.model, [*kept.values()], reads, names, hosted.values, known), became
+    return h.sub_model(parts.model, [*kept.values()], reads, names, hosted.values, known), became
 
 
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
@@ -245,14 +244,14 @@ _NUMPY = {"double": "float64", "bfloat16": "float32"}
 
 
 def _errors(
-    parts: Parts, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
+    parts: h.Parts, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
     imported: Imported | None,
 ) -> dict[str, float]:  # fmt: skip
     """Return the largest error of each node's first output, and note those of the outputs."""
     if model is None:
         return {}
-    theirs = run_on_host(parts.model, feed, everything=True)
-    ours = run_on_host(model, feed)
+    theirs = h.run_on_host(parts.model, feed, everything=True)
+    ours = h.run_on_host(model, feed)
     data["max_error"] = {name: _error(ours[name], theirs[name]) for name in ours}
     if imported is None:
         return {}
@@ -266,7 +265,7 @@ def _errors(
 
 def _error(ours: Any, theirs: Any) -> float:
     """Return the largest difference, a share of the largest number; 0 for equal texts."""
-    if not is_numbers(theirs):
+    if not h.is_numbers(theirs):
         return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
     one, two = (np.asarray(a).astype(np.float64) for a in (ours, theirs))
     if one.shape != two.shape:
@@ -299,7 +298,7 @@ def _fuller(kind: TensorType) -> str:
     return f"use {' and '.join(short or names)} in multiples of 16{more}"
 
 
-def _advice(node: NodeProto, verdict: str, parts: Parts) -> str:
+def _advice(node: NodeProto, verdict: str, parts: h.Parts) -> str:
     if verdict == "unsupported":
         return "replace it by operators of the standard, or export its function with the model"
     if verdict != "host":

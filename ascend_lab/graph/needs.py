@@ -3,22 +3,24 @@
 A need is a mask per axis, None where every index is needed: at least all elements whose indices are
 all in the masks. Of a need that has no such form a part is kept, and an operator without a rule
 here asks for nothing: needs are never too large. A need of everything is () at its shortest.
+Beside needs, how many numbers of a tensor may differ: what is repeated is computed once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.ops.formats import pad_pairs, pair
+from ascend_lab.ops.slicing import Range
 
 Mask = NDArray[np.bool_] | None
 Masks = tuple[Mask, ...]
@@ -42,13 +44,7 @@ class Windows:
 
 @lru_cache(1024)
 def along(
-    size: int,
-    kernel: int,
-    stride: int,
-    pads: tuple[int, int],
-    dilation: int,
-    out: int,
-    spread: bool,
+    size: int, kernel: int, stride: int, pads: Range, dilation: int, out: int, spread: bool
 ) -> Windows:
     """Return the `out` windows along an axis of `size` elements; padding holds none.
 
@@ -66,11 +62,6 @@ def along(
         read.update(i for i, _ in held)
         taps.update(t for _, t in held)
     return Windows(counts, len(read) == size, len(taps) == kernel)
-
-
-def windows_of(graph: Graph) -> dict[str, tuple[Windows, Windows]]:
-    """Return the windows along rows and columns of every convolution and pooling, by node."""
-    return {node.name: _windows(graph, node) for node in graph.nodes if slides(node)}
 
 
 def slides(node: Node) -> bool:
@@ -97,10 +88,15 @@ def moves(node: Node) -> bool:
 
 
 class Needs:
-    """What of each tensor is needed, as masks by name, and what some kernel has to read whole."""
+    """What of each tensor is needed, as masks by name, and what some kernel has to read whole.
 
-    def __init__(self, graph: Graph, windows: Mapping[str, tuple[Windows, Windows]]) -> None:
-        self.graph, self.windows = graph, windows
+    `varies` names what depends on an input, `distinct` counts a tensor's numbers that may differ.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.windows = {node.name: _windows(graph, node) for node in graph.nodes if slides(node)}
+        """Along rows and columns of every convolution and pooling."""
         self.masks: dict[str, Masks] = dict.fromkeys(graph.outputs, ())
         self.read: set[str] = set()
         for node in reversed(graph.nodes):
@@ -109,6 +105,12 @@ class Needs:
                 self._add(name, masks)
                 if works and self.is_whole(name):
                     self.read.add(name)
+        self.varies, self.distinct = set(graph.inputs), dict[str, int]()
+        for node in graph.nodes:
+            if not self.varies.isdisjoint(node.inputs):
+                self.varies.update(node.outputs)
+            for name in node.outputs:
+                self.distinct[name] = self._different(node, graph.types[name].elements)
 
     def is_whole(self, name: str) -> bool:
         """Tell whether every element of a tensor is needed."""
@@ -174,8 +176,10 @@ class Needs:
         elif node.op == "slice":
             steps = node.attr("step") or (1,) * len(out)
             bounds = zip(node.attr("begin"), node.attr("end"), steps, strict=True)
-            places = (slice(*bound) for bound in bounds)
-            yield node.inputs[0], tuple(map(_placed, shapes[0], places, out))
+            read = [np.zeros(size, bool) for size in shapes[0]]
+            for mask, bound, inner in zip(read, bounds, out, strict=True):
+                mask[slice(*bound)] = True if inner is None else inner
+            yield node.inputs[0], tuple(read)
 
     def _split(self, node: Node) -> Iterator[tuple[str, Masks]]:
         """Yield what the pieces need that are whole but for the axis of the cut."""
@@ -188,6 +192,29 @@ class Needs:
             mask[low:high] = self.is_whole(name)
         if mask.any():
             yield node.inputs[0], tuple(mask if i == axis else None for i in range(len(shape)))
+
+    def _different(self, node: Node, size: int) -> int:
+        """Return how many results of a node may differ: what is repeated is computed once."""
+        known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
+        sizes = [self.graph.types[n].elements for n in node.inputs]
+        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
+            return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
+        if node.op == "concat":
+            return sum(dict(zip(node.inputs, known, strict=True)).values())
+        if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
+            return min(size, max(known, default=0))
+        if node.has("moves"):
+            return max(0, size - (sizes[0] - known[0]))
+        shares = [k / n for k, n in zip(known, sizes, strict=True)]
+        if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
+            return int(size * prod(shares))
+        return size if min(shares, default=1.0) == 1.0 else 0
+
+    def count(self, name: str) -> int:
+        """Return how many different results a tensor has that are needed, at least."""
+        size = self.graph.types[name].elements
+        needed = ceil(self.share(name) * size - 1e-6)
+        return max(0, needed + self.distinct.get(name, size) - size)
 
 
 def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
@@ -208,12 +235,6 @@ def _fit(masks: Masks, shape: Sequence[int]) -> Masks:
     """Return the masks of the last axes, where those are not stretched ones of size 1."""
     ends = zip(masks[len(masks) - len(shape) :], shape, strict=True)
     return tuple(m if m is not None and len(m) == size else None for m, size in ends)
-
-
-def _placed(size: int, place: slice, inner: Mask) -> Mask:
-    mask = np.zeros(size, bool)
-    mask[place] = True if inner is None else inner
-    return mask
 
 
 def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:

@@ -7,7 +7,7 @@ only a barrier over all cores separates two.
 
 Each kernel finds in L2 what earlier ones left there: a tensor's bytes come from L2 where they still
 are, else from device memory. Weights have addresses of their own; activations those of the plan.
-What L2 keeps, and what is fetched ahead, stands in `residency`.
+What L2 keeps, and what is fetched ahead, stands in `placement`.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ascend_lab.graph.aliases import Alias, aliases
+from ascend_lab.graph.buffers import aligned
 from ascend_lab.graph.fusion import kind_of
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
-from ascend_lab.graph.memory.buffers import aligned
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
 from ascend_lab.sim import DeviceMemory
@@ -252,14 +252,13 @@ def uses_of(compiled: Compiled) -> dict[str, Use]:
         found = dict.fromkeys(owner.get(name, name) for name in names)
         return tuple(name for name in found if name not in graph.constants)
 
-    tasks = (task for task in compiled.tasks if task.lowered is not None)
-    return {task.name: Use(own(task.reads), own((*task.writes, *_inner(task)))) for task in tasks}
-
-
-def _inner(task: Task) -> tuple[str, ...]:
-    """Return what a kernel writes and reads again; constants of its own are not that."""
-    extra = {task.value(name) for name in task.lowered.extra} if task.lowered else set()
-    return tuple(name for name in workspaces(task) if name not in extra)
+    found = {}
+    for task in compiled.tasks:
+        if task.lowered is not None:  # constants of its own are not written
+            extra = {task.value(name) for name in task.lowered.extra}
+            inner = (name for name in workspaces(task) if name not in extra)
+            found[task.name] = Use(own(task.reads), own((*task.writes, *inner)))
+    return found
 
 
 def _held(

@@ -5,15 +5,19 @@ entries a range of it needs. So a walk starts at the results and goes backwards,
 memory as for slices that fit L2.
 
 Ranges are cut off at the borders of a tensor, and only what reaches beyond a border keeps padding.
+A grid of tiles is two families of walks; the fewest tiles that fit memory are chosen, as each one
+computes its halo again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from ascend_lab.errors import InputError
+from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph.draft import Draft, given_attrs
-from ascend_lab.graph.ir import Graph, Node, operator_of
+from ascend_lab.graph.evaluate import live_bytes, pixels
+from ascend_lab.graph.ir import Graph, Node, operator_of, verify
 from ascend_lab.graph.lower.piece import read_outside
 from ascend_lab.ops.slicing import AxisRule, Cut, Range, SliceRules, cut
 
@@ -171,3 +175,161 @@ def _part(draft: Draft, tensor: str, high: Range, wide: Range) -> str:
         node = Node(new, "slice", (tensor,), (new,), {"begin": begin, "end": end})
         draft.put(node, replace(whole, shape=shape))
     return new
+
+
+# -- grids of tiles -------------------------------------------------------------------------------
+Box = tuple[Range, Range]
+"""Rows and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One run of a kind: the part of every image it reads, and of every output it writes."""
+
+    kind: int
+    reads: Mapping[str, Box]
+    writes: Mapping[str, Box]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Consecutive nodes: run as they are, or, with tiles, as one of `kinds` for every tile."""
+
+    graph: Graph
+    kinds: tuple[Graph, ...] = ()
+    tiles: tuple[Tile, ...] = ()
+
+
+def obstacle(graph: Graph, node: Node) -> str:
+    """Return why a node cannot be computed tile by tile, or "" if it can."""
+    if any(len(t.shape) != 4 or t.shape[2] * t.shape[3] == 1 for t in graph.out_types(node)):
+        return "its result is no image (n, c, h, w)"
+    try:
+        rules = rules_of(graph, node)
+    except AscendLabError as error:
+        return str(error)
+    ways = []
+    for axis in (ROWS, COLUMNS):
+        rule = rules.axes[axis]
+        if not rule.splits or set(rule.joins) != {axis}:
+            return f"axis {axis}: {rule.reason or 'pieces cannot be joined'}"
+        if rule.grain != 1 or any(s.axis != axis or s.grain != 1 for s in rule.sources):
+            return f"axis {axis} comes from another axis"
+        ways.append({node.inputs[s.input] for s in rule.sources})
+    if ways[0] != ways[1] or any(name in graph.constants for name in ways[0]):
+        return "an operand is repeated along one axis only, or a constant image"
+    return ""
+
+
+def whole_inputs(graph: Graph, node: Node) -> set[str]:
+    """Return the activations that every tile of a local node reads whole."""
+    cut_up = {node.inputs[s.input] for s in rules_of(graph, node).axes[ROWS].sources}
+    return {n for n in node.inputs if n not in cut_up and n not in graph.constants}
+
+
+class Grid:
+    """The grids of tiles of local nodes, given as a graph; which of them fit into `room` bytes."""
+
+    def __init__(self, graph: Graph, room: int, pixels: int | None) -> None:
+        self.graph, self.room, self.pixels = graph, room, pixels
+        self.rules = all_rules(graph)
+        shapes = [graph.types[n].shape for n in graph.outputs]
+        axes = (ROWS, COLUMNS)
+        self.most = [len(self.bounds(a, max(s[a] for s in shapes))) for a in axes]
+        self.cache: dict[tuple[int, int], Walk | None] = {}
+
+    def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
+        """Return what each of about `count` tiles along an axis writes of every output.
+
+        A unit is one entry of the coarsest tensor, so that strides rarely tell tiles apart; the
+        last tile takes what is left.
+        """
+        types, names = self.graph.types, self.graph.outputs
+        coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
+        size = {n: types[n].shape[axis] for n in names}
+        grain = {n: -(-size[n] // coarse) for n in names}
+        units = max(-(-size[n] // grain[n]) for n in names)
+        step = -(-units // count)
+        inner = [u for u in range(step, units, step) if all(u * grain[n] < size[n] for n in names)]
+        return [
+            {n: (low * grain[n], size[n] if high is None else high * grain[n]) for n in names}
+            for low, high in zip([0, *inner], [*inner, None], strict=True)
+        ]
+
+    def walk(self, axis: int, wanted: Mapping[str, Range]) -> Walk:
+        """Return what a tile needs along an axis."""
+        return walk(self.graph, self.rules, dict.fromkeys(self.graph.types, axis), wanted)
+
+    def largest(self, axis: int, count: int) -> Walk | None:
+        """Return the longest of about `count` tiles along an axis; None if there is no such cut."""
+        if (axis, count) not in self.cache:
+            bounds = self.bounds(axis, count)
+            some = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
+            try:
+                walks = [self.walk(axis, bounds[i]) for i in some]
+                found = max(walks, key=lambda w: sum(map(w.width, w.need)))
+            except ShapeError:  # a tile would read padding only
+                found = None
+            self.cache[axis, count] = found
+        return self.cache[axis, count]
+
+    def tile(self, rows: int, cols: int) -> Graph | None:
+        """Return the tile that computes most in a grid; None if the grid is none."""
+        row, col = self.largest(ROWS, rows), self.largest(COLUMNS, cols)
+        return tile_graph_of(self.graph, row, col, "tile") if row and col else None
+
+    def smallest(self) -> int:
+        """Return the bytes of a tile of the finest grid; too many if it reads only padding."""
+        tile = self.tile(*self.most)
+        return max(live_bytes(tile)) if tile else self.room + 1
+
+    def fits(self, rows: int, cols: int) -> bool:
+        """Tell whether the tiles of a grid fit into memory and their results into kernels."""
+        tile = self.tile(rows, cols)
+        if tile is None or max(live_bytes(tile)) > self.room:
+            return False
+        return not self.pixels or max(pixels(tile, n) for n in tile.nodes) <= self.pixels
+
+    def least(self) -> Step | None:
+        """Return the step with the fewest tiles that fit, of those with the shortest borders."""
+        best, found = self.most[0] * self.most[1] + 1, list[tuple[int, int]]()
+        rows = 1 if self.fits(*self.most) else best
+        while rows <= min(self.most[0], best):
+            cols = self.columns(rows, min(self.most[1], best // rows))
+            if cols and rows * cols <= best:
+                found = [g for g in found if g[0] * g[1] == rows * cols] + [(rows, cols)]
+                best = rows * cols
+            rows = max(rows + 1, rows * 9 // 8)
+        high, wide = self.most
+        # of equals the one with most rows of tiles: whole rows lie side by side in memory
+        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in found}
+        return self.step(*min(found, key=borders.__getitem__)) if found else None
+
+    def columns(self, rows: int, most: int) -> int:
+        """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
+        low, high = 1, most
+        if most < 1 or not self.fits(rows, most):
+            return 0
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(rows, middle) else (middle + 1, high)
+        return high
+
+    def step(self, rows: int, cols: int) -> Step:
+        """Return a grid as a step: tiles with equal keys share a graph."""
+        graph, kinds, tiles = self.graph, list[Graph](), list[Tile]()
+        known: dict[object, int] = {}
+        own = []
+        for axis, count in ((ROWS, rows), (COLUMNS, cols)):
+            walks = [self.walk(axis, wanted) for wanted in self.bounds(axis, count)]
+            own.append([(w, tile_key(graph, w, axis)) for w in walks])
+        for (row, row_key), (col, col_key) in product(*own):
+            key = (row_key, col_key)
+            if key not in known:
+                known[key] = len(kinds)
+                name = f"{graph.name}.tile{len(kinds)}"
+                kinds.append(verify(tile_graph_of(graph, row, col, name)))
+            reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
+            writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
+            tiles.append(Tile(known[key], reads, writes))
+        return Step(graph, tuple(kinds), tuple(tiles))

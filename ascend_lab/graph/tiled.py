@@ -1,31 +1,217 @@
-"""How long a network takes whose feature maps are tiled.
+"""Networks whose feature maps do not fit: which part to compute in tiles, and how long that takes.
 
+    bytes(tile) = weights + tensors resident while tiles are computed + peak of one tile
     time = sum over steps of (time of the step, or sum over kinds of tiles * (copies + kernels))
 
-A tile's inputs are copied out of the whole tensors in device memory, its outputs back into them;
-a copy back is timed as the copy that reads the same piece. Every step and tile meets a cold L2.
-Transfers between host and device are not counted, as for networks that are not tiled.
+Resident are the tensors that the tiled part reads and writes, whole, and those that later nodes
+still need. A tile's inputs are copied out of the whole tensors in device memory, its outputs back
+into them; a copy back is timed as the copy that reads the same piece. Every step and tile meets a
+cold L2. Transfers between host and device are not counted, as for networks that are not tiled.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
+from ascend_lab.graph.draft import pruned
+from ascend_lab.graph.evaluate import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.fusion import Count, Fused
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.graph.memory import peak_live_bytes
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.placement import buffers_of, constant_bytes
+from ascend_lab.graph.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
 from ascend_lab.graph.tasks import Compiled, compile_tasks
-from ascend_lab.graph.tiling import Box, Step, Tiled, tile_graph
+from ascend_lab.ops.slicing import Range
 
 KERNEL_PIXELS = 2**24
 """Most pixels of a feature map that one convolution computes: rows of its matrix product."""
+BALANCE = 256
+"""Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
+INNER_ENDS = 4
+"""Most places tried where a tiled part may end, but for the first and the last."""
 
 
+# -- what tiles cost -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A network as steps within a limit; `peak_bytes` is what the steps need, weights included."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    limit_bytes: int
+    peak_bytes: int
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles; 0 if everything runs whole."""
+        return sum(len(step.tiles) for step in self.steps)
+
+    @property
+    def halo_share(self) -> float:
+        """Multiply-accumulates computed again as a share of the network's: tiled / whole - 1.
+
+        Of a network without any it is the share of elements.
+        """
+        count = macs if macs(self.graph) else work
+        return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
+
+
+def work(graph: Graph) -> int:
+    """Return what a graph costs in multiply-accumulates, elements written at their balance."""
+    written = sum(graph.types[n].elements for node in graph.nodes for n in node.outputs)
+    return macs(graph) + BALANCE * written
+
+
+def _sum(step: Step, count: Callable[[Graph], int]) -> int:
+    each = [count(kind) for kind in step.kinds]
+    return sum(each[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
+
+
+def _extra(step: Step) -> int:
+    """Return the cost of tiles: what they compute again and the copies in and out."""
+    copied = _sum(step, lambda g: sum(g.types[n].elements for n in (*g.inputs, *g.outputs)))
+    return _sum(step, work) - work(step.graph) + BALANCE * copied
+
+
+# -- which part -----------------------------------------------------------------------------------
+def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None) -> Tiled:
+    """Return the graph as steps whose peak is within a limit; tiles only where it must.
+
+    `most_pixels` bounds the pixels, of all images together, that one convolution writes.
+    Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
+    """
+    graph = pruned(graph)
+    room = limit_bytes - weight_bytes(graph)
+    live = live_bytes(graph)
+    large = [
+        i for i, node in enumerate(graph.nodes)
+        if live[i] > room or pixels(graph, node) > (most_pixels or pixels(graph, node))
+    ]  # fmt: skip
+    chosen: list[_Part] = []
+    for start, end in _runs(graph, large):
+        over = [i for i in large if start <= i < end]
+        if over:
+            chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
+    steps, done = list[Step](), 0
+    for part in chosen:
+        steps += [*_whole(graph, done, part.start), part.step]
+        done = part.stop
+    steps += _whole(graph, done, len(graph.nodes))
+    inside = {i for part in chosen for i in range(part.start, part.stop)}
+    peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
+    return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
+
+
+def _whole(graph: Graph, start: int, end: int) -> list[Step]:
+    nodes = graph.nodes[start:end]
+    return [Step(part_of(graph, nodes, f"{graph.name}.{start}"))] if nodes else []
+
+
+def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of consecutive nodes that may share tiles; refuse a large node in none."""
+    start, written = 0, set[str]()
+    for i, node in enumerate(graph.nodes):
+        reason = obstacle(graph, node)
+        if reason or whole_inputs(graph, node) & written:
+            if start < i:
+                yield start, i
+            start, written = i + bool(reason), set()
+        if reason and i in large:
+            live = live_bytes(graph)[i]
+            raise CapacityError(
+                f"device memory for {live} B of activations while {node.name} ({node.op}) runs",
+                f"an operator that cannot be computed in tiles: {reason}",
+                "use a chip with more memory or a smaller input",
+            )
+        written |= set() if reason else set(node.outputs)
+    if start < len(graph.nodes):
+        yield start, len(graph.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Nodes start .. stop-1 in tiles, and the most bytes of activations there meanwhile."""
+
+    start: int
+    stop: int
+    step: Step
+    peak_bytes: int
+
+
+def _parts(
+    graph: Graph, start: int, end: int, over: Sequence[int], limit: int, pixels: int | None
+) -> list[_Part]:
+    """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
+    firsts = [i for i in over if i - 1 not in over]
+    lasts = [i for i in over if i + 1 not in over]
+    one = [(start, over[-1], end)]
+    each = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
+    found, problem = list[list[_Part]](), None
+    for way in (one, each) if each != one else (one,):
+        try:
+            found.append([_part(graph, *ends, limit, pixels) for ends in way])
+        except CapacityError as error:
+            problem = problem or error
+    if not found:
+        raise problem or AssertionError
+    return min(found, key=lambda parts: sum(_extra(part.step) for part in parts))
+
+
+def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
+    """Return the part from `start`, past `last`, at most to `end`, that computes least again.
+
+    It ends behind the last large node, or where few bytes cross, and never in front of an
+    elementwise node, which is fused with what it follows.
+    """
+    weights, alive = weight_bytes(graph), spans(graph)
+    found, least = list[_Part](), list[int]()
+    stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
+    for stop in _ends(graph, alive, start, [*stops, end]):
+        own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
+        before = {
+            n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
+        }
+        resident = sum(graph.types[n].size_bytes for n in {*own.inputs, *own.outputs, *before})
+        grid = Grid(own, limit - weights - resident, pixels)
+        step = grid.least()
+        if step:
+            peak = resident + max(max(live_bytes(kind)) for kind in step.kinds)
+            found.append(_Part(start, stop, step, peak))
+        least.append(weights + resident + grid.smallest())
+    if not found:
+        raise CapacityError(
+            f"{graph.name}: about {min(*least, peak_bytes(graph))} B of device memory for "
+            f"{graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
+            f"tiles, {weights} B of it weights",
+            f"{limit} B",
+            "use a chip with more memory or a smaller input",
+        )
+    return min(found, key=lambda part: (_extra(part.step), part.stop))
+
+
+def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
+    """Return the first of the stops and the last, and some at which fewer bytes cross than near.
+
+    What crosses is written from node `start` on and needed at the stop or behind it.
+    """
+
+    def crossing(stop: int) -> int:
+        found = (n for n, (a, b) in alive.items() if start <= a < stop)
+        needed = (n for n in found if alive[n][1] >= stop or n in graph.outputs)
+        return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
+
+    cost = [crossing(stop) for stop in stops]
+    low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
+    inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
+    return sorted({stops[0], *inner, stops[-1]})
+
+
+# -- how long -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class TiledTimeline(NetworkTimeline):
     """The times of a tiled network; `operators` repeats what runs for every tile."""

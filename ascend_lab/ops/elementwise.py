@@ -248,7 +248,7 @@ define(
 # -- activation functions: several vector instructions, most in fp32 -------------------------------
 # Sigmoid and SiLU stay in fp16 where their operands are: fp32 halves the lanes and adds two casts,
 # 22 cycles for 128 lanes instead of 7, and each of their four roundings is relative. SiLU of -x,
-# turned around, x / (1 + e^x), takes 6: `ascend_lab.graph.signs` asks for it where signs cost
+# turned around, x / (1 + e^x), takes 6: `graph.canonical` asks for it where signs cost
 # nothing. GELU is lifted though fp16 would do (within 2 ulp, BERT in batches 2 to 9 % quicker):
 # published times of BERT on the 310P3 are longer than the model's already (validation page).
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)

@@ -28,12 +28,11 @@ from ascend_lab.errors import AscendLabError, ChipError, InputError
 from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
-from ascend_lab.graph.models import load_model
 from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits
-from ascend_lab.graph.onnx.converter import attributes, find, title
-from ascend_lab.graph.onnx.model_file import load, opset_of
+from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
 from ascend_lab.graph.onnx.tensors import in_type
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks
+from ascend_lab.graph.zoo import load_model
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
 from ascend_lab.runtime.container import Kind, is_offline

@@ -25,10 +25,10 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, evaluate, random_inputs, run_tasks
 from ascend_lab.graph.compile import Road, compile_graph, compile_stages, front_stages
-from ascend_lab.graph.models import load_model, model_name
 from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.onnx.tensors import NUMPY
 from ascend_lab.graph.tiled import simulate_within
+from ascend_lab.graph.zoo import load_model, model_name
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
 from ascend_lab.limits import shown

@@ -19,8 +19,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
-from ascend_lab.graph.onnx.model_file import sizes_of
-from ascend_lab.graph.onnx.tensors import NUMPY, beyond_32_bits
+from ascend_lab.graph.onnx.tensors import NUMPY, beyond_32_bits, sizes_of
 
 Values = NDArray[Any]
 KEPT = 8

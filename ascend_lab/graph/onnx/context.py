@@ -1,29 +1,27 @@
-"""What a converter sees of its node: inputs, attributes, and the graph being built.
+"""How nodes of one ONNX operator enter a graph: what a converter sees of its node, and writes.
 
-The builder of an imported graph keeps the model's names for the model's tensors.
+    @converter("LeakyRelu", types=(FLOATS,))
+    def _leaky_relu(ctx: Context) -> Value:
+        return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
+
+What is not stated is refused before the converter runs: another attribute than the standard's,
+another number of inputs, another element type. So a converter computes each case it is given, or
+refuses. The builder of an imported graph keeps the model's names for the model's tensors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ascend_lab.errors import GraphError, UnsupportedError
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
 from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.tensors import (
-    Known,
-    Limits,
-    Shape,
-    Tensor,
-    Values,
-    beyond_32_bits,
-    free_name,
-)
+from ascend_lab.graph.onnx.tensors import Known, Limits, Shape, Tensor, Values
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024
@@ -108,7 +106,9 @@ class Builder(GraphBuilder):
                 self._narrowed.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(fresh, start):
-            own = free_name(title if main in node.outputs else f"{title}/{node.op}", self._titles)
+            own = kinds.free_name(
+                title if main in node.outputs else f"{title}/{node.op}", self._titles
+            )
             reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
             self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
         return {old: Value(name, self._types[name]) for old, name in new.items()}
@@ -117,7 +117,7 @@ class Builder(GraphBuilder):
         """Return the same tensor under a name of its own: an output that no node writes."""
         if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
             return self.lasting(np.zeros(value.shape), value.type, name)
-        title, attrs = free_name(name, self._titles), {"shape": value.shape}
+        title, attrs = kinds.free_name(name, self._titles), {"shape": value.shape}
         self._types[name] = value.type
         self._nodes.append(Node(title, "reshape", (value.name,), (name,), attrs))
         return Value(name, value.type)
@@ -275,7 +275,7 @@ class Context:
         if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
         array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
-        if beyond := beyond_32_bits(array):
+        if beyond := kinds.beyond_32_bits(array):
             self.unsupported("int64 numbers that fit in 32 bits", beyond)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
@@ -335,3 +335,40 @@ class Context:
     def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
         """Raise `UnsupportedError` naming the node."""
         raise UnsupportedError(f"{self.where}: {needed}", got, remedy)
+
+
+# -- converters ----------------------------------------------------------------------------------
+Result = Value | Tensor
+Convert = Callable[[Context], Result | Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """How nodes of one ONNX operator enter a graph; inputs and attributes are the standard's.
+
+    `types` are the element types of each input, the last for all that follow; `result` the element
+    type of the outputs (None: that of the first input); `since` the first opset.
+    """
+
+    op: str
+    convert: Convert
+    types: tuple[tuple[str, ...], ...] = (kinds.EVERY,)
+    result: str | None = None
+    since: int = 1
+
+
+CONVERTERS: dict[str, Converter] = {}
+"""Every ONNX operator that can be imported."""
+
+
+def converter(*names: str, **how: Any) -> Callable[[Convert], Convert]:
+    """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
+
+    def register(convert: Convert) -> Convert:
+        for name in names:
+            if name in CONVERTERS:
+                raise InputError("an operator without converter", name, "register it once")
+            CONVERTERS[name] = Converter(name, convert, **how)
+        return convert
+
+    return register

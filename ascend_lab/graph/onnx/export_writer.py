@@ -20,16 +20,8 @@ from ascend_lab.ops.formats import numpy_type
 if TYPE_CHECKING:
     import onnx
 
-ONNX_TYPES = {
-    "fp16": 10,
-    "bf16": 16,
-    "fp32": 1,
-    "int8": 3,
-    "uint8": 2,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-}
+ONNX_TYPES = {"fp16": 10, "bf16": 16, "fp32": 1, "int8": 3, "uint8": 2, "int32": 6, "int64": 7,
+              "bool": 9}  # fmt: skip
 """`TensorProto.DataType` of each format; int64 and bool only between nodes of one rule."""
 
 
@@ -81,9 +73,8 @@ class Writer:
         one = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
         number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), one, raw=True)
         shape = self.ints(kind.shape)
-        self.nodes.append(
-            self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
-        )
+        made = self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
+        self.nodes.append(made)
 
     def number(self, value: float, dtype: str) -> str:
         """Return the name of a scalar initialiser; equal ones are shared."""

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.onnx.model_file import Parts, pinned_shapes
-from ascend_lab.graph.onnx.tensors import Limits, beyond_32_bits
+from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
+from ascend_lab.graph.onnx.tensors import Limits, beyond_32_bits, pinned_shapes
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, ValueInfoProto
 
 Values = NDArray[Any]
 MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
@@ -89,7 +92,54 @@ def _asking(model: ModelProto, names: list[str], onnx: Any) -> ModelProto:
     return asked
 
 
-# -- nodes and values -----------------------------------------------------------------------------
+# -- whole models, nodes and values ---------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A sound model: its nodes in order, its inputs that are no initialisers."""
+
+    model: ModelProto
+    nodes: Sequence[NodeProto]
+    inputs: Sequence[ValueInfoProto]
+
+    def constants(self) -> dict[str, Any]:
+        """Return the initialisers' values by name."""
+        from onnx import numpy_helper
+
+        return {tensor.name: numpy_helper.to_array(tensor)
+                for tensor in self.model.graph.initializer}  # fmt: skip
+
+
+def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Parts:
+    """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
+
+    Its nodes have titles of their own, its own functions are written out, external data are read.
+    """
+    import onnx
+    from onnx import inliner, numpy_helper
+
+    model, folder = load(source, limits)
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == EXTERNAL:
+            array = tensor_of(tensor, folder, limits).array()
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    ordered = onnx.GraphProto(node=sound_nodes(model, limits))
+    del model.graph.node[:]
+    model.graph.node.extend(ordered.node)
+    seen: Counter[str] = Counter()
+    for node in model.graph.node:
+        name = title(node)
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [entry for entry in model.graph.input if entry.name not in weights]
+    return Parts(model, list(model.graph.node), inputs)
+
+
 def all_reads(node: NodeProto) -> list[str]:
     """Return the names a node reads, those that its branches take from outside included."""
     found = [name for name in node.input if name]

@@ -1,11 +1,16 @@
-"""Reading a model file: limits before work, damaged files, and what the model says of itself."""
+"""Reading a model file: limits before work, damaged files, what nodes and stored tensors say.
+
+What a node may say is ONNX's own schema in the model's opset: inputs, attributes, their defaults.
+"""
 
 from __future__ import annotations
 
-import re
+import difflib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
-from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.converter import NEWEST_OPSET, find, title
-from ascend_lab.graph.onnx.tensors import Limits, Shape, Tensor, check_size, tensor_of
+from ascend_lab.graph.onnx.context import CONVERTERS, Converter
+from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Limits, Tensor, Values, check_size
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 
+NEWEST_OPSET = 28
+"""The newest version of the standard's operators these converters were written for."""
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
 
@@ -85,20 +91,20 @@ def opset_of(model: ModelProto) -> int:
     return int(version)
 
 
-# -- before any work: names written once, nothing missing, no cycle --------------------------------
+# -- before any work: names written once, nothing missing, no cycle -------------------------------
 def checked_nodes(model: ModelProto, opset: int, limits: Limits) -> Sequence[NodeProto]:
     """Return the nodes in an order in which each reads what is there.
 
     Raises `UnsupportedError` for too many nodes or one that cannot be converted, `GraphError` for
     names written twice, names nothing writes and cycles.
     """
-    nodes = _sound_nodes(model, limits)
+    nodes = sound_nodes(model, limits)
     for node in model.graph.node:
         find(node, opset)
     return nodes
 
 
-def _sound_nodes(model: ModelProto, limits: Limits) -> Sequence[NodeProto]:
+def sound_nodes(model: ModelProto, limits: Limits) -> Sequence[NodeProto]:
     """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
     graph = model.graph
     if len(graph.node) > limits.nodes:
@@ -107,53 +113,6 @@ def _sound_nodes(model: ModelProto, limits: Limits) -> Sequence[NodeProto]:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
     _check_text(graph)
     return _ordered(graph, _names(graph))
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A sound model: its nodes in order, its inputs that are no initialisers."""
-
-    model: ModelProto
-    nodes: Sequence[NodeProto]
-    inputs: Sequence[ValueInfoProto]
-
-    def constants(self) -> dict[str, Any]:
-        """Return the initialisers' values by name."""
-        from onnx import numpy_helper
-
-        return {tensor.name: numpy_helper.to_array(tensor)
-                for tensor in self.model.graph.initializer}  # fmt: skip
-
-
-def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Parts:
-    """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
-
-    Its nodes have titles of their own, its own functions are written out, external data are read.
-    """
-    import onnx
-    from onnx import inliner, numpy_helper
-
-    model, folder = load(source, limits)
-    if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    for tensor in model.graph.initializer:
-        if tensor.data_location == kinds.EXTERNAL:
-            array = tensor_of(tensor, folder, limits).array()
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    ordered = onnx.GraphProto(node=_sound_nodes(model, limits))
-    del model.graph.node[:]
-    model.graph.node.extend(ordered.node)
-    seen: Counter[str] = Counter()
-    for node in model.graph.node:
-        name = title(node)
-        node.name = f"{name}_{seen[name]}" if seen[name] else name
-        seen[name] += 1
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [entry for entry in model.graph.input if entry.name not in weights]
-    return Parts(model, list(model.graph.node), inputs)
 
 
 def _names(graph: GraphProto) -> set[str]:
@@ -211,158 +170,218 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
         raise GraphError("a model without cycles", text, "cut one edge") from None
 
 
-# -- inputs: their types, symbolic sizes pinned, values given instead of them ----------------------
-Sizes = tuple[int | str, ...] | None
-"""Sizes of an input: numbers, names of symbolic ones ("" for unknown); None: rank unknown."""
-NO_NAME = re.compile(
-    r"[?*_\s]*|none|null|nan|any|dyn(amic)?|unk(nown)?[_\d]*|[-+]?\d+"
-    r"|.*dynamic_axes_\d+|(p2o\.)?dynamicdimension\.\d+",
-    re.IGNORECASE,
-)
-"""What exporters write where a size has no name; each stands for a size of its own."""
-BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
+# -- what a node says, and what the standard says of it -------------------------------------------
+_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
+"""Field of `AttributeProto` by its number in `AttributeType`; graphs and others are refused."""
+_LISTS = ("floats", "ints", "strings")
 
 
-def element_of(entry: ValueInfoProto) -> str:
-    """Return an input's element type; raise `UnsupportedError` for what no graph holds."""
-    kind = entry.type
-    if not kind.HasField("tensor_type"):
-        got = kind.WhichOneof("value") or "no type"
-        raise UnsupportedError(f"{entry.name}: a tensor", str(got), "export another")
-    number = kind.tensor_type.elem_type
-    elem = kinds.ELEMENTS[number][0] if number in kinds.ELEMENTS else f"type {number}"
-    if elem not in kinds.FORMATS:
-        raise UnsupportedError(
-            f"{entry.name} in {', '.join(kinds.FORMATS)}", elem, "export it in one"
-        )
-    return elem
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An operator in one opset: how many inputs, defaults (None or () without) and kinds."""
+
+    least: int
+    most: int
+    defaults: Mapping[str, Any]
+    kinds: Mapping[str, int]
+    required: frozenset[str]
 
 
-def sizes_of(entry: ValueInfoProto) -> Sizes:
-    """Return the sizes as the model states them; what has no name, 0 and -1 are ""."""
-    kind = entry.type.tensor_type
-    if not kind.HasField("shape"):
+@cache
+def signature(op: str, opset: int) -> Signature | None:
+    """Return what the standard says of an operator, or None if the opset has none."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(op, opset)
+        if schema.deprecated and not schema.max_input:  # withdrawn, its form is the one before
+            schema = defs.get_schema(op, schema.since_version - 1)
+    except defs.SchemaError:
         return None
-    named = ("" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in kind.shape.dim)
-    return tuple(
-        name if d.dim_value in (-1, 0) else int(d.dim_value)
-        for d, name in zip(kind.shape.dim, named, strict=True)
-    )
+    defaults: dict[str, Any] = {}
+    kinds: dict[str, int] = {}
+    stated: dict[str, Any] = schema.attributes
+    for name, attribute in stated.items():
+        kinds[name] = int(attribute.type)
+        given = attribute.default_value
+        empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
+        defaults[name] = read(given, op) if given.name else empty
+    required = frozenset(n for n, a in schema.attributes.items() if a.required)
+    return Signature(schema.min_input, schema.max_input, defaults, kinds, required)
 
 
-def pinned_shapes(
-    entries: Sequence[ValueInfoProto],
-    shapes: Mapping[str, Sequence[int]],
-    batch: int | None,
-    limits: Limits,
-) -> dict[str, Shape]:
-    """Return a shape of numbers for each input.
+def title(node: NodeProto) -> str:
+    """Return what messages call a node: its name, or the first tensor it writes."""
+    return node.name or next((name for name in node.output if name), node.op_type)
 
-    Raises `UnsupportedError` naming the input and a remedy if a size stays open, `InputError` for
-    names and sizes that do not fit the model.
+
+def find(node: NodeProto, opset: int) -> Converter:
+    """Return a node's converter; raise `UnsupportedError` with near operators if there is none."""
+    where = f"node {title(node)}"
+    found = CONVERTERS.get(node.op_type)
+    if node.domain not in ("", "ai.onnx") or found is None:
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        near = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
+        remedy = f"near it: {', '.join(near)}" if near else "see graph.onnx.CONVERTERS"
+        needed = f"{where}: one of {len(CONVERTERS)} operators of the standard"
+        raise UnsupportedError(needed, name, remedy)
+    says = signature(node.op_type, opset)
+    if opset < found.since or says is None:
+        needed = f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}"
+        raise UnsupportedError(needed, f"opset {opset}", "convert the model to a newer opset")
+    if not says.least <= len(node.input) <= says.most:
+        needed = f"{where} ({node.op_type}): {says.least} to {says.most} inputs"
+        raise UnsupportedError(needed, str(len(node.input)), "")
+    return found
+
+
+def attributes(
+    node: NodeProto, opset: int, outer: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Return the attributes of a node, defaults filled in; `outer` are those of its function.
+
+    Raises `UnsupportedError` for one that is not the operator's, `GraphError` for another kind.
     """
-    stated = {entry.name: sizes_of(entry) for entry in entries}
-    for name in shapes:
-        if name not in stated:
-            known = ", ".join(stated) or "none"
-            raise InputError(f"an input of the model ({known})", name, "check the name")
-    if batch is not None and batch < 1:
-        raise InputError("a batch of at least 1", str(batch), "raise it")
-    found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
-    if batch is not None:
-        found = _batched(stated, found, batch, shapes)
-    bound: dict[str, int] = {}
-    first: dict[str, str] = {}
-    for name, sizes in stated.items():
-        for axis, (symbol, size) in enumerate(zip(sizes or (), found[name] or (), strict=False)):
-            if not symbol or isinstance(symbol, int) or isinstance(size, str):
-                continue
-            place = first.setdefault(symbol, f"{name} axis {axis}")
-            if bound.setdefault(symbol, size) != size:
-                got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
-                raise InputError(f"one size for {symbol}", got, "check the input shape")
-    return {name: _closed(name, sizes, bound, limits) for name, sizes in found.items()}
+    where, says = f"node {title(node)} ({node.op_type})", signature(node.op_type, opset)
+    assert says is not None
+    found = dict(says.defaults)
+    for attribute in node.attribute:
+        name = attribute.name
+        if outer is not None and attribute.ref_attr_name:
+            value = outer[attribute.ref_attr_name]
+            found[name] = found[name] if value is None else value
+            continue
+        if name not in found and not _in_any_opset(node.op_type, name):
+            known = ", ".join(found) or "none"
+            raise UnsupportedError(f"{where}: attributes {known}", name, "remove it")
+        kind, value = read_with_kind(attribute, where)
+        if kind != says.kinds.get(name, kind):
+            wanted = _KINDS.get(says.kinds[name], "other")
+            raise GraphError(f"{where}: attribute {name} as {wanted}", repr(value)[:40], "mend it")
+        found[name] = value
+    for name in says.required:
+        if found[name] in (None, ()) and name not in {a.name for a in node.attribute}:
+            raise GraphError(f"{where}: attribute {name}", "none", "the standard requires it")
+    return found
 
 
-def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
-    """Return the sizes with the caller's in place; fixed ones must agree."""
-    if wanted is None:
-        return sizes
-    given = tuple(int(n) for n in wanted)
-    if sizes is not None and len(sizes) != len(given):
-        needed, got = f"{len(sizes)} sizes, as in {_text(sizes)}", f"{len(given)}: {given}"
-        raise InputError(f"input {name}: {needed}", got, "check the input shape")
-    for axis, (size, asked) in enumerate(zip(sizes or given, given, strict=True)):
-        if isinstance(size, int) and size != asked:
-            where = f"input {name}: a size of {size} at axis {axis} of {_text(sizes or given)}"
-            raise InputError(where, str(asked), "check the input shape")
-    return given
+def _in_any_opset(op: str, name: str) -> bool:
+    """Tell whether some version of an operator has an attribute: exporters keep old ones."""
+    from onnx import defs
+
+    every = defs.get_all_schemas_with_history()
+    return any(s.name == op and not s.domain and name in s.attributes for s in every)
 
 
-def _text(sizes: Sequence[int | str]) -> str:
-    return f"({', '.join(str(size) or '?' for size in sizes)})"
+def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
+    """Return an attribute's kind and value: a number, text, a tuple, or the `TensorProto`."""
+    kind = int(attribute.type)
+    if kind == 0:  # files before IR version 2 leave the type out
+        there = {descriptor.name for descriptor, _ in attribute.ListFields()}
+        present = [n for n, field in _KINDS.items() if field in there]
+        kind = present[0] if len(present) == 1 else 0
+    field = _KINDS.get(kind)
+    if field is None:
+        raise UnsupportedError(f"{where}: {attribute.name}: numbers, text or a tensor", str(kind))
+    value = getattr(attribute, field)
+    return kind, tuple(map(_decoded, value)) if field in _LISTS else _decoded(value)
 
 
-def _batched(
-    stated: Mapping[str, Sizes], found: Mapping[str, Sizes], batch: int, given: Mapping[str, Any]
-) -> dict[str, Sizes]:
-    """Return the sizes with the batch first wherever a first size is open, or all fixed agree.
+def read(attribute: AttributeProto, where: str) -> Any:
+    """Return the value of an attribute."""
+    return read_with_kind(attribute, where)[1]
 
-    Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+# -- stored tensors: checked now, read when asked for ---------------------------------------------
+_FIELDS = {"float32": "float_data", "double": "double_data", "int64": "int64_data"}
+_FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
+"""Field that holds numbers outside `raw_data`; all other types use `int32_data`."""
+EXTERNAL = 1
+
+
+def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor:
+    """Return a stored tensor, its size checked; its values are read when asked for.
+
+    Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
     """
-    heads = {name: sizes[0] for name, sizes in stated.items() if sizes}
-    symbols = {head for head in heads.values() if isinstance(head, str) and head}
-    if len(symbols) > 1:
-        likely = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
-        symbols = likely if len(likely) == 1 else symbols
-    chosen = [name for name, head in heads.items() if head == "" or head in symbols]
-    if None in stated.values() and not chosen:
-        chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
-    if not chosen and fixed_batch(stated):
-        chosen = list(heads)
-    if not chosen or len(symbols) > 1:
-        got = ", ".join(f"{name} {_text(sizes)}" for name, sizes in stated.items() if sizes)
-        remedy = "state each shape instead of a batch"
-        raise InputError("inputs of one first size for a batch", got or "none", remedy)
-    for name in chosen:
-        if name in given and tuple(given[name])[:1] != (batch,):
-            got = _text(tuple(given[name]))
-            raise InputError(f"input {name}: a size of {batch} at axis 0", got, "drop the batch")
-    return {n: (batch, *s[1:]) if s and n in chosen else s for n, s in found.items()}
+    where = f"tensor {proto.name or '(unnamed)'}"
+    if proto.data_type not in ELEMENTS:
+        raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
+    elem = ELEMENTS[proto.data_type][0]
+    shape = tuple(int(n) for n in proto.dims)
+    check_size(where, shape, limits)
+    if proto.HasField("segment"):
+        raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
+    if proto.data_location == EXTERNAL:
+        return Tensor(elem, shape, known=_External(proto, folder).read, name=proto.name)
+    count = math.prod(shape)
+    if proto.HasField("raw_data"):
+        got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
+    else:
+        got, needed = len(getattr(proto, _FIELDS.get(elem, "int32_data"))), count
+    if got != needed:
+        wanted = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
+        raise InputError(wanted, str(got), "export again")
+
+    def made() -> Values:
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(proto)
+
+    return Tensor(elem, shape, known=made, name=proto.name)
 
 
-def fixed_batch(found: Mapping[str, Sizes]) -> int:
-    """Return the first size that a model fixes for all its inputs alike, or 0."""
-    heads = {sizes[0] for sizes in found.values() if sizes}
-    head = heads.pop() if len(heads) == 1 else 0
-    return head if isinstance(head, int) else 0
+class _External:
+    """A tensor in a file beside the model; the constructor checks, `read` maps the file.
+
+    Read is from the folder of the model only: no absolute path, no way up, no link out.
+    """
+
+    def __init__(self, proto: TensorProto, folder: Path | None) -> None:
+        self.kind, self.shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        where = f"external data of {proto.name}"
+        if folder is None:
+            raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
+        self.path = _inside(where, folder, entries.get("location", ""))
+        self.size_bytes = math.prod(self.shape) * self.kind.itemsize
+        self.offset = _number(where, entries.get("offset", "0"))
+        length = _number(where, entries.get("length", str(self.size_bytes)))
+        there = self.path.stat().st_size
+        if length != self.size_bytes or self.offset + length > there:
+            needed = f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}"
+            got = f"length {length} in a file of {there}"
+            raise InputError(needed, got, "copy the whole data file beside the model")
+
+    def read(self) -> Values:
+        if not self.size_bytes:
+            return np.zeros(self.shape, self.kind)
+        try:
+            flat: Values = np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path}: readable", str(error), "check the file") from None
+        return np.frombuffer(flat, self.kind).reshape(self.shape)
 
 
-def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -> Shape:
-    """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
-    filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
-    if sizes is None or any(isinstance(s, str) for s in filled):
-        text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
-        given = (1, 3, 224, 224) if sizes is None else sizes
-        likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
-        example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
-        first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
-        got = text.replace("'", "")
-        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
-        raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
-    shape = tuple(int(s) for s in filled)
-    check_size(f"input {name}", shape, limits)
-    return shape
+def _number(where: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InputError(f"{where}: offset and length in bytes", repr(text)[:40], "export again")
+    return int(text)
 
 
-def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
-    """Return a graph input whose value is given before the graph is built."""
-    array = np.asarray(given)
-    wanted = kinds.NUMPY[elem]
-    if array.dtype.kind not in "biuf" and array.dtype != wanted:
-        raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
-    cast = array.astype(wanted)
-    if wanted.kind in "biu" and not np.array_equal(cast, array):
-        raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")
-    _given(name, sizes, array.shape)
-    return Tensor(elem, array.shape, known=cast, name=name)
+def _inside(where: str, folder: Path, location: str) -> Path:
+    """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
+    relative, needed = Path(location), f"{where}: a file in the model's folder"
+    bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
+    if bad or location[:1] == "\\" or ":" in location[:2]:
+        raise InputError(needed, repr(location)[:80], "move it")
+    path = (folder / relative).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise InputError(needed, f"a link to {path}", "copy it")
+    if not path.is_file():
+        raise InputError(f"{where}: a file {location} beside the model", "none", "copy it there")
+    return path

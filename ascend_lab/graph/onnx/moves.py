@@ -12,8 +12,7 @@ import numpy as np
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
 from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import Result, converter
+from ascend_lab.graph.onnx.context import Context, Result, converter
 from ascend_lab.graph.onnx.shapes import axes_of
 from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values
 

@@ -7,8 +7,7 @@ Products and sums wrap at 32 bits, which leaves differences of near numbers exac
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import converter
+from ascend_lab.graph.onnx.context import Context, converter
 from ascend_lab.graph.onnx.export_writer import Result, Site, rule
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
 from ascend_lab.graph.onnx.windows import convolved

@@ -10,10 +10,10 @@ from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
 from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import Result, converter
+from ascend_lab.graph.onnx.context import Context, Result, converter
+from ascend_lab.graph.onnx.model_file import tensor_of
 from ascend_lab.graph.onnx.quantised import wrapped
-from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values, check_size, tensor_of
+from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values, check_size
 
 
 def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:

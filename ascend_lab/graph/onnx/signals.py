@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import NEWEST_OPSET, converter, signature
+from ascend_lab.graph.onnx.context import Context, converter
+from ascend_lab.graph.onnx.model_file import NEWEST_OPSET, signature
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
 
 CROP = "tf_crop_and_resize"

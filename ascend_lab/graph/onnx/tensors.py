@@ -1,4 +1,4 @@
-"""Tensors while a model is imported: in the graph, or known before it runs.
+"""Tensors while a model is imported, in the graph or known before it runs; and a model's inputs.
 
 ONNX element types by name, and the number format that stands for each in a graph: int64 narrows to
 int32 (values are checked: see `Graph.narrowed`), bool is 0 or 1 in whatever format its producer
@@ -8,10 +8,10 @@ had.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ascend_lab.graph.ir import Fill
 from ascend_lab.sim.values import numpy_type
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
+    from onnx import ValueInfoProto
 
 
 Values = NDArray[Any]
@@ -142,45 +142,6 @@ def known(array: Any, elem: str | None = None) -> Tensor:
     return Tensor(name, values.shape, known=values)
 
 
-# -- stored tensors: checked now, read when asked for ---------------------------------------------
-_FIELDS = {"float32": "float_data", "double": "double_data", "int64": "int64_data"}
-_FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
-"""Field that holds numbers outside `raw_data`; all other types use `int32_data`."""
-EXTERNAL = 1
-
-
-def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor:
-    """Return a stored tensor, its size checked; its values are read when asked for.
-
-    Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
-    """
-    where = f"tensor {proto.name or '(unnamed)'}"
-    if proto.data_type not in ELEMENTS:
-        raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
-    elem = ELEMENTS[proto.data_type][0]
-    shape = tuple(int(n) for n in proto.dims)
-    check_size(where, shape, limits)
-    if proto.HasField("segment"):
-        raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
-    if proto.data_location == EXTERNAL:
-        return Tensor(elem, shape, known=_External(proto, folder).read, name=proto.name)
-    count = math.prod(shape)
-    if proto.HasField("raw_data"):
-        got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
-    else:
-        got, needed = len(getattr(proto, _FIELDS.get(elem, "int32_data"))), count
-    if got != needed:
-        wanted = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
-        raise InputError(wanted, str(got), "export again")
-
-    def made() -> Values:
-        from onnx import numpy_helper
-
-        return numpy_helper.to_array(proto)
-
-    return Tensor(elem, shape, known=made, name=proto.name)
-
-
 def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
     """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
     if any(n < 0 for n in shape) or len(shape) > 16:
@@ -190,53 +151,156 @@ def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
         raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")
 
 
-class _External:
-    """A tensor in a file beside the model; the constructor checks, `read` maps the file.
+# -- inputs: their types, symbolic sizes pinned, values given instead of them ----------------------
+Sizes = tuple[int | str, ...] | None
+"""Sizes of an input: numbers, names of symbolic ones ("" for unknown); None: rank unknown."""
+NO_NAME = re.compile(
+    r"[?*_\s]*|none|null|nan|any|dyn(amic)?|unk(nown)?[_\d]*|[-+]?\d+"
+    r"|.*dynamic_axes_\d+|(p2o\.)?dynamicdimension\.\d+",
+    re.IGNORECASE,
+)
+"""What exporters write where a size has no name; each stands for a size of its own."""
+BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
 
-    Read is from the folder of the model only: no absolute path, no way up, no link out.
+
+def element_of(entry: ValueInfoProto) -> str:
+    """Return an input's element type; raise `UnsupportedError` for what no graph holds."""
+    kind = entry.type
+    if not kind.HasField("tensor_type"):
+        got = kind.WhichOneof("value") or "no type"
+        raise UnsupportedError(f"{entry.name}: a tensor", str(got), "export another")
+    number = kind.tensor_type.elem_type
+    elem = ELEMENTS[number][0] if number in ELEMENTS else f"type {number}"
+    if elem not in FORMATS:
+        raise UnsupportedError(f"{entry.name} in {', '.join(FORMATS)}", elem, "export it in one")
+    return elem
+
+
+def sizes_of(entry: ValueInfoProto) -> Sizes:
+    """Return the sizes as the model states them; what has no name, 0 and -1 are ""."""
+    kind = entry.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    named = ("" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in kind.shape.dim)
+    return tuple(
+        name if d.dim_value in (-1, 0) else int(d.dim_value)
+        for d, name in zip(kind.shape.dim, named, strict=True)
+    )
+
+
+def pinned_shapes(
+    entries: Sequence[ValueInfoProto],
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None,
+    limits: Limits,
+) -> dict[str, Shape]:
+    """Return a shape of numbers for each input.
+
+    Raises `UnsupportedError` naming the input and a remedy if a size stays open, `InputError` for
+    names and sizes that do not fit the model.
     """
-
-    def __init__(self, proto: TensorProto, folder: Path | None) -> None:
-        self.kind, self.shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
-        entries = {entry.key: entry.value for entry in proto.external_data}
-        where = f"external data of {proto.name}"
-        if folder is None:
-            raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
-        self.path = _inside(where, folder, entries.get("location", ""))
-        self.size_bytes = math.prod(self.shape) * self.kind.itemsize
-        self.offset = _number(where, entries.get("offset", "0"))
-        length = _number(where, entries.get("length", str(self.size_bytes)))
-        there = self.path.stat().st_size
-        if length != self.size_bytes or self.offset + length > there:
-            needed = f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}"
-            got = f"length {length} in a file of {there}"
-            raise InputError(needed, got, "copy the whole data file beside the model")
-
-    def read(self) -> Values:
-        if not self.size_bytes:
-            return np.zeros(self.shape, self.kind)
-        try:
-            flat: Values = np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.path}: readable", str(error), "check the file") from None
-        return np.frombuffer(flat, self.kind).reshape(self.shape)
+    stated = {entry.name: sizes_of(entry) for entry in entries}
+    for name in shapes:
+        if name not in stated:
+            known = ", ".join(stated) or "none"
+            raise InputError(f"an input of the model ({known})", name, "check the name")
+    if batch is not None and batch < 1:
+        raise InputError("a batch of at least 1", str(batch), "raise it")
+    found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
+    if batch is not None:
+        found = _batched(stated, found, batch, shapes)
+    bound: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for name, sizes in stated.items():
+        for axis, (symbol, size) in enumerate(zip(sizes or (), found[name] or (), strict=False)):
+            if not symbol or isinstance(symbol, int) or isinstance(size, str):
+                continue
+            place = first.setdefault(symbol, f"{name} axis {axis}")
+            if bound.setdefault(symbol, size) != size:
+                got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
+                raise InputError(f"one size for {symbol}", got, "check the input shape")
+    return {name: _closed(name, sizes, bound, limits) for name, sizes in found.items()}
 
 
-def _number(where: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InputError(f"{where}: offset and length in bytes", repr(text)[:40], "export again")
-    return int(text)
+def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
+    """Return the sizes with the caller's in place; fixed ones must agree."""
+    if wanted is None:
+        return sizes
+    given = tuple(int(n) for n in wanted)
+    if sizes is not None and len(sizes) != len(given):
+        needed, got = f"{len(sizes)} sizes, as in {_text(sizes)}", f"{len(given)}: {given}"
+        raise InputError(f"input {name}: {needed}", got, "check the input shape")
+    for axis, (size, asked) in enumerate(zip(sizes or given, given, strict=True)):
+        if isinstance(size, int) and size != asked:
+            where = f"input {name}: a size of {size} at axis {axis} of {_text(sizes or given)}"
+            raise InputError(where, str(asked), "check the input shape")
+    return given
 
 
-def _inside(where: str, folder: Path, location: str) -> Path:
-    """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
-    relative, needed = Path(location), f"{where}: a file in the model's folder"
-    bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
-    if bad or location[:1] == "\\" or ":" in location[:2]:
-        raise InputError(needed, repr(location)[:80], "move it")
-    path = (folder / relative).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise InputError(needed, f"a link to {path}", "copy it")
-    if not path.is_file():
-        raise InputError(f"{where}: a file {location} beside the model", "none", "copy it there")
-    return path
+def _text(sizes: Sequence[int | str]) -> str:
+    return f"({', '.join(str(size) or '?' for size in sizes)})"
+
+
+def _batched(
+    stated: Mapping[str, Sizes], found: Mapping[str, Sizes], batch: int, given: Mapping[str, Any]
+) -> dict[str, Sizes]:
+    """Return the sizes with the batch first wherever a first size is open, or all fixed agree.
+
+    Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
+    """
+    heads = {name: sizes[0] for name, sizes in stated.items() if sizes}
+    symbols = {head for head in heads.values() if isinstance(head, str) and head}
+    if len(symbols) > 1:
+        likely = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
+        symbols = likely if len(likely) == 1 else symbols
+    chosen = [name for name, head in heads.items() if head == "" or head in symbols]
+    if None in stated.values() and not chosen:
+        chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
+    if not chosen and fixed_batch(stated):
+        chosen = list(heads)
+    if not chosen or len(symbols) > 1:
+        got = ", ".join(f"{name} {_text(sizes)}" for name, sizes in stated.items() if sizes)
+        remedy = "state each shape instead of a batch"
+        raise InputError("inputs of one first size for a batch", got or "none", remedy)
+    for name in chosen:
+        if name in given and tuple(given[name])[:1] != (batch,):
+            got = _text(tuple(given[name]))
+            raise InputError(f"input {name}: a size of {batch} at axis 0", got, "drop the batch")
+    return {n: (batch, *s[1:]) if s and n in chosen else s for n, s in found.items()}
+
+
+def fixed_batch(found: Mapping[str, Sizes]) -> int:
+    """Return the first size that a model fixes for all its inputs alike, or 0."""
+    heads = {sizes[0] for sizes in found.values() if sizes}
+    head = heads.pop() if len(heads) == 1 else 0
+    return head if isinstance(head, int) else 0
+
+
+def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -> Shape:
+    """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
+    filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
+    if sizes is None or any(isinstance(s, str) for s in filled):
+        text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
+        given = (1, 3, 224, 224) if sizes is None else sizes
+        likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
+        example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
+        first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
+        got = text.replace("'", "")
+        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
+        raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
+    shape = tuple(int(s) for s in filled)
+    check_size(f"input {name}", shape, limits)
+    return shape
+
+
+def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
+    """Return a graph input whose value is given before the graph is built."""
+    array = np.asarray(given)
+    wanted = NUMPY[elem]
+    if array.dtype.kind not in "biuf" and array.dtype != wanted:
+        raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
+    cast = array.astype(wanted)
+    if wanted.kind in "biu" and not np.array_equal(cast, array):
+        raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")
+    _given(name, sizes, array.shape)
+    return Tensor(elem, array.shape, known=cast, name=name)

@@ -13,8 +13,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import converter
+from ascend_lab.graph.onnx.context import Context, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
 
 Pair = tuple[int, int]
@@ -167,20 +166,15 @@ def _conv_transpose(ctx: Context) -> Value:
     if wanted or auto.startswith("SAME"):
         target = tuple(n * s for n, s in zip(size, window.stride, strict=True))
         target = (*lead, *wanted[-len(spatial) :]) if wanted else (*lead, *target[len(lead) :])
-        rows = [_sides(ctx, n + e - t, auto) for n, e, t in zip(whole, extra, target, strict=True)]
-        window = replace(window, pads=(rows[0], rows[1]))
+        totals = [n + e - t for n, e, t in zip(whole, extra, target, strict=True)]
+        if less := [-total for total in totals if total < 0]:
+            ctx.unsupported("an output_shape that needs no output_padding", f"{less[0]} missing")
+        window = replace(window, pads=(_halves(totals[0], auto), _halves(totals[1], auto)))
     check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole), ctx.limits)
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
     settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}
     return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
-
-
-def _sides(ctx: Context, total: int, auto: str) -> Pair:
-    """Return the pads that make an output of the size asked for."""
-    if total < 0:
-        ctx.unsupported("an output_shape that needs no output_padding", f"{-total} missing")
-    return _halves(total, auto)
 
 
 # -- pooling --------------------------------------------------------------------------------------

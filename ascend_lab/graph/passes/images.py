@@ -5,7 +5,7 @@ computed in fp64 and rounded once, and only when somebody asks for their values.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,9 +44,14 @@ def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant |
 def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
     """Return a node as (what it reads, scale and shift of each channel); None if it is no such."""
     if node.op == "batch_norm":
+        epsilon = settings(node)["epsilon"]
+
+        def normal(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
+            a = scale / np.sqrt(variance + epsilon)
+            return a, bias - mean * a
+
         known = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)
-        factors = partial(_normal, settings(node)["epsilon"])
-        return (node.inputs[0], Affine(known, factors)) if len(known) == 4 else None
+        return (node.inputs[0], Affine(known, normal)) if len(known) == 4 else None
     if node.op in ("muls", "adds"):
         number = settings(node)["number"]
         both = (number, 0.0) if node.op == "muls" else (1.0, number)
@@ -62,14 +67,6 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
             if found is not None:
                 return x, Affine((found,), lambda c: (1.0, c.ravel()))
     return None
-
-
-def _normal(
-    epsilon: float, scale: Values, bias: Values, mean: Values, variance: Values
-) -> tuple[Any, Any]:
-    """Return a = scale / sqrt(variance + epsilon), c = bias - mean a."""
-    a = scale / np.sqrt(variance + epsilon)
-    return a, bias - mean * a
 
 
 def into_convolution(draft: Draft, node: Node) -> bool:
@@ -133,12 +130,7 @@ def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: i
 
 
 def _summand(
-    draft: Draft,
-    conv: Node,
-    bias: Constant | None,
-    affine: Affine,
-    tail: tuple[int, ...],
-    what: str,
+    draft: Draft, conv: Node, bias: Constant | None, affine: Affine, tail: Sequence[int], what: str
 ) -> str:
     """Return the name of a b + c, one number a channel."""
     out = draft.type(conv.output)
@@ -153,23 +145,11 @@ def _summand(
 
 
 CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
-    Pass(name, "fuse", sweep(into_convolution, *ops), summary, "rounded")
-    for name, ops, summary in (
-        (
-            "ConvBatchnormFusionPass",
-            ("batch_norm",),
-            "folds batch norm into the weights and bias of the convolution before it",
-        ),
-        (
-            "ConvScaleFusionPass",
-            ("mul", "muls"),
-            "folds a factor per channel into the convolution before it",
-        ),
-        (
-            "AABiasaddConvFusion",
-            ("add", "adds"),
-            "makes a summand per channel the bias of the convolution before it",
-        ),
+    Pass(name, "fuse", sweep(into_convolution, *ops), f"{it} the convolution before it", "rounded")
+    for name, it, *ops in (
+        ("ConvBatchnormFusionPass", "folds batch norm into the weights and bias of", "batch_norm"),
+        ("ConvScaleFusionPass", "folds a factor per channel into", "mul", "muls"),
+        ("AABiasaddConvFusion", "makes a summand per channel the bias of", "add", "adds"),
     )
 )
 

@@ -9,9 +9,8 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Node, TensorType, infer
 from ascend_lab.graph.passes.rewrite import derived, match, rewrites, settings
-from ascend_lab.ops.formats import axes_of, axis_of, broadcast_shape
+from ascend_lab.ops.formats import FLOATS, axes_of, axis_of, broadcast_shape
 
-FLOATS = ("fp16", "bf16", "fp32")
 PRODUCTS = ("matmul", "batch_matmul")
 
 

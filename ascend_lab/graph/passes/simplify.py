@@ -12,6 +12,7 @@ from ascend_lab.graph.draft import SMALL, Draft, pruned
 from ascend_lab.graph.evaluate import compute
 from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Values
 from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings
+from ascend_lab.ops.formats import FLOATS
 
 
 def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
@@ -103,7 +104,6 @@ COMMON = Pass(
 )
 
 
-FLOATS = ("fp16", "bf16", "fp32")
 PRODUCTS = ("matmul", "batch_matmul", "gemm")
 LIMITS = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 POWERS = {2.0: "square", 0.5: "sqrt", -1.0: "rec"}

@@ -1,22 +1,28 @@
-"""The models: builders of well-known networks with seeded weights.
+"""The models: builders of well-known networks with seeded weights, and any model by its name.
 
-`build("resnet50", batch=2)` returns a graph; `ZOO` holds every builder by name. The structures and
+`build("resnet50", batch=2)` returns a graph; `ZOO` holds every builder by name; `load_model` takes
+what commands and servers take: "zoo:resnet50", or the path of an ONNX file. The structures and
 parameter counts are the published ones, the weights are not: no file is read. `SOURCES` says where
 each family was published, and whose definition the counts are equal to.
 """
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
+from ascend_lab.graph.bound import bound_of
+from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.evaluate import macs, parameters, published_macs
 from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.onnx import Imported, import_pinning
+from ascend_lab.graph.onnx.tensors import FORMATS, Limits, check_size
 from ascend_lab.graph.zoo import convolutional as c
-from ascend_lab.graph.zoo import formers, mobile, shuffled
+from ascend_lab.graph.zoo import formers, mobile
 from ascend_lab.graph.zoo import transformers as t
-from ascend_lab.graph.zoo import vit as v
 
 _TORCH = "torchvision's definition"
 _TIMM = "the definition in pytorch-image-models (timm)"
@@ -51,9 +57,9 @@ SOURCES = {
 }
 """By the start of a model's name; the longest that fits counts."""
 _BUILDERS: tuple[Callable[..., Graph], ...] = (
-    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.resnext50, *mobile.BUILDERS, *shuffled.BUILDERS,
+    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.resnext50, *mobile.BUILDERS, *c.SHUFFLED,
     *c.SQUEEZENETS, c.inception_v1, c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small,
-    v.vit_b16, v.mobilevit_block, *v.MOBILEVITS, *formers.BUILDERS,
+    t.vit_b16, t.mobilevit_block, *t.MOBILEVITS, *formers.BUILDERS,
 )  # fmt: skip
 ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
@@ -144,4 +150,113 @@ def source_of(name: str) -> str:
     return SOURCES[max((family for family in SOURCES if name.startswith(family)), key=len)]
 
 
-__all__ = ["ZOO", "build", "counts_of", "find", "macs", "parameters", "sized"]
+# -- models in a line each: few products can still be slow, as every kernel is a launch -----------
+def why(
+    names: Iterable[str], chip: Chip | str, *, dtype: str = "fp16", **sizes: Any
+) -> list[dict[str, Any]]:
+    """Return a row for each model: what it counts, its time, and the time it could not go below.
+
+    `cube_fill` is products / what the cubes could do in the time, `padded` the products the cubes
+    do for each the model has, `launch_share` and `vector_share` are of the time. Raises as `sized`
+    and `compile_stages`. `sizes` are those of `sized`: batch, width, size.
+    """
+    on = load_chip(chip) if isinstance(chip, str) else chip
+    rows = []
+    for name in names:
+        graph = sized(name, **sizes)
+        stages = compile_stages(graph, on, dtype=dtype)
+        times, macs = stages.timeline(), published_macs(graph)
+        bound_s = bound_of(stages.rewritten, on).time_s
+        peak = on.peak_ops_per_s(dtype) / 2
+        busy = [op for op in times.operators if not op.timeline.macs]
+        rows.append({
+            "name": graph.name,
+            "macs": macs,
+            "time_s": times.time_s,
+            "bound_s": bound_s,
+            "over_bound": times.time_s / bound_s,
+            "memory_bytes": times.memory_bytes,
+            "launches": times.launches,
+            "launch_share": times.launch_s / times.time_s,
+            "vector_share": sum(op.time_s for op in busy) / times.time_s,
+            "cube_fill": macs / (peak * times.time_s),
+            "padded": times.macs / macs if macs else 0.0,
+        })  # fmt: skip
+    return rows
+
+
+def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the rows of `why` as a table."""
+    lines = [
+        (
+            f"{'model':<26}{'GMAC':>7}{'time us':>10}{'bound':>9}{'MB':>8}{'launches':>9}"
+            f"{'of time':>8}{'no cube':>8}{'fill':>7}{'padded':>7}"
+        )
+    ]
+    lines += [
+        f"{row['name']:<26}{row['macs'] / 1e9:>7.3f}{row['time_s'] * 1e6:>10.1f}"
+        f"{row['bound_s'] * 1e6:>9.1f}{row['memory_bytes'] / 1e6:>8.1f}{row['launches']:>9}"
+        f"{row['launch_share']:>8.0%}{row['vector_share']:>8.0%}{row['cube_fill']:>7.1%}"
+        f"{row['padded']:>7.1f}"
+        for row in rows
+    ]
+    return lines
+
+
+# -- a file, or `zoo:NAME` -----------------------------------------------------------------------
+PREFIX = "zoo:"
+ELEMENTS = {dtype: elem for elem, dtype in FORMATS.items() if elem not in ("int64", "bool")}
+"""The ONNX element type of each number format."""
+
+
+def model_name(model: str) -> str:
+    """Return what a model is called: its name in the zoo, or its file's without the ending."""
+    return model.removeprefix(PREFIX) if model.startswith(PREFIX) else Path(model).stem
+
+
+def load_model(
+    model: str,
+    *,
+    given: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+) -> Imported:
+    """Return the graph of an ONNX file or of `zoo:NAME`, and its ONNX element types.
+
+    `shapes` and the arrays `given` by input name say the sizes that the model leaves open; inputs
+    that steer shapes are pinned to the values given. Raises `InputError` for an unknown name, and
+    as `import_onnx`.
+    """
+    sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
+    if model.startswith(PREFIX):
+        graph = _built(model.removeprefix(PREFIX), sizes, batch)
+        inputs, outputs = (
+            {name: ELEMENTS[graph.types[name].dtype] for name in names}
+            for names in (graph.inputs, graph.outputs)
+        )
+        return Imported(graph, inputs, outputs)
+    return import_pinning(model, given or {}, shapes=sizes, batch=batch)
+
+
+def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> Graph:
+    """Return a model of the zoo; the sizes given must be ones that its builder can take."""
+    settings: dict[str, Any] = {} if batch is None else {"batch": batch}
+    for shape in sizes.values():
+        if len(shape) in (2, 4):
+            inner = "length" if len(shape) == 2 else "size"
+            settings = {"batch": shape[0], inner: shape[-1], **settings}
+    graph = build(name, **settings)
+    for node in graph.nodes:
+        for kind in graph.out_types(node):
+            check_size(f"{name}, node {node.name}", kind.shape, Limits())
+    for key, shape in sizes.items():
+        if key not in graph.inputs or graph.types[key].shape != tuple(shape):
+            wanted = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
+            raise InputError(f"{name}: inputs {wanted}", f"{key}{list(shape)}", "mend the shape")
+    return graph
+
+
+__all__ = [
+    "ZOO", "build", "counts_of", "find", "load_model", "macs", "model_name", "parameters", "sized",
+    "why", "why_lines",
+]  # fmt: skip

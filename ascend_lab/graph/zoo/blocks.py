@@ -7,6 +7,7 @@ about 1, and the last batch norm of a residual branch scales by about `BRANCH`, 
 otherwise double the variance.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,9 +115,10 @@ class Net(GraphBuilder):
         """Append the reshape of (n, c, h, w) to (n, c h w)."""
         return self.reshape(x, shape=(0, -1), name=name)
 
-    def head(self, x: Value, classes: int, *, name: str = "classifier") -> Value:
+    def head(self, x: Value, classes: int, *, name: str = "classifier", bias: bool = True) -> Value:
         """Append the mean of each channel and a fully connected layer."""
-        return self.dense(self.flat(self.global_avg_pool(x, name="pool")), classes, name=name)
+        means = self.flat(self.global_avg_pool(x, name="pool"))
+        return self.dense(means, classes, name=name, bias=bias)
 
     def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
         """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
@@ -128,6 +130,17 @@ class Net(GraphBuilder):
         """Append start + g x: a layer scale, g of `shape` (default: one for each channel)."""
         gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
         return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
+
+    def shares(
+        self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
+    ) -> Value:
+        """Append softmax(q k / sqrt(depth) + mask)."""
+        depth = k.shape[-1 if how.get("trans_b") else -2]
+        scores = self.batch_matmul(q, k, name=f"{name}.scores", **how)
+        scores = self.muls(scores, number=1.0 / math.sqrt(depth), name=f"{name}.scale")
+        if mask is not None:
+            scores = self.add(scores, mask, name=f"{name}.mask")
+        return self.softmax(scores, axis=-1, name=f"{name}.softmax")
 
     def channel_shuffle(self, x: Value, groups: int, *, name: str) -> Value:
         """Append the shuffle of channels between groups: reshape, transpose, reshape."""

@@ -10,7 +10,7 @@ import numpy as np
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import Net, image_network
-from ascend_lab.graph.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of, shares_of
+from ascend_lab.graph.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of
 
 # -- Mobile-Former: learned tokens beside the image -----------------------------------------------
 FORMER = {
@@ -40,7 +40,7 @@ def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
     q = linear(net, t, c, name=f"{name}.q")
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
     k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
-    context = net.batch_matmul(shares_of(net, q, k, name=name), k, trans_b=True)
+    context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
     gate = net.hard_sigmoid(linear(net, t, c, name=f"{name}.gate"))
     context = net.mul(context, net.muls(gate, number=2.0))
@@ -54,7 +54,7 @@ def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
     q = linear(net, t, d, name=f"{name}.q")
     q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
     k = heads(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
-    context = net.batch_matmul(shares_of(net, q, k, name=name), k, trans_b=True)
+    context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
     t = net.add(t, linear(net, context, d, name=f"{name}.out"))
     t = norm(net, t, 1e-5, name=f"{name}.norm1")
@@ -70,7 +70,7 @@ def _image_looks(net: Net, x: Value, t: Value, name: str) -> Value:
         for part in (f"{name}.k", f"{name}.v")
     )
     q = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
-    shares = shares_of(net, q, k, name=name, trans_a=True)
+    shares = net.shares(q, k, name=name, trans_a=True)
     return net.add(x, net.reshape(net.batch_matmul(v, shares, trans_b=True), shape=x.shape))
 
 
@@ -209,7 +209,7 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
     y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
     q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3)
     bias = _relative(net, side, 1, f"{name}.bias")
-    shares = shares_of(net, q, k, bias, name=name, trans_b=True)
+    shares = net.shares(q, k, bias, name=name, trans_b=True)
     y = rows_of(net, net.batch_matmul(shares, v), name=name)
     x = net.branch(x, linear(net, y, width, name=f"{name}.out"), name=f"{name}.mix", shape=(width,))
     y = mlp(net, norm(net, x, 1e-5, name=f"{name}.norm2"), 4 * width, "gelu", name=f"{name}.mlp")

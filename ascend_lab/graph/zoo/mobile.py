@@ -12,7 +12,6 @@ from functools import partial
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
-from ascend_lab.graph.zoo.transformers import shares_of
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -184,21 +183,13 @@ MOBILENETS_V3 = tuple(
 
 
 # -- EfficientNet V1 and V2 -----------------------------------------------------------------------
-def _efficientnet(width: float, depth: float, net: Net, x: Value, classes: int) -> Value:
-    """Return EfficientNet (Tan & Le 2019)."""
-    x = net.conv_norm(x, rounded(32 * width), 3, stride=2, act="silu", name="stem")
-    x = _staged(net, x, B0, lambda channels: rounded(channels * width), depth, "silu", True)
-    x = net.conv_norm(x, rounded(1280 * width), act="silu", name="last")
-    return net.head(x, classes)
-
-
-def _efficientnet_v2(
-    rows: Rows, width: float, depth: float, net: Net, x: Value, classes: int
+def _efficientnet(
+    rows: Rows, most_lost: float, width: float, depth: float, net: Net, x: Value, classes: int
 ) -> Value:
-    """Return EfficientNet V2 (Tan & Le 2021); its b-series may lose any share when rounding."""
+    """Return EfficientNet (Tan & Le 2019, 2021); V2 may lose any share when rounding."""
 
     def scaled(channels: int) -> int:
-        return rounded(channels * width, most_lost=1.0)
+        return rounded(channels * width, most_lost=most_lost)
 
     x = net.conv_norm(x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu",
                       name="stem")  # fmt: skip
@@ -209,12 +200,14 @@ def _efficientnet_v2(
 
 EFFICIENTNETS = (
     *(
-        image_network(size=size, name=f"efficientnet_b{i}")(partial(_efficientnet, width, depth))
+        image_network(size=size, name=f"efficientnet_b{i}")(
+            partial(_efficientnet, B0, 0.1, width, depth)
+        )
         for i, (width, depth, size) in enumerate(V1_SCALES)
     ),
     *(
         image_network(size=size, name=f"efficientnet_v2_{name}")(
-            partial(_efficientnet_v2, EFFICIENT_V2[name[0]], width, depth)
+            partial(_efficientnet, EFFICIENT_V2[name[0]], 1.0, width, depth)
         )
         for name, (width, depth, size) in V2_SCALES.items()
     ),
@@ -284,7 +277,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
     q = net.reshape(q, shape=(n, heads * h * w, depth))
-    shares = shares_of(net, q, maps[0], name=f"{name}.heads")
+    shares = net.shares(q, maps[0], name=f"{name}.heads")
     context = net.batch_matmul(shares, maps[1], trans_b=True)
     context = net.reshape(context, shape=(n, heads, h * w, depth))
     context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))

@@ -1,20 +1,27 @@
-"""Buffers that live for a while, plans that give each an address, and checks of a plan.
+"""Buffers that live for a while, rules that give each an address, and checks of a plan.
 
 A buffer needs size_bytes during the half-open time [lower, upper). Two buffers whose times meet
 must not share a byte; two that never live together may. Nothing here knows about graphs. Files are
 CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
+
+Short rules place buffers one by one: fast, good, without a promise. `hot_first` prefers addresses
+freed last: a cache line just freed is overwritten in the cache; an address that nobody used for
+long must be brought in, or another line evicted for it.
 """
 
 import csv
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.limits import read_file, whole_of
 
+Ints = NDArray[np.int64]
 Offsets = dict[Hashable, int]
 """The first byte of each buffer, by id."""
 HEADER = ("id", "lower", "upper", "size")
@@ -79,11 +86,9 @@ def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
 
 def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
     """Return the most bytes that live at one time: no plan is lower than this."""
-    events = [(b.lower, b.size_bytes) for b in buffers]
-    events += [(b.upper, -b.size_bytes) for b in buffers]
     live = peak = 0
-    for _, change in sorted(events):  # at one time, deaths (negative) come first
-        live += change
+    for is_birth, k in events_of(buffers):
+        live += buffers[k].size_bytes if is_birth else -buffers[k].size_bytes
         peak = max(peak, live)
     return peak
 
@@ -158,6 +163,120 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
         if not is_birth and np.any(place != k % poison):
             raise GraphError("the bytes a buffer wrote until its death", f"{b.id} was overwritten")
         place[:] = k % poison if is_birth else poison
+
+
+# -- short rules ----------------------------------------------------------------------------------
+Order = Callable[[Buffer], tuple[int, ...]]
+ENDLESS = 1 << 62
+ORDERS: dict[str, Order] = {
+    "size": lambda b: (-b.size_bytes, b.lower - b.upper, b.lower),
+    "start": lambda b: (b.lower, -b.size_bytes),
+    "life": lambda b: (b.lower - b.upper, -b.size_bytes),
+}
+"""Who comes first: the largest, the earliest born (as at run time), the longest-lived."""
+
+
+def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:
+    """Give each buffer, in order, a gap among those placed that live at the same time.
+
+    Of gaps with room the lowest, or the tightest.
+    """
+    offsets: Offsets = {}
+    placed = np.empty((4, len(buffers)), np.int64)  # births, deaths, starts, ends; by start
+    for b in sorted(buffers, key=order):
+        lower, upper, starts, ends = placed[:, : (count := len(offsets))]
+        meets = (lower < b.upper) & (upper > b.lower)
+        tops = np.maximum.accumulate(np.append(0, ends[meets]))
+        lengths = np.append(starts[meets], ENDLESS) - tops
+        fits = np.flatnonzero(lengths >= b.size_bytes)
+        best = lengths[fits].argmin() if tightest else 0
+        at = int(tops[fits[best]]) if b.size_bytes else 0
+        row = int(starts.searchsorted(at))
+        placed[:, row + 1 : count + 1] = placed[:, row:count]
+        placed[:, row] = b.lower, b.upper, at, at + b.size_bytes
+        offsets[b.id] = at
+    return offsets
+
+
+def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
+    """Return the end of the highest buffer."""
+    return max((offsets[b.id] + b.size_bytes for b in buffers if b.size_bytes), default=0)
+
+
+# -- a warm cache ---------------------------------------------------------------------------------
+UNITS = 1 << 20
+"""Most units memory is cut into; the unit grows before the number does."""
+LOOKS = 1 << 28
+"""Most units looked at for all buffers: each looks at all units."""
+
+
+def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
+    """Place in order of birth, each buffer over the free bytes that were freed last on average.
+
+    Heights up to (1 + slack) times the peak of live bytes are free to choose from; where no place
+    is left below, memory grows by what is needed. The rule is greedy: it may cut memory into
+    pieces too small for later buffers, so compare `reuse_distance_bytes` before trusting it.
+    """
+    unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
+    limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
+    freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
+    live = np.zeros(limit, np.int64)
+    offsets: Offsets = {}
+    written = 0
+    for is_birth, k in events_of(order):
+        b = order[k]
+        count = aligned(b.size_bytes, unit) // unit
+        if not is_birth:
+            start = offsets[b.id] // unit
+            live[start : start + count], freed[start : start + count] = 0, written
+            continue
+        start = _hottest(freed, live, count)
+        if start < 0:
+            start = int(live.nonzero()[0].max(initial=-1)) + 1  # grow from the highest in use
+            more = np.zeros(start + count - len(live), np.int64)
+            freed, live = np.append(freed, more), np.append(live, more)
+        live[start : start + count] = 1
+        offsets[b.id] = start * unit
+        written += b.size_bytes
+    return offsets
+
+
+def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
+    """Return how many bytes are written, on average, between a byte's death and its next write.
+
+    The first write of a byte counts everything written before it. A cache larger than the result
+    tends to still hold what is written next.
+    """
+    unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
+    units = max((offsets[b.id] + b.size_bytes for b in buffers), default=0) // unit + 1
+    died_at = np.zeros(units, np.int64)  # bytes written by the time each unit was freed
+    written = distance = 0
+    for is_birth, k in events_of(order):
+        b = order[k]
+        place = died_at[offsets[b.id] // unit : -(-(offsets[b.id] + b.size_bytes) // unit)]
+        if is_birth and place.size:
+            distance += int((written - place).mean() * b.size_bytes)
+            written += b.size_bytes
+        else:
+            place[:] = written
+    return distance / written if written else 0.0
+
+
+def _unit_bytes(buffers: Sequence[Buffer]) -> int:
+    total = sum(b.size_bytes for b in buffers)
+    common = math.gcd(*(b.size_bytes for b in buffers)) or 1
+    units = max(1, min(UNITS, LOOKS // max(1, len(buffers))))
+    return aligned(-(-total // units), common) or 1
+
+
+def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> int:
+    """Return the start of the free window with the largest sum of freed, or -1 for none."""
+    if count > len(freed):
+        return -1
+    heat, taken = (np.concatenate(([0], np.cumsum(a))) for a in (freed, live))
+    heat, taken = (a[count:] - a[: len(a) - count] for a in (heat, taken))
+    best = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
+    return best if taken[best] == 0 else -1
 
 
 # -- files ----------------------------------------------------------------------------------------

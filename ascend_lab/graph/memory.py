@@ -1,5 +1,6 @@
-"""A search for a plan within a capacity: complete, so that it can also prove there is none.
+"""Memory planning: buffers with lifetimes in, an offset for each out; rules first, then a search.
 
+The search looks for a plan within a capacity, and is complete: it can also prove there is none.
 Any plan can be pushed down until each buffer rests on the ground or on another, and its buffers
 can be listed by rising offset. So it is enough to build plans bottom up: the next buffer goes to
 the floor below it, the highest end among the buffers placed in its lifetime. That form, and the
@@ -18,8 +19,9 @@ Where OR-tools is installed, its CP-SAT is asked what this search does not find 
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any
@@ -27,9 +29,97 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.memory.buffers import Buffer, Offsets
+from ascend_lab.errors import GraphError
 
-Ints = NDArray[np.int64]
+# fmt: off
+# isort: off
+from ascend_lab.graph.buffers import (
+    ORDERS, Buffer, Ints, Offsets, Plan, height, hot_first, peak_live_bytes, place,
+    reuse_distance_bytes, rounded, share, simulate_writes, verify,
+)
+# fmt: on
+
+__all__ = [
+    "HEURISTICS", "METHODS", "Buffer", "Plan", "peak_live_bytes", "plan", "reuse_distance_bytes",
+    "share", "simulate_writes", "verify",
+]  # fmt: skip
+
+# -- the front door -------------------------------------------------------------------------------
+HEURISTICS: dict[str, Callable[[Sequence[Buffer]], Offsets]] = {
+    **{f"greedy-by-{name}": partial(place, order=order) for name, order in ORDERS.items()},
+    "best-fit": partial(place, order=ORDERS["start"], tightest=True),
+}
+"""Rules that only look for a low height."""
+METHODS = ("best of", *HEURISTICS, "l2", "exact")
+
+
+def plan(
+    buffers: Sequence[Buffer],
+    capacity_bytes: int | None = None,
+    method: str = "best of",
+    time_limit_s: float = 10.0,
+    alignment_bytes: int = 1,
+    seed: int = 0,
+) -> Plan:
+    """Give every buffer an offset.
+
+    "best of" takes the lowest heuristic plan and, where that is above the goal, searches for one
+    that reaches it until time_limit_s is over; "exact" goes to the search at once. The goal is the
+    capacity, or without one the peak of live bytes. The plan returned may exceed the capacity:
+    compare its height_bytes. Raises GraphError for bad buffers and unknown methods.
+    """
+    if method not in METHODS:
+        raise GraphError(f"one of {', '.join(METHODS)}", repr(method))
+    sized = rounded(buffers, alignment_bytes)
+    bound = peak_live_bytes(sized)
+    if method == "l2":
+        found, used = hot_first(sized), method
+    elif method in HEURISTICS:
+        found, used = HEURISTICS[method](sized), method
+    else:
+        goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
+        return _search(sized, bound, goal, method, time_limit_s, seed)
+    high = height(sized, found)
+    return Plan(found, high, bound, used, high == bound)
+
+
+def _search(
+    buffers: Sequence[Buffer], bound: int, goal: int, method: str, time_limit_s: float, seed: int
+) -> Plan:
+    """Take the best heuristic plan; search between the bound and its height."""
+    end_s = time.perf_counter() + time_limit_s
+    tried = {name: rule(buffers) for name, rule in HEURISTICS.items()}
+    used = min(tried, key=lambda name: height(buffers, tried[name]))
+    found, high, proven = tried[used], height(buffers, tried[used]), bound
+    # First the goal itself; whatever is left of the time halves what lies between.
+    target = goal
+    while high > max(goal, proven) and (left_s := end_s - time.perf_counter()) > 0:
+        try:
+            packed, name = _pack(buffers, target, left_s, seed)
+        except TimeoutError:
+            target = (target + high) // 2
+            continue
+        if packed is None:
+            proven = target + 1
+        elif height(buffers, packed) < high:
+            found, high, used = packed, height(buffers, packed), name
+        target = max(goal, (proven + high) // 2)
+    return Plan(found, high, bound, used, high <= proven)
+
+
+def _pack(
+    buffers: Sequence[Buffer], target: int, time_limit_s: float, seed: int
+) -> tuple[Offsets | None, str]:
+    """Ask our search, then CP-SAT where it is installed; return the answer and whose it is."""
+    if not cpsat_available():
+        return pack(buffers, target, time_limit_s / 2, seed), "exact"
+    try:
+        return pack(buffers, target, time_limit_s / 8, seed), "exact"
+    except TimeoutError:
+        return pack_cpsat(buffers, target, time_limit_s * 0.85, seed), "exact (CP-SAT)"
+
+
+# -- the search ----------------------------------------------------------------------------------
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""
 MOST_STATES = 1_000_000
@@ -63,7 +153,8 @@ class _Search:
     def solve(self, ids: Ints, lowest: int) -> bool:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""
         low, up = self.low[ids], self.up[ids]
-        at = np.maximum(lowest, _range_max(self.floor, low, up))
+        bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
+        at = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
         alive = self.alive[ids]
         ground = np.where(alive, at[:, None], FAR).min(axis=0)
         if np.any((ground < FAR) & (ground + self.left > self.capacity)):
@@ -160,16 +251,8 @@ def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
     width = up - low
     tight = -np.array([search.left[a:b].max() for a, b in zip(low, up, strict=True)])
     area = -width * size
-    orders: list[NDArray[Any]] = [
-        np.argsort(np.lexsort(keys))
-        for keys in (
-            (-width, area),
-            (low, -up),
-            (-width, tight),
-            (-up, -low),
-            (area, -width, tight),
-        )
-    ]
+    keys = ((-width, area), (low, -up), (-width, tight), (-up, -low), (area, -width, tight))
+    orders: list[NDArray[Any]] = [np.argsort(np.lexsort(key)) for key in keys]
     rng, steps = np.random.default_rng(seed), FIRST_STEPS
     while True:
         for rank in orders:
@@ -178,13 +261,6 @@ def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
             yield rank, steps
         orders = [rank + rng.normal(0, len(low) / 10, len(low)) for rank in orders]
         steps *= 2
-
-
-def _range_max(values: Ints, low: Ints, up: Ints) -> Ints:
-    """Return max(values[a:b]) for each pair of bounds b < len(values)."""
-    bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
-    found: Ints = np.maximum.reduceat(values, bounds)[::2]
-    return found
 
 
 def cpsat_available() -> bool:

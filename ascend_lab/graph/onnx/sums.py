@@ -1,4 +1,4 @@
-"""Reductions, softmax, and normalisation over axes, groups of channels or single images.
+"""Sums: matrix products, sums of products named by letters, reductions, softmax and norms.
 
 Axes of reductions are an attribute in older opsets and an input in newer ones.
 """
@@ -11,11 +11,116 @@ import numpy as np
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
 from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import Result, converter
+from ascend_lab.graph.onnx.context import Context, Result, converter
 from ascend_lab.graph.onnx.shapes import axes_given, axes_of
-from ascend_lab.graph.onnx.tensors import Shape, Tensor
+from ascend_lab.graph.onnx.tensors import FLOATS, Shape, Tensor
 
+
+@converter("Gemm", types=(FLOATS,), since=6)
+def _gemm(ctx: Context) -> Value:
+    trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
+    a, b, alpha = ctx.input(0), ctx.input(1), ctx.attr("alpha")
+    if ctx.has(2):
+        return ctx.emit("gemm", a, b, ctx.input(2), **trans, alpha=alpha, beta=ctx.attr("beta"))
+    out = ctx.emit("matmul", a, b, **trans)
+    return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
+
+
+@converter("MatMul", types=((*FLOATS, "int32"),))
+def _matmul(ctx: Context) -> Value:
+    """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
+    a, b = ctx.input(0), ctx.input(1)
+    if not a.shape or not b.shape:
+        ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
+    left = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
+    right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
+    flat = len(left.shape) == len(right.shape) == 2
+    out = ctx.emit("matmul" if flat else "batch_matmul", left, right)
+    rows = out.shape[-2:-1] if len(a.shape) > 1 else ()
+    columns = out.shape[-1:] if len(b.shape) > 1 else ()
+    return ctx.reshape(out, (*out.shape[:-2], *rows, *columns))
+
+
+# -- Einsum ---------------------------------------------------------------------------------------
+# Operands are taken from the left, two at a time. A letter of both that is still needed is a batch
+# axis, one that is not is summed in the product; letters of one side are its rows or columns.
+Named = tuple[Value, str]
+"""A tensor and a letter for each of its axes."""
+_DOTS = "0123456789"
+"""Names of the axes that an ellipsis stands for, counted from the last."""
+
+
+@converter("Einsum", types=(FLOATS,), since=12)
+def _einsum(ctx: Context) -> Value:
+    terms, result = _parsed(ctx)
+    x: Named = (ctx.input(0), terms[0])
+    for i in range(1, len(terms)):
+        x = _joined(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
+    value, names = _summed(ctx, *x, set(result))
+    return ctx.transpose(value, [names.index(name) for name in result])
+
+
+def _parsed(ctx: Context) -> tuple[list[str], str]:
+    """Return the letters of each operand and of the result, ellipses written out."""
+    equation = str(ctx.attr("equation")).replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(ctx.inputs):
+        ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
+    full = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
+    dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full)][::-1]
+    if arrow:
+        result = result.replace("...", dots)
+    else:
+        letters = sorted("".join(full))
+        result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
+    if any(len(set(term)) < len(term) for term in (*full, result)):
+        ctx.unsupported("each letter once in a term", equation)
+    if set(result) - set("".join(full)):
+        ctx.unsupported("letters of the operands in the result", equation)
+    return full, result
+
+
+def _written(ctx: Context, term: str, rank: int) -> str:
+    hidden = rank - len(term.replace("...", ""))
+    if (hidden and "..." not in term) or not 0 <= hidden <= len(_DOTS):
+        ctx.unsupported(f"a letter for each of {rank} axes", term)
+    return term.replace("...", _DOTS[:hidden][::-1])
+
+
+def _summed(ctx: Context, x: Value, names: str, needed: set[str]) -> Named:
+    """Sum over the axes nobody needs."""
+    axes = tuple(i for i, name in enumerate(names) if name not in needed)
+    kept = "".join(name for name in names if name in needed)
+    return (ctx.emit("reduce_sum", x, axis=axes), kept) if axes else (x, names)
+
+
+def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
+    """Return the product of two operands, summed over what only they have."""
+    x, a = _summed(ctx, *left, needed | set(right[1]))
+    y, b = _summed(ctx, *right, needed | set(a))
+    sizes: dict[str, int] = {}
+    for name, size in (*zip(a, x.shape, strict=True), *zip(b, y.shape, strict=True)):
+        if size != 1 and sizes.get(name, 1) not in (1, size):
+            ctx.unsupported(f"one size for {name}", f"{sizes[name]} and {size}")
+        sizes[name] = max(size, sizes.get(name, 1))
+    batch = "".join(name for name in a if name in b and name in needed)
+    inner = "".join(name for name in a if name in b and name not in needed)
+    rows, columns = ("".join(n for n in one if n not in two) for one, two in ((a, b), (b, a)))
+
+    def matrices(x: Value, names: str, *groups: str) -> Value:
+        """Return an operand as a batch of matrices, its axes grouped; sizes of 1 stretch."""
+        wide = tuple(sizes[name] for name in names)
+        x = x if wide == x.shape else ctx.emit("expand", x, shape=wide)
+        x = ctx.transpose(x, [names.index(name) for name in "".join(groups)])
+        return ctx.reshape(x, tuple(math.prod(sizes[n] for n in group) for group in groups))
+
+    sides = matrices(x, a, batch, rows, inner), matrices(y, b, batch, inner, columns)
+    names = batch + rows + columns
+    return ctx.reshape(ctx.emit("batch_matmul", *sides), tuple(sizes[n] for n in names)), names
+
+
+# -- reductions -----------------------------------------------------------------------------------
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """About the largest number of each type, which an infinite maximum is limited to."""
 
@@ -34,7 +139,7 @@ def _fold(ctx: Context, op: str, value: Value, *, keep: bool | None = None) -> V
 
 
 @converter("ReduceSum", "ReduceProd", types=(kinds.NUMBERS, kinds.INTEGERS))
-@converter("ReduceMean", types=(kinds.FLOATS, kinds.INTEGERS))
+@converter("ReduceMean", types=(FLOATS, kinds.INTEGERS))
 @converter("ReduceMax", "ReduceMin", types=(kinds.ANY, kinds.INTEGERS))
 def _reduced(ctx: Context) -> Result:
     """Fold; without an axis to fold the input is the result, without elements the least value."""
@@ -53,7 +158,7 @@ def _least(ctx: Context, sign: int) -> Tensor:
     """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
     kind, axes, kept = kinds.NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
-    if ctx.elem(0) in kinds.FLOATS:
+    if ctx.elem(0) in FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
@@ -61,7 +166,7 @@ def _least(ctx: Context, sign: int) -> Tensor:
 
 @converter(
     "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-    types=(kinds.FLOATS, kinds.INTEGERS),
+    types=(FLOATS, kinds.INTEGERS),
 )  # fmt: skip
 def _composed(ctx: Context) -> Result:
     """Fold with functions before and behind."""
@@ -86,7 +191,7 @@ def _log_sum_exp(ctx: Context, x: Value) -> Result:
     return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
 
 
-@converter("Softmax", "LogSoftmax", types=(kinds.FLOATS,))
+@converter("Softmax", "LogSoftmax", types=(FLOATS,))
 def _softmax(ctx: Context) -> Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
@@ -102,7 +207,7 @@ def _softmax(ctx: Context) -> Value:
     return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
 
 
-@converter("LpNormalization", types=(kinds.FLOATS,))
+@converter("LpNormalization", types=(FLOATS,))
 def _lp_norm(ctx: Context) -> Value:
     """Divide by the norm along an axis; zeros stay zeros."""
     x, p = ctx.input(0), ctx.attr("p")
@@ -116,7 +221,7 @@ def _lp_norm(ctx: Context) -> Value:
 
 
 # -- normalisation --------------------------------------------------------------------------------
-@converter("BatchNormalization", types=(kinds.FLOATS,), since=6)
+@converter("BatchNormalization", types=(FLOATS,), since=6)
 def _batch_norm(ctx: Context) -> Sequence[Result]:
     """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
     if ctx.attr("spatial") == 0:
@@ -132,7 +237,7 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 
 
-@converter("LRN", types=(kinds.FLOATS,))
+@converter("LRN", types=(FLOATS,))
 def _lrn(ctx: Context) -> Value:
     """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
     x, size = ctx.input(0), ctx.attr("size")
@@ -141,7 +246,7 @@ def _lrn(ctx: Context) -> Value:
     return ctx.emit("lrn", x, **ctx.attrs)
 
 
-@converter("LayerNormalization", types=(kinds.FLOATS,))
+@converter("LayerNormalization", types=(FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
     x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
@@ -158,7 +263,7 @@ def _layer_norm(ctx: Context) -> Sequence[Result]:
     return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
 
 
-@converter("RMSNormalization", types=(kinds.FLOATS,))
+@converter("RMSNormalization", types=(FLOATS,))
 def _rms_norm(ctx: Context) -> Value:
     tail = _tail(ctx)
     scale = _stretched(ctx, ctx.input(1), tail)
@@ -187,8 +292,8 @@ def _fill(ctx: Context, like: Value, shape: Shape, number: float) -> Value:
     return ctx.net.lasting(Fill(number), kind, f"{ctx.name}/fill")
 
 
-@converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)
-@converter("GroupNormalization", types=(kinds.FLOATS,))
+@converter("InstanceNormalization", types=(FLOATS,), since=6)
+@converter("GroupNormalization", types=(FLOATS,))
 def _group_norm(ctx: Context) -> Value:
     """Scale and bias are one per channel, before opset 21 of groups one per group."""
     x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"

@@ -1,4 +1,4 @@
-"""Layers with a state, unrolled: every step of the sequence becomes nodes of its own.
+"""Layers over sequences: attention, and layers with a state, unrolled: every step becomes nodes.
 
 RNN, GRU, LSTM: with x the step's input and h the state before it, gates are x W^T + h R^T + biases;
 their order in the weights is the standard's: LSTM i o f c, GRU z r h. Linear attention: a state of
@@ -9,11 +9,123 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import Result, converter
-from ascend_lab.graph.onnx.tensors import FLOATS
+import numpy as np
 
+from ascend_lab.graph.draft import Value
+from ascend_lab.graph.onnx.context import Context, Result, converter
+from ascend_lab.graph.onnx.tensors import FLOATS, Shape, Values
+
+# -- Attention ------------------------------------------------------------------------------------
+# Without a cap, a mask that may drop whole rows, or the scores as an output, a node becomes the
+# library's `attention`, which passes can rewrite; else its pieces one by one.
+_INPUTS = (FLOATS, FLOATS, FLOATS, (*FLOATS, "bool"), FLOATS, FLOATS, ("int64",))
+
+
+@converter("Attention", types=_INPUTS, since=23)
+def _attention(ctx: Context) -> Sequence[Value]:
+    """Attend; softmax is at least as precise as any `softmax_precision` asks."""
+    queries, keys = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
+    q, k, v = (_heads(ctx, ctx.input(i), n) for i, n in enumerate((queries, keys, keys)))
+    if ctx.has(4) != ctx.has(5):
+        ctx.unsupported("past_key and past_value", "one of them")
+    if ctx.has(4):
+        k, v = (ctx.emit("concat", ctx.input(i), x, axis=2) for i, x in ((4, k), (5, v)))
+    present = [k, v]
+    if q.shape[1] != k.shape[1]:
+        if q.shape[1] % k.shape[1]:
+            ctx.unsupported(f"query heads in groups of {k.shape[1]}", str(q.shape[1]))
+        k, v = (_repeated(ctx, x, q.shape[1] // k.shape[1]) for x in (k, v))
+    known = _known_bias(ctx, q.shape, k.shape[2], ctx.shape(4)[2] if ctx.has(4) else 0)
+    mask = _mask(ctx, k.shape[2], q.type.dtype) if ctx.has(3) else None
+    out, scores = _attended(ctx, (q, k, v), known, mask)
+    if len(ctx.shape(0)) == 3:
+        n, h, s, d = out.shape
+        out = ctx.reshape(ctx.transpose(out, (0, 2, 1, 3)), (n, s, h * d))
+    return (out, *present) if scores is None else (out, *present, scores)
+
+
+def _heads(ctx: Context, x: Value, heads: int) -> Value:
+    """Return (n, s, heads * d) as (n, heads, s, d)."""
+    if len(x.shape) == 4:
+        return x
+    if len(x.shape) != 3 or heads < 1 or x.shape[2] % heads:
+        ctx.unsupported("q_num_heads and kv_num_heads that divide the width", f"{heads}, {x.shape}")
+    n, s, width = x.shape
+    return ctx.transpose(ctx.reshape(x, (n, s, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _repeated(ctx: Context, x: Value, times: int) -> Value:
+    """Return each head `times` times in a row."""
+    n, h, s, d = x.shape
+    wide = ctx.emit("expand", ctx.reshape(x, (n, h, 1, s, d)), shape=(n, h, times, s, d))
+    return ctx.reshape(wide, (n, h * times, s, d))
+
+
+def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
+    """Return 0 for the keys a query may see, -inf for others (n or 1, 1, s, keys); None if all."""
+    lengths = np.array(ctx.ints(6)) if ctx.has(6) else None
+    if lengths is not None and (past or lengths.shape != (q[0],)):
+        ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))
+    offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
+    at, key = np.arange(q[2]).reshape(-1, 1) + offset, np.arange(keys)
+    left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
+    seen = np.ones(np.broadcast_shapes(at.shape, key.shape), bool)
+    if ctx.attr("is_causal"):
+        seen &= key <= at
+    if left is not None and left >= 0:
+        seen &= key >= at - left
+    if right is not None and right >= 0:
+        seen &= key <= at + right
+    if lengths is not None:
+        seen &= key < lengths.reshape(-1, 1, 1, 1)
+    return None if seen.all() else np.where(seen, 0.0, -np.inf)
+
+
+def _mask(ctx: Context, keys: int, dtype: str) -> Value:
+    """Return what the mask adds to the scores; it may be shorter than the keys."""
+    mask = ctx.input(3)
+    if not mask.shape or mask.shape[-1] > keys:
+        ctx.unsupported(f"a mask over at most {keys} keys", str(mask.shape))
+    if ctx.elem(3) == "bool":
+        zero, drop = ctx.table(0, dtype, "zero"), ctx.table(-math.inf, dtype, "drop")
+        mask = ctx.choose(mask, zero, drop)
+    if mask.shape[-1] < keys:
+        pads = (*((0, 0) for _ in mask.shape[:-1]), (0, keys - mask.shape[-1]))
+        mask = ctx.emit("pad", mask, pads=pads, value=-math.inf)
+    return mask
+
+
+def _attended(
+    ctx: Context, qkv: tuple[Value, Value, Value], known: Values | None, mask: Value | None
+) -> tuple[Value, Value | None]:
+    """Return the context, and the scores if they are an output."""
+    (q, k, v), dtype = qkv, qkv[0].type.dtype
+    cap, scale, mode = (ctx.attr(n) for n in ("softcap", "scale", "qk_matmul_output_mode"))
+    wanted = ctx.out_count > 3
+    may_drop = mask is not None or (known is not None and bool((known.max(-1) == -np.inf).any()))
+    added = None if known is None else ctx.table(known, dtype, "allowed")
+    if not (cap or wanted or may_drop):
+        return ctx.emit("attention", *qkv, *((added,) if added else ()), scale=scale), None
+    stages = [ctx.emit("attention_scores", q, k, scale=scale)]
+    capped = stages[0]
+    if cap:
+        shrunk = ctx.emit("tanh", ctx.emit("muls", capped, number=1.0 / cap))
+        capped = ctx.emit("muls", shrunk, number=cap)
+    if mask is not None:
+        added = mask if added is None else ctx.emit("add", added, mask)
+    biased = capped if added is None else ctx.emit("add", capped, added)
+    shares = ctx.emit("softmax", biased, axis=-1)
+    if added is not None and may_drop:
+        most = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
+        none = ctx.emit("equal", most, ctx.table(-math.inf, dtype, "none"))
+        shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)
+    stages += [capped, biased, shares]
+    if not 0 <= mode < len(stages):
+        ctx.unsupported("qk_matmul_output_mode 0 to 3", str(mode))
+    return ctx.emit("attention_context", shares, v), stages[mode] if wanted else None
+
+
+# -- RNN, GRU, LSTM -------------------------------------------------------------------------------
 _TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
 _FUNCTIONS = ("sigmoid", "tanh", "relu")
 _MOST_STEPS, _MOST_TOKENS = 512, 256
