@@ -4,22 +4,67 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from ascend_lab.compress import low_rank, pruning
-from ascend_lab.errors import InputError
+from ascend_lab.compress import low_rank, pruning, sparsity
+from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, evaluate, zoo
 from ascend_lab.graph.evaluate import random_inputs
 
 
 # -- 4:2 ------------------------------------------------------------------------------------------
 def test_the_mask_of_two_rows_is_the_golden_one():
-    mask = pruning.mask_of(np.sin(np.arange(12)).reshape(2, 6))
+    mask = sparsity.mask_of(np.sin(np.arange(12)).reshape(2, 6))
     assert mask.tolist() == [[0, 1, 1, 0, 1, 1]] * 2
-    assert pruning.mask_of(np.ones((3, 2, 5, 5))).all()
-    turned = pruning.mask_of(np.sin(np.arange(12)).reshape(2, 6).T, axis=0)
+    assert sparsity.mask_of(np.ones((3, 2, 5, 5))).all()
+    turned = sparsity.mask_of(np.sin(np.arange(12)).reshape(2, 6).T, axis=0)
     assert np.array_equal(turned, mask.T)
     with pytest.raises(InputError, match="finite weights"):
-        pruning.mask_of(np.array([[1.0, np.nan, 2.0]]))
+        sparsity.mask_of(np.array([[1.0, np.nan, 2.0]]))
+
+
+ROWS = [
+    ((0, 0, 5, 7), (5, 7), (2, 2)), ((0, 5, 0, 7), (5, 7), (1, 2)), ((0, 0, 0, 7), (0, 7), (0, 2)),
+    ((0, 0, 5, 0), (5, 0), (2, 1)), ((0, 0, 0, 0), (0, 0), (0, 0)), ((5, 7, 0, 0), (5, 7), (0, 0)),
+    ((5, 0, 0, 7), (5, 7), (0, 2)), ((0, 5, 7, 0), (5, 7), (1, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "kept", "indexes"), ROWS)
+def test_indexes_are_the_published_ones(row, kept, indexes):
+    packed = sparsity.pack(np.array([row], np.int8))
+    assert tuple(packed.indexes[0, 0].tolist()) == indexes
+    assert tuple(packed.kept[0, 0].tolist()) == kept
+
+
+@given(hnp.arrays(np.int8, st.tuples(st.integers(1, 5), st.integers(3, 21))))
+def test_packed_weights_unpack_and_take_five_eighths(weights):
+    wide = weights.astype(np.int64)  # |-128| is no int8
+    sparse = (wide * sparsity.mask_of(wide)).astype(np.int8)
+    packed = sparsity.pack(sparse)
+    assert np.array_equal(sparsity.unpack(packed, weights.shape[1]), sparse)
+    groups = weights.shape[0] * -(-weights.shape[1] // 4)
+    assert packed.size_bytes == 2 * groups + -(-groups // 2)
+    assert (np.abs(sparse.astype(int)).sum(1) >= np.abs(wide).sum(1) / 2).all()
+
+
+def test_dense_rows_are_refused():
+    with pytest.raises(InputError, match="at most 2 weights in a group of 4; got 3"):
+        sparsity.pack(np.array([[1, 2, 3, 0]], np.int8))
+    with pytest.raises(InputError, match="rows of int8"):
+        sparsity.pack(np.ones((2, 4)))
+
+
+def test_sparse_networks_cost_less_where_the_chip_reads_them():
+    graph = zoo.build("resnet18")
+    cost = sparsity.sparse_cost(graph, "Ascend910B2")
+    assert cost.packed_bytes / cost.dense_bytes == pytest.approx(0.625, rel=0.01)
+    assert 0 < cost.saved_s < 1e-4
+    for chip in ("Ascend310", "Ascend310P3", "Ascend910A"):
+        with pytest.raises(UnsupportedError, match=f"reads 4:2 weights.*got {chip}"):
+            sparsity.sparse_cost(graph, chip)
 
 
 def test_a_sparsified_graph_has_half_its_weights():
@@ -29,8 +74,8 @@ def test_a_sparsified_graph_has_half_its_weights():
     y = net.reshape(net.global_avg_pool(y), shape=(2, 16))
     net.output(net.gemm(y, net.weight((10, 16), "m"), net.weight((10,)), trans_b=True))
     graph = net.build()
-    found = pruning.sparsified(graph)
-    arrays = [found.constants[n.inputs[1]].array() for n in pruning.sparse_layers(found)]
+    found = sparsity.sparsified(graph)
+    arrays = [found.constants[n.inputs[1]].array() for n in sparsity.sparse_layers(found)]
     assert [a.shape for a in arrays] == [(16, 8, 3, 3), (10, 16)]
     assert all((a != 0).mean() == 0.5 for a in arrays)
     assert (arrays[1].reshape(10, 4, 4) != 0).sum(2).max() == 2

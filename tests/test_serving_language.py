@@ -14,6 +14,23 @@ from ascend_lab.serving import interval, model, queues
 from ascend_lab.serving import language as lm
 
 
+# -- sizes ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("layers", "heads", "depth", "published"),
+    [(40, 40, 128, 819_200), (32, 32, 128, 524_288), (32, 8, 128, 131_072)],
+    ids=["OPT-13B", "Llama-2-7B", "Llama-3-8B"],
+)
+def test_a_token_takes_the_published_bytes(layers, heads, depth, published):
+    """OPT-13B: 800 KB a token, 1.6 GB for 2048 (arXiv 2309.06180); the others by its rule."""
+    assert lm.token_bytes(layers, heads, depth) == published
+
+
+def test_blocks_follow_mindies_rule():
+    bytes_of_token = lm.token_bytes(32, 8, 128)
+    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token) == 640
+    assert lm.blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
+
+
 def test_the_last_block_wastes_half_of_itself_on_average():
     """E = (B - 1)/2 where lengths are uniform modulo B."""
     for block in (1, 16, 128):

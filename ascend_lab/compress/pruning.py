@@ -1,6 +1,4 @@
-"""Weights taken out of a network: whole channels, or two of four neighbours.
-
-Without channels the values are those with them set to 0, in a smaller graph.
+"""Channels taken out of a network: the same values as with them set to 0, in a smaller graph.
 
 A channel's score is the L2 norm of its weights over their number, brought to 0..1 in each layer and
 added over layers whose channels must go together: those joined by sums, and by depthwise layers.
@@ -9,9 +7,6 @@ The lowest go. Source: github hicann/amct, graph_based (balanced L2 norm filter 
 Channels are followed through the graph as segments: which set a tensor's channels come from. A set
 that reaches an output, or an operator that does not work channel by channel or makes other numbers
 of zeros, stays whole.
-
-Structured sparsity 4:2 (graph_based, too): of four neighbouring input channels the two larger
-weights are kept. What a cube that reads them so packed would gain is not published.
 """
 
 import math
@@ -25,9 +20,6 @@ from ascend_lab.graph import Constant, Draft, Graph, Node
 from ascend_lab.graph.ir import Values, infer, operator_of
 
 UNIT = 16
-GROUP, KEPT = 4, 2
-LEAST_CHANNELS = 3
-"""Layers of fewer input channels are left as they are by 4:2."""
 LAYERS = ("conv2d", "depthwise_conv2d", "matmul", "gemm")
 FOLLOWED = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
 Segments = tuple[tuple[str, int], ...]
@@ -298,54 +290,4 @@ def _changed(found: Channels, gone: Gone, change: Change) -> Graph:
             attrs["groups"] = x[1] if single else node.attr("groups")
         kinds = infer(node.op, [draft.types[name] for name in inputs], attrs)
         draft.put(replace(node, inputs=tuple(inputs), attrs=attrs), *kinds)
-    return draft.finish()
-
-
-# -- two of four ----------------------------------------------------------------------------------
-def mask_of(weights: Values, axis: int = 1) -> Values:
-    """Return 1 for the two weights of largest |w| in each group of 4 along an axis, else 0.
-
-    A ragged last group is filled with zeros; of equal weights the later is kept. Fewer than 3
-    channels keep all. Raises `InputError` for numbers that are not finite.
-    """
-    size = np.abs(np.asarray(weights, np.float64))
-    if size.ndim == 0 or not np.isfinite(size).all():
-        raise InputError("an array of finite weights", str(weights)[:40], "mend them")
-    rows = np.moveaxis(size, axis, -1)
-    if rows.shape[-1] < LEAST_CHANNELS:
-        return np.ones(size.shape, np.uint8)
-    filled = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % GROUP)])
-    groups = filled.reshape((*rows.shape[:-1], -1, GROUP))
-    rank = np.argsort(np.argsort(groups, axis=-1, kind="stable"), axis=-1, kind="stable")
-    kept = (rank >= GROUP - KEPT).reshape(filled.shape)[..., : rows.shape[-1]]
-    return np.ascontiguousarray(np.moveaxis(kept, -1, axis)).astype(np.uint8)
-
-
-def sparse_layers(graph: Graph) -> tuple[Node, ...]:
-    """Return the convolutions in one group and the products of matrices with constant weights."""
-    return tuple(
-        node
-        for node in graph.nodes
-        if node.op in LAYERS
-        and node.op != "depthwise_conv2d"
-        and node.attr("groups", 1) == 1
-        and node.inputs[1] in graph.constants
-        and graph.types[node.inputs[1]].shape[_input_axis(node)] >= LEAST_CHANNELS
-    )
-
-
-def _input_axis(node: Node) -> int:
-    """Return the axis of a layer's weights along which its input channels lie."""
-    return int(node.op in LAYERS[:2] or node.attr("trans_b", False))
-
-
-def sparsified(graph: Graph) -> Graph:
-    """Return the graph with the smaller two of four weights of its layers set to 0."""
-    draft = Draft(graph)
-    for node in sparse_layers(graph):
-        old = graph.constants[node.inputs[1]]
-        values = old.array()
-        made = Constant(old.type, values * mask_of(values, _input_axis(node)).astype(values.dtype))
-        sparse = draft.add(made, f"{node.inputs[1]}_sparse")
-        draft.become(node, node.op, (node.inputs[0], sparse, *node.inputs[2:]), node.attrs)
     return draft.finish()

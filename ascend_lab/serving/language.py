@@ -27,6 +27,19 @@ from ascend_lab.serving.model import StepTime
 from ascend_lab.serving.simulate import latencies
 
 
+def token_bytes(layers: int, kv_heads: int, head_dim: int, element_bytes: int = 2) -> int:
+    """Return the bytes of one token's keys and values: 2 * layers * heads * depth * bytes."""
+    return 2 * layers * kv_heads * head_dim * element_bytes
+
+
+def blocks_in(memory_bytes: float, block_tokens: int, bytes_of_token: int, cards: int = 1) -> int:
+    """Return the blocks that a card's memory holds; heads are divided among `cards`.
+
+    The rule of MindIE-LLM's user guide: floor(memory / (block * bytes of a token)).
+    """
+    return int(memory_bytes * cards // (block_tokens * bytes_of_token))
+
+
 def blocks_of(tokens: int, block_tokens: int) -> int:
     """Return the blocks that some tokens take: the last one may have room left."""
     return -(-tokens // block_tokens)
