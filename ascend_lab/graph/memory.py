@@ -35,13 +35,13 @@ from ascend_lab.errors import GraphError
 # isort: off
 from ascend_lab.graph.buffers import (
     ORDERS, Buffer, Ints, Offsets, Plan, height, hot_first, peak_live_bytes, place,
-    reuse_distance_bytes, rounded, share, simulate_writes, verify,
+    read_csv, reuse_distance_bytes, rounded, share, simulate_writes, verify,
 )
 # fmt: on
 
 __all__ = [
-    "HEURISTICS", "METHODS", "Buffer", "Plan", "peak_live_bytes", "plan", "reuse_distance_bytes",
-    "share", "simulate_writes", "verify",
+    "HEURISTICS", "METHODS", "Buffer", "Plan", "peak_live_bytes", "plan", "read_csv",
+    "reuse_distance_bytes", "share", "simulate_writes", "verify",
 ]  # fmt: skip
 
 # -- the front door -------------------------------------------------------------------------------
