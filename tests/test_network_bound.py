@@ -340,6 +340,21 @@ def test_a_chain_waits_for_itself():
     assert long["cube"] == pytest.approx(wide["cube"])
 
 
+def test_what_a_path_does_waits_for_nothing():
+    def chain(act):
+        def write(net, x, w):
+            for _ in range(5):
+                x = act(net, net.matmul(x, w(16, 16)))
+            return x
+
+        return net_of(write, 16, 16)
+
+    plain, relu = chain(lambda _, x: x), chain(lambda net, x: net.relu(x))
+    split = load_chip("Ascend910B2")
+    assert cycles(relu, split)["chain"] == cycles(plain, split)["chain"]
+    assert cycles(relu)["chain"] > cycles(plain)["chain"]
+
+
 def test_a_network_of_views_takes_nothing():
     graph = net_of(lambda net, x, w: net.reshape(x, shape=(8, 32)), 16, 16)
     stages = compile_stages(graph, CHIP)

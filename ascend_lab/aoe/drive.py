@@ -3,7 +3,7 @@
 Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
 measured them, so that a seed fixes the result for any number of workers.
 
-`Budget` and its kin are what a user may say about a run; bars show how far it is.
+`Settings` is what a user may say about a run; bars show how far it is.
 """
 
 import math

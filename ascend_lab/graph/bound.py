@@ -8,7 +8,8 @@ each result that is needed at least once and by its definition,
 cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 sums, and a sum over
           k products stands in at least ceil(k / k0) steps, whatever shares its step: rows of other
           images, columns of other weights, blocks of a diagonal. So there are at least
-          sums * ceil(k / k0) / (m0 n0) steps. Only products with numbers count, none with padding.
+          sums * ceil(k / k0) / (m0 n0) steps, a cycle each, divided among the cores. Only products
+          with numbers count, none with padding.
 vector    computes there what no cube and no path out of it can: for each result of `CURVES` a lane
           of the instructions of its definition, for maxima of several numbers of any one. Means,
           sums, norms, depthwise convolutions and those in small groups may go to the cube: they
@@ -17,18 +18,20 @@ vector    computes there what no cube and no path out of it can: for each result
           alone makes: those of these convolutions, sums inside a function, ReLUs. On others a path
           may do a ReLU, and small groups leave the cube or are a step per tap on the vector unit:
           the share that is best.
-results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
-          that are only added up may be added up inside and leave once.
+results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
+          quickest path; sums that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
           and writes of the results what a cache cannot hold at the end. Spills count as none, also
           on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
           go through all operators that read them, and weights between may be read again instead.
           That is a relaxation: removing a cost from every schedule leaves a bound of all of them.
 chain     waits: what the longest chain of operators that cannot begin before another's result does
-          at the least, on as many cores as you like: a copy in, a step, a copy out.
+          at the least, on as many cores as you like: for the cube a copy in, a step, a copy out,
+          for the vector unit the shortest instruction.
 
 Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
-two weights) is a pass, not a schedule, and the bound is that of the graph after passes.
+two weights) is a pass, not a schedule, and the bound is that of the graph after passes, in the
+format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32.
 """
 
 from __future__ import annotations
@@ -320,7 +323,7 @@ class _Work:
 
     def _latency(self, node: Node) -> float:
         chip = self.chip
-        if self._lanes(node):
+        if self._lanes(node) and self._repeat_cycles(node):
             return min(c.head_cycles + c.slope_cycles for c in chip.vector_costs.values())
         if not self._on_cube(node):
             return 0.0

@@ -29,9 +29,9 @@ Values = NDArray[Any]
 Shape = tuple[int, ...]
 _map = lru_cache(4096)(address_map)
 CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")
+"""Layouts in which the cube's results lie."""
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
-"""Layouts in which the cube's results lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        """Return the text form; see `graph.evaluate`."""
+        """Return the text form, as `to_text` writes it."""
         return to_text(self)
 
 

@@ -7,9 +7,9 @@ Each phase of a kernel is cut from its cycles, layer by layer: what is counted f
 counted later, so that nothing counts twice and no term is negative. What limits the bound comes
 first; of the layers the bound's own seconds are then taken away, its own kind first.
 
-`why` says it of a model in a line. A network of few products can still be slow: every kernel is a
-launch, a depthwise layer fills a sixteenth of the cube, and many small tensors move more bytes than
-they compute.
+`graph.zoo.why` says it of a model in a line. A network of few products can still be slow: every
+kernel is a launch, a depthwise layer fills a sixteenth of the cube, and many small tensors move
+more bytes than they compute.
 """
 
 from __future__ import annotations

@@ -285,6 +285,7 @@ class _Writer:
             one = load(self.point, out + 1)
             ended(out, of(out + 1, start, one))
             two = load(self.depth, out + 1)
+        # what the loop's last pass has loaded: slots are numbered from its first pass on
         one, two = (t and replace(t, slot=t.slot + max(0, outer - 2)) for t in (one, two))
         begun(Affine(outer - 1))
         ended(Affine(outer - 1), None)

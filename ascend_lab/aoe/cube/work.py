@@ -275,7 +275,7 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
 
 
 def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:
-    """Return (first, count) of what outputs first..last look at: `windows.span_of` on arrays."""
+    """Return (first, count) of what outputs first..last look at: `window_of` on arrays."""
     size, stride = (shape.h, shape.w)[axis], shape.strides[axis]
     low = first * stride - shape.pads[2 * axis]
     high = last * stride - shape.pads[2 * axis] + shape.reach[axis] - 1

@@ -4,6 +4,7 @@ Those that are objects keep what they did in the latest run, for figures: genera
 """
 
 from dataclasses import replace
+from difflib import get_close_matches
 
 from ascend_lab.aoe.drive import Search
 from ascend_lab.aoe.search.points import (
@@ -45,7 +46,9 @@ def search_named(name: str) -> Search:
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
     if plain not in SEARCHES:
-        raise InputError(f"a search among {', '.join(SEARCHES)}", repr(name))
+        near = get_close_matches(plain, [*SEARCHES, *ALIASES], 1)
+        remedy = f"did you mean {near[0]}?" if near else "give one of them"
+        raise InputError(f"a search among {', '.join(SEARCHES)}", repr(name), remedy)
     return SEARCHES[plain]
 
 
