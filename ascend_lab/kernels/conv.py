@@ -362,7 +362,7 @@ class _Writer:
     def _stage_rows(self, bundle: BundlePlace, at: Pixels, stage: Span) -> None:
         """Bring windows of some units to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
-        first = at.image * shape.blocks[0] + bundle.index * self.bundle.c1
+        first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
         down = at.turn * at.run.rows + at.down * shape.strides[0]
         blocks = first + stage[0] * units.c1, stage[1] * units.c1
         source = rows_of(shape, self.x, at.window, blocks, down)
@@ -391,7 +391,8 @@ class _Writer:
     def _store(self, at: Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
         """Write the tile as one run where the plane is filled in order, else row by row."""
         place, ow, acc, out = self.job.place, self.shape.out_hw[1], self.acc, self.out
-        plane = (at.image * self.shape.blocks[1] + before + n[0]) * place.plane
+        first = at.image * (self.shape.blocks[1] * self.shape.mixed)
+        plane = (first + before + n[0]) * place.plane
         plain = not self.job.strip and place == plain_placement(self.shape)
         if plain and self.finish is None:
             start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL
