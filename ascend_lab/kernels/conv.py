@@ -5,8 +5,8 @@ to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to L0A, weig
 FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result leaves as (N, Cout1, OH*OW, 16).
 
 The cores form a grid: rows share the pixels, columns the output channels. Pixel tiles end with
-their image; where windows are single pixels all images may be one (`stacked`). Tiles that see the
-same window of rows (only moved) are one loop. Groups are bundled until they fill channel blocks;
+their image, unless rows of several images take turns (`stacked`). Tiles that see the same window of
+rows (only moved) are one loop. Groups are bundled until they fill channel blocks;
 each bundle is a product of its own. Weights of several pixel tiles that fit L0B twice, all taps and
 channel blocks of them, stay there.
 

@@ -98,8 +98,7 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         if slots != (2, 2):
             what = "{} slots of rows and {} of weights".format(*slots)
         wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
-        other = "leave the window out (an image is a row), or "
-        other = other if shape.is_stacked or shape.mixed > 1 else ""
+        other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
         raise CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
 
 
@@ -190,7 +189,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
     strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
-    strips &= not (shape.lanes or shape.is_stacked or shape.mixed > 1)
+    strips &= not (shape.lanes or shape.mixed > 1)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, each_up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])

@@ -39,9 +39,9 @@ class ConvShape:
     cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
     pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With
     `stored` (rows, step) a channel block has so many rows in memory, not h, and what is read are
-    rows `step` apart (see `thinned` and `stacked`). With `mixed` m, every image is m images whose
-    rows take turns. What `beside`, one tap and no padding, makes of another image is added to the
-    sums. Raises `InputError` with the numbers for what is no convolution.
+    rows `step` apart (see `thinned`). With `mixed` m, every image is m images whose
+    rows take turns (see `stacked`). What `beside`, one tap and no padding, makes of another image
+    is added to the sums. Raises `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -167,14 +167,9 @@ class ConvShape:
         return (self.stored[0] or self.h) * self.w * self.c0
 
     @property
-    def is_stacked(self) -> bool:
-        """Whether rows are images: see `stacked`."""
-        return self.stored[0] == 1 < self.h
-
-    @property
     def images(self) -> int:
         """Images in memory."""
-        return self.h if self.is_stacked else self.n * self.mixed
+        return self.n * self.mixed
 
     @property
     def taps(self) -> int:
@@ -215,19 +210,15 @@ def stacked(shape: ConvShape) -> ConvShape:
     """Return a convolution with several images as one, if there is one.
 
     Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
-    instead of 64. Of single pixels all images are one, a row of pixels each. Others have rows that
-    take turns, the first of every image, then the second: to the cube a window that is dilated,
-    whose zeros above and below are those of each image. As many images as leave the fewest
-    fractals, and no more, are one.
+    instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
+    are dilated, and zeros above and below are those of each image. As many images as leave the
+    fewest fractals, and no more, are one.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or shape.beside or bytes_too:
         return shape
-    lone = (shape.r, shape.s, shape.stride, shape.pad) == (1, 1, 1, 0)
-    if lone and shape.stored == (0, 1) and (pixels := shape.h * shape.w) <= LARGEST:
-        return replace(shape, n=1, h=shape.n, w=pixels, stored=(1, shape.blocks[0]))
     (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
-    if shape.strides[0] > 1 or min(shape.pads) < 0 or (lone and shape.stored == (0, 1)):
+    if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
     mixed = min(ways, key=lambda m: (shape.n // m * up(m * oh * ow, FRACTAL), m))

@@ -368,8 +368,6 @@ def dense_placement(shape: ConvShape) -> Placement:
     Blocks are of 16 channels, those of an epilogue's int8 result of 32: what an int8 layer reads.
     """
     oh, ow = shape.out_hw
-    if shape.is_stacked:
-        return Placement(0, shape.blocks[1] * ow, 1, ow)
     if shape.mixed == 1:
         return Placement(0, ow, 1, oh * ow)
     plane = oh // shape.mixed * ow

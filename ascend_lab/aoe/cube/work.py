@@ -271,7 +271,7 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
     mixed = shape.mixed
     down, across = spans(shape, 0, *(row // mixed for row in rows)), spans(shape, 1, *columns)
     touched = _covered(*down) * _covered(*across) * mixed
-    runs = rows[1] - rows[0] + 1 if shape.is_stacked or mixed > 1 else np.ones_like(t)
+    runs = rows[1] - rows[0] + 1 if mixed > 1 else np.ones_like(t)
     return up(pixels, FRACTAL), pixels, down[1] * across[1] * mixed, runs, touched
 
 
