@@ -1,8 +1,8 @@
 """The default tiling of a convolution: every plausible one estimated, the best taken.
 
 The rule is that of products (`default_schedules`). What differs: pixel tiles do not span images,
-unless all are one, L1 holds image rows (not the im2col matrix), one load3d fills a tile of A, a
-stage is a whole number of channel blocks, and bundles of groups are products of their own.
+unless their rows take turns, L1 holds image rows (not the im2col matrix), one load3d fills a tile
+of A, a stage is a whole number of channel blocks, and bundles of groups are products of their own.
 """
 
 from contextlib import suppress
@@ -175,7 +175,10 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     m, n, stage, rows, cols = choices(chip.core_count, STAGES)
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
-    m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, each_up(bundle.n1, inside))
+    pixels = up(oh * ow, FRACTAL)
+    m, n = np.minimum(m, pixels), np.minimum(n, each_up(bundle.n1, inside))
+    if shape.mixed > 1:  # cut as evenly as can be
+        m = each_up(pixels, each_up(pixels, m))
     stage = np.minimum(stage, units.count)
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     # with taps several to a fractal, or something beside, the last step may be short
@@ -240,6 +243,9 @@ def conv_estimate(
     late = np.maximum(rows - 2 * pace, 0.0) / across
     pace = np.where((found.stages >= units.count) & (across > 1), pace + late, pace)
     first = (rows + weights + mte1) * np.minimum(1.0, found.stages / units.count)
+    if shape.mixed > 1:  # the last tile of some images is a little smaller
+        oh, ow = shape.out_hw
+        tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, found.strips) * t.m)
     cycles: Floats = tiles * pace + first + drain
     return cycles
 

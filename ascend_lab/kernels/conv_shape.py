@@ -146,7 +146,7 @@ class ConvShape:
 
     @property
     def out_hw(self) -> Pair:
-        """Output height and width: (size + pads - reach) // stride + 1; of mixed images all rows."""
+        """Output height (of all mixed images) and width: (size + pads - reach) // stride + 1."""
         top, bottom, left, right = self.pads
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
         return rows * self.mixed, (self.w + left + right - self.reach[1]) // self.strides[1] + 1

@@ -161,9 +161,9 @@ def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Aff
     row = divided(down + rows.first, shape.mixed) * (step * wide)
     start = blocks[0] * shape.plane + row + columns.first * shape.c0
     if shape.mixed > 1:
-        sizes = (blocks[1], rows.count // shape.mixed, shape.mixed, columns.count * shape.c0)
-        pitch = shape.blocks[0] * shape.plane
-        return x.region(start, sizes, (shape.plane, step * wide, pitch, 1))
+        turns, pitch = rows.count // shape.mixed, shape.blocks[0] * shape.plane
+        own = blocks[1], turns, shape.mixed, columns.count * shape.c0
+        return x.region(start, own, (shape.plane, step * wide, pitch, 1))
     if columns.count == shape.w and step == 1:
         return x.region(start, (blocks[1], rows.count * wide), (shape.plane, 1))
     sizes = (blocks[1], rows.count, columns.count * shape.c0)
@@ -381,8 +381,7 @@ def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, 
     """
     one = stacked(shape)
     if one == shape:
-        wanted = "several images that together fill tiles better, rows that follow one another, "
-        wanted += "one group, no bytes for stacked tiles"
+        wanted = "images that fill fractals better together, one group, no bytes for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
         raise InputError(wanted, got, "leave the window out")
