@@ -325,10 +325,10 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
 
 @pytest.mark.parametrize(
     ("changes", "dense"),
-    [({"n": 1}, True), ({"r": 3, "s": 3}, True), ({"stride": 2}, True), ({"h": 16}, True),
-     ({"groups": 2}, True), ({"dtype": "int8"}, True), ({}, False)],
+    [({"n": 1}, True), ({"h": 64, "w": 8}, True), ({"stride": 2}, True),
+     ({"h": 33, "w": 16, "r": 2}, True), ({"groups": 2}, True), ({"dtype": "int8"}, True), ({}, False)],
 )  # fmt: skip
-def test_only_images_that_fill_fractals_better_go_together(changes, dense):
+def test_only_images_that_fill_tiles_better_go_together(changes, dense):
     chip = load_chip("Toy")
     shape = replace(ConvShape(2, 32, 7, 7, 32, 1, 1), **changes, out_dtype="")
     schedule = GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked")

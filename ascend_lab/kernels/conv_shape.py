@@ -22,6 +22,8 @@ from ascend_lab.layout import AddressMap, address_map, pack, unpack
 Pair = tuple[int, int]
 LARGEST = 1 << 20
 """Of the sizes of an image, a kernel and their steps."""
+LARGEST_TILE = 512
+"""Pixels of the tallest tile that a default has."""
 MOST_SPREAD = 255
 """Of a dilation and of rows of padding where rows of several images take turns."""
 Pads = tuple[int, int, int, int]
@@ -212,7 +214,7 @@ def stacked(shape: ConvShape) -> ConvShape:
     Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
     instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
     are dilated, and zeros above and below are those of each image. As many images as leave the
-    fewest fractals, and no more, are one.
+    fewest fractals and fill a large tile, and no more, are one.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or shape.beside or bytes_too:
@@ -221,7 +223,9 @@ def stacked(shape: ConvShape) -> ConvShape:
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
-    mixed = min(ways, key=lambda m: (shape.n // m * up(m * oh * ow, FRACTAL), m))
+    least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
+    ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
+    mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
     return replace(shape, n=shape.n // mixed, mixed=mixed)
 
 

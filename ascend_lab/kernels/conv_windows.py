@@ -381,7 +381,7 @@ def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, 
     """
     one = stacked(shape)
     if one == shape:
-        wanted = "images that fill fractals better together, one group, no bytes for stacked tiles"
+        wanted = "images that fill tiles better together, one group, no bytes for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
         raise InputError(wanted, got, "leave the window out")
