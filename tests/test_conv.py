@@ -326,7 +326,8 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
 @pytest.mark.parametrize(
     ("changes", "dense"),
     [({"n": 1}, True), ({"h": 64, "w": 8}, True), ({"stride": 2}, True),
-     ({"h": 33, "w": 16, "r": 2}, True), ({"groups": 2}, True), ({"dtype": "int8"}, True), ({}, False)],
+     ({"h": 33, "w": 16, "r": 2}, True), ({"groups": 2}, True), ({"dtype": "int8"}, True),
+     ({}, False)],
 )  # fmt: skip
 def test_only_images_that_fill_tiles_better_go_together(changes, dense):
     chip = load_chip("Toy")
