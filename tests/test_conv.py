@@ -296,6 +296,12 @@ def test_images_together_fill_fractals():
     place, tilings = dense_placement(shape), (stacked_schedule(shape, chip), None)
     together, apart = (simulate(conv_launch(shape, chip, t, place), chip) for t in tilings)
     assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.8 * apart.cycles
+    wide = replace(shape, k=512, r=3, s=3, pad=1)
+    tilings = (stacked_schedule(wide, chip), None)
+    together, apart = (
+        simulate(conv_launch(wide, chip, t, dense_placement(wide)), chip) for t in tilings
+    )
+    assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.75 * apart.cycles
     large = replace(shape, n=2, c=64, h=300, w=300, k=64)
     for none in (replace(shape, n=1), large, replace(large, h=1080, w=1920)):
         assert stacked_schedule(none, chip) is None
@@ -319,10 +325,11 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
 
 @pytest.mark.parametrize(
     ("changes", "dense"),
-    [({"n": 1}, True), ({"r": 3, "s": 3}, True), ({"stride": 2}, True), ({"pad": 1}, True),
-     ({"groups": 2}, True), ({"dtype": "int8"}, True), ({}, False)],
+    [({"n": 1}, True), ({"h": 64, "w": 8}, True), ({"stride": 2}, True),
+     ({"h": 33, "w": 16, "r": 2}, True), ({"groups": 2}, True), ({"dtype": "int8"}, True),
+     ({}, False)],
 )  # fmt: skip
-def test_only_single_pixels_of_several_images_go_together(changes, dense):
+def test_only_images_that_fill_tiles_better_go_together(changes, dense):
     chip = load_chip("Toy")
     shape = replace(ConvShape(2, 32, 7, 7, 32, 1, 1), **changes, out_dtype="")
     schedule = GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked")

@@ -298,11 +298,13 @@ def test_dense_outputs_are_the_next_layers_input():
     assert np.abs(got).max() > 100
 
 
-TOGETHER = [  # images, channels, height, width, output channels
-    (2, 16, 7, 7, 16),
-    (16, 40, 7, 7, 33),
-    (3, 33, 3, 5, 48),
-    (5, 64, 1, 1, 20),
+TOGETHER = [
+    ConvShape(2, 16, 7, 7, 16, 1, 1),
+    ConvShape(16, 40, 7, 7, 33, 1, 1),
+    ConvShape(3, 33, 3, 6, 48, 1, 1, (1, 2)),
+    ConvShape(5, 64, 1, 1, 20, 1, 1),
+    ConvShape(4, 20, 7, 7, 33, 3, 3, 1, 1),
+    ConvShape(6, 16, 5, 6, 20, 3, 2, (1, 2), (2, 0, 1, 0), dilation=(2, 1)),
 ]
 TILES = [
     GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked"),
@@ -316,9 +318,8 @@ TILES = [
 def test_tiles_go_on_in_the_next_image(chip_name, schedule):
     chip = load_chip(chip_name)
     epilogues = [None, *((RESIDUAL, BIAS_RELU) if chip.combined else (WIDE_RELU,))]
-    for (n, c, h, w, k), epilogue in product(TOGETHER, epilogues):
-        shape = ConvShape(n, c, h, w, k, 1, 1)
-        assert_conv(shape, chip, schedule, epilogue, dense=True, seed=n)
+    for shape, epilogue in product(TOGETHER, epilogues):
+        assert_conv(shape, chip, schedule, epilogue, dense=True, seed=shape.n)
 
 
 @pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))

@@ -5,8 +5,8 @@ to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to L0A, weig
 FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result leaves as (N, Cout1, OH*OW, 16).
 
 The cores form a grid: rows share the pixels, columns the output channels. Pixel tiles end with
-their image; where windows are single pixels all images may be one (`stacked`). Tiles that see the
-same window of rows (only moved) are one loop. Groups are bundled until they fill channel blocks;
+their image, unless rows of several images take turns (`stacked`). Tiles that see the same window of
+rows (only moved) are one loop. Groups are bundled until they fill channel blocks;
 each bundle is a product of its own. Weights of several pixel tiles that fit L0B twice, all taps and
 channel blocks of them, stay there.
 
@@ -362,7 +362,7 @@ class _Writer:
     def _stage_rows(self, bundle: BundlePlace, at: Pixels, stage: Span) -> None:
         """Bring windows of some units to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
-        first = at.image * shape.blocks[0] + bundle.index * self.bundle.c1
+        first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
         down = at.turn * at.run.rows + at.down * shape.strides[0]
         blocks = first + stage[0] * units.c1, stage[1] * units.c1
         source = rows_of(shape, self.x, at.window, blocks, down)
@@ -391,7 +391,8 @@ class _Writer:
     def _store(self, at: Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
         """Write the tile as one run where the plane is filled in order, else row by row."""
         place, ow, acc, out = self.job.place, self.shape.out_hw[1], self.acc, self.out
-        plane = (at.image * self.shape.blocks[1] + before + n[0]) * place.plane
+        first = at.image * (self.shape.blocks[1] * self.shape.mixed)
+        plane = (first + before + n[0]) * place.plane
         plain = not self.job.strip and place == plain_placement(self.shape)
         if plain and self.finish is None:
             start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL

@@ -1,8 +1,8 @@
 """The default tiling of a convolution: every plausible one estimated, the best taken.
 
 The rule is that of products (`default_schedules`). What differs: pixel tiles do not span images,
-unless all are one, L1 holds image rows (not the im2col matrix), one load3d fills a tile of A, a
-stage is a whole number of channel blocks, and bundles of groups are products of their own.
+unless their rows take turns, L1 holds image rows (not the im2col matrix), one load3d fills a tile
+of A, a stage is a whole number of channel blocks, and bundles of groups are products of their own.
 """
 
 from contextlib import suppress
@@ -15,7 +15,12 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
-from ascend_lab.kernels.conv_windows import side_of, unit_elements, window_sides
+from ascend_lab.kernels.conv_windows import (
+    rows_spanned,
+    side_of,
+    unit_elements,
+    window_sides,
+)
 from ascend_lab.kernels.default_schedules import (
     choices,
     drain_cycles,
@@ -93,7 +98,7 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         if slots != (2, 2):
             what = "{} slots of rows and {} of weights".format(*slots)
         wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
-        other = "" if not shape.is_stacked else "leave the window out (an image is a row), or "
+        other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
         raise CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
 
 
@@ -126,8 +131,8 @@ def stacked_schedule(
 ) -> GemmSchedule | None:
     """Return the best candidate whose tiles go on in the next image, or None.
 
-    All images are one, a row each: of several images, for single pixels. None for others, and where
-    even its estimate is no better than that of tiles that end with their image.
+    See `stacked`. None for what it leaves as it is, and where even its estimate is no better than
+    that of tiles that end with their image.
     """
     demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
     if one != shape:
@@ -170,7 +175,10 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     m, n, stage, rows, cols = choices(chip.core_count, STAGES)
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
-    m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, each_up(bundle.n1, inside))
+    pixels = up(oh * ow, FRACTAL)
+    m, n = np.minimum(m, pixels), np.minimum(n, each_up(bundle.n1, inside))
+    if shape.mixed > 1:  # cut as evenly as can be
+        m = each_up(pixels, each_up(pixels, m))
     stage = np.minimum(stage, units.count)
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     # with taps several to a fractal, or something beside, the last step may be short
@@ -184,7 +192,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
     strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
-    strips &= not (shape.lanes or shape.is_stacked)
+    strips &= not (shape.lanes or shape.mixed > 1)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, each_up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
@@ -203,12 +211,10 @@ def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
 
 def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
     """Most image pixels a tile of m fractals can need: `window_sides` on arrays."""
-    oh, ow = shape.out_hw
+    ow = shape.out_hw[1]
     if strip:
         return side_of(shape, 0, np.ones_like(m)) * side_of(shape, 1, np.minimum(m * FRACTAL, ow))
-    latest = ow - np.gcd(m * FRACTAL, ow)
-    spanned = np.minimum((latest + m * FRACTAL - 1) // ow + 1, oh)
-    return side_of(shape, 0, spanned) * side_of(shape, 1, ow)
+    return side_of(shape, 0, rows_spanned(shape, m)) * shape.mixed * side_of(shape, 1, ow)
 
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
@@ -237,6 +243,9 @@ def conv_estimate(
     late = np.maximum(rows - 2 * pace, 0.0) / across
     pace = np.where((found.stages >= units.count) & (across > 1), pace + late, pace)
     first = (rows + weights + mte1) * np.minimum(1.0, found.stages / units.count)
+    if shape.mixed > 1:  # the last tile of some images is a little smaller
+        oh, ow = shape.out_hw
+        tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, found.strips) * t.m)
     cycles: Floats = tiles * pace + first + drain
     return cycles
 
@@ -259,7 +268,7 @@ def _conv_loads(
     turns_m = shape.n * _tiles(shape, t.m, found.strips)
     other, pixels = shape.beside, bundle.c1 * shape.h * shape.w
     pixels += other.blocks[0] * other.h * other.w if other else 0
-    whole_image = shape.n * pixels * shape.pixel_bytes
+    whole_image = shape.n * shape.mixed * pixels * shape.pixel_bytes
     cores = t.rows * t.cols
     fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * each_up(bundle.n1, t.n) * image))
     fresh_w = np.minimum(1.0, tiles_w / turns_m)

@@ -22,6 +22,10 @@ from ascend_lab.layout import AddressMap, address_map, pack, unpack
 Pair = tuple[int, int]
 LARGEST = 1 << 20
 """Of the sizes of an image, a kernel and their steps."""
+LARGEST_TILE = 512
+"""Pixels of the tallest tile that a default has."""
+MOST_SPREAD = 255
+"""Of a dilation and of rows of padding where rows of several images take turns."""
 Pads = tuple[int, int, int, int]
 """Rows above and below, columns left and right."""
 
@@ -37,9 +41,9 @@ class ConvShape:
     cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
     pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With
     `stored` (rows, step) a channel block has so many rows in memory, not h, and what is read are
-    rows `step` apart (see `thinned` and `stacked`). What `beside`, one tap and no padding, makes of
-    another image is added to the sums. Raises `InputError` with the numbers for what is no
-    convolution.
+    rows `step` apart (see `thinned`). With `mixed` m, every image is m images whose
+    rows take turns (see `stacked`). What `beside`, one tap and no padding, makes of another image
+    is added to the sums. Raises `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -59,6 +63,7 @@ class ConvShape:
     pad_value: int = 0
     lanes: int = 0
     stored: Pair = (0, 1)
+    mixed: int = 1
     beside: "ConvShape | None" = None
 
     def __post_init__(self) -> None:
@@ -143,10 +148,10 @@ class ConvShape:
 
     @property
     def out_hw(self) -> Pair:
-        """Output height and width: (size + pads - reach) // stride + 1."""
+        """Output height (of all mixed images) and width: (size + pads - reach) // stride + 1."""
         top, bottom, left, right = self.pads
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
-        return rows, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
+        return rows * self.mixed, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
 
     @property
     def c0(self) -> int:
@@ -164,14 +169,9 @@ class ConvShape:
         return (self.stored[0] or self.h) * self.w * self.c0
 
     @property
-    def is_stacked(self) -> bool:
-        """Whether rows are images: see `stacked`."""
-        return self.stored[0] == 1 < self.h
-
-    @property
     def images(self) -> int:
         """Images in memory."""
-        return self.h if self.is_stacked else self.n
+        return self.n * self.mixed
 
     @property
     def taps(self) -> int:
@@ -209,18 +209,24 @@ def thinned(shape: ConvShape) -> ConvShape:
 
 
 def stacked(shape: ConvShape) -> ConvShape:
-    """Return a convolution of single pixels with all images as one, a row of pixels each.
+    """Return a convolution with several images as one, if there is one.
 
     Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
-    instead of 64. Other convolutions are returned as they are.
+    instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
+    are dilated, and zeros above and below are those of each image. As many images as leave the
+    fewest fractals and fill a large tile, and no more, are one.
     """
-    lone = (shape.r, shape.s, shape.stride, shape.pad, shape.groups) == (1, 1, 1, 0, 1)
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
-    if shape.n == 1 or not lone or shape.stored != (0, 1) or shape.beside or bytes_too:
+    if shape.n == 1 or shape.groups > 1 or shape.lanes or shape.beside or bytes_too:
         return shape
-    if (pixels := shape.h * shape.w) > LARGEST:
+    (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
+    if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
-    return replace(shape, n=1, h=shape.n, w=pixels, stored=(1, shape.blocks[0]))
+    ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
+    least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
+    ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
+    mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
+    return replace(shape, n=shape.n // mixed, mixed=mixed)
 
 
 def pair(value: int | Pair) -> Pair:

@@ -103,9 +103,10 @@ def add_products(
     (w, near), (n, c_at, c_size), left, right = weights, sizes, feeds.left, feeds.right
     c0 = c0_of(shape.dtype)
     m, rows, columns, area = window.fractals, window.rows, window.columns, FRACTAL * c0
+    dilation = shape.dilations[0] * shape.mixed, shape.dilations[1]
     pads = rows.before, rows.after, columns.before, columns.after
     windows: dict[str, Any] = {"kernel": (shape.r, shape.s), "stride": shape.strides, "pad": pads}
-    windows |= {"dilation": shape.dilations, "m_start": window.m_start}
+    windows |= {"dilation": dilation, "m_start": window.m_start}
     windows["pad_value"] = shape.pad_value
     for k_at, depth in segments(k, "k", c_size * shape.taps, feeds.depth):
         to = left.alloc().region(0, (m, depth, FRACTAL, c0))

@@ -7,7 +7,7 @@ of one output row). A strip needs only some columns of the image: that is for wi
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from math import gcd, prod
 from typing import TypeVar
@@ -38,6 +38,10 @@ class Seen:
     after: int
     skipped: int
 
+    def times(self, mixed: int) -> Seen:
+        """Return them where every row is one of each of `mixed` images."""
+        return Seen(*(mixed * size for size in astuple(self))) if mixed > 1 else self
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -66,17 +70,20 @@ def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]
 
 
 def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False) -> Window:
-    """Return what `pixels` output pixels from `pixel` on look at; a strip stays in its row."""
-    ow = shape.out_hw[1]
+    """Return what `pixels` output pixels from `pixel` on look at; a strip stays in its row.
+
+    Of mixed images it is as many rows of each.
+    """
+    ow, mixed = shape.out_hw[1], shape.mixed
     top, _, left, _ = shape.pads
-    first, last = pixel // ow, (pixel + pixels - 1) // ow
-    rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last))
+    (first, skipped), last = divmod(pixel // ow, mixed), (pixel + pixels - 1) // ow // mixed
+    rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last)).times(mixed)
     across = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
     columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], across)
     if shape.lanes:  # whole rows, whole blocks of 32 bytes
         columns = replace(columns, count=shape.w)
     wide = across[1] - across[0] + 1 + columns.skipped
-    m_start = rows.skipped * wide + columns.skipped + (0 if strip else pixel % ow)
+    m_start = (rows.skipped + skipped) * wide + columns.skipped + (0 if strip else pixel % ow)
     return Window(rows, columns, m_start, up(pixels, FRACTAL), pixels)
 
 
@@ -106,7 +113,8 @@ def runs_of(
     of a launch and schedules of one tile ask for the same runs.
     """
     ow, side = shape.out_hw[1], tile * FRACTAL
-    period = up(ow, side) if strip else ow // gcd(side, ow)
+    row = ow * shape.mixed
+    period = up(ow, side) if strip else row // gcd(side, row)
     down = 1 if strip else period * side // ow
     shift = down * shape.strides[0]
     at = cache(partial(_tile, shape, tile, strip))
@@ -145,24 +153,44 @@ def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window
 
 
 def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Affine) -> Region:
-    """Return the rows of a window, `down` rows further, of channel blocks (first, count)."""
+    """Return the rows of a window, `down` rows further, of channel blocks (first, count).
+
+    Rows of mixed images are the first of each, then the second.
+    """
     rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
-    start = blocks[0] * shape.plane + (down + rows.first) * (step * wide) + columns.first * shape.c0
+    row = divided(down + rows.first, shape.mixed) * (step * wide)
+    start = blocks[0] * shape.plane + row + columns.first * shape.c0
+    if shape.mixed > 1:
+        turns, pitch = rows.count // shape.mixed, shape.blocks[0] * shape.plane
+        own = blocks[1], turns, shape.mixed, columns.count * shape.c0
+        return x.region(start, own, (shape.plane, step * wide, pitch, 1))
     if columns.count == shape.w and step == 1:
         return x.region(start, (blocks[1], rows.count * wide), (shape.plane, 1))
     sizes = (blocks[1], rows.count, columns.count * shape.c0)
     return x.region(start, sizes, (shape.plane, step * wide, 1))
 
 
+def divided(rows: Affine, by: int) -> Affine:
+    """Return rows of mixed images, whole turns of `by`, as rows of each."""
+    return Affine(rows.const // by, tuple((name, size // by) for name, size in rows.terms))
+
+
 def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]:
     """Most image rows and columns a tile of `tile` fractals of pixels can need."""
-    oh, ow = shape.out_hw
+    ow = shape.out_hw[1]
     if strip:
         spanned, across = 1, min(tile * FRACTAL, ow)
     else:
-        latest = ow - gcd(tile * FRACTAL, ow)  # tiles start at multiples of their size
-        spanned, across = min((latest + tile * FRACTAL - 1) // ow + 1, oh), ow
-    return side_of(shape, 0, spanned), side_of(shape, 1, across)
+        spanned, across = int(rows_spanned(shape, np.array(tile))), ow
+    return side_of(shape, 0, spanned) * shape.mixed, side_of(shape, 1, across)
+
+
+def rows_spanned(shape: ConvShape, tile: Array) -> Array:
+    """Most output rows that tiles of `tile` fractals touch; of mixed images, of each."""
+    (oh, ow), mixed, side = shape.out_hw, shape.mixed, tile * FRACTAL
+    latest = ow * mixed - np.gcd(side, ow * mixed)  # tiles start at multiples of their size
+    most: Array = np.minimum((latest + side - 1) // (ow * mixed) + 1, oh // mixed)
+    return most
 
 
 def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
@@ -170,7 +198,8 @@ def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
     size, step = (shape.h, shape.w)[axis], shape.strides[axis]
     if axis and shape.lanes:
         return outputs * 0 + size
-    beyond = (shape.out_hw[axis] - 1) * step - shape.pads[2 * axis] >= size
+    last = shape.out_hw[axis] // (1 if axis else shape.mixed) - 1
+    beyond = last * step - shape.pads[2 * axis] >= size
     least = max(shape.reach[axis], step if beyond else 1)
     needed: Sizes = np.minimum((outputs - 1) * step + least, size)
     return needed if isinstance(outputs, np.ndarray) else int(needed)
@@ -316,7 +345,7 @@ class Placement:
 
     A plain convolution fills its plane; one phase of a transposed convolution fills every step-th
     pixel of every other row. `weight` names the tensor of weights: several launches of one kernel
-    need several.
+    need several. Rows of `mixed` images (count, pixels from one to the next) take turns.
     """
 
     start: int
@@ -324,6 +353,7 @@ class Placement:
     step: int
     plane: int
     weight: str = "weight"
+    mixed: Pair = (1, 0)
 
 
 def plain_placement(shape: ConvShape) -> Placement:
@@ -338,9 +368,10 @@ def dense_placement(shape: ConvShape) -> Placement:
     Blocks are of 16 channels, those of an epilogue's int8 result of 32: what an int8 layer reads.
     """
     oh, ow = shape.out_hw
-    if shape.is_stacked:
-        return Placement(0, shape.blocks[1] * ow, 1, ow)
-    return Placement(0, ow, 1, oh * ow)
+    if shape.mixed == 1:
+        return Placement(0, ow, 1, oh * ow)
+    plane = oh // shape.mixed * ow
+    return Placement(0, ow, 1, plane, mixed=(shape.mixed, shape.blocks[1] * plane))
 
 
 def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
@@ -350,7 +381,7 @@ def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, 
     """
     one = stacked(shape)
     if one == shape:
-        wanted = "several images, 1x1, stride 1, no padding, one group, no bytes for stacked tiles"
+        wanted = "images that fill tiles better together, one group, no bytes for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
         raise InputError(wanted, got, "leave the window out")
@@ -374,11 +405,14 @@ def area_of(
     `tile` is (first pixel, output blocks, window). Stored blocks have `width` channels.
     """
     (pixel, blocks, window), ow = tile, shape.out_hw[1]
-    whole, pieces, done = (place.row_pitch, place.step) == (ow, 1), [], 0
+    images, pitch = place.mixed
+    whole, pieces, done = (place.row_pitch, place.step, images) == (ow, 1, 1), [], 0
     while done < window.pixels:
         at, left = pixel + done, window.pixels - done
         size = left if whole else min(ow - at % ow, left)
-        to = (row + at // ow) * place.row_pitch + at % ow * place.step + place.start
+        turn, image = divmod(at // ow, images)
+        to = (divided(row, images) + turn) * place.row_pitch + image * pitch
+        to += at % ow * place.step + place.start
         pieces.append((done, to, size))
         done += size
     blocks = blocks * FRACTAL // width

@@ -38,7 +38,7 @@ class GemmSchedule:
     tile's rows once for all n tiles (order mn), "b" all K of an n tile's columns (order nm).
     The slots of L1 and L0 are 2 (loads and use overlap) or 1 (they alternate, tiles may be larger);
     c_l0_slots 0 takes two where they fit. `window` (convolutions only): "flat" or "strip" pixel
-    tiles, or "stacked" ones of all images together, "" chooses. `bypass` (products only, where the
+    tiles, or "stacked" ones of images together, "" chooses. `bypass` (products only, where the
     chip has the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an
     epilogue only): so many grids of cores divide K, and each writes a tensor of partial sums, which
     a second phase adds.

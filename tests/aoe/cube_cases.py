@@ -24,7 +24,7 @@ LAYERS = (
     ConvShape(2, 40, 9, 13, 50, 3, 3, 1, 1),
     ConvShape(1, 40, 15, 15, 60, 3, 3, 1, 1, groups=5),
 )
-TOGETHER = ConvShape(16, 96, 7, 7, 80, 1, 1)
+TOGETHER = (ConvShape(16, 96, 7, 7, 80, 1, 1), ConvShape(6, 96, 7, 5, 80, 3, 3, 1, 1))
 """Tiles go on in the next image."""
 
 

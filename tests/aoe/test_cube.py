@@ -28,9 +28,11 @@ from ascend_lab.aoe.cube.space import SLOTS, evens, gemm_row, gemm_space, sides,
 from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.isa import Affine
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
 from ascend_lab.kernels.conv_schedules import check_conv, conv_schedule
-from ascend_lab.kernels.conv_windows import dense_placement, tiles_per_image, window_of
+from ascend_lab.kernels.conv_shape import stacked
+from ascend_lab.kernels.conv_windows import area_of, dense_placement, tiles_per_image, window_of
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import check_schedule
 from ascend_lab.sim import simulate
@@ -122,7 +124,7 @@ def _has_more_slots(space, point):
 
 
 @pytest.mark.parametrize("name", ON_CHIPS)
-@pytest.mark.parametrize("shape", [*LAYERS, TOGETHER], ids=str)
+@pytest.mark.parametrize("shape", [*LAYERS, *TOGETHER], ids=str)
 def test_the_default_is_a_point(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, shape.dtype))
@@ -232,12 +234,14 @@ def test_a_walk_cut_short_is_still_a_bound(monkeypatch):
 
 
 @pytest.mark.parametrize("strip", [False, True])
-@pytest.mark.parametrize("shape", [s for s in LAYERS if isinstance(s, ConvShape)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*(s for s in LAYERS if isinstance(s, ConvShape)), *map(stacked, TOGETHER)], ids=str
+)
 def test_windows_on_arrays_are_those_of_the_kernel(shape, strip):
     oh, ow = shape.out_hw
     for m in (1, 2, 5):
         fractals, pixels, loaded, runs, _ = image_tiles(shape, m, strip=strip)
-        assert (runs == 1).all()
+        assert shape.mixed > 1 or (runs == 1).all()
         each = -(-ow // (16 * m))
         for t in range(tiles_per_image(shape, m, strip=strip)):
             at = t // each * ow + t % each * 16 * m if strip else t * 16 * m
@@ -245,6 +249,8 @@ def test_windows_on_arrays_are_those_of_the_kernel(shape, strip):
             window = window_of(shape, at, count, strip=strip)
             assert (fractals[t], pixels[t]) == (window.fractals, window.pixels)
             assert loaded[t] == window.rows.count * window.columns.count
+            pieces = area_of(shape, dense_placement(shape), Affine(), Affine(), (at, 1, window))
+            assert shape.mixed == 1 or runs[t] == len(pieces.pieces)
 
 
 def test_warm_operands_lower_the_bound():

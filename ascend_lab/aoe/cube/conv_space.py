@@ -78,7 +78,7 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
         found = space.evens(-(-ow // FRACTAL))
         return space.spaced(found[found <= most], ratio)
     pixels = -(-oh * ow // FRACTAL)
-    period = ow // gcd(ow, FRACTAL)
+    period = ow * shape.mixed // gcd(ow * shape.mixed, FRACTAL)
     found = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
     return space.spaced(found[found <= most], ratio)
 

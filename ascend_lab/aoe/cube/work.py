@@ -268,10 +268,11 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
         pixels = np.minimum(side, oh * ow - t * side)
         rows = (t * side // ow, (t * side + pixels - 1) // ow)
         columns = (np.zeros_like(t), np.full_like(t, ow - 1))
-    down, across = spans(shape, 0, *rows), spans(shape, 1, *columns)
-    touched = _covered(*down) * _covered(*across)
-    runs = rows[1] - rows[0] + 1 if shape.is_stacked else np.ones_like(t)
-    return up(pixels, FRACTAL), pixels, down[1] * across[1], runs, touched
+    mixed = shape.mixed
+    down, across = spans(shape, 0, *(row // mixed for row in rows)), spans(shape, 1, *columns)
+    touched = _covered(*down) * _covered(*across) * mixed
+    runs = rows[1] - rows[0] + 1 if mixed > 1 else np.ones_like(t)
+    return up(pixels, FRACTAL), pixels, down[1] * across[1] * mixed, runs, touched
 
 
 def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:

@@ -126,8 +126,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
 def _by_cube(piece: Piece, chip: Chip, tiling: GemmSchedule | None) -> Lowered:
     """Return the convolution on the cube; without a tiling, tiles of all images are timed, too."""
     plain, node = _lower_conv(piece, chip, vector=False, tiling=tiling), piece.graph.nodes[0]
-    image, window = (piece.type(name).shape for name in node.inputs[:2])
-    if tiling or image[0] == 1 or window[2:] != (1, 1):
+    if tiling or piece.type(node.inputs[0]).shape[0] == 1:
         return plain
     shape, epilogue, _ = conv_job(piece, chip)
     together = stacked_schedule(shape, chip, epilogue)
