@@ -14,20 +14,23 @@ A matrix product follows the tiling rule of `kernels`, written as primitives.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl import primitives_tiles
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
-from ascend_lab.dsl.auto_tile import schedule_phase
+from ascend_lab.dsl.auto_tile import SMALL_BYTES, long_rows, schedule_phase, stream_phase
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
+from ascend_lab.isa import Launch
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
+from ascend_lab.sim import simulate
 
 SHARES = (1.0, 0.95, 0.85, 0.7)
 """Parts of UB that tiles are chosen for, one after another, until scratch fits beside them."""
@@ -45,8 +48,38 @@ def auto_schedule(
         if schedule.state.stage(phase.root).is_cube:
             schedule = schedule_product(schedule, phase.root, tiling)
         else:
-            schedule = _first_that_lowers(schedule, phase)
+            schedule = _quickest(schedule, phase)
     return schedule
+
+
+def _quickest(s: Schedule, phase: Phase) -> Schedule:
+    """Return what the simulator finds quickest: the usual way, or one for long rows."""
+    found = [_first_that_lowers(s, phase)]
+    if not (phase.tiles and long_rows(s.state, phase, SMALL_BYTES)):
+        return found[0]
+    ways = [[partial(stream_phase, keep=keep, share=x) for x in SHARES] for keep in (False, True)]
+    for way in ways:
+        for each in way:
+            with suppress(ScheduleError, ProgramError):
+                trial = each(s, phase)
+                _launches(trial, s, phase)
+                found.append(trial)
+                break
+    return min(found, key=lambda trial: _cycles(trial, s, phase))
+
+
+def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[Launch]:
+    """Return the launches of the nests that a way made of a phase."""
+    known = {x.name for x in before.state.stages} - set(phase.names)
+    names = [x.name for x in done.state.stages if x.name not in known]
+    return [launch for name in names for launch in lower_stage(done, name)]
+
+
+def _cycles(done: Schedule, before: Schedule, phase: Phase) -> int:
+    """Return the cycles of what a way made of a phase, a barrier behind every launch."""
+    launches = _launches(done, before, phase)
+    each = (simulate(launch, done.chip).cycles for launch in launches)
+    return sum(each) + len(launches) * done.chip.all_cores_cycles
 
 
 def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
@@ -62,10 +95,7 @@ def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
             continue  # smaller tiles would not help
         try:
             done = way(s, phase)
-            known = {x.name for x in s.state.stages} - set(phase.names)
-            for stage in done.state.stages:
-                if stage.name not in known:
-                    lower_stage(done, stage.name)
+            _launches(done, s, phase)
             return done
         except (ScheduleError, ProgramError) as error:
             failures.append(error)

@@ -1,15 +1,15 @@
 """How large the tiles of a phase are, and which core computes which."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
+from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
-from ascend_lab.dsl.primitives_tiles import compute_at, double_buffer, inline
+from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, double_buffer, inline
 from ascend_lab.dsl.schedule import Schedule, complete, moves_only
 from ascend_lab.dsl.stages import Leaf, Stage, State
 from ascend_lab.dsl.tensor import Axis
@@ -21,8 +21,14 @@ TILES_PER_CORE = 4
 SMALL_BYTES = 32768
 """Tiles that take less of UB than this are not made smaller only to have several of them."""
 
+SHARED_BYTES = SMALL_BYTES // 4
+"""Folds of rows this long: sharing results by blocks would idle cores."""
+
 LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
+
+PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
+"""Elements of a row that goes through UB in parts, the widest first."""
 
 Widths = dict[str, int]
 """Elements of a tile per axis."""
@@ -53,13 +59,13 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     return {a.name: a.extent for a in axes} | chosen
 
 
-def long_rows(state: State, phase: Phase) -> bool:
-    """True if one element of the result needs so many that sharing by blocks would idle cores."""
+def long_rows(state: State, phase: Phase, least_bytes: int = SHARED_BYTES) -> bool:
+    """True if one element of the result needs so many bytes of one operand."""
     folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
     sizes = (
         math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
     )
-    return max(sizes, default=0) >= SMALL_BYTES // 4
+    return max(sizes, default=0) >= least_bytes
 
 
 def _share(extent: int, cores: int, unit: int) -> int:
@@ -117,6 +123,63 @@ def schedule_phase(
         if best is not None and not _cuts_blocks(s, phase, best[0]):
             return arrange(s, phase, rows, *best, depth)
     return _apart(before, phase)
+
+
+def stream_phase(
+    s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0
+) -> Schedule:
+    """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
+
+    Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
+    result is walked in parts of one width. Operands that several of them need are loaded again, or
+    stay too (`keep`).
+    """
+    s = merge_axes(s, phase)
+    s, phase = _kept(s, phase) if keep else (s, phase)
+    rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
+    last = root.axes[-1]
+    if not phase.tiles or phase.outputs or not rows or last.name in rows:
+        raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
+    stages = [s.state.stage(n) for n in phase.tiles]
+    wide = [x for x in stages if _is_wide(x, last) and x.scope == "GM"]
+    there = {i.name for i in s.state.inputs}
+    wide = [x for x in wide if there & set(x.sources)]
+    long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
+
+    def steps(width: int) -> tuple[Widths, Widths]:
+        return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
+
+    def fits(width: int) -> bool:
+        trial = arrange(s, phase, rows, *steps(width), plain=True)
+        nest = complete(trial.state, phase.root)
+        return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
+
+    widths = [w for w in PARTS if w < last.extent and fits(w)]
+    values = [x for x in stages if not x.fold and x.scope == "GM"]
+    again = min(values, key=lambda x: weight(x.expr), default=None)
+    if not widths and again is not None:
+        rest = tuple(n for n in phase.tiles if n != again.name)
+        return stream_phase(inline(s, again.name), Phase(phase.root, rest), share=share)
+    if not widths:
+        raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
+    parts = up(last.extent, widths[0])
+    return arrange(s, phase, rows, *steps(up(up(last.extent, parts), 128) * 128))
+
+
+def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+    """Let inputs that several stages of a phase read be tiles of it, with a slot each."""
+    tiles = list(phase.tiles)
+    for source in [i.name for i in s.state.inputs]:
+        readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
+        if len(readers) > 1:
+            s = cache_read(s, source, "UB", *readers)
+            tiles.insert(0, s.state.stage(readers[0]).reads[0].source)
+    return s, replace(phase, tiles=tuple(tiles))
+
+
+def _is_wide(stage: Stage, axis: Axis) -> bool:
+    """True for a tile whose innermost axis is as long as one of its readers."""
+    return (*stage.axes, *stage.reduce)[-1].extent == axis.extent
 
 
 def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
@@ -269,8 +332,10 @@ def arrange(
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
-    taken = 0 if plain else tile_bytes(s, phase, widths, folds, depth)
-    bound, loops, tiles, left = list[str](), list[str](), list[str](), TILES_PER_CORE
+    whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
+    taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
+    bound, loops, inside, tiles = list[str](), list[str](), list[str](), list[str]()
+    left = TILES_PER_CORE
     for axis in root.axes:
         share, leaf = shares[axis.name], axis.name
         width = min(widths[axis.name], share)
@@ -281,10 +346,10 @@ def arrange(
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
-            s, leaf = _cut(s, name, leaf, width, loops)
+            s, leaf = _cut(s, name, leaf, width, loops if axis.name in rows else inside)
         tiles.append(leaf)
-    s, inner, rest = fold_loops(s, name, folds)
-    s = reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    s, inner, rest = fold_loops(s, name, root.reduce, folds)
+    s = reorder(s, name, *bound, *loops, *inside, *inner, *tiles, *rest)
     for loop in bound:
         s = bind(s, name, loop)
     s = vectorise(s, name, tiles[0])
@@ -302,12 +367,12 @@ def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tup
 
 
 def fold_loops(
-    s: Schedule, name: str, folds: Mapping[str, int]
+    s: Schedule, name: str, axes: Sequence[Axis], folds: Mapping[str, int]
 ) -> tuple[Schedule, list[str], list[str]]:
-    """Split the fold axes of a stage that are walked in parts; return loops and tile loops."""
+    """Split the axes of a stage that are walked in parts; return loops and tile loops."""
     loops: list[str] = []
     tiles: list[str] = []
-    for axis in s.state.stage(name).reduce:
+    for axis in axes:
         width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
         if width < axis.extent:
             s, leaf = _cut(s, name, leaf, width, loops)
@@ -326,12 +391,11 @@ def attach_tiles(
     for name in reversed(phase.outputs):
         s = compute_at(s, name, phase.root, host[-1])
     for name in reversed(phase.tiles):
-        s, loops, tiles = fold_loops(s, name, folds)
+        stage = s.state.stage(name)
+        s, loops, tiles = fold_loops(s, name, (*stage.axes, *stage.reduce), folds)
         if loops:
-            data = [a.name for a in s.state.stage(name).axes]
-            s = reorder(s, name, *loops, *data, *tiles)
-            s = vectorise(s, name, data[0])
-        s = double_buffer(s, name, depth)
+            s = vectorise(reorder(s, name, *loops, *tiles), name, tiles[0])
+        s = double_buffer(s, name, depth if stage.scope == "GM" else 1)
         s = compute_at(s, name, phase.root, host[-1])
     return s
 

@@ -28,6 +28,9 @@ Box = dict[str, Range]
 ZERO = Affine()
 NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
+PIECE_BYTES = 32768
+"""What is computed of one long row before it is folded."""
+
 SHIFT_BYTES = 1024
 """Scratch for the end of a ragged row: 32 elements, a block each."""
 
@@ -117,15 +120,28 @@ def _boxes(
     """
     kept: dict[str, Box] = {}
     active: dict[str, Box] = {}
-    for name in reversed(members(state, root)):
-        stage = state.stage(name)
-        kept[name] = whole(stage) if name == root else needed(state, stage, active)
+
+    def inside(name: str, count: int) -> Box:
         box = dict(kept[name])
-        for leaf in stage.loops[: loop_count(state, stage)]:
+        for leaf in state.stage(name).loops[:count]:
             part, width = box[leaf.root], leaf.width
             width = steps.get(f"{name}.{leaf.root}", 1) if width == 1 else width
             box[leaf.root] = Range(part.start, min(part.count, width))
-        active[name] = box
+        return box
+
+    def around(place: tuple[str, str] | None) -> dict[str, Box]:
+        found = dict[str, Box]()
+        while place is not None:
+            host = state.stage(place[0])
+            count = host.position(place[1]) + 1 if place[1] else len(host.bound)
+            found[host.name] = inside(host.name, count)
+            place = host.attach
+        return found
+
+    for name in reversed(members(state, root)):
+        stage = state.stage(name)
+        kept[name] = whole(stage) if name == root else needed(state, stage, around(stage.attach))
+        active[name] = inside(name, loop_count(state, stage))
     return kept, active
 
 
@@ -175,11 +191,23 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
         spare += own // 6 + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
+        if in_pieces(stage, sizes):
+            sizes[-1], own = PIECE_BYTES // DTYPE_BYTES[stage.expr.dtype], PIECE_BYTES
         spare += 0 if isinstance(stage.expr, Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
         spare += 2 * BLOCK_BYTES * rows
     return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
+
+
+def in_pieces(stage: Stage, sizes: Sequence[int]) -> bool:
+    """True if one long row is computed and folded piece by piece, so that it needs no room."""
+    wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > PIECE_BYTES
+    last = stage.reduce[-1].name if wide else ""
+    along = [dict(r.index[-1].terms).get(last) == 1 for r in stage.reads]
+    groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
+    groups = groups and not isinstance(stage.expr, Read)
+    return wide and groups and math.prod(sizes) == sizes[-1] and any(along)
 
 
 def _folds_lanes(stage: Stage) -> bool:
