@@ -167,11 +167,11 @@ def stream_phase(
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
-    """Let inputs that several stages of a phase read be tiles of it, with a slot each."""
+    """Let inputs that the tiles of a phase read be tiles of it too, with a slot each."""
     tiles = list(phase.tiles)
     for source in [i.name for i in s.state.inputs]:
         readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
-        if len(readers) > 1:
+        if set(readers) & set(phase.tiles):
             s = cache_read(s, source, "UB", *readers)
             tiles.insert(0, s.state.stage(readers[0]).reads[0].source)
     return s, replace(phase, tiles=tuple(tiles))

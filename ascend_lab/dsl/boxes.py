@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.dsl.emit_vector import block_steps
 from ascend_lab.dsl.schedule import loop_count, members
-from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.stages import Stage, State, overwrites
 from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
@@ -28,7 +28,7 @@ Box = dict[str, Range]
 ZERO = Affine()
 NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
-PIECE_BYTES = 32768
+PIECE_BYTES = 16384
 """What is computed of one long row before it is folded."""
 
 SHIFT_BYTES = 1024
@@ -172,6 +172,7 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
         if loaded or any(r.scope == "GM" for r in readers):
             total += each * stage.depth
         else:
+            alive.pop(overwrites(state, stage), None)
             alive[name] = each
         if not stage.is_copy:
             most = max(most, sum(alive.values()) + _scratch_bytes(stage, active[name], chip))
@@ -188,10 +189,11 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
-        spare += own // 6 + 4 * BLOCK_BYTES * (rows + 1)
+        pieces = in_pieces(stage, sizes)
+        spare += own // (7 if pieces else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
-        if in_pieces(stage, sizes):
+        if pieces:
             sizes[-1], own = PIECE_BYTES // DTYPE_BYTES[stage.expr.dtype], PIECE_BYTES
         spare += 0 if isinstance(stage.expr, Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]

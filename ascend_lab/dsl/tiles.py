@@ -13,7 +13,7 @@ from ascend_lab.dsl.boxes import Box, Range, first_boxes, index_range, row_steps
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.schedule import loop_count
-from ascend_lab.dsl.stages import Leaf, Stage, State, identity
+from ascend_lab.dsl.stages import Leaf, Stage, State, identity, overwrites
 from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
@@ -112,7 +112,11 @@ class Tiles:
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
-        if stage.name in self.groups:
+        old = self.held.get(overwrites(self.state, stage))
+        own = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
+        if own and old and old == Held(old.memory, stage.dtype, starts, sizes, steps):
+            memory = old.memory
+        elif stage.name in self.groups:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
             memory = self._allocate(stage, sizes, elements)
@@ -248,7 +252,7 @@ class Tiles:
         One that only the vector unit touches becomes scratch again.
         """
         held = self.held.pop(name, None)
-        if held is not None:
+        if held is not None and all(h.memory is not held.memory for h in self.held.values()):
             self.unit.give(held.memory)
         group = self.groups.get(name)
         if group is not None and group.slot is not None:
