@@ -21,7 +21,8 @@ from functools import partial
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl import primitives_tiles
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
-from ascend_lab.dsl.auto_tile import SMALL_BYTES, long_rows, schedule_phase, stream_phase
+from ascend_lab.dsl.auto_rows import share_folds, stream_phase
+from ascend_lab.dsl.auto_tile import SMALL_BYTES, long_rows, schedule_phase
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
 from ascend_lab.dsl.schedule import Schedule, create_schedule
@@ -57,7 +58,8 @@ def _quickest(s: Schedule, phase: Phase) -> Schedule:
     found = [_first_that_lowers(s, phase)]
     if not (phase.tiles and long_rows(s.state, phase, SMALL_BYTES)):
         return found[0]
-    ways = [[partial(stream_phase, keep=keep, share=x) for x in SHARES] for keep in (False, True)]
+    kinds = (stream_phase, partial(stream_phase, keep=True), share_folds)
+    ways = [[partial(kind, share=x) for x in SHARES] for kind in kinds]
     for way in ways:
         for each in way:
             with suppress(ScheduleError, ProgramError):

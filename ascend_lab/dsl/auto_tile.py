@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
+from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
-from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, double_buffer, inline
+from ascend_lab.dsl.primitives_tiles import compute_at, double_buffer, inline
 from ascend_lab.dsl.schedule import Schedule, complete, moves_only
 from ascend_lab.dsl.stages import Leaf, Stage, State
 from ascend_lab.dsl.tensor import Axis
@@ -27,9 +27,6 @@ SHARED_BYTES = SMALL_BYTES // 4
 LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
 
-PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
-"""Elements of a row that goes through UB in parts, the widest first."""
-
 Widths = dict[str, int]
 """Elements of a tile per axis."""
 
@@ -42,6 +39,8 @@ def core_count(s: Schedule) -> int:
 def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes, cores = s.state.stage(phase.root).axes, core_count(s)
+    if s.state.stage(phase.root).rest:
+        return {a.name: 1 if a is axes[-1] else a.extent for a in axes}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 
@@ -123,63 +122,6 @@ def schedule_phase(
         if best is not None and not _cuts_blocks(s, phase, best[0]):
             return arrange(s, phase, rows, *best, depth)
     return _apart(before, phase)
-
-
-def stream_phase(
-    s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0
-) -> Schedule:
-    """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
-
-    Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
-    result is walked in parts of one width. Operands that several of them need are loaded again, or
-    stay too (`keep`).
-    """
-    s = merge_axes(s, phase)
-    s, phase = _kept(s, phase) if keep else (s, phase)
-    rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
-    last = root.axes[-1]
-    if not phase.tiles or phase.outputs or not rows or last.name in rows:
-        raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
-    stages = [s.state.stage(n) for n in phase.tiles]
-    wide = [x for x in stages if _is_wide(x, last) and x.scope == "GM"]
-    there = {i.name for i in s.state.inputs}
-    wide = [x for x in wide if there & set(x.sources)]
-    long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
-
-    def steps(width: int) -> tuple[Widths, Widths]:
-        return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
-
-    def fits(width: int) -> bool:
-        trial = arrange(s, phase, rows, *steps(width), plain=True)
-        nest = complete(trial.state, phase.root)
-        return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
-
-    widths = [w for w in PARTS if w < last.extent and fits(w)]
-    values = [x for x in stages if not x.fold and x.scope == "GM"]
-    again = min(values, key=lambda x: weight(x.expr), default=None)
-    if not widths and again is not None:
-        rest = tuple(n for n in phase.tiles if n != again.name)
-        return stream_phase(inline(s, again.name), Phase(phase.root, rest), share=share)
-    if not widths:
-        raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
-    parts = up(last.extent, widths[0])
-    return arrange(s, phase, rows, *steps(up(up(last.extent, parts), 128) * 128))
-
-
-def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
-    """Let inputs that the tiles of a phase read be tiles of it too, with a slot each."""
-    tiles = list(phase.tiles)
-    for source in [i.name for i in s.state.inputs]:
-        readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
-        if set(readers) & set(phase.tiles):
-            s = cache_read(s, source, "UB", *readers)
-            tiles.insert(0, s.state.stage(readers[0]).reads[0].source)
-    return s, replace(phase, tiles=tuple(tiles))
-
-
-def _is_wide(stage: Stage, axis: Axis) -> bool:
-    """True for a tile whose innermost axis is as long as one of its readers."""
-    return (*stage.axes, *stage.reduce)[-1].extent == axis.extent
 
 
 def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:

@@ -28,9 +28,6 @@ Box = dict[str, Range]
 ZERO = Affine()
 NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
-PIECE_BYTES = 16384
-"""What is computed of one long row before it is folded."""
-
 SHIFT_BYTES = 1024
 """Scratch for the end of a ragged row: 32 elements, a block each."""
 
@@ -100,7 +97,9 @@ def needed(
     if ranges is None:
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
-    return data | {a.name: Range(ZERO, a.extent) for a in stage.reduce}
+    ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
+    extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}
+    return data | {name: Range(ZERO, extent) for name, extent in extents.items()}
 
 
 # -- bytes of UB, before a program is written -----------------------------------------------------
@@ -189,12 +188,12 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
-        pieces = in_pieces(stage, sizes)
-        spare += own // (7 if pieces else 6) + 4 * BLOCK_BYTES * (rows + 1)
+        piece = in_pieces(stage, sizes, chip)
+        spare += own // (7 if piece else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
-        if pieces:
-            sizes[-1], own = PIECE_BYTES // DTYPE_BYTES[stage.expr.dtype], PIECE_BYTES
+        if piece:
+            sizes[-1], own = piece // DTYPE_BYTES[stage.expr.dtype], piece
         spare += 0 if isinstance(stage.expr, Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
@@ -202,14 +201,15 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
 
 
-def in_pieces(stage: Stage, sizes: Sequence[int]) -> bool:
-    """True if one long row is computed and folded piece by piece, so that it needs no room."""
-    wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > PIECE_BYTES
+def in_pieces(stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
+    """Return the bytes of one long row that are computed before they are folded, 0: all of it."""
+    piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
+    wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > piece
     last = stage.reduce[-1].name if wide else ""
     along = [dict(r.index[-1].terms).get(last) == 1 for r in stage.reads]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
     groups = groups and not isinstance(stage.expr, Read)
-    return wide and groups and math.prod(sizes) == sizes[-1] and any(along)
+    return piece * (wide and groups and math.prod(sizes) == sizes[-1] and any(along))
 
 
 def _folds_lanes(stage: Stage) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.dsl.boxes import PIECE_BYTES, Box, in_pieces
+from ascend_lab.dsl.boxes import Box, in_pieces
 from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
@@ -38,7 +38,7 @@ def compute_tile(
         return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
-    elif in_pieces(stage, sizes):
+    elif in_pieces(stage, sizes, unit.builder.chip):
         _fold_pieces(unit, stage, out, views, sizes, add)
         return False
     else:
@@ -58,7 +58,8 @@ def _fold_pieces(
 ) -> None:
     """Emit out = fold of a formula on one row: every block of a piece becomes one element."""
     dtype, lanes, axis, block = stage.expr.dtype, sizes[-1], len(sizes) - 1, c0_of(stage.expr.dtype)
-    width, each = PIECE_BYTES // DTYPE_BYTES[dtype], PIECE_BYTES // BLOCK_BYTES
+    size_bytes = in_pieces(stage, sizes, unit.builder.chip)
+    width, each = size_bytes // DTYPE_BYTES[dtype], size_bytes // BLOCK_BYTES
     count = -(-lanes // block)
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))

@@ -79,6 +79,8 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
         for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
+            ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
+            start = Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
         nest.run(stage, box)
         steps = product(*(range(first, first + count) for first, count, _ in chosen))
@@ -95,6 +97,11 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
             needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
             raise ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full, rest = divmod(extent, leaf.width)
+    if stage.rest and leaf.root == stage.axes[-1].name:
+        if leaf.width > 1:
+            needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
+            raise ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
+        return [(0, full - 1, 1), (full - 1, 1, 1)]
     return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
 
 

@@ -195,6 +195,20 @@ def _without_copies(expr: Expr) -> Expr:
 
 
 @primitive
+def duplicate(state: State, stage: str, reader: str) -> State:
+    """Give one reader of a stage a copy of it for itself.
+
+    before: `t = f(x)`, `y = g(t)`, `z = h(t)`   after: `t_2 = f(x)`, `t = f(x)`, `y = g(t_2)`, ...
+    """
+    s, r = state.stage(stage), state.stage(reader)
+    if s.output or s.attach or s.bound or s.is_cube or stage not in r.sources:
+        needed = f"duplicate: a stage not yet scheduled that {reader} reads"
+        raise ScheduleError(needed, stage, "do this step earlier")
+    copy = replace(s, name=state.new_name(stage))
+    return state.put(redirect(r, stage, copy.name)).insert(copy, before=stage)
+
+
+@primitive
 def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     """Give a tile several slots (ping-pong): load the next while the last is used.
 

@@ -46,7 +46,8 @@ class Stage:
     """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
 
     A product for the cube has axes rounded up to fractals; `logical` is the shape without padding,
-    `relu` says that negative sums become 0 on the way out of L0C. The last fields are derived:
+    `relu` says that negative sums become 0 on the way out of L0C. `rest`, if not 0: how much of
+    its fold axis the last step of its last axis folds. The last fields are derived:
     sizes as this stage indexes them, elements read, their tensors, whether it only moves elements,
     whether it is a sum of products for the cube.
 
@@ -71,6 +72,7 @@ class Stage:
     tensorized: bool = False
     relu: bool = False
     logical: Shape = ()
+    rest: int = 0
     shape: Shape = field(init=False, compare=False)
     reads: tuple[Read, ...] = field(init=False, compare=False)
     sources: tuple[str, ...] = field(init=False, compare=False)

@@ -112,7 +112,8 @@ class Tiles:
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
-        old = self.held.get(overwrites(self.state, stage))
+        over = overwrites(self.state, stage)
+        old = None if over in self.groups else self.held.get(over)
         own = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
         if own and old and old == Held(old.memory, stage.dtype, starts, sizes, steps):
             memory = old.memory
