@@ -56,17 +56,20 @@ def auto_schedule(
 def _quickest(s: Schedule, phase: Phase) -> Schedule:
     """Return what the simulator finds quickest: the usual way, or one for long rows."""
     found = [_first_that_lowers(s, phase)]
-    if not (phase.tiles and long_rows(s.state, phase, SMALL_BYTES)):
+    if not any(s.state.stage(n).fold for n in phase.tiles):
         return found[0]
-    kinds = (stream_phase, partial(stream_phase, keep=True), share_folds)
-    ways = [[partial(kind, share=x) for x in SHARES] for kind in kinds]
+    ways: list[Callable[..., Schedule]] = [partial(schedule_phase, tiles=2)]
+    if long_rows(s.state, phase, SMALL_BYTES):
+        ways += [stream_phase, partial(stream_phase, keep=True), share_folds]
     for way in ways:
-        for each in way:
+        for share in SHARES:
             with suppress(ScheduleError, ProgramError):
-                trial = each(s, phase)
+                trial = way(s, phase, share=share)
                 _launches(trial, s, phase)
                 found.append(trial)
                 break
+    if found[1:] == found[:1]:
+        return found[0]
     return min(found, key=lambda trial: _cycles(trial, s, phase))
 
 

@@ -50,15 +50,15 @@ def stream_phase(
         nest = complete(trial.state, phase.root)
         return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
-    widths = [w for w in PARTS if w < last.extent and fits(w)]
+    best = next((w for w in PARTS if w < last.extent and fits(w)), 0)
     values = [x for x in stages if not x.fold and x.scope == "GM"]
     again = min(values, key=lambda x: weight(x.expr), default=None)
-    if not widths and again is not None:
+    if not best and again is not None:
         rest = tuple(n for n in phase.tiles if n != again.name)
         return stream_phase(inline(s, again.name), Phase(phase.root, rest), share=share)
-    if not widths:
+    if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
-    parts = up(last.extent, widths[0])
+    parts = up(last.extent, best)
     return arrange(s, phase, rows, *steps(up(up(last.extent, parts), BLOCKS) * BLOCKS))
 
 

@@ -106,11 +106,16 @@ def whole_tiles(extent: int, share: int, width: int) -> int:
 
 
 def schedule_phase(
-    s: Schedule, phase: Phase, *, merge: bool = True, share: float = 1.0
+    s: Schedule,
+    phase: Phase,
+    *,
+    merge: bool = True,
+    share: float = 1.0,
+    tiles: int = TILES_PER_CORE,
 ) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
 
-    Tiles take at most a `share` of UB.
+    Tiles take at most a `share` of UB; a core has so many `tiles`, if they are not small.
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
@@ -120,7 +125,7 @@ def schedule_phase(
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
         best = largest(s, phase, rows, depth, share)
         if best is not None and not _cuts_blocks(s, phase, best[0]):
-            return arrange(s, phase, rows, *best, depth)
+            return arrange(s, phase, rows, *best, depth, tiles)
     return _apart(before, phase)
 
 
@@ -265,6 +270,7 @@ def arrange(
     widths: Mapping[str, int],
     folds: Mapping[str, int],
     depth: int = 2,
+    tiles: int = TILES_PER_CORE,
     plain: bool = False,
 ) -> Schedule:
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
@@ -276,25 +282,24 @@ def arrange(
     unit = block_elements(s.state, phase)
     whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
     taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
-    bound, loops, inside, tiles = list[str](), list[str](), list[str](), list[str]()
-    left = TILES_PER_CORE
+    bound, loops, inside, leaves = list[str](), list[str](), list[str](), list[str]()
     for axis in root.axes:
         share, leaf = shares[axis.name], axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
-            width = even(width, share, taken, unit if axis is root.axes[-1] else 1, left)
+            width = even(width, share, taken, unit if axis is root.axes[-1] else 1, tiles)
             share = whole_tiles(axis.extent, share, width)
-            left = up(left, up(share, width))
+            tiles = up(tiles, up(share, width))
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
             s, leaf = _cut(s, name, leaf, width, loops if axis.name in rows else inside)
-        tiles.append(leaf)
+        leaves.append(leaf)
     s, inner, rest = fold_loops(s, name, root.reduce, folds)
-    s = reorder(s, name, *bound, *loops, *inside, *inner, *tiles, *rest)
+    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *rest)
     for loop in bound:
         s = bind(s, name, loop)
-    s = vectorise(s, name, tiles[0])
+    s = vectorise(s, name, leaves[0])
     if phase.tiles or phase.outputs:
         s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
     for each in (name, *phase.outputs):
