@@ -1,12 +1,13 @@
 """Default schedules of rows that are too long for tiles of whole ones, or too few for all cores."""
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
 from ascend_lab.dsl.auto_tile import Widths, arrange, core_count, schedule_phase
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.primitives_loops import rfactor, split
-from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, duplicate, inline
+from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, duplicate, hoist, inline
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Axis
@@ -31,7 +32,7 @@ def stream_phase(
     stay too (`keep`).
     """
     s = merge_axes(s, phase)
-    s, phase = _kept(s, phase) if keep else (s, phase)
+    s, phase = _hoisted(*(_kept(s, phase) if keep else (s, phase)))
     rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
     last = root.axes[-1]
     if not phase.tiles or phase.outputs or not rows or last.name in rows:
@@ -50,16 +51,25 @@ def stream_phase(
         nest = complete(trial.state, phase.root)
         return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
-    best = next((w for w in PARTS if w < last.extent and fits(w)), 0)
-    values = [x for x in stages if not x.fold and x.scope == "GM"]
+    parts = [*(w for w in PARTS if w < last.extent), 0]
+    best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
+    values = [x for x in stages if not x.fold and x.scope == "GM" and _is_wide(x, last)]
     again = min(values, key=lambda x: weight(x.expr), default=None)
     if not best and again is not None:
         rest = tuple(n for n in phase.tiles if n != again.name)
         return stream_phase(inline(s, again.name), Phase(phase.root, rest), share=share)
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
-    parts = up(last.extent, best)
-    return arrange(s, phase, rows, *steps(up(up(last.extent, parts), BLOCKS) * BLOCKS))
+    even = up(last.extent, up(last.extent, best))
+    return arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS))
+
+
+def _hoisted(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+    """Compute once what the result's parts of a row share."""
+    before = {x.name for x in s.state.stages}
+    s = hoist(s, phase.root)
+    rows = (x.name for x in s.state.stages if x.name not in before)
+    return s, replace(phase, tiles=(*phase.tiles, *rows))
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
