@@ -33,33 +33,41 @@ from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 from ascend_lab.sim import simulate
 
+CLEARLY = 0.98
+"""How much quicker alone is quicker too where L2 holds operands, or other phases come before."""
+
 SHARES = (1.0, 0.95, 0.85, 0.7)
 """Parts of UB that tiles are chosen for, one after another, until scratch fits beside them."""
 
 
 def auto_schedule(
-    outputs: Tensor | Sequence[Tensor], chip: Chip | str, tiling: GemmSchedule | None = None
+    outputs: Tensor | Sequence[Tensor],
+    chip: Chip | str,
+    tiling: GemmSchedule | None = None,
+    *,
+    parts: bool = True,
 ) -> Schedule:
     """Return the default schedule of one or several outputs on a chip.
 
-    Products are tiled by the best tiling in closed form, or by the one given.
+    Products are tiled by the best tiling in closed form, or by the one given. Long rows go through
+    UB in parts, or are shared by the cores, where that is quicker, unless `parts` is False.
     """
     schedule, phases = fuse_stages(create_schedule(outputs, chip))
     for phase in phases:
         if schedule.state.stage(phase.root).is_cube:
             schedule = schedule_product(schedule, phase.root, tiling)
         else:
-            schedule = _quickest(schedule, phase)
+            schedule = _quickest(schedule, phase, parts)
     return schedule
 
 
-def _quickest(s: Schedule, phase: Phase) -> Schedule:
+def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     """Return what the simulator finds quickest: the usual way, or one for long rows."""
     found = [_first_that_lowers(s, phase)]
     if not any(s.state.stage(n).fold for n in phase.tiles):
         return found[0]
     ways: list[Callable[..., Schedule]] = [partial(schedule_phase, tiles=2)]
-    if long_rows(s.state, phase, SMALL_BYTES):
+    if parts and long_rows(s.state, phase, SMALL_BYTES):
         ways += [stream_phase, partial(stream_phase, keep=True), share_folds]
     for way in ways:
         for share in SHARES:
@@ -70,7 +78,9 @@ def _quickest(s: Schedule, phase: Phase) -> Schedule:
                 break
     if found[1:] == found[:1]:
         return found[0]
-    return min(found, key=lambda trial: _cycles(trial, s, phase))
+    cycles = [_cycles(trial, s, phase) for trial in found]
+    best = cycles.index(min(cycles))
+    return found[best if cycles[best] < CLEARLY * cycles[0] else 0]
 
 
 def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[Launch]:

@@ -14,7 +14,6 @@ from ascend_lab.dsl.tensor import Axis
 from ascend_lab.errors import ScheduleError
 from ascend_lab.kernels.gemm_schedule import up
 
-
 PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
 """Elements of a row that goes through UB in parts, the widest first."""
 
@@ -22,9 +21,7 @@ BLOCKS = 128
 """Parts of rows are multiples of so many elements."""
 
 
-def stream_phase(
-    s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0
-) -> Schedule:
+def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0) -> Schedule:
     """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
 
     Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
@@ -133,4 +130,7 @@ def _rows_loop(s: Schedule, name: str, tile: str) -> str:
     """Return the loop of a nest in which a tile can be computed: the last one over its rows."""
     stage, rows = s.state.stage(name), {a.name for a in s.state.stage(tile).axes}
     loops = stage.loops[: loop_count(s.state, stage)]
-    return next(x.name for x in reversed(loops) if x.root in rows or x.name in stage.bound)
+    found = [x.name for x in loops if x.root in rows or x.name in stage.bound]
+    if not found:
+        raise ScheduleError(f"{name}: a loop over rows, or cores", "none", "take tiles")
+    return found[-1]

@@ -68,6 +68,9 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     stage = state.stage(root)
     bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
     shares = [_shares(stage, leaf) for leaf in bound]
+    if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
+        needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
+        raise ScheduleError(needed, "a loop", "bind it")
     used = math.prod(sum(count for _, count, _ in share) for share in shares)
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)

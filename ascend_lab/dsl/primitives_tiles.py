@@ -198,7 +198,8 @@ def _without_copies(expr: Expr) -> Expr:
 def hoist(state: State, stage: str) -> State:
     """Compute what is the same for a whole row in a tensor of its own.
 
-    before: `y[i, j] = a[i, j] * f(t[i])`   after: `y_row[i] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i]`
+    before: `y[i, j] = a[i, j] * f(t[i])`
+    after: `y_row[i] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i]`
     """
     s, found = state.stage(stage), list[Stage]()
 
