@@ -64,10 +64,13 @@ def auto_schedule(
 def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     """Return what the simulator finds quickest: the usual way, or one for long rows."""
     found = [_first_that_lowers(s, phase)]
-    if not any(s.state.stage(n).fold for n in phase.tiles):
-        return found[0]
+    long = long_rows(s.state, phase, SMALL_BYTES)
     ways: list[Callable[..., Schedule]] = [partial(schedule_phase, tiles=2)]
-    if parts and long_rows(s.state, phase, SMALL_BYTES):
+    if not any(s.state.stage(n).fold for n in phase.tiles):
+        ways = []
+    if long:
+        ways += [_quarter]
+    if long and parts and phase.tiles:
         ways += [stream_phase, partial(stream_phase, keep=True), share_folds]
     for way in ways:
         for share in SHARES:
@@ -76,11 +79,16 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
                 _launches(trial, s, phase)
                 found.append(trial)
                 break
-    if found[1:] == found[:1]:
+    if all(trial == found[0] for trial in found):
         return found[0]
     cycles = [_cycles(trial, s, phase) for trial in found]
     best = cycles.index(min(cycles))
     return found[best if cycles[best] < CLEARLY * cycles[0] else 0]
+
+
+def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
+    """Cut long rows into tiles of a quarter of UB, so that the first is there sooner."""
+    return schedule_phase(s, phase, share=share / 4)
 
 
 def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[Launch]:

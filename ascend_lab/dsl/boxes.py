@@ -174,13 +174,13 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
             alive.pop(overwrites(state, stage), None)
             alive[name] = each
         if not stage.is_copy:
-            most = max(most, sum(alive.values()) + _scratch_bytes(stage, active[name], chip))
+            most = max(most, sum(alive.values()) + _scratch_bytes(state, stage, active[name], chip))
         left = {s for later in order[place + 1 :] for s in later.sources}
         alive = {n: size for n, size in alive.items() if n in left}
     return total + most
 
 
-def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
+def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
     """Bytes of scratch for one evaluation, an upper bound: all tiles at the peak."""
     axes = (*stage.axes, *stage.reduce)
     sizes = [box[a.name].count for a in axes]
@@ -188,7 +188,7 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
-        piece = in_pieces(stage, sizes, chip)
+        piece = in_pieces(state, stage, sizes, chip)
         spare += own // (7 if piece else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
@@ -201,14 +201,15 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
 
 
-def in_pieces(stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
+def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
     """Return the bytes of one long row that are computed before they are folded, 0: all of it."""
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
     wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > piece
     last = stage.reduce[-1].name if wide else ""
     along = [dict(r.index[-1].terms).get(last) == 1 for r in stage.reads]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
-    groups = groups and not isinstance(stage.expr, Read)
+    loaded = any(getattr(state.find(n), "is_copy", True) for n in stage.sources)
+    groups = groups and not isinstance(stage.expr, Read) and not loaded
     return piece * (wide and groups and math.prod(sizes) == sizes[-1] and any(along))
 
 

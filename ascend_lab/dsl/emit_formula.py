@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.dsl.boxes import Box, in_pieces
+from ascend_lab.dsl.boxes import Box
 from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
@@ -23,7 +23,13 @@ Sizes = Sequence[int]
 
 
 def compute_tile(
-    unit: Unit, stage: Stage, box: Box, out: View, views: Mapping[Read, View], add: bool
+    unit: Unit,
+    stage: Stage,
+    box: Box,
+    out: View,
+    views: Mapping[Read, View],
+    add: bool,
+    piece: int = 0,
 ) -> bool:
     """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds.
 
@@ -38,8 +44,8 @@ def compute_tile(
         return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
-    elif in_pieces(stage, sizes, unit.builder.chip):
-        _fold_pieces(unit, stage, out, views, sizes, add)
+    elif piece:
+        _fold_pieces(unit, stage, out, views, sizes, piece, add)
         return False
     else:
         full = filled_up(sizes, stage.align, tuple(views.values()))
@@ -54,12 +60,17 @@ def compute_tile(
 
 
 def _fold_pieces(
-    unit: Unit, stage: Stage, out: View, views: Mapping[Read, View], sizes: Sizes, add: bool
+    unit: Unit,
+    stage: Stage,
+    out: View,
+    views: Mapping[Read, View],
+    sizes: Sizes,
+    piece_bytes: int,
+    add: bool,
 ) -> None:
     """Emit out = fold of a formula on one row: every block of a piece becomes one element."""
     dtype, lanes, axis, block = stage.expr.dtype, sizes[-1], len(sizes) - 1, c0_of(stage.expr.dtype)
-    size_bytes = in_pieces(stage, sizes, unit.builder.chip)
-    width, each = size_bytes // DTYPE_BYTES[dtype], size_bytes // BLOCK_BYTES
+    width, each = piece_bytes // DTYPE_BYTES[dtype], piece_bytes // BLOCK_BYTES
     count = -(-lanes // block)
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))

@@ -8,7 +8,7 @@ from itertools import product
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube
-from ascend_lab.dsl.boxes import Box, Range, needed, whole
+from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
 from ascend_lab.dsl.emit_cube import copied, handwritten
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
@@ -280,6 +280,8 @@ class Nest:
             full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
             if narrow and full and not folds:
                 apply(self.unit, Op("vdup", 0.0), out, (), full)
-            done = compute_tile(self.unit, stage, box, out, views, bool(folds))
+            sizes = [box[a.name].count for a in axes]
+            piece = in_pieces(self.state, stage, sizes, self.builder.chip)
+            done = compute_tile(self.unit, stage, box, out, views, bool(folds), piece)
             if done or (narrow and full):
                 self.tiles.filled.add(stage.name)
