@@ -65,12 +65,12 @@ def _fold_pieces(
     out: View,
     views: Mapping[Read, View],
     sizes: Sizes,
-    piece_bytes: int,
+    size: int,
     add: bool,
 ) -> None:
     """Emit out = fold of a formula on one row: every block of a piece becomes one element."""
     dtype, lanes, axis, block = stage.expr.dtype, sizes[-1], len(sizes) - 1, c0_of(stage.expr.dtype)
-    width, each = piece_bytes // DTYPE_BYTES[dtype], piece_bytes // BLOCK_BYTES
+    width, each = size // DTYPE_BYTES[dtype], size // BLOCK_BYTES
     count = -(-lanes // block)
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
@@ -79,12 +79,11 @@ def _fold_pieces(
 
     def emit(number: Affine | int, elements: int) -> None:
         own = {r: v.moved(axis, number * width) for r, v in views.items()}
-        some = [*sizes[:-1], elements]
         operands = [v for v in views.values() if v.strides[axis]]
         full = elements < width and all(v.row == lanes for v in operands)
-        filled = [*sizes[:-1], -(-elements // stage.align) * stage.align] if full else some
-        steps = (*(0,) * axis, 1)
-        evaluate(unit, stage.expr, piece.stepping(steps), own, filled)
+        unit_size = stage.align if full else 1
+        filled = [*sizes[:-1], -(-elements // unit_size) * unit_size]
+        evaluate(unit, stage.expr, piece.stepping((*(0,) * axis, 1)), own, filled)
         source = replace(piece, row=elements if full else 0)
         _groups(unit, stage.fold, lines.moved(0, number * each), source, [], elements)
 
