@@ -37,6 +37,19 @@ def test_ragged_rows_have_the_right_values(shape, dtype):
             check_auto([y.named("y")], {"x": x.value}, chip)
 
 
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("shape", [(3, 50257), (9, 32768)], ids=str)
+def test_long_rows_have_the_right_values(shape, chip):
+    """In parts, through tiles computed over others, and shared by the cores with a shorter end."""
+    x = rows(shape, "fp16")
+    check_auto([softmax(x, -1).named("y")], {"x": x.value}, chip)
+    rng = np.random.default_rng(1)
+    arrays = {n: rng.normal(size=s).astype(np.float16)
+              for n, s in (("x", shape), ("w", shape[1:]), ("b", shape[1:]))}  # fmt: skip
+    v, w, b = (known(a, "fp16", n) for n, a in arrays.items())
+    check_auto([layer_norm(v, (1,), w, b).named("y")], arrays, chip)
+
+
 @given(st.integers(1, 40), st.integers(1, 300), st.sampled_from(CHIPS))
 def test_norms_of_rows_of_any_length(count, length, chip):
     rng = np.random.default_rng(count * length)

@@ -14,39 +14,95 @@ A matrix product follows the tiling rule of `kernels`, written as primitives.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl import primitives_tiles
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
-from ascend_lab.dsl.auto_tile import schedule_phase
+from ascend_lab.dsl.auto_rows import share_folds, stream_phase
+from ascend_lab.dsl.auto_tile import SMALL_BYTES, long_rows, schedule_phase
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
+from ascend_lab.isa import Launch
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
+from ascend_lab.sim import simulate
+
+CLEARLY = 0.98
+"""How much quicker alone is quicker too where L2 holds operands, or other phases come before."""
 
 SHARES = (1.0, 0.95, 0.85, 0.7)
 """Parts of UB that tiles are chosen for, one after another, until scratch fits beside them."""
 
 
 def auto_schedule(
-    outputs: Tensor | Sequence[Tensor], chip: Chip | str, tiling: GemmSchedule | None = None
+    outputs: Tensor | Sequence[Tensor],
+    chip: Chip | str,
+    tiling: GemmSchedule | None = None,
+    *,
+    parts: bool = True,
 ) -> Schedule:
     """Return the default schedule of one or several outputs on a chip.
 
-    Products are tiled by the best tiling in closed form, or by the one given.
+    Products are tiled by the best tiling in closed form, or by the one given. Long rows go through
+    UB in parts, or are shared by the cores, where that is quicker, unless `parts` is False.
     """
     schedule, phases = fuse_stages(create_schedule(outputs, chip))
     for phase in phases:
         if schedule.state.stage(phase.root).is_cube:
             schedule = schedule_product(schedule, phase.root, tiling)
         else:
-            schedule = _first_that_lowers(schedule, phase)
+            schedule = _quickest(schedule, phase, parts)
     return schedule
+
+
+def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
+    """Return what the simulator finds quickest: the usual way, or one for long rows."""
+    found = [_first_that_lowers(s, phase)]
+    long = long_rows(s.state, phase, SMALL_BYTES)
+    ways: list[Callable[..., Schedule]] = [partial(schedule_phase, tiles=2)]
+    if not any(s.state.stage(n).fold for n in phase.tiles):
+        ways = []
+    if long:
+        ways += [_quarter]
+    if long and parts and phase.tiles:
+        ways += [stream_phase, partial(stream_phase, keep=True), share_folds]
+    for way in ways:
+        for share in SHARES:
+            with suppress(ScheduleError, ProgramError):
+                trial = way(s, phase, share=share)
+                _launches(trial, s, phase)
+                found.append(trial)
+                break
+    if all(trial == found[0] for trial in found):
+        return found[0]
+    cycles = [_cycles(trial, s, phase) for trial in found]
+    best = cycles.index(min(cycles))
+    return found[best if cycles[best] < CLEARLY * cycles[0] else 0]
+
+
+def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
+    """Cut long rows into tiles of a quarter of UB, so that the first is there sooner."""
+    return schedule_phase(s, phase, share=share / 4)
+
+
+def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[Launch]:
+    """Return the launches of the nests that a way made of a phase."""
+    known = {x.name for x in before.state.stages} - set(phase.names)
+    names = [x.name for x in done.state.stages if x.name not in known]
+    return [launch for name in names for launch in lower_stage(done, name)]
+
+
+def _cycles(done: Schedule, before: Schedule, phase: Phase) -> int:
+    """Return the cycles of what a way made of a phase, a barrier behind every launch."""
+    launches = _launches(done, before, phase)
+    each = (simulate(launch, done.chip).cycles for launch in launches)
+    return sum(each) + len(launches) * done.chip.all_cores_cycles
 
 
 def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
@@ -62,10 +118,7 @@ def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
             continue  # smaller tiles would not help
         try:
             done = way(s, phase)
-            known = {x.name for x in s.state.stages} - set(phase.names)
-            for stage in done.state.stages:
-                if stage.name not in known:
-                    lower_stage(done, stage.name)
+            _launches(done, s, phase)
             return done
         except (ScheduleError, ProgramError) as error:
             failures.append(error)

@@ -87,14 +87,14 @@ def _is_cheap(state: State, stage: Stage | Fixed) -> bool:
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
-    return _weight(stage.expr) <= 1 and not any(x.view for x in reads)
+    return weight(stage.expr) <= 1 and not any(x.view for x in reads)
 
 
-def _weight(expr: Expr) -> int:
+def weight(expr: Expr) -> int:
     """Count the operations of an expression that are not casts."""
     if not isinstance(expr, Call):
         return 0
-    return (expr.op not in ("vconv", "vcopy")) + sum(map(_weight, expr.args))
+    return (expr.op not in ("vconv", "vcopy")) + sum(map(weight, expr.args))
 
 
 def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """How large the tiles of a phase are, and which core computes which."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,6 +21,9 @@ TILES_PER_CORE = 4
 SMALL_BYTES = 32768
 """Tiles that take less of UB than this are not made smaller only to have several of them."""
 
+SHARED_BYTES = SMALL_BYTES // 4
+"""Folds of rows this long: sharing results by blocks would idle cores."""
+
 LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
 
@@ -36,6 +39,8 @@ def core_count(s: Schedule) -> int:
 def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes, cores = s.state.stage(phase.root).axes, core_count(s)
+    if s.state.stage(phase.root).rest:
+        return {a.name: 1 if a is axes[-1] else a.extent for a in axes}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 
@@ -53,13 +58,13 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     return {a.name: a.extent for a in axes} | chosen
 
 
-def long_rows(state: State, phase: Phase) -> bool:
-    """True if one element of the result needs so many that sharing by blocks would idle cores."""
+def long_rows(state: State, phase: Phase, least_bytes: int = SHARED_BYTES) -> bool:
+    """True if one element of the result needs so many bytes of one operand."""
     folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
     sizes = (
         math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
     )
-    return max(sizes, default=0) >= SMALL_BYTES // 4
+    return max(sizes, default=0) >= least_bytes
 
 
 def _share(extent: int, cores: int, unit: int) -> int:
@@ -101,11 +106,16 @@ def whole_tiles(extent: int, share: int, width: int) -> int:
 
 
 def schedule_phase(
-    s: Schedule, phase: Phase, *, merge: bool = True, share: float = 1.0
+    s: Schedule,
+    phase: Phase,
+    *,
+    merge: bool = True,
+    share: float = 1.0,
+    tiles: int = TILES_PER_CORE,
 ) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
 
-    Tiles take at most a `share` of UB.
+    Tiles take at most a `share` of UB; a core has so many `tiles`, if they are not small.
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
@@ -115,7 +125,7 @@ def schedule_phase(
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
         best = largest(s, phase, rows, depth, share)
         if best is not None and not _cuts_blocks(s, phase, best[0]):
-            return arrange(s, phase, rows, *best, depth)
+            return arrange(s, phase, rows, *best, depth, tiles)
     return _apart(before, phase)
 
 
@@ -260,6 +270,7 @@ def arrange(
     widths: Mapping[str, int],
     folds: Mapping[str, int],
     depth: int = 2,
+    tiles: int = TILES_PER_CORE,
     plain: bool = False,
 ) -> Schedule:
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
@@ -269,25 +280,26 @@ def arrange(
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
-    taken = 0 if plain else tile_bytes(s, phase, widths, folds, depth)
-    bound, loops, tiles, left = list[str](), list[str](), list[str](), TILES_PER_CORE
+    whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
+    taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
+    bound, loops, inside, leaves = list[str](), list[str](), list[str](), list[str]()
     for axis in root.axes:
         share, leaf = shares[axis.name], axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
-            width = even(width, share, taken, unit if axis is root.axes[-1] else 1, left)
+            width = even(width, share, taken, unit if axis is root.axes[-1] else 1, tiles)
             share = whole_tiles(axis.extent, share, width)
-            left = up(left, up(share, width))
+            tiles = up(tiles, up(share, width))
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
-            s, leaf = _cut(s, name, leaf, width, loops)
-        tiles.append(leaf)
-    s, inner, rest = fold_loops(s, name, folds)
-    s = reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+            s, leaf = _cut(s, name, leaf, width, loops if axis.name in rows else inside)
+        leaves.append(leaf)
+    s, inner, rest = fold_loops(s, name, root.reduce, folds)
+    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *rest)
     for loop in bound:
         s = bind(s, name, loop)
-    s = vectorise(s, name, tiles[0])
+    s = vectorise(s, name, leaves[0])
     if phase.tiles or phase.outputs:
         s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
     for each in (name, *phase.outputs):
@@ -302,12 +314,12 @@ def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tup
 
 
 def fold_loops(
-    s: Schedule, name: str, folds: Mapping[str, int]
+    s: Schedule, name: str, axes: Sequence[Axis], folds: Mapping[str, int]
 ) -> tuple[Schedule, list[str], list[str]]:
-    """Split the fold axes of a stage that are walked in parts; return loops and tile loops."""
+    """Split the axes of a stage that are walked in parts; return loops and tile loops."""
     loops: list[str] = []
     tiles: list[str] = []
-    for axis in s.state.stage(name).reduce:
+    for axis in axes:
         width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
         if width < axis.extent:
             s, leaf = _cut(s, name, leaf, width, loops)
@@ -326,12 +338,11 @@ def attach_tiles(
     for name in reversed(phase.outputs):
         s = compute_at(s, name, phase.root, host[-1])
     for name in reversed(phase.tiles):
-        s, loops, tiles = fold_loops(s, name, folds)
+        stage = s.state.stage(name)
+        s, loops, tiles = fold_loops(s, name, (*stage.axes, *stage.reduce), folds)
         if loops:
-            data = [a.name for a in s.state.stage(name).axes]
-            s = reorder(s, name, *loops, *data, *tiles)
-            s = vectorise(s, name, data[0])
-        s = double_buffer(s, name, depth)
+            s = vectorise(reorder(s, name, *loops, *tiles), name, tiles[0])
+        s = double_buffer(s, name, depth if stage.scope == "GM" else 1)
         s = compute_at(s, name, phase.root, host[-1])
     return s
 

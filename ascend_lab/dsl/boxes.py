@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.dsl.emit_vector import block_steps
 from ascend_lab.dsl.schedule import loop_count, members
-from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.stages import Stage, State, overwrites
 from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
@@ -97,7 +97,9 @@ def needed(
     if ranges is None:
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
-    return data | {a.name: Range(ZERO, a.extent) for a in stage.reduce}
+    ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
+    extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}
+    return data | {name: Range(ZERO, extent) for name, extent in extents.items()}
 
 
 # -- bytes of UB, before a program is written -----------------------------------------------------
@@ -117,15 +119,28 @@ def _boxes(
     """
     kept: dict[str, Box] = {}
     active: dict[str, Box] = {}
-    for name in reversed(members(state, root)):
-        stage = state.stage(name)
-        kept[name] = whole(stage) if name == root else needed(state, stage, active)
+
+    def inside(name: str, count: int) -> Box:
         box = dict(kept[name])
-        for leaf in stage.loops[: loop_count(state, stage)]:
+        for leaf in state.stage(name).loops[:count]:
             part, width = box[leaf.root], leaf.width
             width = steps.get(f"{name}.{leaf.root}", 1) if width == 1 else width
             box[leaf.root] = Range(part.start, min(part.count, width))
-        active[name] = box
+        return box
+
+    def around(place: tuple[str, str] | None) -> dict[str, Box]:
+        found = dict[str, Box]()
+        while place is not None:
+            host = state.stage(place[0])
+            count = host.position(place[1]) + 1 if place[1] else len(host.bound)
+            found[host.name] = inside(host.name, count)
+            place = host.attach
+        return found
+
+    for name in reversed(members(state, root)):
+        stage = state.stage(name)
+        kept[name] = whole(stage) if name == root else needed(state, stage, around(stage.attach))
+        active[name] = inside(name, loop_count(state, stage))
     return kept, active
 
 
@@ -156,15 +171,16 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
         if loaded or any(r.scope == "GM" for r in readers):
             total += each * stage.depth
         else:
+            alive.pop(overwrites(state, stage), None)
             alive[name] = each
         if not stage.is_copy:
-            most = max(most, sum(alive.values()) + _scratch_bytes(stage, active[name], chip))
+            most = max(most, sum(alive.values()) + _scratch_bytes(state, stage, active[name], chip))
         left = {s for later in order[place + 1 :] for s in later.sources}
         alive = {n: size for n, size in alive.items() if n in left}
     return total + most
 
 
-def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
+def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
     """Bytes of scratch for one evaluation, an upper bound: all tiles at the peak."""
     axes = (*stage.axes, *stage.reduce)
     sizes = [box[a.name].count for a in axes]
@@ -172,14 +188,29 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = _side_by_side(stage, box, chip)
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
-        spare += own // 6 + 4 * BLOCK_BYTES * (rows + 1)
+        piece = in_pieces(state, stage, sizes, chip)
+        spare += own // (7 if piece else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
+        if piece:
+            sizes[-1], own = piece // DTYPE_BYTES[stage.expr.dtype], piece
         spare += 0 if isinstance(stage.expr, Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
         spare += 2 * BLOCK_BYTES * rows
     return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
+
+
+def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
+    """Return the bytes of one long row that are computed before they are folded, 0: all of it."""
+    piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
+    wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > piece
+    last = stage.reduce[-1].name if wide else ""
+    along = [dict(r.index[-1].terms).get(last) == 1 for r in stage.reads]
+    groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
+    loaded = any(getattr(state.find(n), "is_copy", True) for n in stage.sources)
+    groups = groups and not isinstance(stage.expr, Read) and not loaded
+    return piece * (wide and groups and math.prod(sizes) == sizes[-1] and any(along))
 
 
 def _folds_lanes(stage: Stage) -> bool:

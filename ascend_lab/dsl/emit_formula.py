@@ -10,7 +10,7 @@ from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coale
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import Affine, c0_of
 from ascend_lab.layout.moves import row_major
 
 COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
@@ -23,7 +23,13 @@ Sizes = Sequence[int]
 
 
 def compute_tile(
-    unit: Unit, stage: Stage, box: Box, out: View, views: Mapping[Read, View], add: bool
+    unit: Unit,
+    stage: Stage,
+    box: Box,
+    out: View,
+    views: Mapping[Read, View],
+    add: bool,
+    piece: int = 0,
 ) -> bool:
     """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds.
 
@@ -38,6 +44,9 @@ def compute_tile(
         return full is not None
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
+    elif piece:
+        _fold_pieces(unit, stage, out, views, sizes, piece, add)
+        return False
     else:
         full = filled_up(sizes, stage.align, tuple(views.values()))
         source = _scratch(unit, stage.expr.dtype, full or sizes, views)
@@ -48,6 +57,49 @@ def compute_tile(
     if not isinstance(stage.expr, Read):
         unit.give(source.memory)
     return False
+
+
+def _fold_pieces(
+    unit: Unit,
+    stage: Stage,
+    out: View,
+    views: Mapping[Read, View],
+    sizes: Sizes,
+    size: int,
+    add: bool,
+) -> None:
+    """Emit out = fold of a formula on one row: every block of a piece becomes one element."""
+    dtype, lanes, axis, block = stage.expr.dtype, sizes[-1], len(sizes) - 1, c0_of(stage.expr.dtype)
+    width, each = size // DTYPE_BYTES[dtype], size // BLOCK_BYTES
+    count = -(-lanes // block)
+    kept = -(-count // block) * block
+    lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
+    if kept > count:
+        apply(unit, Op("vdup", start_of(stage.fold, dtype)), lines, (), [kept])
+
+    def emit(number: Affine | int, elements: int) -> None:
+        own = {r: v.moved(axis, number * width) for r, v in views.items()}
+        operands = [v for v in views.values() if v.strides[axis]]
+        full = elements < width and all(v.row == lanes for v in operands)
+        unit_size = stage.align if full else 1
+        filled = [*sizes[:-1], -(-elements // unit_size) * unit_size]
+        evaluate(unit, stage.expr, piece.stepping((*(0,) * axis, 1)), own, filled)
+        source = replace(piece, row=elements if full else 0)
+        _groups(unit, stage.fold, lines.moved(0, number * each), source, [], elements)
+
+    if lanes >= width:
+        with unit.repeat(lanes // width) as number:
+            emit(number, width)
+    if lanes % width:
+        emit(lanes // width, lanes % width)
+    unit.give(piece.memory)
+    partial = View(unit.take(dtype, block), dtype, 0, (0,) * axis) if add else out
+    total = partial.stepping(())
+    fold_lanes(unit, stage.fold, total, lines, [], kept)
+    if add:
+        apply(unit, Op(COMBINE[stage.fold]), out.stepping(()), (out.stepping(()), total), [])
+        unit.give(partial.memory)
+    unit.give(lines.memory)
 
 
 def _row_axis(sizes: Sizes) -> int:

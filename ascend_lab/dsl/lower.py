@@ -8,7 +8,7 @@ from itertools import product
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube
-from ascend_lab.dsl.boxes import Box, Range, needed, whole
+from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
 from ascend_lab.dsl.emit_cube import copied, handwritten
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
@@ -68,6 +68,9 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     stage = state.stage(root)
     bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
     shares = [_shares(stage, leaf) for leaf in bound]
+    if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
+        needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
+        raise ScheduleError(needed, "a loop", "bind it")
     used = math.prod(sum(count for _, count, _ in share) for share in shares)
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
@@ -79,6 +82,8 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
         for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
+            ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
+            start = Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
         nest.run(stage, box)
         steps = product(*(range(first, first + count) for first, count, _ in chosen))
@@ -95,6 +100,11 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
             needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
             raise ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full, rest = divmod(extent, leaf.width)
+    if stage.rest and leaf.root == stage.axes[-1].name:
+        if leaf.width > 1:
+            needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
+            raise ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
+        return [(0, full - 1, 1), (full - 1, 1, 1)]
     return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
 
 
@@ -270,6 +280,8 @@ class Nest:
             full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
             if narrow and full and not folds:
                 apply(self.unit, Op("vdup", 0.0), out, (), full)
-            done = compute_tile(self.unit, stage, box, out, views, bool(folds))
+            sizes = [box[a.name].count for a in axes]
+            piece = in_pieces(self.state, stage, sizes, self.builder.chip)
+            done = compute_tile(self.unit, stage, box, out, views, bool(folds), piece)
             if done or (narrow and full):
                 self.tiles.filled.add(stage.name)

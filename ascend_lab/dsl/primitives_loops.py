@@ -222,10 +222,13 @@ def tensorize(state: State, stage: str, axis: str) -> State:
 
 
 @primitive
-def rfactor(state: State, stage: str, axis: str) -> State:
+def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> State:
     """Fold in two steps, so that the first can run on many cores.
 
     before: `y = sum over k_o, k_i`   after: `y_rf[p] = sum over k_i`, `y = sum over p of y_rf[p]`
+
+    `inner`: p is the last axis of `y_rf`. Then the last part of a single fold axis may be shorter:
+    the steps of p run on different cores.
     """
     s = state.stage(stage)
     check_no_guests(state, stage, "rfactor")
@@ -234,17 +237,18 @@ def rfactor(state: State, stage: str, axis: str) -> State:
     if whole is None or not s.fold or s.is_cube:
         raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
     parts = [x for x in s.loops if x.root == leaf.root]
-    if leaf.width == 1 or whole.extent % leaf.width or len(parts) != 2:
+    rest = whole.extent % leaf.width
+    if leaf.width == 1 or len(parts) != 2 or (rest and not (inner and len(s.reduce) == 1)):
         needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}"
         raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
     taken = {a.name for a in (*s.axes, *s.reduce)}
     label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
-    part, rest = Axis(label, whole.extent // leaf.width), Axis(whole.name, leaf.width, True)
-    inner = tuple(rest if a is whole else a for a in s.reduce)
-    name, axes = state.new_name(f"{stage}_rf"), (part, *s.axes)
+    part, own = Axis(label, leaf.extent), Axis(whole.name, leaf.width, True)
+    folds = tuple(own if a is whole else a for a in s.reduce)
+    name, axes = state.new_name(f"{stage}_rf"), (*s.axes, part) if inner else (part, *s.axes)
     index = Affine(0, ((label, leaf.width), (whole.name, 1)))
     expr = apply_index(s.expr, {whole.name: index})
-    partial = Stage(name, s.dtype, axes, expr, s.fold, inner, fresh(axes, inner))
+    partial = Stage(name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), rest=rest)
     again = (replace(part, reduce=True),)
     read = Read(name, s.dtype, identity(axes))
     last = replace(s, expr=read, reduce=again, loops=fresh(s.axes, again))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
 from ascend_lab.dsl.schedule import primitive
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
-from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, rewrite, swap
+from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of
 
@@ -192,6 +192,46 @@ def _without_copies(expr: Expr) -> Expr:
         return args[0]
     args = tuple(a.args[0] if isinstance(a, Call) and a.op == "vcopy" else a for a in args)
     return replace(expr, args=args)
+
+
+@primitive
+def hoist(state: State, stage: str) -> State:
+    """Compute what is the same for a whole row in a tensor of its own.
+
+    before: `y[i, j] = a[i, j] * f(t[i])`
+    after: `y_row[i] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i]`
+    """
+    s, found = state.stage(stage), list[Stage]()
+
+    def row(expr: Expr) -> Expr:
+        lane = s.axes[-1].name
+        used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
+        if not isinstance(expr, Call):
+            return expr
+        if used - {lane} and lane not in used and not used & {a.name for a in s.reduce}:
+            name, axes = state.new_name(f"{stage}_row{len(found) or ''}"), s.axes[:-1]
+            found.append(Stage(name, expr.dtype, axes, expr, loops=fresh(axes)))
+            return Read(name, expr.dtype, identity(axes))
+        return replace(expr, args=tuple(map(row, expr.args)))
+
+    state = state.put(replace(s, expr=row(s.expr)))
+    for one in found:
+        state = state.insert(one, before=stage)
+    return state
+
+
+@primitive
+def duplicate(state: State, stage: str, reader: str) -> State:
+    """Give one reader of a stage a copy of it for itself.
+
+    before: `t = f(x)`, `y = g(t)`, `z = h(t)`   after: `t_2 = f(x)`, `t = f(x)`, `y = g(t_2)`, ...
+    """
+    s, r = state.stage(stage), state.stage(reader)
+    if s.output or s.attach or s.bound or s.is_cube or stage not in r.sources:
+        needed = f"duplicate: a stage not yet scheduled that {reader} reads"
+        raise ScheduleError(needed, stage, "do this step earlier")
+    copy = replace(s, name=state.new_name(stage))
+    return state.put(redirect(r, stage, copy.name)).insert(copy, before=stage)
 
 
 @primitive

@@ -46,7 +46,8 @@ class Stage:
     """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
 
     A product for the cube has axes rounded up to fractals; `logical` is the shape without padding,
-    `relu` says that negative sums become 0 on the way out of L0C. The last fields are derived:
+    `relu` says that negative sums become 0 on the way out of L0C. `rest`, if not 0: how much of
+    its fold axis the last step of its last axis folds. The last fields are derived:
     sizes as this stage indexes them, elements read, their tensors, whether it only moves elements,
     whether it is a sum of products for the cube.
 
@@ -71,6 +72,7 @@ class Stage:
     tensorized: bool = False
     relu: bool = False
     logical: Shape = ()
+    rest: int = 0
     shape: Shape = field(init=False, compare=False)
     reads: tuple[Read, ...] = field(init=False, compare=False)
     sources: tuple[str, ...] = field(init=False, compare=False)
@@ -107,6 +109,43 @@ def bare(expr: Expr) -> Read | None:
     """Return the element that an expression only copies, or None."""
     element = expr.args[0] if isinstance(expr, Call) and expr.op == "vcopy" else expr
     return element if isinstance(element, Read) else None
+
+
+def overwrites(state: "State", stage: Stage) -> str:
+    """Return the tile that an elementwise one of the same place may be computed over, or "".
+
+    It is the last reader of it there, and reads each element where, and before, it writes it.
+    """
+    first, order = _first_call(stage.expr, stage.axes[-1].name), [s.name for s in state.stages]
+    moved = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
+    if first is None or stage.fold or stage.is_copy or stage.scope != "UB" or moved:
+        return ""
+    before = order[: order.index(stage.name) + 1]
+    for read in stage.reads:
+        tile = state.find(read.source)
+        if not isinstance(tile, Stage) or tile.is_copy or tile.scope != "UB":
+            continue
+        alike = (tile.dtype, tile.shape, tile.attach) == (stage.dtype, stage.shape, stage.attach)
+        last = all(r.name in before and r.attach == tile.attach for r in state.readers(tile.name))
+        uses = [r.index for r in stage.reads if r.source == tile.name]
+        own = {identity(stage.axes)} == set(uses) and len(uses) == first.args.count(read)
+        if alike and last and own:
+            return tile.name
+    return ""
+
+
+def _first_call(expr: Expr, lane: str) -> Call | None:
+    """Return the first operation on elements along the lanes, None if there may be several."""
+    args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
+    long = [
+        a
+        for a in args
+        if isinstance(a, Call)
+        and any(lane in dict(i.terms) for r in leaves(a) if isinstance(r, Read) for i in r.index)
+    ]
+    if len(long) == 1:
+        return _first_call(long[0], lane)
+    return expr if isinstance(expr, Call) and not long else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ascend_lab.dsl.boxes import Box, Range, first_boxes, index_range, row_steps
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.schedule import loop_count
-from ascend_lab.dsl.stages import Stage, State, identity
+from ascend_lab.dsl.stages import Leaf, Stage, State, identity, overwrites
 from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
@@ -112,7 +112,12 @@ class Tiles:
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
-        if stage.name in self.groups:
+        over = overwrites(self.state, stage)
+        old = None if over in self.groups else self.held.get(over)
+        own = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
+        if own and old and old == Held(old.memory, stage.dtype, starts, sizes, steps):
+            memory = old.memory
+        elif stage.name in self.groups:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
             memory = self._allocate(stage, sizes, elements)
@@ -196,7 +201,7 @@ class Tiles:
         for host, box in self.first.items():
             nest = self.state.stage(host)
             for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
-                for count in _parts(nest, axis):
+                for count in _parts(nest.loops[: loop_count(self.state, nest)], axis):
                     own = box | {axis.name: Range(Affine(), count)}
                     around = {} if host == self.root else self.first
                     part = tile_sizes(self.state, stage, {**around, host: own})
@@ -248,7 +253,7 @@ class Tiles:
         One that only the vector unit touches becomes scratch again.
         """
         held = self.held.pop(name, None)
-        if held is not None:
+        if held is not None and all(h.memory is not held.memory for h in self.held.values()):
             self.unit.give(held.memory)
         group = self.groups.get(name)
         if group is not None and group.slot is not None:
@@ -262,10 +267,10 @@ def _row_of(sizes: Sequence[int]) -> int:
     return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
 
 
-def _parts(stage: Stage, axis: Axis) -> set[int]:
+def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:
     """Return how many elements of an axis a step of its loops takes: all parts, last ones too."""
     found = {axis.extent}
-    for leaf in stage.loops:
+    for leaf in loops:
         if leaf.root == axis.name:
             found |= {min(n, leaf.width) for n in found} | {n % leaf.width for n in found} - {0}
     return found

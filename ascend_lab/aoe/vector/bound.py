@@ -87,11 +87,35 @@ def _cold_bytes(state: State, need: Mapping[str, int], warm: Collection[str]) ->
 def _memory_cycles(
     state: State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
 ) -> float:
-    """Return the cycles device memory needs: for inputs, and for results L2 cannot hold."""
-    sizes = (math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in state.stages if s.output)
-    evicted = sum(max(0, size - chip.l2.size_bytes) for size in sizes)
+    """Return the cycles device memory needs: for inputs, and for results L2 cannot hold.
+
+    The phase that writes a result writes all of it to memory if it touches more than L2 holds.
+    """
+    ends = [s for s in state.stages if s.output]
+    sizes = {s.name: math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in ends}
+    least, l2 = _read_bytes(state, warm), chip.l2.size_bytes
+    evicted = sum(size for name, size in sizes.items() if size + least[name] > l2)
     rate = chip.shared_rate_bytes_per_cycle("memory", 1)
     return (_cold_bytes(state, need, warm) + evicted) / rate
+
+
+def _read_bytes(state: State, warm: Collection[str]) -> dict[str, int]:
+    """Return what the phase in which all of a tensor is computed reads from GM, at least.
+
+    Each operand it reads there, or computes: all of it, if all is needed. With tensors `warm` in
+    L2 nothing is sure.
+    """
+    least = dict.fromkeys((i.name for i in state.inputs), 0)
+    for stage in state.stages:
+        least[stage.name] = 0
+        for read in () if warm or isinstance(stage, Fixed) else stage.reads:
+            source, distinct = state.find(read.source), _distinct(state, stage, read)
+            size = distinct * DTYPE_BYTES[source.dtype]
+            if isinstance(source, Stage | Fixed):
+                here = least[source.name] if distinct == math.prod(source.shape) else 0
+                size = min(size, here)
+            least[stage.name] = max(least[stage.name], size)
+    return least
 
 
 def _moved(

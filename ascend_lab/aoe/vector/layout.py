@@ -58,7 +58,7 @@ def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
             leaf = f"{leaf}_i"
         tiles.append(leaf)
     folds = dict(layout.folds)
-    s, inner, rest = fold_loops(s, name, folds)
+    s, inner, rest = fold_loops(s, name, s.state.stage(name).reduce, folds)
     s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
     for loop in bound:
         s = steps.bind(s, name, loop)

@@ -280,7 +280,7 @@ class VectorSpace:
         """Find the groupings; raise what `auto_schedule` raises, and for products of the cube."""
         self.outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
         self.chip = chip
-        self.default = auto_schedule(self.outputs, chip)
+        self.default = auto_schedule(self.outputs, chip, parts=False)  # what a point can say
         self.grouping = Grouping(self.default)
         self._head = len(self.grouping.names)
         heads = self.grouping.heads()

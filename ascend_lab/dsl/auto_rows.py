@@ -1,0 +1,136 @@
+"""Default schedules of rows that are too long for tiles of whole ones, or too few for all cores."""
+
+from bisect import bisect_left
+from dataclasses import replace
+
+from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
+from ascend_lab.dsl.auto_tile import Widths, arrange, core_count, schedule_phase
+from ascend_lab.dsl.boxes import ub_bytes
+from ascend_lab.dsl.primitives_loops import rfactor, split
+from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, duplicate, hoist, inline
+from ascend_lab.dsl.schedule import Schedule, complete, loop_count
+from ascend_lab.dsl.stages import Stage
+from ascend_lab.dsl.tensor import Axis
+from ascend_lab.errors import ScheduleError
+from ascend_lab.kernels.gemm_schedule import up
+
+PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
+"""Elements of a row that goes through UB in parts, the widest first."""
+
+BLOCKS = 128
+"""Parts of rows are multiples of so many elements."""
+
+
+def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0) -> Schedule:
+    """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
+
+    Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
+    result is walked in parts of one width. Operands that several of them need are loaded again, or
+    stay too (`keep`).
+    """
+    s = merge_axes(s, phase)
+    s, phase = _hoisted(*(_kept(s, phase) if keep else (s, phase)))
+    rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
+    last = root.axes[-1]
+    if not phase.tiles or phase.outputs or not rows or last.name in rows:
+        raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
+    stages = [s.state.stage(n) for n in phase.tiles]
+    wide = [x for x in stages if _is_wide(x, last) and x.scope == "GM"]
+    there = {i.name for i in s.state.inputs}
+    wide = [x for x in wide if there & set(x.sources)]
+    long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
+
+    def steps(width: int) -> tuple[Widths, Widths]:
+        return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
+
+    def fits(width: int) -> bool:
+        trial = arrange(s, phase, rows, *steps(width), plain=True)
+        nest = complete(trial.state, phase.root)
+        return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
+
+    parts = [*(w for w in PARTS if w < last.extent), 0]
+    best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
+    values = [x for x in stages if not x.fold and x.scope == "GM" and _is_wide(x, last)]
+    again = min(values, key=lambda x: weight(x.expr), default=None)
+    if not best and again is not None:
+        rest = tuple(n for n in phase.tiles if n != again.name)
+        return stream_phase(inline(s, again.name), Phase(phase.root, rest), share=share)
+    if not best:
+        raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
+    even = up(last.extent, up(last.extent, best))
+    return arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS))
+
+
+def _hoisted(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+    """Compute once what the result's parts of a row share."""
+    before = {x.name for x in s.state.stages}
+    s = hoist(s, phase.root)
+    rows = (x.name for x in s.state.stages if x.name not in before)
+    return s, replace(phase, tiles=(*phase.tiles, *rows))
+
+
+def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+    """Let inputs that the tiles of a phase read be tiles of it too, with a slot each."""
+    tiles = list(phase.tiles)
+    for source in [i.name for i in s.state.inputs]:
+        readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
+        if set(readers) & set(phase.tiles):
+            s = cache_read(s, source, "UB", *readers)
+            tiles.insert(0, s.state.stage(readers[0]).reads[0].source)
+    return s, replace(phase, tiles=tuple(tiles))
+
+
+def _is_wide(stage: Stage, axis: Axis) -> bool:
+    """True for a tile whose innermost axis is as long as one of its readers."""
+    return (*stage.axes, *stage.reduce)[-1].extent == axis.extent
+
+
+# -- few rows --------------------------------------------------------------------------------------
+
+
+def share_folds(s: Schedule, phase: Phase, *, share: float = 1.0) -> Schedule:
+    """Schedule a nest of few long rows: each core folds a part of every row, fold after fold.
+
+    The next fold, and the result, begin with the parts of all cores; values are computed again.
+    """
+    folds = [n for n in phase.tiles if s.state.stage(n).fold]
+    if not folds or phase.outputs:
+        raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")
+    for name in phase.tiles:
+        s = s if name in folds else inline(s, name)
+    parts: list[str] = []
+    for name in folds:
+        axis = s.state.stage(name).reduce[-1]
+        width = up(up(axis.extent, core_count(s)), BLOCKS) * BLOCKS
+        if width >= axis.extent:
+            raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
+        known = {x.name for x in s.state.stages}
+        s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
+        parts += [x.name for x in s.state.stages if x.name not in known]
+    for name in (*parts, phase.root):
+        s = _with_folds(s, name, set(folds), share)
+    return s
+
+
+def _with_folds(s: Schedule, name: str, folds: set[str], share: float) -> Schedule:
+    """Schedule a nest; what it folds of other nests' parts, each of its cores does for itself."""
+    own = [x for x in s.state.stage(name).sources if x in folds]
+    tiles = []
+    for fold in own:
+        before = {x.name for x in s.state.stages}
+        s = duplicate(s, fold, name) if len(s.state.readers(fold)) > 1 else s
+        tiles += [x.name for x in s.state.stages if x.name not in before] or [fold]
+    s = schedule_phase(s, Phase(name), share=share)
+    for tile in tiles:
+        s = compute_at(s, tile, name, _rows_loop(s, name, tile))
+    return s
+
+
+def _rows_loop(s: Schedule, name: str, tile: str) -> str:
+    """Return the loop of a nest in which a tile can be computed: the last one over its rows."""
+    stage, rows = s.state.stage(name), {a.name for a in s.state.stage(tile).axes}
+    loops = stage.loops[: loop_count(s.state, stage)]
+    found = [x.name for x in loops if x.root in rows or x.name in stage.bound]
+    if not found:
+        raise ScheduleError(f"{name}: a loop over rows, or cores", "none", "take tiles")
+    return found[-1]
