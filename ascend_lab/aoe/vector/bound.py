@@ -108,7 +108,9 @@ def _read_bytes(state: State, warm: Collection[str]) -> dict[str, int]:
     least = dict.fromkeys((i.name for i in state.inputs), 0)
     for stage in state.stages:
         least[stage.name] = 0
-        for read in () if warm or isinstance(stage, Fixed) else stage.reads:
+        if warm or isinstance(stage, Fixed):
+            continue
+        for read in stage.reads:
             source, distinct = state.find(read.source), _distinct(state, stage, read)
             size = distinct * DTYPE_BYTES[source.dtype]
             if isinstance(source, Stage | Fixed):
