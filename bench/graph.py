@@ -38,7 +38,7 @@ def light_model(name: str) -> Path:
 
 def cold_simulate(name: str, chip: str = "Ascend310") -> tuple[float, int]:
     """Return wall seconds and largest memory (bytes) of `ascend-lab simulate` on a light model."""
-    command = [sys.executable, "-m", "ascend_lab.cli", "simulate", str(light_model(name))]
+    command = [sys.executable, "-m", "ascend_lab", "simulate", str(light_model(name))]
     start = time.perf_counter()
     child = subprocess.Popen([*command, "--chip", chip, "--json", "-"], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)

@@ -88,7 +88,7 @@ def _real_server() -> list[Figure]:
         x = np.random.default_rng(1).standard_normal((1, WIDTH)).astype(np.float32)
         call = open_model(str(model))
         calls = [_timed(lambda: call.run({"x": x})) for _ in range(200)]
-        words = [sys.executable, "-m", "ascend_lab.cli", "serve", str(model)]
+        words = [sys.executable, "-m", "ascend_lab", "serve", str(model)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             found = re.search(r":(\d+)$", (process.stdout or sys.stdin).readline())

@@ -395,6 +395,7 @@ def test_op_lists_the_operators(capsys):
         (["softmax", "4xq", "--chip", "Toy"], "4xq"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis"], "KEY=VALUE"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis=7"], "7"),
+        (["softmax", "4x4", "--chip", "Toy", "--attr=axis=0", "--attr=axis=1"], "axis once"),
         (["add", "4x4", "3x3", "--chip", "Toy"], "(4, 4)"),
         (["add", "4x4", "4x4", "--chip", "Toy", "--dtype", "fp8"], "fp8"),
     ],

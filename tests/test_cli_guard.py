@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 def shell(command, **environ):
     """Run a shell command in which `$LAB` and `$AOE` are the two; return code, output, errors."""
-    lab = f"{sys.executable} -m ascend_lab.cli"
+    lab = f"{sys.executable} -m ascend_lab"
     aoe = f"{sys.executable} -c 'from ascend_lab.cli import aoe; exit(aoe())'"
     command = command.replace("$LAB", lab).replace("$AOE", aoe)
     done = subprocess.run(

@@ -281,7 +281,7 @@ def test_an_enormous_model_needs_no_memory(tmp_path):
     model = model_of(nodes, {"x": (1,)}, ["y"], {"s": np.array([2**20, 2**20])})
     path = tmp_path / "huge.onnx"
     path.write_bytes(model.SerializeToString())
-    command = [sys.executable, "-m", "ascend_lab.cli", "run", str(path)]
+    command = [sys.executable, "-m", "ascend_lab", "run", str(path)]
     limit = (3 * 2**29, 3 * 2**29)
     done = subprocess.run(
         command,

@@ -41,7 +41,7 @@ class Running:
     """A server in a process of its own."""
 
     def __init__(self, model, *flags):
-        words = [sys.executable, "-m", "ascend_lab.cli", "serve", str(model), "--port", "0", *flags]
+        words = [sys.executable, "-m", "ascend_lab", "serve", str(model), "--port", "0", *flags]
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -376,7 +376,7 @@ def read_schedules(file: str | Path) -> Schedules:
     """Return the schedules in a file; raise `InputError` naming the line that is wrong."""
     try:
         lines = read_file(file).decode("utf-8").splitlines()
-    except (InputError, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
     head = _record(file, 1, lines[0] if lines else "")
     if head.get("format") != FORMAT or head.get("version") != VERSION:

@@ -106,7 +106,11 @@ def flag(
 JSON = flag("--json", metavar="F", help="write JSON to F, or print it with -")
 TRACE = flag("--trace", metavar="F", help="write a Chrome trace of the slowest core")
 MODEL = flag("model", metavar="MODEL", help="an .onnx file or zoo:NAME")
-COMPILED = flag("model", metavar="MODEL", help="an .onnx file, a compiled .alm, or zoo:NAME")
+COMPILED = flag(
+    "model",
+    metavar="MODEL",
+    help="an .onnx file, a compiled .alm, or zoo:NAME (NAME_0_75: a width)",
+)
 CHIP = flag("--chip", required=True, help="a preset name or your own .toml file")
 SHAPES = flag(
     "--input-shape",

@@ -53,8 +53,8 @@ with suppress(ImportError):  # a Python without it unpacks none of its archives
 
 
 def _damage(error: BaseException) -> str:
-    """Return what is wrong with a file, without NumPy's advice to unpickle it."""
-    text = str(error)[:200]
+    """Return what is wrong with a file, without its name or NumPy's advice to unpickle it."""
+    text = (getattr(error, "strerror", None) or str(error))[:200]
     if "pickle" in text:
         return "Python objects in it"
     return "another kind of file" if "magic" in text else text

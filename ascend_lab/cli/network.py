@@ -339,6 +339,10 @@ def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
     )
 
 
+COLUMNS = """Of each kernel: its time and share of the network's; the unit or interface with the
+most work; the part of the cube's peak; bytes copied from and to global memory, those of them that
+cross the interface of device memory, and the reads that L2 answers. Then the time by cause."""
+
 VERBS = (
     Verb(
         "run", "compute an ONNX model's outputs", _run,
@@ -369,5 +373,6 @@ VERBS = (
             *TUNED, JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),
         ),
+        {"epilog": COLUMNS},
     ),
 )  # fmt: skip

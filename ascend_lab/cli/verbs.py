@@ -55,7 +55,7 @@ def _op(arguments: argparse.Namespace) -> int:
         raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
     if arguments.chip is None:
         raise InputError("--chip with a chip name or file", "none", example)
-    chip, attrs = load_chip(arguments.chip), dict(map(_attribute, arguments.attr))
+    chip, attrs = load_chip(arguments.chip), _attributes(arguments.attr)
     shapes = [_shape(text) for text in arguments.shapes]
     dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
     formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
@@ -129,14 +129,19 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _attribute(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InputError("--attr KEY=VALUE", repr(text), "e.g. --attr axis=-1")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return key, value
+def _attributes(texts: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError("--attr KEY=VALUE", shown(text), "e.g. --attr axis=-1")
+        if key in found:
+            raise InputError(f"--attr {key} once", f"again {shown(text)}", "keep one")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            found[key] = value
+    return found
 
 
 # -- verbs --------------------------------------------------------------------------------------

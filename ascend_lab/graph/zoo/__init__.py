@@ -107,8 +107,9 @@ def build(name: str, *args: Any, **settings: Any) -> Graph:
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        wanted = ", ".join(builder.__annotations__.keys() - {"return"})
-        raise InputError(f"{name}: arguments among {wanted}", str(error), "rename it") from error
+        wanted = ", ".join(n for n in builder.__annotations__ if n != "return")
+        got = str(error).partition("() ")[2].removeprefix("got ")
+        raise InputError(f"{name}: arguments among {wanted}", got, "rename it") from error
 
 
 def counts_of(

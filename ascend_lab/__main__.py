@@ -1,4 +1,4 @@
-"""`python -m ascend_lab.cli` is the command `ascend-lab`."""
+"""`python -m ascend_lab` is the command `ascend-lab`."""
 
 import sys
 
