@@ -20,6 +20,7 @@ import matplotlib.font_manager  # noqa: F401  builds the font cache before a ker
 import nbclient
 import nbformat
 import reading_time
+import zmq
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
@@ -75,12 +76,25 @@ def tidy(notebook: nbformat.NotebookNode, name: str) -> str:
     return nbformat.writes(nbformat.reads(text, as_version=4)).rstrip("\n") + "\n"
 
 
+class Client(nbclient.NotebookClient):
+    """A client that hears the end of a cell whose widgets it answered meanwhile."""
+
+    def process_message(
+        self, msg: dict, cell: nbformat.NotebookNode, index: int
+    ) -> nbformat.NotebookNode | None:
+        """Handle a message; an answer sent may have taken the sign that a reply is there: look."""
+        try:
+            return super().process_message(msg, cell, index)
+        finally:
+            self.kc.shell_channel.socket.get(zmq.EVENTS)
+
+
 async def execute_one(path: Path, gate: asyncio.Semaphore) -> tuple[str, float]:
     """Execute one notebook in a fresh kernel; return its new text and the seconds it took."""
     async with gate:
         notebook = nbformat.read(path, as_version=4)
         notebook.metadata.pop("widgets", None)
-        client = nbclient.NotebookClient(
+        client = Client(
             notebook,
             timeout=300,
             kernel_name="python3",

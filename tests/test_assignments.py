@@ -165,7 +165,7 @@ def one(chip, rows, width, dtype, norm, eps, first, count):
 
 
 def test_two_slots_of_as_many_rows_as_fit_earn_less_than_half():
-    done = [one for one in tried(load("A1", COURSE), SIMPLE) if one.timed]
+    done = [one for one in tried("A1", SIMPLE) if one.timed]
     right = [one for one in done if not one.faults]
     assert len(right) == len(done) - 1, "rows beyond UB want more"
     assert 0.3 < sum(one.share() for one in right) / len(right) < 0.5

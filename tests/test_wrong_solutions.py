@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ascend_lab.lab.checks import wall
 from ascend_lab.lab.checks.core import DEFAULT_SEED, CheckResult
 from ascend_lab.lab.checks.grading import (
     SOLUTION,
@@ -77,8 +78,16 @@ def tried(
 
 @pytest.mark.parametrize(FIELDS, edits("wrong"))
 def test_a_plausible_mistake_fails(
-    chapter: str, exercise: str, old: str, new: str, mistake: str, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    chapter: str,
+    exercise: str,
+    old: str,
+    new: str,
+    mistake: str,
+    said: str,
 ) -> None:
+    if said == "did not end":
+        monkeypatch.setattr(wall, "CASE_S", 2)
     (result,) = tried(chapter, exercise, old, new, (DEFAULT_SEED,))
     assert not result.passed, f"{mistake}: {result!r}"
     assert said in result.message

@@ -6,6 +6,7 @@ another way may need less. The full mark stands at 1.02 times the bound.
 """
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -70,6 +71,7 @@ def cases(drawn, rng):
             case(drawn, 60 * cores, 512, "fp32", timed=True)]  # fmt: skip
 
 
+@cache
 def chip_of(text):
     """Read a chip from its text."""
     import tempfile
@@ -168,14 +170,21 @@ def launch_cycles(chip):
     return round(chip.launch_overhead_s * chip.clock_hz)
 
 
+@cache
+def scale(text, *problem):
+    """Return the cycles of the plain programs and the bound, launch left out."""
+    chip = chip_of(text)
+    bound = vector_bound(formula(*problem), chip) - launch_cycles(chip)
+    return simulate(launch_of(plain(chip, *problem)), chip).cycles, bound
+
+
 def judge(case, answer):
     """Judge the texts of programs: do they fit, are they right, silent, and quick?"""
     found = dict.fromkeys(("fits", "values", "sanitizer", "orders", "quicker"), "")
     chip, given = chip_of(case.known["chip"]), case.call.arguments
     problem = [given[name] for name in ("rows", "width", "dtype", "norm", "eps")]
     rows, width, dtype, norm, eps = problem
-    slow = simulate(launch_of(plain(chip, *problem)), chip).cycles
-    bound = vector_bound(formula(*problem), chip) - launch_cycles(chip)
+    slow, bound = scale(case.known["chip"], *problem)
     try:
         launch = read(answer, chip, rows * width, dtype)
     except AscendLabError as error:
