@@ -93,12 +93,7 @@ def _fold_pieces(
     if lanes % width:
         emit(lanes // width, lanes % width)
     unit.give(piece.memory)
-    partial = View(unit.take(dtype, block), dtype, 0, (0,) * axis) if add else out
-    total = partial.stepping(())
-    fold_lanes(unit, stage.fold, total, lines, [], kept)
-    if add:
-        apply(unit, Op(COMBINE[stage.fold]), out.stepping(()), (out.stepping(()), total), [])
-        unit.give(partial.memory)
+    fold_box(unit, stage.fold, out.stepping(()), lines, [kept], [], add)
     unit.give(lines.memory)
 
 
@@ -222,14 +217,11 @@ def _halving(unit: Unit, op: Op, dst: View, src: View, count: int, kept: Sizes, 
     pitch = -(-elements // block) * block
     rows = View(unit.take(src.dtype, half * pitch), src.dtype, 0, (pitch, *steps))
     first = rows.inner()
-    apply(unit, op, rows, (src, src.moved(0, half)), [half, *kept])
-    if count % 2:
-        apply(unit, op, first, (first, src.moved(0, count - 1).inner()), kept)
-    while half > 1:
-        count, half = half, half // 2
-        apply(unit, op, rows, (rows, rows.moved(0, half)), [half, *kept])
+    while half:
+        apply(unit, op, rows, (src, src.moved(0, half)), [half, *kept])
         if count % 2:
-            apply(unit, op, first, (first, rows.moved(0, count - 1).inner()), kept)
+            apply(unit, op, first, (first, src.moved(0, count - 1).inner()), kept)
+        src, count, half = rows, half, half // 2
     if add:
         apply(unit, op, dst, (dst, first), kept)
     else:

@@ -62,6 +62,7 @@ CASES = {
     "norm": lambda: normalised(24, 160),
     "two outputs": lambda: both(40, 100),
     "ragged": lambda: te.vrelu(tensor(103, 37)),
+    "long rows": lambda: soft(3, 20000),
     "copy": lambda: te.vmuls(te.transpose(tensor(30, 50), (1, 0)), 2.0),
 }
 REAL = ("Ascend910A", "Ascend910B2")
@@ -78,7 +79,7 @@ def test_the_default_is_a_point_of_the_space(case, chip_name):
     point = space.default_point
     for at, value in enumerate(point):
         assert value in space.options(point[:at]), space.names[at]
-    assert cycles(space.build(point)) == cycles(space.default)
+    assert cycles(space.build(point)) == cycles(te.auto_schedule(space.outputs, space.chip))
 
 
 @pytest.mark.parametrize("chip_name", REAL[1:])

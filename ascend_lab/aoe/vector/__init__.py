@@ -100,8 +100,8 @@ class VectorJob:
         return Choice(steps=self.space.build(point).to_json())
 
     def start(self) -> Sequence[Point]:
-        """Return the default."""
-        return [self.space.default_point]
+        """Return the default, and the default without parts of rows."""
+        return self.space.default_points
 
     def points(self, choices: Sequence[Choice]) -> list[Point]:
         """Return nothing: steps name the loops of their own shape."""

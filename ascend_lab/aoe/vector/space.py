@@ -145,8 +145,9 @@ def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
     return tuple(counts)
 
 
-AS_DEFAULT = "default"
-"""The way that stands for all nests of the default, where no way makes the same ones."""
+AS_DEFAULT, IN_PARTS = "default", "parts of rows"
+"""Ways for all nests at once: those of the default, where no way makes the same ones; and the
+default itself, where it takes long rows in parts, which the decisions about a nest cannot say."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ class Structure:
 class Grouping:
     """The ways to group the stages of a tensor program: two decisions a group, way and parts."""
 
-    def __init__(self, default: Schedule) -> None:
-        """Take the default schedule; raise `UnsupportedError` for products of the cube."""
+    def __init__(self, default: Schedule, quickest: Schedule) -> None:
+        """Take the defaults without parts of rows and with them; refuse products of the cube."""
         start, phases = fuse_stages(create_schedule(default.outputs, default.chip))
         if any(isinstance(s, Stage) and s.is_cube for s in start.state.stages):
             raise UnsupportedError("operators of the vector unit", "a product", "tune its tiling")
@@ -173,21 +174,27 @@ class Grouping:
         self._known: dict[Point, Structure | None] = {(): Structure(start)}
         ends = [f" {g + 1}" if len(self._ways) > 1 else "" for g in range(len(self._ways))]
         self.names = tuple(f"{word}{end}" for end in ends for word in ("way", "parts"))
-        self.default_head: Point = ()
-        self.default_head = self._match(()) or (AS_DEFAULT, 1) * len(self._ways)
-        if self.default_head[:1] == (AS_DEFAULT,):
-            nests = tuple(self._nest(self._bare, n) for n in self._nests)
-            self._known[self.default_head] = Structure(self._bare, nests)
+        self._whole: tuple[str, ...] = ()
+        self.plain_head = self._match(()) or self._as_whole(AS_DEFAULT, self._bare, self._nests)
+        same = quickest.steps == default.steps
+        self.default_head = self.plain_head if same else self._as_whole(IN_PARTS, quickest)
+
+    def _as_whole(self, way: str, s: Schedule, nests: Sequence[Nest] = ()) -> Point:
+        """Add a way for all groups at once, and return its grouping."""
+        head: Point = (way, 1) * len(self._ways)
+        self._known[head] = Structure(s, tuple(self._nest(s, n) for n in nests))
+        self._whole += (way,)
+        return head
 
     def options(self, head: Point) -> tuple[Value, ...]:
         """Return the ways of the next group, or its numbers of partial folds."""
-        if head and head[0] == AS_DEFAULT:
-            return (1,) if len(head) % 2 else (AS_DEFAULT,)
+        if head and head[0] in self._whole:
+            return (1,) if len(head) % 2 else head[:1]
         found = self._ways[len(head) // 2][1]
         if len(head) % 2:
             return tuple(p for p in found[head[-1]] if self.structure((*head, p)))
         legal = tuple(w for w in found if self.structure((*head, w, 1)))
-        return (*legal, AS_DEFAULT) if not head and AS_DEFAULT in self.default_head else legal
+        return legal if head else (*legal, *self._whole)
 
     def heads(self, head: Point = ()) -> list[Point]:
         """Return all groupings that begin with `head`."""
@@ -280,8 +287,8 @@ class VectorSpace:
         """Find the groupings; raise what `auto_schedule` raises, and for products of the cube."""
         self.outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
         self.chip = chip
-        self.default = auto_schedule(self.outputs, chip, parts=False)  # what a point can say
-        self.grouping = Grouping(self.default)
+        self.default = auto_schedule(self.outputs, chip)
+        self.grouping = Grouping(auto_schedule(self.outputs, chip, parts=False), self.default)
         self._head = len(self.grouping.names)
         heads = self.grouping.heads()
         nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
@@ -325,10 +332,17 @@ class VectorSpace:
         return s
 
     @property
+    def default_points(self) -> tuple[Point, ...]:
+        """The points of the default schedule, and of the one without parts of rows."""
+        heads = dict.fromkeys((self.grouping.default_head, self.grouping.plain_head))
+        nests = (self.structure(head).nests for head in heads)
+        found = ([n.default_point or LEAST for n in own] for own in nests)
+        return tuple(map(self.joined, heads, found))
+
+    @property
     def default_point(self) -> Point:
         """The point of the default schedule."""
-        head = self.grouping.default_head
-        return self.joined(head, [n.default_point or LEAST for n in self.structure(head).nests])
+        return self.default_points[0]
 
     # -- the contract of a space ------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
