@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.dsl.boxes import Box
 from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
@@ -20,24 +19,18 @@ GROUPS = {"sum": "vcgadd", "max": "vcgmax"}
 SHORT = 8
 """Slices of fewer repeats are combined half with half: one by one they mostly start up."""
 Sizes = Sequence[int]
+Views = Mapping[Read, View]
 
 
 def compute_tile(
-    unit: Unit,
-    stage: Stage,
-    box: Box,
-    out: View,
-    views: Mapping[Read, View],
-    add: bool,
-    piece: int = 0,
+    unit: Unit, stage: Stage, sizes: Sizes, out: View, views: Views, add: bool, piece: int = 0
 ) -> bool:
-    """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds.
+    """Emit out[data axes] = formula, or its fold, of `sizes`; `add`: fold into what out holds.
 
     Rows are computed up to whole blocks where all operands hold something there; true if out then
     does.
     """
-    kept, folds = ([box[a.name].count for a in axes] for axes in (stage.axes, stage.reduce))
-    sizes = [*kept, *folds]
+    kept, folds = sizes[: len(stage.axes)], sizes[len(stage.axes) :]
     if not stage.fold:
         full = filled_up(sizes, stage.align, (out, *views.values()))
         evaluate(unit, stage.expr, out, views, full or sizes)
@@ -60,13 +53,7 @@ def compute_tile(
 
 
 def _fold_pieces(
-    unit: Unit,
-    stage: Stage,
-    out: View,
-    views: Mapping[Read, View],
-    sizes: Sizes,
-    size: int,
-    add: bool,
+    unit: Unit, stage: Stage, out: View, views: Views, sizes: Sizes, size: int, add: bool
 ) -> None:
     """Emit out = fold of a formula on one row: every block of a piece becomes one element."""
     dtype, lanes, axis, block = stage.expr.dtype, sizes[-1], len(sizes) - 1, c0_of(stage.expr.dtype)
@@ -93,7 +80,12 @@ def _fold_pieces(
     if lanes % width:
         emit(lanes // width, lanes % width)
     unit.give(piece.memory)
-    fold_box(unit, stage.fold, out.stepping(()), lines, [kept], [], add)
+    partial = View(unit.take(dtype, block), dtype, 0, (0,) * axis) if add else out
+    total = partial.stepping(())
+    fold_lanes(unit, stage.fold, total, lines, [], kept)
+    if add:
+        apply(unit, Op(COMBINE[stage.fold]), out.stepping(()), (out.stepping(()), total), [])
+        unit.give(partial.memory)
     unit.give(lines.memory)
 
 
@@ -111,7 +103,7 @@ def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | No
     return [full if d == row else n for d, n in enumerate(sizes)]
 
 
-def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], sizes: Sizes) -> None:
+def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> None:
     """Emit out[box] = expr; inner operations go to scratch tiles, reused as soon as possible."""
     if isinstance(expr, Read):
         apply(unit, Op("vcopy"), out, (views[expr],), sizes)
@@ -136,7 +128,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Mapping[Read, View], size
             unit.give(place.memory)
 
 
-def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Mapping[Read, View]) -> View:
+def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
     """Return a scratch tile for a box; its contiguous axis is the one of the operands."""
     lanes = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
     last = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else len(sizes) - 1
@@ -217,11 +209,14 @@ def _halving(unit: Unit, op: Op, dst: View, src: View, count: int, kept: Sizes, 
     pitch = -(-elements // block) * block
     rows = View(unit.take(src.dtype, half * pitch), src.dtype, 0, (pitch, *steps))
     first = rows.inner()
-    while half:
-        apply(unit, op, rows, (src, src.moved(0, half)), [half, *kept])
+    apply(unit, op, rows, (src, src.moved(0, half)), [half, *kept])
+    if count % 2:
+        apply(unit, op, first, (first, src.moved(0, count - 1).inner()), kept)
+    while half > 1:
+        count, half = half, half // 2
+        apply(unit, op, rows, (rows, rows.moved(0, half)), [half, *kept])
         if count % 2:
-            apply(unit, op, first, (first, src.moved(0, count - 1).inner()), kept)
-        src, count, half = rows, half, half // 2
+            apply(unit, op, first, (first, rows.moved(0, count - 1).inner()), kept)
     if add:
         apply(unit, op, dst, (dst, first), kept)
     else:

@@ -282,6 +282,6 @@ class Nest:
                 apply(self.unit, Op("vdup", 0.0), out, (), full)
             sizes = [box[a.name].count for a in axes]
             piece = in_pieces(self.state, stage, sizes, self.builder.chip)
-            done = compute_tile(self.unit, stage, box, out, views, bool(folds), piece)
+            done = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)
             if done or (narrow and full):
                 self.tiles.filled.add(stage.name)
