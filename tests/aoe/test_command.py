@@ -304,11 +304,11 @@ measured = []
 original = workers.attempt
 def attempt(*given):
     measured.append(given)
-    if len(measured) == 20:
+    if len(measured) == 40:
         os.kill(os.getpid(), signal.SIGINT)
     return original(*given)
 def agree(*given):
-    if len(measured) >= 20:
+    if len(measured) >= 40:  # by then another than the default is best
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(300)
     return really(*given)
