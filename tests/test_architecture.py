@@ -36,7 +36,7 @@ ORDER = (
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = ("lab", "course", "cli", "__main__")
-"""The book's own room, the course, the commands and their door: nothing in the core imports them."""
+"""The book's own room, the course, the commands, their door: nothing in the core imports them."""
 
 
 def room_of(module: Path) -> str:
