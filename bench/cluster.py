@@ -40,7 +40,7 @@ STEP = """
 import time
 from ascend_lab.cluster import load_topology
 from ascend_lab.graph.zoo import build
-from ascend_lab.train.profile import all_reduce_cost, profile_layers, step_timeline
+from ascend_lab.train import all_reduce_cost, profile_layers, step_timeline
 
 start = time.process_time()
 profile = profile_layers(

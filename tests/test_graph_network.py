@@ -242,7 +242,7 @@ def test_an_output_asked_for_twice():
 def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
     """Equal blocks are lowered and timed once, however many there are."""
     calls = {"lower": 0, "time": 0}
-    simulate = import_module("ascend_lab.sim.simulate")
+    simulate = import_module("ascend_lab.sim")
     lower, time_launch = tasks.lower, simulate.time_launch
 
     def counted(name, function):

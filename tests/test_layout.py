@@ -25,9 +25,9 @@ from ascend_lab.layout import (
     element_at,
     pack,
     unpack,
+    whole_blocks,
     zero_boxes,
 )
-from ascend_lab.layout.moves import whole_blocks
 from ascend_lab.sim import execute, simulate
 
 ARRAYS = [name for name, form in FORMATS.items() if "..." in form.axes]

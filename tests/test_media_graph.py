@@ -17,8 +17,7 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block
-from ascend_lab.media.insert import restored
+from ascend_lab.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block, restored
 
 RNG = np.random.default_rng(2)
 NORMAL = {"mean": (104, 117, 123, 0), "var_reci": (0.0171, 0.0175, 0.0174, 1.0)}

@@ -31,9 +31,8 @@ from ascend_lab.kernels.rearrange import (
 from ascend_lab.kernels.transpose import permutation, transpose_launch
 from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
 from ascend_lab.lab.kernels.split_conflict import relu_transpose_kernel
-from ascend_lab.layout.moves import Move, View, copy_launch, moves_launch
-from ascend_lab.sim import execute, simulate
-from ascend_lab.sim.simulate import simulate_kernel
+from ascend_lab.layout import Move, View, copy_launch, moves_launch
+from ascend_lab.sim import execute, simulate, simulate_kernel
 from ascend_lab.sim.values import numpy_type
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}

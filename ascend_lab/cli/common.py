@@ -329,7 +329,7 @@ def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
 
 def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:
     """Return a compiled network with the tuned kernels that the arguments name."""
-    from ascend_lab.aoe.bank.knowledge import bank_at
+    from ascend_lab.aoe.bank import bank_at
     from ascend_lab.aoe.engine import with_bank
     from ascend_lab.aoe.saved import read_schedules
 

@@ -33,9 +33,16 @@ from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.layout import address_map, conversion_launch
-from ascend_lab.layout.moves import Move, copy_launch, maps_launch, moves_launch, row_major
-from ascend_lab.layout.moves import View as KernelView
+from ascend_lab.layout import (
+    Move,
+    address_map,
+    conversion_launch,
+    copy_launch,
+    maps_launch,
+    moves_launch,
+    row_major,
+)
+from ascend_lab.layout import View as KernelView
 
 AREA_C = FRACTAL * FRACTAL
 

@@ -10,7 +10,7 @@ from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
-from ascend_lab.layout.moves import row_major
+from ascend_lab.layout import row_major
 
 COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
 ACROSS = {"sum": "vcadd", "max": "vcmax", "min": "vcmin"}

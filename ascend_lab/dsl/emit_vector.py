@@ -13,7 +13,7 @@ from typing import Protocol
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, c0_of
-from ascend_lab.layout.moves import row_major
+from ascend_lab.layout import row_major
 
 
 class Memory(Protocol):

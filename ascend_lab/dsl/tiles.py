@@ -17,7 +17,7 @@ from ascend_lab.dsl.stages import Leaf, Stage, State, identity, overwrites
 from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
-from ascend_lab.layout.moves import row_major
+from ascend_lab.layout import row_major
 
 PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
 

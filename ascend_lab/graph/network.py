@@ -25,9 +25,8 @@ from ascend_lab.graph.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimelin
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole
-from ascend_lab.sim import L2, KernelTimeline, simulate_kernel
+from ascend_lab.sim import L2, KernelTimeline, simulate_kernel, traffic_of
 from ascend_lab.sim.l2 import accesses_of
-from ascend_lab.sim.simulate import traffic_of
 from ascend_lab.sim.timeline import Start, start_cycles
 
 PLAN = "greedy-by-size"

@@ -29,7 +29,7 @@ from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule
 from ascend_lab.kernels.timed_schedules import best_grid, time_tilings
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.kernels.vector import elementwise_launch, elementwise_program
-from ascend_lab.layout.moves import copy_launch
+from ascend_lab.layout import copy_launch
 
 __all__ = [
     "ConvShape",

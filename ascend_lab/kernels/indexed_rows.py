@@ -11,7 +11,7 @@ from typing import Any
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Program, Queue, Region, Share, Tile
-from ascend_lab.layout.moves import item_bytes
+from ascend_lab.layout import item_bytes
 
 BATCH = 256
 """Most indices of one batch: 1 KiB of UB."""

@@ -30,8 +30,7 @@ from ascend_lab.kernels.indexed_rows import (
     scatter_program,
     single_program,
 )
-from ascend_lab.layout.maps import Box, Dim
-from ascend_lab.layout.moves import (
+from ascend_lab.layout import (
     Job,
     Move,
     MoveWriter,
@@ -41,6 +40,7 @@ from ascend_lab.layout.moves import (
     moves_launch,
     row_major,
 )
+from ascend_lab.layout.maps import Box, Dim
 
 
 def slice_launch(

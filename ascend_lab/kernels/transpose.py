@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Share, Tile, spread
+from ascend_lab.layout import copy_launch, item_bytes, row_major
 from ascend_lab.layout.maps import Dim, merged
-from ascend_lab.layout.moves import copy_launch, item_bytes, row_major
 from ascend_lab.sim import simulate
 
 METHODS = ("auto", "strided", "blocks")

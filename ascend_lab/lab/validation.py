@@ -30,7 +30,7 @@ from ascend_lab.kernels.flash_split import flash_pipeline_launch
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
 from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
-from ascend_lab.train.profile import StepProfile, all_reduce_cost, profile_training, step_timeline
+from ascend_lab.train import StepProfile, all_reduce_cost, profile_training, step_timeline
 
 
 def _published(room: str) -> dict[str, Any]:

@@ -25,8 +25,7 @@ from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, u
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
-from ascend_lab.layout import address_map, unpack
-from ascend_lab.layout.moves import maps_launch
+from ascend_lab.layout import address_map, maps_launch, unpack
 from ascend_lab.ops import convolution
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.convolution import ATTRS, CONV_TYPES, check_groups, convolved, geometry, grouped

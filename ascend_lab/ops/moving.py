@@ -12,7 +12,7 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels import rearrange
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.layout.moves import copy_launch, row_major
+from ascend_lab.layout import copy_launch, row_major
 from ascend_lab.limits import shown
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops import slicing

@@ -18,10 +18,10 @@ from ascend_lab.aoe.bank import (
     BankError,
     Knowledge,
     Store,
+    find_builtin,
     settle,
     write_builtin,
 )
-from ascend_lab.aoe.bank.knowledge import find_builtin
 from ascend_lab.aoe.bank.records import better, to_line
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.errors import InputError

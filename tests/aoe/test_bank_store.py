@@ -20,8 +20,15 @@ from bank_cases import ENTRY, KEY, banks, entries, entry
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankError, Knowledge, Store, chip_digest
-from ascend_lab.aoe.bank.knowledge import bank_at
+from ascend_lab.aoe.bank import (
+    MODEL_VERSION,
+    BankEntry,
+    BankError,
+    Knowledge,
+    Store,
+    bank_at,
+    chip_digest,
+)
 from ascend_lab.aoe.bank.records import better, from_line, to_line
 from ascend_lab.aoe.bank.store import APPLICATION_ID, SCHEMA_VERSION
 from ascend_lab.aoe.drive import Trial

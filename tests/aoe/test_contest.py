@@ -12,11 +12,19 @@ from ascend_lab.cli import ascend_lab as main
 from ascend_lab.data import data_path
 from ascend_lab.errors import CapacityError, InputError, ScheduleError
 from ascend_lab.lab import contest
-from ascend_lab.lab.contest import Step, read_problem, schedule_latencies, solve, step_latency
+from ascend_lab.lab.contest import (
+    Step,
+    best_sequence,
+    intervals,
+    merge,
+    read_problem,
+    schedule_latencies,
+    solve,
+    step_latency,
+)
 from ascend_lab.lab.contest.cost import group_of
 from ascend_lab.lab.contest.price import Prices, resident_tensors, snake
 from ascend_lab.lab.contest.problem import parse_problem
-from ascend_lab.lab.contest.solve import best_sequence, intervals, merge
 
 FOLDER = data_path("mlsys2026/example_problem.json").parent
 GOOD = json.loads((FOLDER / "example_problem.json").read_text())

@@ -30,8 +30,7 @@ from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
-from ascend_lab.cluster import collective_time, load_topology
-from ascend_lab.cluster.choice import checked
+from ascend_lab.cluster import checked, collective_time, load_topology
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import GraphBuilder
 from bench import gradient as bench_gradient

@@ -37,7 +37,7 @@ from ascend_lab.parallel.plans.plan import (
     state_bytes,
 )
 from ascend_lab.parallel.plans.timing import TopologyCosts, plan_time, side_by_side
-from ascend_lab.train.profile import profile_training
+from ascend_lab.train import profile_training
 
 WIDTH, TOKENS = 64, 16
 BLOCK = Unit("block", 12 * WIDTH**2, 1e-4, 2e-4, 40.0 * TOKENS * WIDTH, 2.0 * TOKENS * WIDTH,

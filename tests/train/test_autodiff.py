@@ -42,6 +42,7 @@ from ascend_lab.ops import verify as verify_ops
 from ascend_lab.train import (
     DynamicLossScale,
     at_step,
+    compile_step,
     compile_training,
     cuts,
     every,
@@ -52,7 +53,6 @@ from ascend_lab.train import (
 )
 from ascend_lab.train.autodiff import Tape, gradients
 from ascend_lab.train.compile import as_convolutions, batch_norms_apart, casts_apart
-from ascend_lab.train.profile import compile_step
 from ascend_lab.train.step import trainable
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cluster import star
-from ascend_lab.cluster.choice import Interpolated
+from ascend_lab.cluster import Interpolated, star
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.lab.validation import (
@@ -17,7 +16,7 @@ from ascend_lab.lab.validation import (
     training_validation_rows,
     training_validation_table,
 )
-from ascend_lab.train.profile import (
+from ascend_lab.train import (
     GradientRow,
     OperatorRow,
     StepProfile,

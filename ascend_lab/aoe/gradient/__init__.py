@@ -29,8 +29,7 @@ from ascend_lab.aoe.gradient.planning import (
 from ascend_lab.aoe.gradient.scenario import Improved, Scenario, evaluate, improve
 from ascend_lab.aoe.gradient.splits import AlphaBeta, Gradient, Piecewise, gradients_of, sampled
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cluster import Topology, collective_time, load_topology
-from ascend_lab.cluster.choice import Cost
+from ascend_lab.cluster import Cost, Topology, collective_time, load_topology
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.lower import piece_of
@@ -191,7 +190,7 @@ def profiled(
     if known is not None:
         return known, "hit"
     if profiler is None:
-        from ascend_lab.train.profile import profile_training
+        from ascend_lab.train import profile_training
 
         profiler = profile_training
     step = profiler(graph, chip, **given)

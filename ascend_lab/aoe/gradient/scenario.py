@@ -18,7 +18,7 @@ import numpy as np
 
 from ascend_lab.aoe.gradient import splits
 from ascend_lab.aoe.gradient.planning import BASELINES, baseline
-from ascend_lab.cluster.choice import Cost, checked
+from ascend_lab.cluster import Cost, checked
 from ascend_lab.errors import InputError
 
 NOTHING = 1e-12

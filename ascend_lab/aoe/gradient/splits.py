@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster.choice import Cost, Segments
+from ascend_lab.cluster import Cost, Segments
 from ascend_lab.errors import InputError
 
 Split = Segments

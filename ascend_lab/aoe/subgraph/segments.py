@@ -33,7 +33,7 @@ from ascend_lab.graph.placement import Use, allocate, owners
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.isa import Launch
-from ascend_lab.sim.simulate import time_launch, traffic_of
+from ascend_lab.sim import time_launch, traffic_of
 from ascend_lab.sim.timeline import start_cycles
 
 SLACK = 4.0

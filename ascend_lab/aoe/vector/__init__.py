@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ascend_lab.aoe.bank import BankEntry
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable
-from ascend_lab.aoe.search.tree import Prior
+from ascend_lab.aoe.search import Prior
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.space import COUNTED, VectorSpace

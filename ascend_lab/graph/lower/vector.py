@@ -29,9 +29,8 @@ from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_betw
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.images import ByteImage, SmallImage, byte_image_launch, small_image_launch
-from ascend_lab.layout import AddressMap
+from ascend_lab.layout import AddressMap, maps_launch
 from ascend_lab.layout.maps import Piece as Digits
-from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.conv_gradient import in_blocks
 from ascend_lab.ops.expressions import in_fp32, own_tensor
 from ascend_lab.ops.operator import Call, Template

@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan, splits
 from ascend_lab.aoe.gradient.planning import mg_wfbp
-from ascend_lab.cluster.choice import checked
+from ascend_lab.cluster import checked
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.checks import core as ex
 

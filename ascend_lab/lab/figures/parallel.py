@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
-from ascend_lab.cluster.choice import checked
+from ascend_lab.cluster import checked
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter23 import sent_bytes
 from ascend_lab.lab.figures import style as st

@@ -17,7 +17,7 @@ from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, Tile
 from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
 from ascend_lab.kernels.rearrange import check_indices
-from ascend_lab.layout.moves import item_bytes
+from ascend_lab.layout import item_bytes
 
 MOST = 64
 """Most updates of one row that a core sums before it goes to memory."""

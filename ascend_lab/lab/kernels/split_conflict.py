@@ -29,7 +29,7 @@ from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.indexed_rows import Feed
 from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch
 from ascend_lab.kernels.vector import elementwise_launch
-from ascend_lab.layout.moves import item_bytes
+from ascend_lab.layout import item_bytes
 from ascend_lab.ops.slicing import AxisRule, Window
 from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
 from ascend_lab.sim.l2 import ALIGN_BYTES, L2

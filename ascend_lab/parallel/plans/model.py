@@ -20,8 +20,15 @@ from ascend_lab.graph.aliases import aliases, view_nodes
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
-from ascend_lab.train import StepProfile, profile_training, training_graph
-from ascend_lab.train.profile import SAMPLE, equal_layers, layer_prefix, update_s
+from ascend_lab.train import (
+    SAMPLE,
+    StepProfile,
+    equal_layers,
+    layer_prefix,
+    profile_training,
+    training_graph,
+    update_s,
+)
 from ascend_lab.train.step import alive, in_compute_format, trainable
 
 Product = tuple[int, int, int]

@@ -17,9 +17,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make
+from ascend_lab.cluster import (
+    Interpolated,
+    Round,
+    Schedule,
+    Topology,
+    collective_time,
+    make,
+    servers_of,
+)
 from ascend_lab.cluster.algorithms import laid
-from ascend_lab.cluster.choice import Interpolated, servers_of
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
 from ascend_lab.parallel.plans.plan import (
     HALF_BYTES,

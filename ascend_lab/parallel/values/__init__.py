@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_lab.cluster.choice import Segments
+from ascend_lab.cluster import Segments
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.plan import (
     BACKWARD, FORWARD, Plan, Task, orders, run_pipeline,
