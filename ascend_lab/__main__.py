@@ -2,7 +2,7 @@
 
 import sys
 
-from ascend_lab.cli.main import ascend_lab
+from ascend_lab.cli import ascend_lab
 
 if __name__ == "__main__":
     sys.exit(ascend_lab())

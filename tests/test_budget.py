@@ -45,8 +45,8 @@ LINES = {
     "train": 1440,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 352
-IMPORT_LINES = 5090
+FILES = 336
+IMPORT_LINES = 5050
 ROAD = 121
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
@@ -120,7 +120,7 @@ def test_no_module_imports_in_a_circle() -> None:
 
 TRACED = """
 import sys
-from ascend_lab.cli.main import ascend_lab as command
+from ascend_lab.cli import ascend_lab as command
 
 seen = set()
 

@@ -9,10 +9,10 @@ from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
 from ascend_lab.lab.checks.chapter23 import least_micro_batches, sent_bytes
 from ascend_lab.lab.figures import fig_plan_cube
-from ascend_lab.parallel.plans import best_plans, placements
-from ascend_lab.parallel.plans.model import GraphModel
-from ascend_lab.parallel.plans.plan import Unit, bubble_share
-from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
+from ascend_lab.parallel import best_plans, placements
+from ascend_lab.parallel.model import GraphModel
+from ascend_lab.parallel.plan import Unit, bubble_share
+from ascend_lab.parallel.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.parallel.values import Plan, Sgd, sentences, train, train_single, transformer
 from ascend_lab.parallel.values import group as pieces
 

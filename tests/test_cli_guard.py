@@ -96,14 +96,13 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(folder, start):
 
 def test_the_guard_is_there_before_anything_else_is_imported():
     code = f"import sys; a = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); "
-    code += "import ascend_lab.cli.main; print(*sorted(set(sys.modules) - a))"
+    code += "import ascend_lab.cli; print(*sorted(set(sys.modules) - a))"
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [
         "ascend_lab",
         "ascend_lab.cli",
-        "ascend_lab.cli.main",
         "ascend_lab.cli.terminal",
         "ascend_lab.errors",
     ]
@@ -126,7 +125,7 @@ def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, main, mo
     assert main([]) == 70
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "a mistake of ours: TypeError in cli/main.py:" in err
+    assert "a mistake of ours: TypeError in cli/__init__.py:" in err
     assert "report" in err and "ASCEND_LAB_DEBUG=1" in err
 
 

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from test_course_exercises import CODED, TRAVEL, answer_to, mistakes_in
 
-from ascend_lab.cli.main import ascend_lab
+from ascend_lab.cli import ascend_lab
 from ascend_lab.course import check, load
 from ascend_lab.lab.checks.grading import exercises_of, read_code_cells
 

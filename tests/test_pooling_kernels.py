@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.isa.sanitizer import sanitize
 from ascend_lab.kernels import ConvShape
-from ascend_lab.kernels.max_pool import max_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.kernels.pooling import max_pool_launch
 from ascend_lab.ops.operator import get
 from ascend_lab.sim import execute, simulate, simulate_kernel
 

@@ -12,19 +12,15 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
+# fmt: off
+# isort: off
 from ascend_lab.chip.model import (
-    BLOCK_BYTES,
-    DTYPE_BYTES,
-    Chip,
-    Fact,
-    Link,
-    Memory,
-    Path,
-    Trust,
-    VectorCost,
+    BLOCK_BYTES, DTYPE_BYTES, Chip, Fact, Link, Memory, Path, Trust, VectorCost,
 )
 from ascend_lab.errors import ChipError
 from ascend_lab.limits import shown, toml_of
+# fmt: on
+# isort: on
 
 __all__ = [
     "BLOCK_BYTES", "DTYPE_BYTES", "PRESETS", "Chip", "Fact", "Link", "Memory", "Path",

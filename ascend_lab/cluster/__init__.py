@@ -15,34 +15,22 @@ from functools import lru_cache
 
 import numpy as np
 
+# fmt: off
+# isort: off
 from ascend_lab.cluster.algorithms import CASTS, GATHERS, chunked, flat, in_two
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
 from ascend_lab.cluster.loader import TOPOLOGIES, load_topology
 from ascend_lab.cluster.schedule import (
-    ALGORITHMS,
-    ALIASES,
-    LEVELS,
-    OPS,
-    Ints,
-    Round,
-    Schedule,
-    closed_form_s,
-    execute,
-    op_name,
-    parse_name,
-    together,
+    ALGORITHMS, ALIASES, LEVELS, OPS, Ints, Round, Schedule, closed_form_s, execute, op_name,
+    parse_name, together,
 )
 from ascend_lab.cluster.timing import (
-    CollectiveTime,
-    Places,
-    Prepared,
-    placed,
-    prepare,
-    time_collective,
-    timed,
+    CollectiveTime, Places, Prepared, placed, prepare, time_collective, timed,
 )
 from ascend_lab.cluster.topology import Link, Topology, full_mesh, ring, star
 from ascend_lab.errors import ClusterError, InputError
+# fmt: on
+# isort: on
 
 __all__ = [
     "ALGORITHMS", "OPS", "TOPOLOGIES", "CollectiveTime", "Link", "Round", "Schedule",

@@ -13,28 +13,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+# fmt: off
+# isort: off
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Part, Program, Queue, binding_of
 from ascend_lab.layout.maps import (
-    FORMATS,
-    AddressMap,
-    Box,
-    Dim,
-    Format,
-    Piece,
-    address,
-    address_map,
-    addresses,
-    burst_bytes,
-    convert,
-    copy_boxes,
-    element_at,
-    merged,
-    pack,
-    unpack,
-    zero_boxes,
+    FORMATS, AddressMap, Box, Dim, Format, Piece, address, address_map, addresses, burst_bytes,
+    convert, copy_boxes, element_at, merged, pack, unpack, zero_boxes,
 )
+# fmt: on
+# isort: on
 
 __all__ = [
     "FORMATS", "AddressMap", "Box", "Dim", "Format", "Piece", "address", "address_map",

@@ -27,49 +27,26 @@ from typing import Any
 
 import numpy as np
 
+# fmt: off
+# isort: off
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Draft, Graph, Node, TensorType, verify
 from ascend_lab.graph.ir import GRAPH_ONLY
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.media.aipp import (
-    FORMATS,
-    Aipp,
-    AippOp,
-    aipp,
-    aipp_each,
-    check,
-    crop,
-    normalise,
-    pad,
-    parse_config,
+    FORMATS, Aipp, AippOp, aipp, aipp_each, check, crop, normalise, pad, parse_config,
     read_config,
 )
 from ascend_lab.media.dvpp import (
-    STANDARDS,
-    UNITS,
-    Answer,
-    Csc,
-    Image,
-    Picture,
-    Played,
-    Station,
-    Unit,
-    cards_needed,
-    convert,
-    copy_station,
-    crop_box,
-    csc_of,
-    jpegd_picture,
-    network_station,
-    play,
-    resize,
-    unit_station,
-    vpc_crop_and_resize,
-    vpc_picture,
+    STANDARDS, UNITS, Answer, Csc, Image, Picture, Played, Station, Unit, cards_needed, convert,
+    copy_station, crop_box, csc_of, jpegd_picture, network_station, play, resize, unit_station,
+    vpc_crop_and_resize, vpc_picture,
 )
 from ascend_lab.ops import REQUIRED, Operator, TypeRule, exact
 from ascend_lab.ops.slicing import axis_rules
+# fmt: on
+# isort: on
 
 __all__ = [
     "STANDARDS", "UNITS", "Aipp", "AippOp", "Answer", "Csc", "Picture", "Played", "Station",

@@ -18,8 +18,8 @@ from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.images import BytePool, byte_pool_launch
-from ascend_lab.kernels.max_pool import LEAST, max_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.kernels.pooling import LEAST, max_pool_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops import expressions
 from ascend_lab.ops import formats as forms

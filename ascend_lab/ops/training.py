@@ -21,8 +21,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, ShapeError
 from ascend_lab.isa import Launch
-from ascend_lab.kernels.max_pool import LEAST
-from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
+from ascend_lab.kernels.pooling import LEAST, PoolGradient, pool_gradient_launch
 from ascend_lab.ops import expressions
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.conv_gradient import stretched

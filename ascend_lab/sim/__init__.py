@@ -20,27 +20,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+# fmt: off
+# isort: off
 from ascend_lab.chip import Chip
 from ascend_lab.errors import NotComposableError, SimulationError, SyncError
 from ascend_lab.isa import Event, Instruction, Kernel, Launch, Loop, Part, Program, as_kernel
 from ascend_lab.isa.instructions import mmad_shape, program_unit
 from ascend_lab.isa.launch import MODES, as_launch, check_launch, meets, senders, uses
 from ascend_lab.sim.compiled import (
-    SET,
-    WAIT,
-    WORK,
-    Compiled,
-    Compiler,
-    Nest,
-    compile_program,
-    numba_available,
-    run_reference,
+    SET, WAIT, WORK, Compiled, Compiler, Nest, compile_program, numba_available, run_reference,
 )
 from ascend_lab.sim.cost import Cost, Surroundings, Traffic, analyse, instruction_cost
 from ascend_lab.sim.fast import run_batch, run_fast, run_quickest
 from ascend_lab.sim.l2 import L2, Access, DeviceMemory, Outcome, accesses_of
 from ascend_lab.sim.timeline import KernelTimeline, Span, Timeline, trace_events, write_trace
 from ascend_lab.sim.values import execute
+# fmt: on
+# isort: on
 
 __all__ = [
     "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",

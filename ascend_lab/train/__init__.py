@@ -18,15 +18,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
+# fmt: off
+# isort: off
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.cluster import (
-    Cost,
-    Interpolated,
-    Segments,
-    Topology,
-    checked,
-    closed,
-    collective_time,
+    Cost, Interpolated, Segments, Topology, checked, closed, collective_time,
 )
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph, zoo
@@ -37,18 +33,11 @@ from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.train.autodiff import training_graph
 from ascend_lab.train.compile import averages, compile_step, compile_training, own_outputs
 from ascend_lab.train.step import (
-    RUNNING_MOMENTUM,
-    DynamicLossScale,
-    StepResult,
-    TrainingGraph,
-    at_step,
-    cuts,
-    every,
-    first_values,
-    found_inf,
-    optimiser,
-    run_step,
+    RUNNING_MOMENTUM, DynamicLossScale, StepResult, TrainingGraph, at_step, cuts, every,
+    first_values, found_inf, optimiser, run_step,
 )
+# fmt: on
+# isort: on
 
 __all__ = [
     "DynamicLossScale", "GradientRow", "StepProfile", "StepResult", "StepTimeline",

@@ -31,8 +31,8 @@ from ascend_lab.aoe.space import read_recorded, recorded
 from ascend_lab.aoe.subgraph import named, numbered, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
+from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli import solve as cli_replay
-from ascend_lab.cli.main import ascend_lab as lab
 from ascend_lab.cli.verbs import run
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError

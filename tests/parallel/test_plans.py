@@ -19,9 +19,9 @@ from ascend_lab.cluster import full_mesh, load_topology, make, star
 from ascend_lab.errors import AscendLabError, ClusterError, InputError
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.parallel.plans import best_plans, placements, shapes
-from ascend_lab.parallel.plans.model import KNOTS, GraphModel, attention_heads, model_of
-from ascend_lab.parallel.plans.plan import (
+from ascend_lab.parallel import best_plans, placements, shapes
+from ascend_lab.parallel.model import KNOTS, GraphModel, attention_heads, model_of
+from ascend_lab.parallel.plan import (
     AXES,
     BACKWARD,
     FORWARD,
@@ -36,7 +36,7 @@ from ascend_lab.parallel.plans.plan import (
     stage_memory,
     state_bytes,
 )
-from ascend_lab.parallel.plans.timing import TopologyCosts, plan_time, side_by_side
+from ascend_lab.parallel.timing import TopologyCosts, plan_time, side_by_side
 from ascend_lab.train import profile_training
 
 WIDTH, TOKENS = 64, 16

@@ -6,7 +6,7 @@ from values_cases import SGD, case, distance, perceptron, points
 
 from ascend_lab.errors import AscendLabError, ClusterError
 from ascend_lab.parallel import values
-from ascend_lab.parallel.plans.plan import BACKWARD, FORWARD, Task, orders, state_bytes
+from ascend_lab.parallel.plan import BACKWARD, FORWARD, Task, orders, state_bytes
 from ascend_lab.parallel.values import Plan, Run, _Chunk, weights
 from ascend_lab.parallel.values.weights import Cuts
 

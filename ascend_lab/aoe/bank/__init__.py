@@ -28,20 +28,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Self, TypeVar
 
+# fmt: off
+# isort: off
 from ascend_lab.aoe.bank import records
 from ascend_lab.aoe.bank.records import (
-    MODEL_VERSION,
-    BankEntry,
-    BankError,
-    BankKey,
-    canonical,
-    chip_digest,
+    MODEL_VERSION, BankEntry, BankError, BankKey, canonical, chip_digest,
 )
 from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.workers import UNMEASURED
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
+# fmt: on
+# isort: on
 
 __all__ = [
     "BUILTIN_FILE", "FILE_NAME", "MODEL_VERSION", "BankEntry", "BankError", "BankKey",

@@ -49,7 +49,7 @@ from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.epilogue_plan import demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
+from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
 from ascend_lab.ops.conv_gradient import deconv_shape
 from ascend_lab.ops.convolution import geometry

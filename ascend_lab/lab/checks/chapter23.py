@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.parallel.plans import bubble_share, orders, run_pipeline, state_bytes
-from ascend_lab.parallel.plans.plan import BACKWARD, FORWARD, PipelineTime, Task
+from ascend_lab.parallel import bubble_share, orders, run_pipeline, state_bytes
+from ascend_lab.parallel.plan import BACKWARD, FORWARD, PipelineTime, Task
 
 Values = NDArray[np.float64]
 Pass = tuple[Values, Values, Values, Values]

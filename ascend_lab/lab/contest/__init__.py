@@ -9,19 +9,16 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+# fmt: off
+# isort: off
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.contest.cost import Step, schedule_latencies, step_latency, working_set
 from ascend_lab.lab.contest.price import NOTHING, Kept, Prices, resident_tensors
 from ascend_lab.lab.contest.problem import (
-    Operation,
-    Partition,
-    Problem,
-    bits,
-    compute_time,
-    lower_bound,
-    read_problem,
-    unfused_floor,
+    Operation, Partition, Problem, bits, compute_time, lower_bound, read_problem, unfused_floor,
 )
+# fmt: on
+# isort: on
 
 __all__ = [
     "Operation", "Problem", "Solution", "Step", "lower_bound", "read_problem",

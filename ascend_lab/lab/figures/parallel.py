@@ -14,8 +14,8 @@ from ascend_lab.cluster import checked
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter23 import sent_bytes
 from ascend_lab.lab.figures import style as st
-from ascend_lab.parallel.plans.plan import FORWARD, DeviceMemory, PipelineTime, orders, run_pipeline
-from ascend_lab.parallel.plans.timing import PlanTime
+from ascend_lab.parallel.plan import FORWARD, DeviceMemory, PipelineTime, orders, run_pipeline
+from ascend_lab.parallel.timing import PlanTime
 from ascend_lab.parallel.values import vanishing
 
 MOST = 4

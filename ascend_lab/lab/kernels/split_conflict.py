@@ -26,9 +26,9 @@ from ascend_lab.errors import CapacityError, GraphError, InputError, ShapeError
 from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.graph.slice import rules_of
 from ascend_lab.isa.launch import renamed
+from ascend_lab.kernels import elementwise_launch
 from ascend_lab.kernels.indexed_rows import Feed
 from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch
-from ascend_lab.kernels.vector import elementwise_launch
 from ascend_lab.layout import item_bytes
 from ascend_lab.ops.slicing import AxisRule, Window
 from ascend_lab.sim import DeviceMemory, execute, simulate_kernel

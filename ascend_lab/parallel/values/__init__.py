@@ -13,7 +13,7 @@ import numpy as np
 
 from ascend_lab.cluster import Segments
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.plans.plan import (
+from ascend_lab.parallel.plan import (
     BACKWARD, FORWARD, Plan, Task, orders, run_pipeline,
 )
 from ascend_lab.parallel.values.group import (

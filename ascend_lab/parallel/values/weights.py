@@ -17,7 +17,7 @@ import numpy as np
 from ascend_lab import ops
 from ascend_lab.cluster import Segments, checked
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.plans.plan import Plan
+from ascend_lab.parallel.plan import Plan
 from ascend_lab.parallel.values.group import (
     Group,
     Piece,

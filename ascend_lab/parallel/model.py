@@ -18,7 +18,7 @@ from ascend_lab.errors import ClusterError
 from ascend_lab.graph import Graph, Node, zoo
 from ascend_lab.graph.aliases import aliases, view_nodes
 from ascend_lab.kernels import GemmShape, gemm_launch
-from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
+from ascend_lab.parallel.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
 from ascend_lab.train import (
     SAMPLE,

@@ -28,7 +28,7 @@ from ascend_lab.cluster import (
 )
 from ascend_lab.cluster.algorithms import laid
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
-from ascend_lab.parallel.plans.plan import (
+from ascend_lab.parallel.plan import (
     HALF_BYTES,
     DeviceMemory,
     Model,
