@@ -9,11 +9,11 @@ from collective_cases import CASES, FLAT, LEVELLED, RANKS, check, divisors, inpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab import cluster
 from ascend_lab.cluster import (
     ALGORITHMS,
     OPS,
     Round,
-    choice,
     closed_form_s,
     collective_time,
     compare,
@@ -288,8 +288,8 @@ def test_more_sizes_prepare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("prepared again")
 
-    monkeypatch.setattr(choice, "make", never)
-    monkeypatch.setattr(choice, "prepare", never)
+    monkeypatch.setattr(cluster, "make", never)
+    monkeypatch.setattr(cluster, "prepare", never)
     assert collective_time("all_reduce", topology, 1e6) == first
     times = [collective_time("all_reduce", topology, n).time_s for n in np.geomspace(1, 1e9, 50)]
     assert times == sorted(times)
@@ -302,26 +302,26 @@ def test_placement_decides_over_servers() -> None:
     close = collective_time("all_reduce", topology, 1e8, placement=range(8))
     spread = collective_time("all_reduce", topology, 1e8, placement=range(0, 32, 4))
     assert close.algorithm == "mesh" and close.time_s < spread.time_s / 3
-    assert choice.servers_of(topology, np.array([9, 1, 0, 8])) == ((2, 1), (3, 0))
+    assert cluster.servers_of(topology, np.array([9, 1, 0, 8])) == ((2, 1), (3, 0))
     uneven = collective_time("all_reduce", topology, 1e8, placement=range(12))
     assert not uneven.algorithm.startswith(("hierarchical", "pipeline"))
 
 
 def test_the_two_meshes_of_a_910_server_are_levels_of_their_own() -> None:
     server, places = load_topology("910a-server"), np.arange(8)
-    assert choice.islands(server, places, choice.servers_of(server, places)) == 4
+    assert cluster.islands(server, places, cluster.servers_of(server, places)) == 4
     best = collective_time("all_reduce", server, 1e8)
     assert best.algorithm.startswith("hierarchical(4:mesh,")
     assert best.time_s < collective_time("all_reduce", server, 1e8, "double-ring").time_s
     for name in ("910b-server", "star:8", "ring:8", "mesh:8"):
         topology = load_topology(name)
-        assert choice.islands(topology, places, choice.servers_of(topology, places)) is None
+        assert cluster.islands(topology, places, cluster.servers_of(topology, places)) is None
     crossed = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-    rows = choice.servers_of(server, crossed)
+    rows = cluster.servers_of(server, crossed)
     assert rows == ((0, 2, 4, 6, 1, 3, 5, 7),)
-    assert choice.islands(server, crossed, rows) == 4
+    assert cluster.islands(server, crossed, rows) == 4
     some = np.array([0, 1, 2, 4])
-    assert choice.islands(server, some, choice.servers_of(server, some)) is None
+    assert cluster.islands(server, some, cluster.servers_of(server, some)) is None
 
 
 def test_a_thousand_devices() -> None:
