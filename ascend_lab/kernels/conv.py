@@ -204,7 +204,7 @@ class _Writer:
         self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.area)
         if other:
             blocks = other.blocks[0]
-            self.other_x = k.tensor("beside", shape.dtype, shape.n * blocks * other.plane)
+            self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.area)
 
     # -- loops ------------------------------------------------------------------------------------
@@ -368,7 +368,8 @@ class _Writer:
         source = rows_of(shape, self.x, at.window, blocks, down)
         self.k.copy(to.region(0, source.sizes), source)
         if other:
-            blocks = at.image * other.blocks[0] + stage[0] * units.beside, stage[1] * units.beside
+            first = at.image * (other.blocks[0] * other.mixed) + stage[0] * units.beside
+            blocks = first, stage[1] * units.beside
             down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
             source = rows_of(other, self.other_x, at.windows[1], blocks, down)
             self.k.copy(to.region(self.image, source.sizes), source)

@@ -217,7 +217,7 @@ def stacked(shape: ConvShape) -> ConvShape:
     fewest fractals and fill a large tile, and no more, are one.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
-    if shape.n == 1 or shape.groups > 1 or shape.lanes or shape.beside or bytes_too:
+    if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too:
         return shape
     (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
@@ -226,7 +226,8 @@ def stacked(shape: ConvShape) -> ConvShape:
     least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
     ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
     mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
-    return replace(shape, n=shape.n // mixed, mixed=mixed)
+    other = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
+    return replace(shape, n=shape.n // mixed, mixed=mixed, beside=other)
 
 
 def pair(value: int | Pair) -> Pair:

@@ -101,7 +101,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     may go on in the next image. A given tiling is for the cube.
     """
     if beside_of(piece)[1]:
-        return _lower_conv(piece, chip, vector=False, tiling=tiling)
+        return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
     single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     fixed = node.inputs[1] in piece.constants
