@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from ascend_lab.graph.tasks import lowered_once
 from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import ConvShape, stacked
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
@@ -306,31 +306,45 @@ def tiled_cycles(operator: Tunable, dtype: str, point: Point) -> float:
 
 
 def tiling_of(dtype: str, point: Point) -> GemmSchedule:
-    """Return the schedule of a point: a tiling, and the order of its loops."""
-    sizes = {name: np.array([size]) for name, size in zip(TILING_NAMES, point[:-1], strict=True)}
-    return replace(Tilings(**sizes).schedule(0, dtype), order=str(point[-1]))
+    """Return the schedule of a point: a tiling, its window, and the order of its loops."""
+    *sizes, window, order = point
+    found = Tilings(**{n: np.array([size]) for n, size in zip(TILING_NAMES, sizes, strict=True)})
+    return replace(found.schedule(0, dtype), window=str(window), order=str(order))
 
 
 class TableJob:
-    """Tilings by the rule of the default, in one order of loops or both; the cubes' peak bounds."""
+    """Tilings by the rule of the default, in one order of loops or both; the cubes' peak bounds.
+
+    `found` holds those of each window.
+    """
 
     search = "genetic"
 
     def __init__(
-        self, operator: Tunable, shape: Shape, times: int, found: Tilings, orders: Sequence[str]
+        self,
+        operator: Tunable,
+        shape: Shape,
+        times: int,
+        found: Mapping[str, Tilings],
+        orders: Sequence[str],
     ) -> None:
         """Take what is done `times` times, and the tilings for it."""
         self.operator, self.shape, self.macs = operator, shape, times * shape.ops // 2
         self.measure = partial(tiled_cycles, operator, shape.dtype)
-        names, columns = (*TILING_NAMES, "order"), [getattr(found, name) for name in TILING_NAMES]
-        rows = [list(column.tolist()) * len(orders) for column in columns]
-        order = [word for word in orders for _ in range(len(found.m))]
-        self.space = TableSpace(names, [*rows, order])
+        rows = [
+            (*row, window, order)
+            for order in orders
+            for window, tilings in found.items()
+            for row in zip(*(getattr(tilings, n).tolist() for n in TILING_NAMES), strict=True)
+        ]
+        names = (*TILING_NAMES, "window", "order")
+        self.space = TableSpace(names, [list(column) for column in zip(*rows, strict=True)])
 
     def point(self, schedule: GemmSchedule) -> Point:
         """Return the point of a schedule."""
         one = tilings_of([schedule], self.shape.dtype)
-        return (*(int(getattr(one, name)[0]) for name in TILING_NAMES), schedule.order)
+        sizes = (int(getattr(one, name)[0]) for name in TILING_NAMES)
+        return (*sizes, schedule.window, schedule.order)
 
     def choice(self, point: Point) -> Choice:
         """Return the tiling of a point."""
@@ -359,7 +373,7 @@ class ProductJob(TableJob):
         batch = math.prod(out.shape[:-2])
         shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
         chip = share_of(operator.chip, batch)
-        super().__init__(operator, shape, batch, candidates(shape, chip), ORDERS[:1])
+        super().__init__(operator, shape, batch, {"": candidates(shape, chip)}, ORDERS[:1])
         self.default = self.point(default_schedule(shape, chip))
 
     def start(self) -> Sequence[Point]:
@@ -375,14 +389,16 @@ class JointJob(TableJob):
         shape, epilogue, _ = conv_job(operator.piece, operator.chip)
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
-        found = conv_candidates(shape, chip)
-        found = found.take(fitting(demand, chip, found.tilings))
-        cycles = conv_estimate(shape, chip, found, demand)
-        super().__init__(operator, shape, 1, found.tilings, ORDERS)
-        least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
-        near = [found.tilings.schedule(index, shape.dtype) for index in least]
-        default = conv_schedule(shape, operator.chip, epilogue)
-        self.near = dict.fromkeys(map(self.point, [default, *near]))
+        found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
+        for one, window in {stacked(shape): "stacked", shape: ""}.items():
+            some = conv_candidates(one, chip)
+            some = some.take(fitting(demand, chip, some.tilings))
+            cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings
+            least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
+            tilings = (some.tilings.schedule(index, shape.dtype) for index in least)
+            near += [replace(tiling, window=window) for tiling in tilings]
+        super().__init__(operator, shape, 1, found, ORDERS)
+        self.near = dict.fromkeys(map(self.point, near))
 
     def start(self) -> Sequence[Point]:
         """Return the default, and what is about as quick by the closed form, in both orders."""
