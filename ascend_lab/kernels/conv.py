@@ -199,10 +199,12 @@ class _Writer:
         """Declare the tensors of images and weights."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
         (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
-        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * shape.taps
+        taps = shape.phase[0] * shape.s or shape.taps
+        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.area)
-        if other:
+        self.other_x, self.other_weight = self.x, self.weight
+        if other and not shape.phase[0]:
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.area)
@@ -377,14 +379,19 @@ class _Writer:
 
     def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
         """Bring the weights of some units and output blocks to L1."""
-        taps, units, to = self.shape.taps, self.units, self.weights.alloc()
-        start, width, strides = Affine(), n[1] * self.area, (at.n1 * self.area, 1)
-        first = at.index * (self.bundle.c1 * taps * self.bundle.n1 * self.area)
-        parts = [(self.weight, units.c1 * taps)]
-        parts += [(self.other_weight, units.beside)] if self.shape.beside else []
-        for tensor, depth in parts:
-            first += (stage[0] * (depth * at.n1) + n[0]) * self.area
-            weights = tensor.region(first, (stage[1] * depth, width), strides)
+        shape, other, units, to = self.shape, self.shape.beside, self.units, self.weights.alloc()
+        start, row, width = Affine(), at.n1 * self.area, n[1] * self.area
+        first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.area)
+        parts = [(self.weight, shape, units.c1)]
+        parts += [(self.other_weight, other, units.beside)] if other else []
+        for tensor, one, blocks in parts:
+            depth, (rows, tap, _), line = blocks * one.taps, one.phase, one.s * row
+            first += stage[0] * (blocks * (rows * one.s or one.taps) * row) + n[0] * self.area
+            sizes, strides = (stage[1] * depth, width), (row, 1)
+            if rows:
+                sizes = stage[1] * blocks, one.r, one.s, width
+                strides = rows * line, one.stored[1] * line, row, 1
+            weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
             first, start = Affine(), start + stage[1] * depth * width
         self.weights.enqueue()

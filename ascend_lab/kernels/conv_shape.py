@@ -43,7 +43,9 @@ class ConvShape:
     `stored` (rows, step) a channel block has so many rows in memory, not h, and what is read are
     rows `step` apart (see `thinned`). With `mixed` m, every image is m images whose
     rows take turns (see `stacked`). What `beside`, one tap and no padding, makes of another image
-    is added to the sums. Raises `InputError` with the numbers for what is no convolution.
+    is added to the sums. With `phase` (taps, tap, row) only every step-th row of taps is this one's,
+    from `tap` on, and of the image from `row` on: `beside` reads the others, of both (`in_phases`).
+    Raises `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -65,6 +67,7 @@ class ConvShape:
     stored: Pair = (0, 1)
     mixed: int = 1
     beside: "ConvShape | None" = None
+    phase: tuple[int, int, int] = (0, 0, 0)
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
@@ -111,6 +114,7 @@ class ConvShape:
             return
         kinds = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, other)]
         lone = (other.r, other.s, other.strides[0], other.pad, other.beside) == (1, 1, 1, 0, None)
+        lone |= self.phase[0] == other.phase[0] > 0
         if kinds[0] != kinds[1] or self.groups > 1 or self.lanes or not lone:
             needed = f"{self.n} images {self.out_hw} of {self.k} channels, of one tap each"
             raise InputError(needed, str(other), "add them by a kernel of their own")
@@ -214,20 +218,44 @@ def stacked(shape: ConvShape) -> ConvShape:
     Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
     instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
     are dilated, and zeros above and below are those of each image. As many images as leave the
-    fewest fractals and fill a large tile, and no more, are one.
+    fewest fractals and fill a large tile, and no more, are one. A stride of 2 leaves every other
+    row to a window's every other tap: then even rows and odd rows are convolved, and added.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too:
         return shape
     (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
-    if shape.strides[0] > 1 or min(shape.pads) < 0:
+    step, whole = shape.strides[0], shape.r == 1 or shape.dilations[0] > 1 or shape.beside
+    if step > 2 or min(shape.pads) < 0 or (step == 2 and whole):
         return shape
     ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
     least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
     ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
     mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
-    other = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
-    return replace(shape, n=shape.n // mixed, mixed=mixed, beside=other)
+    if mixed == 1:
+        return shape
+    one = in_phases(shape) if step == 2 else shape
+    other = one.beside and replace(one.beside, n=one.n // mixed, mixed=mixed)
+    return replace(one, n=one.n // mixed, mixed=mixed, beside=other)
+
+
+def in_phases(shape: ConvShape) -> ConvShape:
+    """Return a convolution whose rows are 2 apart as two that are added, each of every other row.
+
+    Output row i sees row 2 i + t - top by tap t: of the even rows, or of the odd ones, row i + e.
+    """
+    (top, _, *sides), (oh, _) = shape.pads, shape.out_hw
+
+    def phase(first: int) -> ConvShape:
+        taps = range((first + top) % 2, shape.r, 2)
+        low, high = ((tap - top - first) // 2 for tap in (taps[0], taps[-1]))
+        rows = min(up(shape.h - first, 2), oh + high)
+        pads = (-low, oh + high - rows, *sides)
+        one = replace(shape, h=rows, r=len(taps), stride=(1, shape.strides[1]), pad=pads)
+        return replace(one, stored=(shape.h, 2), phase=(shape.r, taps[0], first))
+
+    one, other = sorted(map(phase, (0, 1)), key=lambda part: -part.r)
+    return replace(one, beside=other)
 
 
 def pair(value: int | Pair) -> Pair:
@@ -306,9 +334,10 @@ class Units:
 @lru_cache(maxsize=256)
 def units_of(shape: ConvShape) -> Units:
     """Return the units of a convolution: its channel blocks, unless another is beside it."""
-    c1, more = bundles_of(shape).c1, shape.beside.blocks[0] if shape.beside else 0
+    c1, other = bundles_of(shape).c1, shape.beside
+    more, taps = (other.blocks[0], other.taps) if other else (0, 0)
     count = gcd(c1, more)
-    return Units(count, c1 // count, more // count, (c1 * shape.taps + more) // count)
+    return Units(count, c1 // count, more // count, (c1 * shape.taps + more * taps) // count)
 
 
 # -- packing ---------------------------------------------------------------------------------------
