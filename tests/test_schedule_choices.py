@@ -85,6 +85,8 @@ def conv_shapes(draw):
 @given(conv_shapes(), tilings(), choices(conv=True), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(2, 33, 5, 5, 16, 1, 1), GemmSchedule(32, 32, 16, 2, 2, 1),
          {**PLAIN, "window": "stacked"}, "Toy", 0)  # fmt: skip
+@example(ConvShape(6, 33, 5, 6, 40, 3, 3, 2, 1), GemmSchedule(32, 48, 16, 6, 2, 1),
+         {**PLAIN, "window": "stacked"}, "Ascend310", 1)  # fmt: skip
 def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
     together = extra["window"] == "stacked" and stacked(shape) != shape
     extra = extra if together else extra | {"window": extra["window"].replace("stacked", "")}

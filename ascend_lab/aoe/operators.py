@@ -34,6 +34,7 @@ from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import residency
 from ascend_lab.graph.tasks import CpuKernel, lowered_once, time_cpu
 from ascend_lab.isa import Kernel
+from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.tandem_schedules import TIMED
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
@@ -121,7 +122,9 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
         if by_vector(shape) and not _multiplied(lowered_once(piece, chip).kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
-        return "cube", ""
+        tiling = lowered_once(piece, chip).tiling
+        together = tiling and tiling.window == "stacked" and stacked(shape).beside
+        return ("joint" if together else "cube"), ""
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"

@@ -32,7 +32,13 @@ from ascend_lab.isa import (
     binding_of,
     c0_of,
 )
-from ascend_lab.kernels.conv_schedules import c1_stage, check_conv, conv_schedule, takes_strips
+from ascend_lab.kernels.conv_schedules import (
+    as_one_image,
+    c1_stage,
+    check_conv,
+    conv_schedule,
+    takes_strips,
+)
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
@@ -41,9 +47,7 @@ from ascend_lab.kernels.conv_windows import (
     Pixels,
     Placement,
     RowShare,
-    Window,
     area_of,
-    as_one_image,
     bundle_shares,
     plain_placement,
     row_shares,
@@ -51,7 +55,6 @@ from ascend_lab.kernels.conv_windows import (
     runs_of,
     tiles_per_image,
     unit_elements,
-    window_of,
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (
@@ -272,15 +275,12 @@ class _Writer:
 
     def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[Pixels]:
         """Loop over the tiles of pixels."""
-        job, other = self.job, self.shape.beside
+        job = self.job
         for image, first, last in self._images(tiles):
             for run in runs_of(self.shape, job.tile, first, last, strip=job.strip):
                 with repeat(self.k, "run", run.count) as turn:
-                    for pixel, window in run.tiles:
-                        seen: tuple[Window, ...] = (window,)
-                        if other:
-                            seen += (window_of(other, pixel, window.pixels, strip=job.strip),)
-                        yield Pixels(base[0] + image, pixel, seen, run, turn, base[1])
+                    for pixel, windows in run.tiles:
+                        yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
 
     def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[Affine, int, int]]:
         """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
@@ -387,11 +387,11 @@ class _Writer:
         for tensor, one, blocks in parts:
             depth, (rows, tap, _), line = blocks * one.taps, one.phase, one.s * row
             first += stage[0] * (blocks * (rows * one.s or one.taps) * row) + n[0] * self.area
-            sizes, strides = (stage[1] * depth, width), (row, 1)
+            weights = tensor.region(first, (stage[1] * depth, width), (row, 1))
             if rows:
                 sizes = stage[1] * blocks, one.r, one.s, width
                 strides = rows * line, one.stored[1] * line, row, 1
-            weights = tensor.region(first + tap * line, sizes, strides)
+                weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
             first, start = Affine(), start + stage[1] * depth * width
         self.weights.enqueue()

@@ -16,6 +16,8 @@ from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.conv_windows import (
+    Placement,
+    dense_placement,
     rows_spanned,
     side_of,
     unit_elements,
@@ -141,6 +143,23 @@ def stacked_schedule(
             if least < _least(shape, chip_left(chip, demand), demand)[0]:
                 return replace(found, window="stacked")
     return None
+
+
+def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
+    """Return a convolution with all images as one, and where its pixels go; see `stacked`.
+
+    Raises `InputError` for another convolution, or planes with gaps.
+    """
+    one = stacked(shape)
+    if one == shape:
+        wanted = "images that fill tiles better together, one group, no bytes for stacked tiles"
+        got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
+        got += f", {shape.groups} groups, {shape.dtype}"
+        raise InputError(wanted, got, "leave the window out")
+    if place != dense_placement(shape):
+        remedy = "pass place=dense_placement(shape)"
+        raise InputError("planes without gaps for stacked tiles", str(place), remedy)
+    return one, dense_placement(one)
 
 
 @lru_cache(256)

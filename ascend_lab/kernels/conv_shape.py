@@ -34,18 +34,18 @@ Pads = tuple[int, int, int, int]
 class ConvShape:
     """An NCHW convolution: batch, channels, image, kernel count and size, and how windows lie.
 
-    `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number,
-    (rows, columns) on both sides, or (top, bottom, left, right). They are stored in the shortest
-    form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels i*k/g
-    .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative pad
-    cuts rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a
-    pixel in memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With
-    `stored` (rows, step) a channel block has so many rows in memory, not h, and what is read are
-    rows `step` apart (see `thinned`). With `mixed` m, every image is m images whose
-    rows take turns (see `stacked`). What `beside`, one tap and no padding, makes of another image
-    is added to the sums. With `phase` (taps, tap, row) only every step-th row of taps is this one's,
-    from `tap` on, and of the image from `row` on: `beside` reads the others, of both (`in_phases`).
-    Raises `InputError` with the numbers for what is no convolution.
+    `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
+    columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form and
+    read through `strides`, `dilations` and `pads`. With `groups` g, output channels i*k/g ..
+    (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative pad cuts
+    rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a pixel in
+    memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With `stored`
+    (rows, step) a channel block has so many rows in memory, not h, and what is read are rows `step`
+    apart (see `thinned`). With `mixed` m, every image is m images whose rows take turns (see
+    `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
+    With `phase` (taps, tap, row) only every step-th row of taps is this one's, from `tap` on, and
+    of the image, from `row` on: `beside` has the others (`in_phases`). Raises `InputError` for what
+    is none.
     """
 
     n: int
@@ -92,12 +92,9 @@ class ConvShape:
             raise InputError("an image with a row and a column left", str(kept), "crop less")
         self._check_beside()
         if min(self.out_hw) < 1:
-            raise InputError(
-                f"a kernel no larger than the padded image {self.h + top + bottom}x"
-                f"{self.w + left + right}",
-                "{}x{}".format(*self.reach),
-                "add padding",
-            )
+            padded = f"{self.h + top + bottom}x{self.w + left + right}"
+            needed = f"a kernel no larger than the padded image {padded}"
+            raise InputError(needed, "{}x{}".format(*self.reach), "add padding")
 
     def _check_sizes(self) -> None:
         sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
@@ -218,43 +215,42 @@ def stacked(shape: ConvShape) -> ConvShape:
     Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
     instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
     are dilated, and zeros above and below are those of each image. As many images as leave the
-    fewest fractals and fill a large tile, and no more, are one. A stride of 2 leaves every other
-    row to a window's every other tap: then even rows and odd rows are convolved, and added.
+    fewest fractals and fill a large tile, and no more, are one. With a stride of 2 even rows and
+    odd rows are convolved apart, and added.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too:
         return shape
     (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
-    step, whole = shape.strides[0], shape.r == 1 or shape.dilations[0] > 1 or shape.beside
-    if step > 2 or min(shape.pads) < 0 or (step == 2 and whole):
+    step, few = shape.strides[0], min(oh, shape.h, shape.r) == 1 or shape.pads[0] >= shape.r
+    few |= shape.dilations[0] > 1 or shape.beside is not None
+    if step > 2 or min(shape.pads) < 0 or (step == 2 and few):
         return shape
     ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
     least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
     ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
     mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
-    if mixed == 1:
-        return shape
-    one = in_phases(shape) if step == 2 else shape
-    other = one.beside and replace(one.beside, n=one.n // mixed, mixed=mixed)
-    return replace(one, n=one.n // mixed, mixed=mixed, beside=other)
+    if step == 2 and mixed > 1:
+        shape = in_phases(shape)
+    other = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
+    return replace(shape, n=shape.n // mixed, mixed=mixed, beside=other)
 
 
 def in_phases(shape: ConvShape) -> ConvShape:
-    """Return a convolution whose rows are 2 apart as two that are added, each of every other row.
-
-    Output row i sees row 2 i + t - top by tap t: of the even rows, or of the odd ones, row i + e.
+    """Return a convolution of stride 2 as two that are added: output row i sees row 2 i + t - top
+    by tap t, which is row i + e of the even rows, or of the odd ones.
     """
-    (top, _, *sides), (oh, _) = shape.pads, shape.out_hw
+    (top, _, left, right), (oh, _) = shape.pads, shape.out_hw
 
-    def phase(first: int) -> ConvShape:
-        taps = range((first + top) % 2, shape.r, 2)
-        low, high = ((tap - top - first) // 2 for tap in (taps[0], taps[-1]))
-        rows = min(up(shape.h - first, 2), oh + high)
-        pads = (-low, oh + high - rows, *sides)
+    def phase(row: int) -> ConvShape:
+        taps = range((row + top) % 2, shape.r, 2)
+        low, high = ((tap - top - row) // 2 for tap in (taps[0], taps[-1]))
+        rows = min(up(shape.h - row, 2), oh + high)
+        pads = (-low, oh + high - rows, left, right)
         one = replace(shape, h=rows, r=len(taps), stride=(1, shape.strides[1]), pad=pads)
-        return replace(one, stored=(shape.h, 2), phase=(shape.r, taps[0], first))
+        return replace(one, stored=(shape.h, 2), phase=(shape.r, taps[0], row))
 
-    one, other = sorted(map(phase, (0, 1)), key=lambda part: -part.r)
+    other, one = sorted(map(phase, (0, 1)), key=lambda part: part.r)
     return replace(one, beside=other)
 
 

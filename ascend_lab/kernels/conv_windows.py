@@ -14,9 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ascend_lab.errors import InputError
 from ascend_lab.isa import Affine, Buffer, Region
-from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, stacked, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, up
 from ascend_lab.kernels.tiles import Area, Span, chunks
 
@@ -95,10 +94,13 @@ def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` repetitions of `tiles`, each `rows` image rows and `pixels` further down."""
+    """`count` repetitions of `tiles`, each `rows` image rows and `pixels` further down.
+
+    A tile is its first pixel and its windows: of its own image, and of that beside.
+    """
 
     count: int
-    tiles: tuple[tuple[int, Window], ...]
+    tiles: tuple[tuple[int, tuple[Window, ...]], ...]
     rows: int
     pixels: int
 
@@ -116,13 +118,12 @@ def runs_of(
     row = ow * shape.mixed
     period = up(ow, side) if strip else row // gcd(side, row)
     down = 1 if strip else period * side // ow
-    shift = down * shape.strides[0]
     at = cache(partial(_tile, shape, tile, strip))
 
     def repeats(i: int, k: int) -> bool:
         """Tell whether the block of a period at tile i comes again k periods further."""
         block = range(i, i + period)
-        return all(at(t + k * period)[1] == at(t)[1].moved(k * shift) for t in block)
+        return all(at(t + k * period)[1] == _moved(shape, at(t)[1], k * down) for t in block)
 
     runs: list[Run] = []
     i = first
@@ -132,7 +133,8 @@ def runs_of(
             middle = (count + most + 1) // 2
             count, most = (middle, most) if repeats(i, middle - 1) else (count, middle - 1)
         if count > 1:
-            runs.append(Run(count, tuple(map(at, range(i, i + period))), shift, down * ow))
+            tiles = tuple(map(at, range(i, i + period)))
+            runs.append(Run(count, tiles, down * shape.strides[0], down * ow))
             i += count * period
         else:
             runs.append(Run(1, (at(i),), 0, 0))
@@ -140,8 +142,15 @@ def runs_of(
     return tuple(runs)
 
 
-def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window]:
-    """Return (first pixel, window) of tile t of an image; a flat tile rounds its pixels up."""
+def _moved(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
+    """Return windows of a shape, and of what is beside it, so many output rows further down."""
+    other = shape.beside or shape
+    steps = (one.strides[0] * outputs for one in (shape, other))
+    return tuple([window.moved(step) for window, step in zip(windows, steps, strict=False)])
+
+
+def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, tuple[Window, ...]]:
+    """Return (first pixel, windows) of tile t of an image; a flat tile rounds its pixels up."""
     oh, ow = shape.out_hw
     side, each = tile * FRACTAL, up(ow, tile * FRACTAL)
     if strip:
@@ -149,7 +158,8 @@ def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window
         pixel, pixels = row * ow + at, min(side, ow - at)
     else:
         pixel, pixels = t * side, min(side, oh * ow - t * side)
-    return pixel, window_of(shape, pixel, pixels, strip=strip)
+    every = (shape, shape.beside) if shape.beside else (shape,)
+    return pixel, tuple([window_of(one, pixel, pixels, strip=strip) for one in every])
 
 
 def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Affine) -> Region:
@@ -262,9 +272,9 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
 
 def _unmoved(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ...]:
     """Return the runs as if they began in output row 0."""
-    pixels, rows = row * shape.out_hw[1], row * shape.strides[0]
+    pixels = row * shape.out_hw[1]
     return tuple(
-        replace(r, tiles=tuple((pixel - pixels, w.moved(-rows)) for pixel, w in r.tiles))
+        replace(r, tiles=tuple((pixel - pixels, _moved(shape, w, -row)) for pixel, w in r.tiles))
         for r in runs
     )
 
@@ -372,23 +382,6 @@ def dense_placement(shape: ConvShape) -> Placement:
         return Placement(0, ow, 1, oh * ow)
     plane = oh // shape.mixed * ow
     return Placement(0, ow, 1, plane, mixed=(shape.mixed, shape.blocks[1] * plane))
-
-
-def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
-    """Return a convolution with all images as one, and where its pixels go; see `stacked`.
-
-    Raises `InputError` for another convolution, or planes with gaps.
-    """
-    one = stacked(shape)
-    if one == shape:
-        wanted = "images that fill tiles better together, one group, no bytes for stacked tiles"
-        got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
-        got += f", {shape.groups} groups, {shape.dtype}"
-        raise InputError(wanted, got, "leave the window out")
-    if place != dense_placement(shape):
-        remedy = "pass place=dense_placement(shape)"
-        raise InputError("planes without gaps for stacked tiles", str(place), remedy)
-    return one, dense_placement(one)
 
 
 def area_of(

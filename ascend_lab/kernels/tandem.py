@@ -318,7 +318,7 @@ class _Writer:
             cuts = {0, int(place == 0), *range(whole, some + 1), end, run.count}
             for low, high in pairwise(sorted(cuts)):
                 with repeat(self.k, "run", high - low) as turn:
-                    for i, (pixel, window) in enumerate(run.tiles):
+                    for i, (pixel, (window,)) in enumerate(run.tiles):
                         at = turn + low
                         rows, down = at * run.rows, at * (run.pixels // shape.out_hw[1])
                         where = at * each + place + i
