@@ -71,7 +71,8 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     if long:
         ways += [_quarter]
     if long and parts and phase.tiles:
-        ways += [stream_phase, partial(stream_phase, keep=True), share_folds]
+        ways += [stream_phase, partial(stream_phase, keep=True)]
+        ways += [share_folds, partial(share_folds, tiles=2)]
     for way in ways:
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
-from ascend_lab.dsl.auto_tile import Widths, arrange, core_count, schedule_phase
+from ascend_lab.dsl.auto_tile import TILES_PER_CORE, Widths, arrange, core_count, schedule_phase
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.primitives_loops import rfactor, split
 from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, duplicate, hoist, inline
@@ -88,10 +88,13 @@ def _is_wide(stage: Stage, axis: Axis) -> bool:
 # -- few rows --------------------------------------------------------------------------------------
 
 
-def share_folds(s: Schedule, phase: Phase, *, share: float = 1.0) -> Schedule:
+def share_folds(
+    s: Schedule, phase: Phase, *, share: float = 1.0, tiles: int = TILES_PER_CORE
+) -> Schedule:
     """Schedule a nest of few long rows: each core folds a part of every row, fold after fold.
 
-    The next fold, and the result, begin with the parts of all cores; values are computed again.
+    The next fold, and the result, begin with the parts of all cores; values are computed again. A
+    core has so many `tiles`, if they are not small.
     """
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     if not folds or phase.outputs:
@@ -108,11 +111,11 @@ def share_folds(s: Schedule, phase: Phase, *, share: float = 1.0) -> Schedule:
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
         parts += [x.name for x in s.state.stages if x.name not in known]
     for name in (*parts, phase.root):
-        s = _with_folds(s, name, set(folds), share)
+        s = _with_folds(s, name, set(folds), share, tiles)
     return s
 
 
-def _with_folds(s: Schedule, name: str, folds: set[str], share: float) -> Schedule:
+def _with_folds(s: Schedule, name: str, folds: set[str], share: float, count: int) -> Schedule:
     """Schedule a nest; what it folds of other nests' parts, each of its cores does for itself."""
     own = [x for x in s.state.stage(name).sources if x in folds]
     tiles = []
@@ -120,7 +123,7 @@ def _with_folds(s: Schedule, name: str, folds: set[str], share: float) -> Schedu
         before = {x.name for x in s.state.stages}
         s = duplicate(s, fold, name) if len(s.state.readers(fold)) > 1 else s
         tiles += [x.name for x in s.state.stages if x.name not in before] or [fold]
-    s = schedule_phase(s, Phase(name), share=share)
+    s = schedule_phase(s, Phase(name), share=share, tiles=count)
     for tile in tiles:
         s = compute_at(s, tile, name, _rows_loop(s, name, tile))
     return s

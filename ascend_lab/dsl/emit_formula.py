@@ -62,7 +62,9 @@ def _fold_pieces(
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
     if kept > count:
-        apply(unit, Op("vdup", start_of(stage.fold, dtype)), lines, (), [kept])
+        apply(
+            unit, Op("vdup", start_of(stage.fold, dtype)), lines.moved(0, kept - block), (), [block]
+        )
 
     def emit(number: Affine | int, elements: int) -> None:
         own = {r: v.moved(axis, number * width) for r, v in views.items()}
@@ -285,7 +287,8 @@ def _by_groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: 
             kept = -(-blocks // block) * block
             lines = _lines(unit, src.dtype, rows, kept)
             if kept > blocks:
-                apply(unit, Op("vdup", start_of(fold, src.dtype)), lines, (), [*rows, kept])
+                last = lines.moved(len(rows), kept - block)
+                apply(unit, Op("vdup", start_of(fold, src.dtype)), last, (), [*rows, block])
             _groups(unit, fold, lines, src, rows, lanes)
         made.append(lines)
         src, lanes = lines, kept
