@@ -7,7 +7,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
-from ascend_lab.lab.checks.chapter23 import least_micro_batches, sent_bytes
+from ascend_lab.lab.checks.chapter23_26 import least_micro_batches, sent_bytes
 from ascend_lab.lab.figures import fig_plan_cube
 from ascend_lab.parallel import best_plans, placements
 from ascend_lab.parallel.model import GraphModel

@@ -12,7 +12,7 @@ from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.cluster import checked
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.chapter23 import sent_bytes
+from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 from ascend_lab.lab.figures import style as st
 from ascend_lab.parallel.plan import FORWARD, DeviceMemory, PipelineTime, orders, run_pipeline
 from ascend_lab.parallel.timing import PlanTime
