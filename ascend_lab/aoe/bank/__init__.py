@@ -3,14 +3,14 @@
 What is known and where it lies: the custom bank of the user first, then the built-in one.
 
 The custom bank lies where `TUNE_BANK_PATH`, else `ASCEND_CACHE_PATH` says, else in the home folder.
+What is done with an operator, and counted::
 
-| asked before | `REPEAT_TUNE` | done | counted in |
-|---|---|---|---|
-| hit | no | use the entry | `repo_hit_num` |
-| hit | yes, better found | written to the custom bank | `repo_update_num` |
-| hit | yes, nothing better | the entry stays | `repo_reserved_num` |
-| miss | better than the default | written to the custom bank | `repo_add_num` |
-| miss | nothing better | the default itself is written | `repo_unsatisfied_num` |
+    asked before, `REPEAT_TUNE`   done                            counted in
+    hit, no                       use the entry                   `repo_hit_num`
+    hit, yes, better found        written to the custom bank      `repo_update_num`
+    hit, yes, nothing better      the entry stays                 `repo_reserved_num`
+    miss, better than default     written to the custom bank      `repo_add_num`
+    miss, nothing better          the default itself is written   `repo_unsatisfied_num`
 
 The published tool writes no record in the last case and searches again next time. Here the entry
 says that the default is the best known (`improved` is False, `proven` if that is certain), so that
