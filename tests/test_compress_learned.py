@@ -97,7 +97,7 @@ def test_training_with_the_rounding_beats_rounding_afterwards_at_four_bits(name,
     learn, test = digits
     found = c.quantise_graph(networks[name], learn.feeds[:3], c.Plan(FOUR))
     again, losses = c.retrain(
-        found, learn.feeds, c.cross_entropy(learn.labels), steps=60, rate=2e-3
+        found, learn.feeds, c.cross_entropy(learn.labels), steps=120, rate=1e-3
     )
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
     before, after = (learned.accuracy(c.fake_quantised(one), test) for one in (found, again))
