@@ -1,11 +1,13 @@
 """Default schedules of rows that are too long for tiles of whole ones, or too few for all cores."""
 
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import replace
 
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
 from ascend_lab.dsl.auto_tile import TILES_PER_CORE, Widths, arrange, core_count, schedule_phase
 from ascend_lab.dsl.boxes import ub_bytes
+from ascend_lab.dsl.primitives_folds import unchain
 from ascend_lab.dsl.primitives_loops import rfactor, split
 from ascend_lab.dsl.primitives_tiles import cache_read, compute_at, duplicate, hoist, inline
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count
@@ -101,31 +103,52 @@ def share_folds(
         raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")
     for name in phase.tiles:
         s = s if name in folds else inline(s, name)
-    parts: list[str] = []
+    known, parts = {x.name for x in s.state.stages} - set(folds), dict[str, str]()
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
         width = up(up(axis.extent, core_count(s)), BLOCKS) * BLOCKS
         if width >= axis.extent:
             raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
-        known = {x.name for x in s.state.stages}
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
-        parts += [x.name for x in s.state.stages if x.name not in known]
-    for name in (*parts, phase.root):
-        s = _with_folds(s, name, set(folds), share, tiles)
+        parts[name] = s.state.stage(name).sources[0]
+    s, nests = _unchained(s, parts)
+    known |= {phase.root, *(n for nest in nests for n in nest.names)}
+    again = {x.name for x in s.state.stages} - known
+    for nest in (*nests, Phase(phase.root)):
+        s = _with_folds(s, nest, again, share, tiles)
     return s
 
 
-def _with_folds(s: Schedule, name: str, folds: set[str], share: float, count: int) -> Schedule:
+def _unchained(s: Schedule, parts: dict[str, str]) -> tuple[Schedule, list[Phase]]:
+    """Let parts of folds begin without the fold before where they can; return the nests of all."""
+    nests: list[Phase] = []
+    for name, first in zip(parts, ("", *parts), strict=False):
+        before, nest = {x.name for x in s.state.stages}, Phase(parts[name])
+        with suppress(ScheduleError):
+            if first and not nests[-1].outputs:
+                s = unchain(s, name, parts[name], first, parts[first])
+                new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
+                nest = replace(nest, tiles=tuple(x.name for x in new if not x.fold))
+                nest = replace(nest, outputs=(nests.pop().root,))
+        nests.append(nest)
+    return s, nests
+
+
+def _with_folds(
+    s: Schedule, phase: Phase, folds: set[str], share: float, count: int
+) -> Schedule:
     """Schedule a nest; what it folds of other nests' parts, each of its cores does for itself."""
-    own = [x for x in s.state.stage(name).sources if x in folds]
-    tiles = []
-    for fold in own:
-        before = {x.name for x in s.state.stages}
-        s = duplicate(s, fold, name) if len(s.state.readers(fold)) > 1 else s
-        tiles += [x.name for x in s.state.stages if x.name not in before] or [fold]
-    s = schedule_phase(s, Phase(name), share=share, tiles=count)
-    for tile in tiles:
-        s = compute_at(s, tile, name, _rows_loop(s, name, tile))
+    inside, own = set(phase.names), list[str]()
+    for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:
+        readers = {r.name for r in s.state.readers(name)}
+        if readers & inside:
+            before = {x.name for x in s.state.stages}
+            s = duplicate(s, name, phase.root) if readers - inside else s
+            own += [x.name for x in s.state.stages if x.name not in before] or [name]
+            inside.add(own[-1])
+    s = schedule_phase(s, phase, share=share, tiles=count)
+    for tile in own:
+        s = compute_at(s, tile, phase.root, _rows_loop(s, phase.root, tile))
     return s
 
 

@@ -71,12 +71,12 @@ def needed(
     `known` holds what was found for them, since many ways may lead there.
     """
     known = {} if known is None else known
-    if stage.output and stage.attach is not None:
-        host = state.stage(stage.attach[0])
-        pairs = zip(stage.axes, host.axes, strict=True)
-        return {mine.name: active[host.name][theirs.name] for mine, theirs in pairs}
     ranges: list[Range] | None = None
-    for reader in state.readers(stage.name):
+    output = stage.output and stage.attach is not None
+    if output:
+        host = state.stage(stage.attach[0])
+        ranges = [active[host.name][a.name] for a in host.axes]
+    for reader in () if output else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
         if box is None:
