@@ -72,7 +72,7 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
         ways += [_quarter]
     if long and parts and phase.tiles:
         ways += [stream_phase, partial(stream_phase, keep=True)]
-        ways += [share_folds, partial(share_folds, tiles=2)]
+        ways += [share_folds, partial(share_folds, tiles=2), partial(share_folds, tiles=1)]
     for way in ways:
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):

@@ -146,6 +146,9 @@ def _with_folds(
             s = duplicate(s, name, phase.root) if readers - inside else s
             own += [x.name for x in s.state.stages if x.name not in before] or [name]
             inside.add(own[-1])
+            sources = s.state.stage(own[-1]).sources
+            for source in [i.name for i in s.state.inputs if i.name in sources]:
+                s = cache_read(s, source, "UB", own[-1])
     s = schedule_phase(s, phase, share=share, tiles=count)
     for tile in own:
         s = compute_at(s, tile, phase.root, _rows_loop(s, phase.root, tile))

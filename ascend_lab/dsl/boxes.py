@@ -208,7 +208,8 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     last = stage.reduce[-1].name if wide else ""
     along = [dict(r.index[-1].terms).get(last) == 1 for r in stage.reads]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
-    loaded = any(getattr(state.find(n), "is_copy", True) for n in stage.sources)
+    sources = [n for n in stage.sources if getattr(state.find(n), "is_copy", True)]
+    loaded = any(len(state.readers(n)) < 2 for n in sources)
     groups = groups and not isinstance(stage.expr, Read) and not loaded
     return piece * (wide and groups and math.prod(sizes) == sizes[-1] and any(along))
 
