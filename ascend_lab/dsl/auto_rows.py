@@ -22,6 +22,9 @@ PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
 BLOCKS = 128
 """Parts of rows are multiples of so many elements."""
 
+START = 16 * BLOCKS
+"""Elements of which the arithmetic takes as long as what stands around a part of a row."""
+
 
 def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0) -> Schedule:
     """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
@@ -106,7 +109,7 @@ def share_folds(
     known, parts = {x.name for x in s.state.stages} - set(folds), dict[str, str]()
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
-        width = up(up(axis.extent, core_count(s)), BLOCKS) * BLOCKS
+        width = _part(axis.extent, s.state.stage(name).axes[0].extent, core_count(s))
         if width >= axis.extent:
             raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
@@ -117,6 +120,12 @@ def share_folds(
     for nest in (*nests, Phase(phase.root)):
         s = _with_folds(s, nest, again, share, tiles)
     return s
+
+
+def _part(extent: int, rows: int, cores: int) -> int:
+    """Return the part of a row that gives the busiest core least; what starts a part counts too."""
+    widths = (up(up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
+    return min(widths, key=lambda w: up(rows, cores // up(extent, w)) * (w + START))
 
 
 def _unchained(s: Schedule, parts: dict[str, str]) -> tuple[Schedule, list[Phase]]:
