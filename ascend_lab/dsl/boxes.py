@@ -206,18 +206,19 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
     wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > piece
     last = stage.reduce[-1].name if wide else ""
-    along = [dict(r.index[-1].terms).get(last) == 1 for r in stage.reads]
+    along = [r.source for r in stage.reads if dict(r.index[-1].terms).get(last) == 1]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
-    sources = [n for n in stage.sources if getattr(state.find(n), "is_copy", True)]
-    loaded = any(len(state.readers(n)) < 2 for n in sources)
+    loads = [n for n in along if getattr(state.find(n), "is_copy", True)]
+    loaded = any(len(state.readers(n)) < 2 for n in loads)
     groups = groups and not isinstance(stage.expr, Read) and not loaded
-    return piece * (wide and groups and math.prod(sizes) == sizes[-1] and any(along))
+    return piece * (wide and groups and math.prod(sizes) == sizes[-1] and bool(along))
 
 
 def _folds_lanes(stage: Stage) -> bool:
     """True if every operand is folded along its contiguous elements only, by groups of blocks."""
     folded = {a.name for a in stage.reduce}
-    inner = all({n for n, _ in r.index[-1].terms} <= folded for r in stage.reads if r.index)
+    used = zip(stage.reads, _used(stage), strict=True)
+    inner = all({n for n, _ in r.index[-1].terms} <= folded for r, own in used if own & folded)
     return inner and len(folded) == 1 and stage.fold in ("sum", "max")
 
 
