@@ -21,7 +21,7 @@ from functools import partial
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl import primitives_tiles
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
-from ascend_lab.dsl.auto_rows import share_folds, stream_phase
+from ascend_lab.dsl.auto_rows import share_rows, stream_phase, with_folds
 from ascend_lab.dsl.auto_tile import SMALL_BYTES, long_rows, schedule_phase
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
@@ -71,8 +71,7 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     if long:
         ways += [_quarter]
     if long and parts and phase.tiles:
-        ways += [stream_phase, partial(stream_phase, keep=True)]
-        ways += [share_folds, partial(share_folds, tiles=2), partial(share_folds, tiles=1)]
+        ways += [stream_phase, partial(stream_phase, keep=True), _shared]
     for way in ways:
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):
@@ -85,6 +84,21 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     cycles = [_cycles(trial, s, phase) for trial in found]
     best = cycles.index(min(cycles))
     return found[best if cycles[best] < CLEARLY * cycles[0] else 0]
+
+
+def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
+    """Let cores share long rows, each of the nests in the number of tiles that is quickest."""
+    s, nests, folds = share_rows(s, phase)
+    for nest in nests:
+        found: dict[Schedule, int] = {}
+        for tiles in (4, 8, 2, 1):
+            with suppress(ScheduleError, ProgramError):
+                trial = with_folds(s, nest, folds, share, tiles)
+                found[trial] = _cycles(trial, s, nest)
+        if not found:
+            raise ScheduleError(f"tiles of {nest.root} that fit", "none", "take whole rows")
+        s = min(found, key=lambda trial: found[trial])
+    return s
 
 
 def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:

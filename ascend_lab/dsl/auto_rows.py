@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes, weight
-from ascend_lab.dsl.auto_tile import TILES_PER_CORE, Widths, arrange, core_count, schedule_phase
+from ascend_lab.dsl.auto_tile import Widths, arrange, core_count, schedule_phase
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.primitives_folds import unchain
 from ascend_lab.dsl.primitives_loops import rfactor, split
@@ -93,13 +93,11 @@ def _is_wide(stage: Stage, axis: Axis) -> bool:
 # -- few rows --------------------------------------------------------------------------------------
 
 
-def share_folds(
-    s: Schedule, phase: Phase, *, share: float = 1.0, tiles: int = TILES_PER_CORE
-) -> Schedule:
-    """Schedule a nest of few long rows: each core folds a part of every row, fold after fold.
+def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[str]]:
+    """Return a nest of few long rows as several: a core folds parts of rows, fold after fold.
 
-    The next fold, and the result, begin with the parts of all cores; values are computed again. A
-    core has so many `tiles`, if they are not small.
+    The next fold, and the result, begin with the parts of all cores; values are computed again.
+    Return the nests, and the folds that each of their cores does for itself (`with_folds`).
     """
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     if not folds or phase.outputs:
@@ -114,12 +112,10 @@ def share_folds(
             raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
         parts[name] = s.state.stage(name).sources[0]
-    s, nests = _unchained(s, parts)
-    known |= {phase.root, *(n for nest in nests for n in nest.names)}
-    again = {x.name for x in s.state.stages} - known
-    for nest in (*nests, Phase(phase.root)):
-        s = _with_folds(s, nest, again, share, tiles)
-    return s
+    s, nests = _unchained(hoist(s, phase.root), parts)
+    nests.append(Phase(phase.root))
+    known |= {n for nest in nests for n in nest.names}
+    return s, nests, {x.name for x in s.state.stages} - known
 
 
 def _part(extent: int, rows: int, cores: int) -> int:
@@ -143,10 +139,10 @@ def _unchained(s: Schedule, parts: dict[str, str]) -> tuple[Schedule, list[Phase
     return s, nests
 
 
-def _with_folds(
-    s: Schedule, phase: Phase, folds: set[str], share: float, count: int
+def with_folds(
+    s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int
 ) -> Schedule:
-    """Schedule a nest; what it folds of other nests' parts, each of its cores does for itself."""
+    """Schedule a nest in so many tiles a core, and those of these folds that it needs inside it."""
     inside, own = set(phase.names), list[str]()
     for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:
         readers = {r.name for r in s.state.readers(name)}
@@ -158,7 +154,7 @@ def _with_folds(
             sources = s.state.stage(own[-1]).sources
             for source in [i.name for i in s.state.inputs if i.name in sources]:
                 s = cache_read(s, source, "UB", own[-1])
-    s = schedule_phase(s, phase, share=share, tiles=count)
+    s = schedule_phase(s, phase, share=share, tiles=tiles)
     for tile in own:
         s = compute_at(s, tile, phase.root, _rows_loop(s, phase.root, tile))
     return s
