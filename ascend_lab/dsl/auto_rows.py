@@ -112,8 +112,10 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
             raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
         parts[name] = s.state.stage(name).sources[0]
-    s, nests = _unchained(hoist(s, phase.root), parts)
+    s, nests = _unchained(s, parts)
     nests.append(Phase(phase.root))
+    for nest in nests:
+        s = hoist(s, nest.root, apart=True)
     known |= {n for nest in nests for n in nest.names}
     return s, nests, {x.name for x in s.state.stages} - known
 
@@ -148,7 +150,7 @@ def with_folds(
         readers = {r.name for r in s.state.readers(name)}
         if readers & inside:
             before = {x.name for x in s.state.stages}
-            s = duplicate(s, name, phase.root) if readers - inside else s
+            s = duplicate(s, name, max(readers & inside)) if readers - inside else s
             own += [x.name for x in s.state.stages if x.name not in before] or [name]
             inside.add(own[-1])
             sources = s.state.stage(own[-1]).sources
@@ -161,10 +163,11 @@ def with_folds(
 
 
 def _rows_loop(s: Schedule, name: str, tile: str) -> str:
-    """Return the loop of a nest in which a tile can be computed: the last one over its rows."""
+    """Return the loop of a nest in which a tile can be computed: over cores, or its rows."""
     stage, rows = s.state.stage(name), {a.name for a in s.state.stage(tile).axes}
     loops = stage.loops[: loop_count(s.state, stage)]
-    found = [x.name for x in loops if x.root in rows or x.name in stage.bound]
+    found = [x.name for x in loops if x.name in stage.bound]
+    found = found or [x.name for x in loops if x.root in rows]
     if not found:
         raise ScheduleError(f"{name}: a loop over rows, or cores", "none", "take tiles")
     return found[-1]

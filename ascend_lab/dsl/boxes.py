@@ -96,6 +96,8 @@ def needed(
             ranges = found if ranges is None else list(map(join, ranges, found))
     if ranges is None:
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
+    if 1 < stage.align == stage.shape[-1] and not output:  # rows of one block are there or not
+        ranges[-1] = Range(ZERO, stage.align)
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
     ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
     extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}

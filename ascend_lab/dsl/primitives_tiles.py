@@ -7,8 +7,10 @@ from ascend_lab.dsl.schedule import primitive
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import Affine, c0_of
 
+ROOM = 16
+"""Elements of which each format has whole blocks."""
 ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
 
 
@@ -195,27 +197,33 @@ def _without_copies(expr: Expr) -> Expr:
 
 
 @primitive
-def hoist(state: State, stage: str) -> State:
+def hoist(state: State, stage: str, *, apart: bool = False) -> State:
     """Compute what is the same for a whole row in a tensor of its own.
 
     before: `y[i, j] = a[i, j] * f(t[i])`
     after: `y_row[i] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i]`
+
+    `apart`: in as many elements as whole blocks have: `y[i, j] = a[i, j] * y_row[i, 0]`
     """
-    s, found = state.stage(stage), list[Stage]()
+    s, found, lane = state.stage(stage), dict[Expr, Stage](), state.stage(stage).axes[-1].name
+    axes = s.axes[:-1] + (Axis(f"{lane}_b", ROOM),) * apart
+    place = identity(s.axes[:-1]) + (Affine(),) * apart
 
     def row(expr: Expr) -> Expr:
-        lane = s.axes[-1].name
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
+        whole = used and lane not in used and not used & {a.name for a in s.reduce}
+        if whole and (apart or isinstance(expr, Call)):
+            name = state.new_name(f"{stage}_row{len(found) or ''}")
+            value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
+            made = Stage(name, expr.dtype, axes, value, loops=fresh(axes))
+            made = found.setdefault(expr, replace(made, align=ROOM if apart else 1))
+            return Read(made.name, expr.dtype, place)
         if not isinstance(expr, Call):
             return expr
-        if used - {lane} and lane not in used and not used & {a.name for a in s.reduce}:
-            name, axes = state.new_name(f"{stage}_row{len(found) or ''}"), s.axes[:-1]
-            found.append(Stage(name, expr.dtype, axes, expr, loops=fresh(axes)))
-            return Read(name, expr.dtype, identity(axes))
         return replace(expr, args=tuple(map(row, expr.args)))
 
     state = state.put(replace(s, expr=row(s.expr)))
-    for one in found:
+    for one in found.values():
         state = state.insert(one, before=stage)
     return state
 
