@@ -96,7 +96,7 @@ def needed(
             ranges = found if ranges is None else list(map(join, ranges, found))
     if ranges is None:
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
-    if 1 < stage.align == stage.shape[-1] and not output:  # rows of one block are there or not
+    if stage.repeats:
         ranges[-1] = Range(ZERO, stage.align)
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
     ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)

@@ -227,6 +227,8 @@ def _lanes_last(dims: Dims) -> Dims:
 def _expand(unit: Unit, view: View, dims: Dims) -> View:
     """Turn an operand that repeats along the lanes into one 32-byte block per element."""
     size, step = dims[-1][0], view.strides[-1]
+    if view.blocks:
+        return view.stepping((*view.strides[:-1], 1))
     if step == 1 or size == 1:
         return view
     if step:

@@ -92,6 +92,13 @@ class Stage:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def repeats(self) -> bool:
+        """True for a tile of rows of one block, the same element throughout."""
+        lane = self.axes[-1].name
+        uses = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
+        return 1 < self.align == self.shape[-1] and not uses
+
     def loop(self, name: str) -> Leaf:
         """Return a loop by name; raise `ScheduleError` naming those there are."""
         for leaf in self.loops:

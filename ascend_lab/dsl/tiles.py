@@ -91,7 +91,9 @@ class Tiles:
                 elements = held.sizes[row]
             for name, coefficient in index.terms:
                 strides[name] += coefficient * step
-        return View(held.memory, held.dtype, offset, tuple(strides.values()), row=elements)
+        entry = self.state.find(read.source)
+        blocks = isinstance(entry, Stage) and entry.repeats and not read.index[-1].terms
+        return View(held.memory, held.dtype, offset, tuple(strides.values()), blocks, elements)
 
     def room(self, stage: Stage, box: Box) -> View:
         """Return where a stage writes; what lies behind its rows may be written too."""
