@@ -206,13 +206,16 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
 def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
     """Return the bytes of one long row that are computed before they are folded, 0: all of it."""
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
-    wide = bool(stage.reduce) and sizes[-1] * DTYPE_BYTES[stage.expr.dtype] > piece
+    size = sizes[-1] * DTYPE_BYTES[stage.expr.dtype]
+    wide = bool(stage.reduce) and size > piece
     last = stage.reduce[-1].name if wide else ""
     along = [r.source for r in stage.reads if dict(r.index[-1].terms).get(last) == 1]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
     loads = [n for n in along if getattr(state.find(n), "is_copy", True)]
     loaded = any(len(state.readers(n)) < 2 for n in loads)
     groups = groups and not isinstance(stage.expr, Read) and not loaded
+    parts = max(1, (size + piece // 2) // piece)
+    piece = -(-size // (512 * parts)) * 512
     return piece * (wide and groups and math.prod(sizes) == sizes[-1] and bool(along))
 
 
