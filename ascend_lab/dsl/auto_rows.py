@@ -113,9 +113,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
         parts[name] = s.state.stage(name).sources[0]
     s, nests = _unchained(s, parts)
+    s = hoist(s, phase.root, apart=True)
     nests.append(Phase(phase.root))
-    for nest in nests:
-        s = hoist(s, nest.root, apart=True)
     known |= {n for nest in nests for n in nest.names}
     return s, nests, {x.name for x in s.state.stages} - known
 
@@ -130,14 +129,16 @@ def _unchained(s: Schedule, parts: dict[str, str]) -> tuple[Schedule, list[Phase
     """Let parts of folds begin without the fold before where they can; return the nests of all."""
     nests: list[Phase] = []
     for name, first in zip(parts, ("", *parts), strict=False):
-        before, nest = {x.name for x in s.state.stages}, Phase(parts[name])
+        before, outputs = {x.name for x in s.state.stages}, tuple[str, ...]()
         with suppress(ScheduleError):
             if first and not nests[-1].outputs:
                 s = unchain(s, name, parts[name], first, parts[first])
-                new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
-                nest = replace(nest, tiles=tuple(x.name for x in new if not x.fold))
-                nest = replace(nest, outputs=(nests.pop().root,))
-        nests.append(nest)
+                outputs = (nests.pop().root,)
+        s = hoist(s, parts[name], apart=True)
+        new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
+        folds = {*parts, *(x.name for x in new if x.fold)}
+        tiles = (x.name for x in new if x.name not in folds and not folds & set(x.sources))
+        nests.append(Phase(parts[name], tuple(tiles), outputs))
     return s, nests
 
 

@@ -205,14 +205,15 @@ def hoist(state: State, stage: str, *, apart: bool = False) -> State:
 
     `apart`: in as many elements as whole blocks have: `y[i, j] = a[i, j] * y_row[i, 0]`
     """
-    s, found, lane = state.stage(stage), dict[Expr, Stage](), state.stage(stage).axes[-1].name
-    axes = s.axes[:-1] + (Axis(f"{lane}_b", ROOM),) * apart
-    place = identity(s.axes[:-1]) + (Affine(),) * apart
+    s, found = state.stage(stage), dict[Expr, Stage]()
+    lanes = {a.name for a in s.reduce or s.axes[-1:]}
+    kept = s.axes if s.fold else s.axes[:-1]
+    axes = kept + (Axis(f"{min(lanes)}_b", ROOM),) * apart
+    place = identity(kept) + (Affine(),) * apart
 
     def row(expr: Expr) -> Expr:
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
-        whole = used and lane not in used and not used & {a.name for a in s.reduce}
-        if whole and (apart or isinstance(expr, Call)):
+        if used and not used & lanes and (apart or isinstance(expr, Call)):
             name = state.new_name(f"{stage}_row{len(found) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
             made = Stage(name, expr.dtype, axes, value, loops=fresh(axes))
