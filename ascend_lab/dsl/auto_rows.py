@@ -69,7 +69,7 @@ def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float 
 def _hoisted(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
     """Compute once what the result's parts of a row share."""
     before = {x.name for x in s.state.stages}
-    s = hoist(s, phase.root)
+    s = hoist(s, phase.root, apart=True)
     rows = (x.name for x in s.state.stages if x.name not in before)
     return s, replace(phase, tiles=(*phase.tiles, *rows))
 
