@@ -33,6 +33,7 @@ from ascend_lab.kernels.conv_windows import (
     Seen,
     Window,
     area_of,
+    rows_of,
     runs_of,
     tiles_per_image,
 )
@@ -63,8 +64,8 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     """
     check_tandem(tandem, chip)
     check_division(tandem, chip, schedule)
-    shape = tandem.depth
-    totals = shape.blocks[1], shape.n, shape.out_hw[0]
+    shape, tandem = tandem.depth, tandem.of(schedule.images)
+    totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
 
     def program(own: Own) -> Program:
@@ -182,9 +183,9 @@ class _Writer:
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
         self.bands = bands_of(tandem, own.rows, schedule)
         shape, lines = tandem.depth, max(band.pixels for band in self.bands) * FRACTAL
-        self.plane = math.prod(shape.out_hw)
-        self.x = k.tensor("x", "fp16", shape.n * c1 * tandem.point.plane)
-        self.y = k.tensor("y", "fp16", shape.n * n1 * self.plane * FRACTAL)
+        self.plane = math.prod(shape.out_hw) // shape.mixed
+        self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
+        self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
         size = self.blocks * lines
         self.planes = k.queue("planes", "L1", "fp16", size, src="MTE3", dst="MTE1")
         tiles = max(band.tile for band in self.bands), schedule.tile
@@ -356,8 +357,9 @@ class _Writer:
         half, band, first = self.depth, unit.band, unit.col + unit.at
         shape, planes = band.depth, self.planes.dequeue()
         line, ow = shape.w * FRACTAL, shape.out_hw[1]
-        place = Placement(band.low * ow, ow, 1, self.plane)
-        plane = (unit.image * shape.blocks[1] + first) * self.plane
+        apart = shape.blocks[1] * self.plane
+        place = Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
+        plane = unit.image * (apart * shape.mixed) + first * self.plane
         with self._inside(half, unit) as (near, held):
 
             def tile(turn: _Turn) -> None:
@@ -392,10 +394,11 @@ class _Writer:
 
     def _load_rows(self, unit: _Unit) -> Tile:
         point, band = self.tandem.point, unit.band
-        first = unit.image * (point.blocks[0] * point.plane) + band.first * (point.w * FRACTAL)
-        sizes = (point.blocks[0], band.pixels * FRACTAL)
-        source = self.x.region(first, sizes, (point.plane, 1))
-        self.k.copy(self.rows.alloc().region(0, sizes), source)
+        c1, m = point.blocks[0], point.mixed
+        seen = Seen(band.first * m, band.depth.h * m, 0, 0, 0), Seen(0, point.w, 0, 0, 0)
+        blocks = unit.image * (c1 * m), c1
+        source = rows_of(point, self.x, Window(*seen, 0, 0, 0), blocks, Affine())
+        self.k.copy(self.rows.alloc().region(0, source.sizes), source)
         self.rows.enqueue()
         return self.rows.dequeue()
 
