@@ -81,7 +81,7 @@ def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     shape = tandem.depth
     (oh, ow), c1 = shape.out_hw, shape.blocks[1]
     for images in (m for m in ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
-        for grid in _grids((c1, shape.n // images, oh), chip.core_count):
+        for grid in _grids((c1, shape.n // images, 1 if tandem.means else oh), chip.core_count):
             own = up(c1, grid[0])
             for blocks in (b for b in BLOCKS if own % b == 0):
                 yield from _divided(tandem.of(images), chip, grid, blocks)
@@ -124,9 +124,11 @@ def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -
 
 
 def _fits(tandem: Tandem, chip: Chip, grid: tuple[int, int, int], bands: int, blocks: int) -> bool:
-    """Tell whether a band's rows and two slots of planes fit L1."""
+    """Tell whether a band's rows, two slots of planes, and of what is summed, fit L1."""
     work = _work(tandem, grid, bands, blocks)
-    return (tandem.point.blocks[0] + 2 * blocks) * work.before * LINE <= chip.buffers["L1"] * 7 / 8
+    lines = (tandem.point.blocks[0] + 2 * blocks) * work.before
+    lines += 2 * blocks * work.after if tandem.means else 0
+    return lines * LINE <= chip.buffers["L1"] * 7 / 8
 
 
 def _estimate(
@@ -157,6 +159,11 @@ def _estimate(
     out = chip.path("UB", "GM")
     mte3 += s.blocks * LINE * pixels[1] / out.rate_bytes_per_cycle
     mte3 += work.pieces * out.startup_cycles
+    if tandem.means:  # what leaves UB goes to L1, too, and is summed
+        summed = s.blocks * fractals[1]
+        cube += summed
+        mte1 += summed * area / chip.path("L1", "L0B").rate_bytes_per_cycle
+        mte3 += summed * area / chip.path("UB", "L1").rate_bytes_per_cycle
     rate = chip.path("GM", "L1").rate_bytes_per_cycle
     rows, groups = c1 * pixels[0] * LINE / rate, work.units // work.loads
     times = (work.loads, work.units) if s.stay == "rows" else (work.units, groups)

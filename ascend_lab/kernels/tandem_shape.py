@@ -21,12 +21,16 @@ PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """Both convolutions, and what is done to the sums of each."""
+    """Both convolutions, and what is done to the sums of each.
+
+    With `means` the mean of each channel is written, too.
+    """
 
     point: ConvShape
     depth: ConvShape
     after_point: Epilogue | None = None
     after_depth: Epilogue | None = None
+    means: bool = False
 
     @property
     def halves(self) -> tuple[Job, Job]:
@@ -92,6 +96,8 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         raise InputError(needed, str(s.images), "take one at a time")
     most = (shape.blocks[1], shape.n // s.images, shape.out_hw[0])
     fits = whole and all(1 <= g <= m for g, m in zip(s.grid, most, strict=True))
+    if tandem.means and s.grid[2:] != (1,):
+        raise InputError("all rows of an image on a core, for means", str(s.grid), "divide images")
     if not fits or math.prod(s.grid) > chip.core_count:
         needed = f"a grid of at most {most} (channel blocks, images, rows), {chip.core_count} cores"
         raise InputError(needed, str(s.grid), "divide less")
@@ -111,7 +117,8 @@ def ways_of(shape: ConvShape) -> tuple[int, ...]:
 class Band:
     """Output rows from `low` on, as if the image were what these see of it, from `first` on.
 
-    Of several images as one these are rows of each. `tile`: fractals of pixels of a tile in between, of which there are no more than behind.
+    Of several images as one these are rows of each. `tile`: fractals of pixels of a tile in
+    between, of which there are no more than behind.
     """
 
     low: int

@@ -1,0 +1,146 @@
+"""Means over the pixels of each channel of what a tandem writes, summed while it is on the core.
+
+What leaves UB for memory goes to L1, too. A unit later, so that no pipe waits, the cube sums it:
+
+    sums (images, 16 channels) = own (images, pixels) @ y (pixels, 16 channels)    for each block
+
+`own` has a 1 where a pixel is of an image: several may be one, whose rows take turns. It comes from
+a matrix of 16 ones on the diagonal, below which is a row of zeros. Before the first unit stands
+one of zeros, so that each has one in front. Sums of all units stay in UB to the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import CapacityError
+from ascend_lab.isa import Affine, KernelBuilder, Tile
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.tandem_shape import SUMS, Band, Tandem
+from ascend_lab.kernels.tiles import Span, segments, sum_queue
+
+AREA = FRACTAL * FRACTAL
+TOGETHER = 16
+"""Fractals of a load, about."""
+
+
+def diagonal() -> NDArray[np.float16]:
+    """Return the tensor `ones`: 16 rows with a 1 each, a row of zeros."""
+    return np.eye(FRACTAL + 1, FRACTAL, dtype=np.float16).reshape(-1)
+
+
+class Means:
+    """The sums of a core: `units` of `blocks` channel blocks in each band."""
+
+    def __init__(
+        self, k: KernelBuilder, tandem: Tandem, bands: list[Band], units: int, blocks: int
+    ) -> None:
+        """Allocate everything; raise `CapacityError` for rows of which few fractals are alike."""
+        shape, self.k, self.units, self.blocks = tandem.depth, k, units, blocks
+        (oh, ow), m = shape.out_hw, shape.mixed
+        self.images, self.width, self.lines = m, ow, shape.blocks[1]
+        self.pixels = oh // m * ow
+        alike = ow * m // math.gcd(ow * m, FRACTAL) if m > 1 else 1
+        if alike > TOGETHER or m > FRACTAL:
+            needed = f"rows of {m} images that begin a fractal each {TOGETHER} times"
+            raise CapacityError(needed, f"{alike}", "take fewer images at a time")
+        self.depth = max(TOGETHER // blocks // alike, 1) * alike
+        self.size = blocks * m * FRACTAL
+        most = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
+        self.ones = k.tensor("ones", "fp16", AREA + FRACTAL)
+        self.y = k.tensor("means", "fp16", shape.images * shape.blocks[1] * FRACTAL)
+        self.held = k.queue("y_l1", "L1", "fp16", most * blocks * AREA, src="MTE3", dst="MTE1")
+        size = self.depth * blocks * AREA
+        self.right = k.queue("y_l0", "L0B", "fp16", size, src="MTE1", dst="M")
+        self.own = k.buffer("own_l1", "L1", "fp16", self.depth * AREA)
+        self.left = k.buffer("own_l0", "L0A", "fp16", self.depth * AREA)
+        self.sums = sum_queue(k, "plane_sums", SUMS, 1, blocks)
+        self.totals = k.buffer("totals", "UB", SUMS, len(bands) * (units + 1) * self.size)
+        self.zeros = k.buffer("zeros", "UB", "fp16", FRACTAL)
+        self.out = k.buffer("means_ub", "UB", "fp16", units * self.size)
+
+    def begin(self) -> None:
+        """Bring to L0A what tells the images apart, and a row of zeros to UB."""
+        k, rows = self.k, self.depth * FRACTAL // (self.images * self.width)
+        sizes: tuple[int, ...] = (rows, self.images, self.width, FRACTAL)
+        apart: tuple[int, ...] = (0, FRACTAL, 0, 1)
+        if self.images == 1:
+            sizes, apart = (self.depth * FRACTAL, FRACTAL), (0, 1)
+        k.copy(self.own.region(0, sizes), self.ones.region(0, sizes, apart))
+        k.each("vdup", FRACTAL, (self.zeros, 0), scalar=0.0)
+        k.barrier()
+        fractals = (self.depth, FRACTAL, FRACTAL)
+        k.load2d(self.left.region(0, fractals), self.own.region(0, fractals, (AREA, 1, FRACTAL)))
+        k.barrier()
+
+    def prime(self, band: Band) -> None:
+        """Put zeros where the unit in front of the first of a band would lie."""
+        slot = self.held.alloc()
+        sizes = (up(math.prod(band.depth.out_hw), FRACTAL) * self.blocks * FRACTAL, FRACTAL)
+        self.k.copy(slot.region(0, sizes), self.zeros.region(0, sizes, (0, 1)))
+        self.held.enqueue()
+
+    def slot(self, band: Band) -> Tile:
+        """Return the place in L1 of a unit that begins; behind its last pixel stand zeros."""
+        slot, (whole, rest) = self.held.alloc(), divmod(math.prod(band.depth.out_hw), FRACTAL)
+        if rest:
+            start, sizes = whole * self.blocks * AREA, (self.blocks, FRACTAL - rest, FRACTAL)
+            to = slot.region(start + rest * FRACTAL, sizes, (AREA, FRACTAL, 1))
+            self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 1)))
+        return slot
+
+    def keeps(self, slot: Tile, pixel: Affine, size: int) -> Callable[[Tile, int, Span], None]:
+        """Return what brings `size` pixels from `pixel` on of some blocks from UB to a slot."""
+        whole, rest = divmod(size, FRACTAL)
+
+        def keep(tile: Tile, run: int, blocks: Span) -> None:
+            (at, count), line = blocks, self.blocks * AREA
+            start = pixel * (self.blocks * FRACTAL) + at * AREA
+            if whole:
+                sizes = (count, whole, AREA)
+                to = slot.region(start, sizes, (AREA, line, 1))
+                self.k.copy(to, tile.region(0, sizes, (run, AREA, 1)))
+            if rest:
+                to = slot.region(start + whole * line, (count, rest * FRACTAL), (AREA, 1))
+                self.k.copy(to, tile.region(whole * AREA, to.sizes, (run, 1)))
+
+        return keep
+
+    def add(self, band: Band, number: Affine) -> None:
+        """Sum the unit in front of unit `number`."""
+        k, n, size = self.k, self.blocks, (FRACTAL, FRACTAL)
+        slot, sums = self.held.dequeue(), self.sums.alloc()
+        count = up(math.prod(band.depth.out_hw), FRACTAL)
+        for at, depth in segments(k, "sum", count, self.depth):
+            to, start = (depth * n, *size), at * (n * AREA)
+            k.load2d(self.right.alloc().region(0, to), slot.region(start, to, (AREA, 1, FRACTAL)))
+            self.right.enqueue()
+            b = self.right.dequeue().region(0, (depth, n, *size))
+            a = self.left.region(0, (1, depth, *size))
+            k.mmad(sums.region(0, (n, 1, *size)), a, b, accumulate=at)
+            self.right.free()
+        self.held.free()
+        self.sums.enqueue()
+        rows = (n, self.images * FRACTAL)
+        to = self.totals.region(number * self.size, rows)
+        k.copy(to, self.sums.dequeue().region(0, rows, (AREA, 1)))
+        self.sums.free()
+
+    def end(self, bands: int, place: Affine, counts: Span, strides: tuple[int, int]) -> None:
+        """Store the means of units (images, groups of channel blocks) that lie `strides` apart."""
+        k, count, one = self.k, self.units * self.size, (self.totals, self.size)
+        for band in range(1, bands):
+            more = (self.units + 1) * band * self.size + self.size
+            k.each("vadd", count, one, one, (self.totals, more))
+        k.each("vmuls", count, one, one, scalar=1.0 / self.pixels)
+        k.each("vconv", count, (self.out, 0), one)
+        k.barrier()
+        m, line = self.images, self.lines * FRACTAL
+        sizes = (*counts, self.blocks, m, FRACTAL)
+        own = (*(self.size * s for s in strides), m * FRACTAL, FRACTAL, 1)
+        apart = (m * line, self.blocks * FRACTAL, FRACTAL, line, 1)
+        k.copy(self.y.region(place * FRACTAL, sizes, apart), self.out.region(0, sizes, own))
