@@ -78,6 +78,7 @@ def check_tandem(tandem: Tandem, chip: Chip) -> None:
         "images as it writes them": (depth.n, depth.h, depth.w) == (point.n, *point.out_hw),
         "fp16 all the way": kinds == {"fp16"},
         "no operand per element in between": not (first and first.of_kind("tile")),
+        "flags for six slots of the cube, for means": chip.event_ids >= 6 or not tandem.means,
     }
     for what, fits in needed.items():
         if not fits:
