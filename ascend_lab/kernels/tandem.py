@@ -172,11 +172,12 @@ class _Writer:
         ):
             if self.means:
                 self.means.begin()
+            groups = c // self.blocks
             for at, band in enumerate(self.bands):
-                groups = c // self.blocks
-                start = Affine(at * (groups * n + 1))
+                start = Affine(at * groups * n)
                 self._pipe(_Unit(band, col, Affine(), first, start, (one, two)), n)
             if self.means:
+                self.means.add(Affine(len(self.bands) * groups * n))
                 place = first * (self.tandem.depth.mixed * self.tandem.depth.blocks[1]) + col
                 apart = (groups, 1) if self.schedule.stay == "rows" else (1, n)
                 self.means.end(len(self.bands), place, (n, groups), apart)
@@ -226,8 +227,6 @@ class _Writer:
             if not rows:
                 self.depth.near.free()
 
-        if self.means:
-            self.means.prime(unit.band)
         one = load(self.point, start)
         self._turns(of(start, start, one), None)
         two = load(self.depth, start)
@@ -240,8 +239,6 @@ class _Writer:
         one, two = (t and replace(t, slot=t.slot + max(0, outer - 2)) for t in (one, two))
         begun(Affine(outer - 1))
         ended(Affine(outer - 1), None)
-        if self.means:
-            self.means.add(unit.band, unit.number + outer * inner)
 
     def _turns(self, one: _Unit | None, two: _Unit | None) -> None:
         """Do tiles of the first half of a unit and of the second half of another, in turns."""
@@ -259,7 +256,7 @@ class _Writer:
                 if second:
                     second(turn)
                 if two and self.means and turn.place == Affine():
-                    self.means.add(two.band, two.number)
+                    self.means.add(two.number)
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
@@ -314,7 +311,7 @@ class _Writer:
         apart = shape.blocks[1] * self.plane
         place = Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
         plane = unit.image * (apart * shape.mixed) + first * self.plane
-        slot = self.means.slot(band) if self.means else None
+        slot = self.means.slot(math.prod(shape.out_hw)) if self.means else None
         with self._inside(half, unit) as (near, held):
 
             def tile(turn: _Turn) -> None:

@@ -21,11 +21,11 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, KernelBuilder, Tile
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tandem_shape import SUMS, Band, Tandem
-from ascend_lab.kernels.tiles import Span, segments, sum_queue
+from ascend_lab.kernels.tiles import Span, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
-TOGETHER = 16
-"""Fractals of a load, about."""
+TOGETHER = 14
+"""Fractals of a load, at most: two of them leave L0B to the weights."""
 
 
 def diagonal() -> NDArray[np.float16]:
@@ -34,7 +34,10 @@ def diagonal() -> NDArray[np.float16]:
 
 
 class Means:
-    """The sums of a core: `units` of `blocks` channel blocks in each band."""
+    """The sums of a core: `units` of `blocks` channel blocks in each band, a band after the other.
+
+    What is summed of a unit is as long as that of the longest band, zeros behind its last pixel.
+    """
 
     def __init__(
         self, k: KernelBuilder, tandem: Tandem, bands: list[Band], units: int, blocks: int
@@ -48,18 +51,18 @@ class Means:
         if alike > TOGETHER or m > FRACTAL:
             needed = f"rows of {m} images that begin a fractal each {TOGETHER} times"
             raise CapacityError(needed, f"{alike}", "take fewer images at a time")
-        self.depth = max(TOGETHER // blocks // alike, 1) * alike
+        self.depth = TOGETHER // alike * alike
         self.size = blocks * m * FRACTAL
-        most = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
+        self.count = max(up(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
         self.ones = k.tensor("ones", "fp16", AREA + FRACTAL)
         self.y = k.tensor("means", "fp16", shape.images * shape.blocks[1] * FRACTAL)
-        self.held = k.queue("y_l1", "L1", "fp16", most * blocks * AREA, src="MTE3", dst="MTE1")
-        size = self.depth * blocks * AREA
+        self.line, size = self.count * AREA, self.depth * AREA
+        self.held = k.queue("y_l1", "L1", "fp16", self.line * blocks, src="MTE3", dst="MTE1")
         self.right = k.queue("y_l0", "L0B", "fp16", size, src="MTE1", dst="M")
-        self.own = k.buffer("own_l1", "L1", "fp16", self.depth * AREA)
-        self.left = k.buffer("own_l0", "L0A", "fp16", self.depth * AREA)
+        self.own = k.buffer("own_l1", "L1", "fp16", size)
+        self.left = k.buffer("own_l0", "L0A", "fp16", size)
         self.sums = sum_queue(k, "plane_sums", SUMS, 1, blocks)
-        self.totals = k.buffer("totals", "UB", SUMS, len(bands) * (units + 1) * self.size)
+        self.totals = k.buffer("totals", "UB", SUMS, (len(bands) * units + 1) * self.size)
         self.zeros = k.buffer("zeros", "UB", "fp16", FRACTAL)
         self.out = k.buffer("means_ub", "UB", "fp16", units * self.size)
 
@@ -76,53 +79,42 @@ class Means:
         fractals = (self.depth, FRACTAL, FRACTAL)
         k.load2d(self.left.region(0, fractals), self.own.region(0, fractals, (AREA, 1, FRACTAL)))
         k.barrier()
-
-    def prime(self, band: Band) -> None:
-        """Put zeros where the unit in front of the first of a band would lie."""
-        slot = self.held.alloc()
-        sizes = (up(math.prod(band.depth.out_hw), FRACTAL) * self.blocks * FRACTAL, FRACTAL)
-        self.k.copy(slot.region(0, sizes), self.zeros.region(0, sizes, (0, 1)))
+        self.slot(0)
         self.held.enqueue()
 
-    def slot(self, band: Band) -> Tile:
-        """Return the place in L1 of a unit that begins; behind its last pixel stand zeros."""
-        slot, (whole, rest) = self.held.alloc(), divmod(math.prod(band.depth.out_hw), FRACTAL)
-        if rest:
-            start, sizes = whole * self.blocks * AREA, (self.blocks, FRACTAL - rest, FRACTAL)
-            to = slot.region(start + rest * FRACTAL, sizes, (AREA, FRACTAL, 1))
+    def slot(self, pixels: int) -> Tile:
+        """Return the place in L1 of a unit of `pixels` that begins, zeros behind the last."""
+        slot, missing = self.held.alloc(), self.count * FRACTAL - pixels
+        if missing:
+            sizes = (self.blocks, missing, FRACTAL)
+            to = slot.region(pixels * FRACTAL, sizes, (self.line, FRACTAL, 1))
             self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 1)))
         return slot
 
     def keeps(self, slot: Tile, pixel: Affine, size: int) -> Callable[[Tile, int, Span], None]:
         """Return what brings `size` pixels from `pixel` on of some blocks from UB to a slot."""
-        whole, rest = divmod(size, FRACTAL)
 
         def keep(tile: Tile, run: int, blocks: Span) -> None:
-            (at, count), line = blocks, self.blocks * AREA
-            start = pixel * (self.blocks * FRACTAL) + at * AREA
-            if whole:
-                sizes = (count, whole, AREA)
-                to = slot.region(start, sizes, (AREA, line, 1))
-                self.k.copy(to, tile.region(0, sizes, (run, AREA, 1)))
-            if rest:
-                to = slot.region(start + whole * line, (count, rest * FRACTAL), (AREA, 1))
-                self.k.copy(to, tile.region(whole * AREA, to.sizes, (run, 1)))
+            sizes = (blocks[1], size * FRACTAL)
+            to = slot.region(blocks[0] * self.line + pixel * FRACTAL, sizes, (self.line, 1))
+            self.k.copy(to, tile.region(0, sizes, (run, 1)))
 
         return keep
 
-    def add(self, band: Band, number: Affine) -> None:
+    def add(self, number: Affine) -> None:
         """Sum the unit in front of unit `number`."""
         k, n, size = self.k, self.blocks, (FRACTAL, FRACTAL)
         slot, sums = self.held.dequeue(), self.sums.alloc()
-        count = up(math.prod(band.depth.out_hw), FRACTAL)
-        for at, depth in segments(k, "sum", count, self.depth):
-            to, start = (depth * n, *size), at * (n * AREA)
-            k.load2d(self.right.alloc().region(0, to), slot.region(start, to, (AREA, 1, FRACTAL)))
-            self.right.enqueue()
-            b = self.right.dequeue().region(0, (depth, n, *size))
-            a = self.left.region(0, (1, depth, *size))
-            k.mmad(sums.region(0, (n, 1, *size)), a, b, accumulate=at)
-            self.right.free()
+        with repeat(k, "block", n) as block:
+            for at, depth in segments(k, "sum", self.count, self.depth):
+                to, start = (depth, *size), block * self.line + at * AREA
+                source = slot.region(start, to, (AREA, 1, FRACTAL))
+                k.load2d(self.right.alloc().region(0, to), source)
+                self.right.enqueue()
+                a = self.left.region(0, (1, depth, *size))
+                b = self.right.dequeue().region(0, (depth, 1, *size))
+                k.mmad(sums.region(block * AREA, (1, 1, *size)), a, b, accumulate=at)
+                self.right.free()
         self.held.free()
         self.sums.enqueue()
         rows = (n, self.images * FRACTAL)
@@ -134,8 +126,7 @@ class Means:
         """Store the means of units (images, groups of channel blocks) that lie `strides` apart."""
         k, count, one = self.k, self.units * self.size, (self.totals, self.size)
         for band in range(1, bands):
-            more = (self.units + 1) * band * self.size + self.size
-            k.each("vadd", count, one, one, (self.totals, more))
+            k.each("vadd", count, one, one, (self.totals, band * count + self.size))
         k.each("vmuls", count, one, one, scalar=1.0 / self.pixels)
         k.each("vconv", count, (self.out, 0), one)
         k.barrier()
