@@ -117,22 +117,22 @@ class _Writer:
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
         self.bands = bands_of(tandem, own.rows, schedule)
         shape, lines = tandem.depth, max(band.pixels for band in self.bands) * FRACTAL
+        tiles = max(band.tile for band in self.bands), schedule.tile
         self.plane, groups = math.prod(shape.out_hw) // shape.mixed, count // self.blocks
         self.means: Means | None = None
         if tandem.means:
-            self.means = Means(k, tandem, self.bands, groups * own.images[0], self.blocks)
-        stored, used = shape.images * n1 * self.plane * FRACTAL, k.used_bytes("UB")
+            units = groups * own.images[0]
+            self.means = Means(k, tandem, self.bands, units, self.blocks, max(tiles))
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
-        self.y = k.tensor("y", "fp16", stored)
+        self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
         size = self.blocks * lines
         self.planes = k.queue("planes", "L1", "fp16", size, src="MTE3", dst="MTE1")
-        tiles = max(band.tile for band in self.bands), schedule.tile
-        halves = zip(tandem.halves, tiles, (False, True), strict=True)
-        self.point, self.depth = (
-            Half(k, job, (count, self.blocks), tile, (stored, used), single)
-            for job, tile, single in halves
-        )
-        both = self.point, self.depth
+        halves = zip(tandem.halves, tiles, (1, 2), strict=True)
+        both = [
+            Half(k, job, (count, self.blocks), tile, self.y.elements, shares)
+            for job, tile, shares in reversed([*halves])  # tiles in between are no smaller
+        ]
+        self.point, self.depth = both = both[::-1]
         most = max(half.fractals for half in both) * AREA
         self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
         for half, slots in zip(both, self._near_slots(chip), strict=True):
@@ -142,7 +142,9 @@ class _Writer:
         slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
         self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
         added = any(half.bias for half in both)
-        self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA) if added else None
+        self.ones = self.means.left if self.means and shape.mixed == 1 else None
+        if added and not self.ones:
+            self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
         room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
         parts = [t * half.deep for t, half in zip(tiles, both, strict=True)]
         most = max(*tiles, *(min(part, room) for part in parts))
@@ -189,7 +191,7 @@ class _Writer:
             if half.bias:
                 half.load_bias(col)
         biases = [half.bias for half in (self.point, self.depth) if half.bias]
-        if self.ones and biases:
+        if self.ones and biases and not (self.means and self.ones is self.means.left):
             self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
             self.weights.enqueue()
             sizes = self.ones.elements // AREA, AREA
@@ -255,8 +257,8 @@ class _Writer:
                     second = after.enter_context(self._second(two))
                 if second:
                     second(turn)
-                if two and self.means and turn.place == Affine():
-                    self.means.add(two.number)
+            if two and self.means:  # what has left UB long ago
+                self.means.add(two.number)
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""

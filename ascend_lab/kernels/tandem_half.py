@@ -24,26 +24,27 @@ class Half:
         job: Job,
         own: tuple[int, int],
         tile: int,
-        sizes: tuple[int, int],
-        single: bool,
+        stored: int,
+        shares: int,
     ) -> None:
         """Allocate; `own` are channel blocks of the core, and those of them that go together.
 
-        `sizes` are the elements stored, and bytes of UB for both; `single`: each block is read
-        alone.
+        The second half reads each block alone, and takes one of two `shares` of what is left of UB
+        at most.
         """
         (shape, epilogue), (count, blocks) = job, own
         self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
         self.near: Queue
-        self.single, self.prefix = single, "depth_" if single else ""
+        self.single = shares > 1
+        self.prefix = "depth_" if self.single else ""
         self.deep = shape.taps * (1 if self.single else shape.blocks[0])
         self.weight = k.tensor(f"{self.prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
         bias = epilogue.bias if epilogue else ""
         self.fractals = (self.deep + bool(bias)) * blocks
         self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
-        whole = count, shape.blocks[1], sizes[0]
-        room = Sizes(tile, blocks, *whole, self.prefix, shares=2, taken=sizes[1])
-        finish = new_finish(k, epilogue or PLAIN, SUMS, room)
+        whole, taken = (count, shape.blocks[1], stored), k.used_bytes("UB")
+        sizes = Sizes(tile, blocks, *whole, self.prefix, shares, taken)
+        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
         self.finish = finish
 

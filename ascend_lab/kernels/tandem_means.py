@@ -5,8 +5,9 @@ What leaves UB for memory goes to L1, too. A unit later, so that no pipe waits, 
     sums (images, 16 channels) = own (images, pixels) @ y (pixels, 16 channels)    for each block
 
 `own` has a 1 where a pixel is of an image: several may be one, whose rows take turns. It comes from
-a matrix of 16 ones on the diagonal, below which is a row of zeros. Before the first unit stands
-one of zeros, so that each has one in front. Sums of all units stay in UB to the end.
+16 rows with a 1 on the diagonal, and one of ones, for a single image; those serve a bias, too.
+Before the first unit stands one of zeros, so that each has one in front. Sums of all units stay in
+UB to the end.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ TOGETHER = 14
 
 
 def diagonal() -> NDArray[np.float16]:
-    """Return the tensor `ones`: 16 rows with a 1 each, a row of zeros."""
-    return np.eye(FRACTAL + 1, FRACTAL, dtype=np.float16).reshape(-1)
+    """Return the tensor `ones`: 16 rows with a 1 each, a row of ones."""
+    rows = np.eye(FRACTAL + 1, FRACTAL, dtype=np.float16)
+    rows[FRACTAL] = 1
+    return rows.reshape(-1)
 
 
 class Means:
@@ -40,7 +43,13 @@ class Means:
     """
 
     def __init__(
-        self, k: KernelBuilder, tandem: Tandem, bands: list[Band], units: int, blocks: int
+        self,
+        k: KernelBuilder,
+        tandem: Tandem,
+        bands: list[Band],
+        units: int,
+        blocks: int,
+        tile: int,
     ) -> None:
         """Allocate everything; raise `CapacityError` for rows of which few fractals are alike."""
         shape, self.k, self.units, self.blocks = tandem.depth, k, units, blocks
@@ -60,7 +69,7 @@ class Means:
         self.held = k.queue("y_l1", "L1", "fp16", self.line * blocks, src="MTE3", dst="MTE1")
         self.right = k.queue("y_l0", "L0B", "fp16", size, src="MTE1", dst="M")
         self.own = k.buffer("own_l1", "L1", "fp16", size)
-        self.left = k.buffer("own_l0", "L0A", "fp16", size)
+        self.left = k.buffer("own_l0", "L0A", "fp16", size if m > 1 else max(size, tile * AREA))
         self.sums = sum_queue(k, "plane_sums", SUMS, 1, blocks)
         self.totals = k.buffer("totals", "UB", SUMS, (len(bands) * units + 1) * self.size)
         self.zeros = k.buffer("zeros", "UB", "fp16", FRACTAL)
@@ -70,14 +79,16 @@ class Means:
         """Bring to L0A what tells the images apart, and a row of zeros to UB."""
         k, rows = self.k, self.depth * FRACTAL // (self.images * self.width)
         sizes: tuple[int, ...] = (rows, self.images, self.width, FRACTAL)
-        apart: tuple[int, ...] = (0, FRACTAL, 0, 1)
+        source = self.ones.region(0, sizes, (0, FRACTAL, 0, 1))
+        count, apart = self.depth, AREA
         if self.images == 1:
-            sizes, apart = (self.depth * FRACTAL, FRACTAL), (0, 1)
-        k.copy(self.own.region(0, sizes), self.ones.region(0, sizes, apart))
+            sizes, count, apart = (FRACTAL, FRACTAL), self.left.elements // AREA, 0
+            source = self.ones.region(AREA, sizes, (0, 1))
+        k.copy(self.own.region(0, sizes), source)
         k.each("vdup", FRACTAL, (self.zeros, 0), scalar=0.0)
         k.barrier()
-        fractals = (self.depth, FRACTAL, FRACTAL)
-        k.load2d(self.left.region(0, fractals), self.own.region(0, fractals, (AREA, 1, FRACTAL)))
+        to, turned = (count, FRACTAL, FRACTAL), (apart, 1, FRACTAL)
+        k.load2d(self.left.region(0, to), self.own.region(0, to, turned))
         k.barrier()
         self.slot(0)
         self.held.enqueue()
