@@ -141,8 +141,13 @@ class _Writer:
         twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
         slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
         self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
+        self._l0(chip, tiles)
+
+    def _l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
+        """Allocate L0A, ones for a bias among it, and L0C."""
+        k, both = self.k, (self.point, self.depth)
         added = any(half.bias for half in both)
-        self.ones = self.means.left if self.means and shape.mixed == 1 else None
+        self.ones = self.means.left if self.means and self.tandem.depth.mixed == 1 else None
         if added and not self.ones:
             self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
         room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
@@ -210,8 +215,8 @@ class _Writer:
 
         def of(out: Affine, i: Affine, held: Tile | None = None) -> _Unit:
             image, group = (out, i) if rows else (i, out)
-            some = replace(unit, image=unit.image + image, at=group * self.blocks)
-            some = replace(some, number=unit.number + out * inner + i)
+            place, number = unit.image + image, unit.number + out * inner + i
+            some = replace(unit, image=place, at=group * self.blocks, number=number)
             return replace(some, x=held) if rows else replace(some, near=held)
 
         def load(half: Half, out: Affine) -> Tile | None:

@@ -118,9 +118,9 @@ class Means:
         slot, sums = self.held.dequeue(), self.sums.alloc()
         with repeat(k, "block", n) as block:
             for at, depth in segments(k, "sum", self.count, self.depth):
-                to, start = (depth, *size), block * self.line + at * AREA
-                source = slot.region(start, to, (AREA, 1, FRACTAL))
-                k.load2d(self.right.alloc().region(0, to), source)
+                some, start = (depth, *size), block * self.line + at * AREA
+                source = slot.region(start, some, (AREA, 1, FRACTAL))
+                k.load2d(self.right.alloc().region(0, some), source)
                 self.right.enqueue()
                 a = self.left.region(0, (1, depth, *size))
                 b = self.right.dequeue().region(0, (depth, 1, *size))
@@ -133,7 +133,9 @@ class Means:
         k.copy(to, self.sums.dequeue().region(0, rows, (AREA, 1)))
         self.sums.free()
 
-    def end(self, bands: int, place: Affine, counts: Span, strides: tuple[int, int]) -> None:
+    def end(
+        self, bands: int, place: Affine, counts: tuple[int, int], strides: tuple[int, int]
+    ) -> None:
         """Store the means of units (images, groups of channel blocks) that lie `strides` apart."""
         k, count, one = self.k, self.units * self.size, (self.totals, self.size)
         for band in range(1, bands):

@@ -26,7 +26,7 @@ from ascend_lab.kernels.tandem_shape import (
 )
 
 BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
-TILES = (16, 32, 64)
+TILES = (16, 32, 64, 80)
 """Fractals of sums of a tile, about."""
 TIMED = 8
 """Candidates that are written."""

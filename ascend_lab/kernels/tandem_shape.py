@@ -39,8 +39,9 @@ class Tandem:
 
     def of(self, images: int) -> Tandem:
         """Return it with so many images as one, whose rows take turns."""
-        kind = {"n": self.depth.n // images, "mixed": images}
-        return replace(self, point=replace(self.point, **kind), depth=replace(self.depth, **kind))
+        n = self.depth.n // images
+        point, depth = (replace(s, n=n, mixed=images) for s in (self.point, self.depth))
+        return replace(self, point=point, depth=depth)
 
 
 @dataclass(frozen=True, slots=True)
