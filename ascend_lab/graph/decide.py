@@ -25,7 +25,14 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, only_reader
-from ascend_lab.graph.lower import Piece, added_convolutions, halves_of, piece_of, scale_of
+from ascend_lab.graph.lower import (
+    Piece,
+    added_convolutions,
+    halves_of,
+    means_of,
+    piece_of,
+    scale_of,
+)
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_started, lowered_once
 from ascend_lab.isa import SMALL_C0
@@ -98,10 +105,12 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip, start: Start = "queued
     alone may run on either: for both, what other kernels wrote is taken to be in L2.
     """
     piece = piece_of(graph, group)
-    after = only_reader(graph, group[-1])
+    after, means = only_reader(graph, group[-1]), means_of(group)
     two = _added(graph, group) or halves_of(group)[1]
-    if len(piece.graph.outputs) > 1 or (after and after.has("lanes") and two):
+    if (len(piece.graph.outputs) > 1 and not means) or (after and after.has("lanes") and two):
         return False  # what follows two convolutions needs a kernel of its own
+    if means and not pays(graph, group[:-1], chip, start):
+        return False
     try:
         mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
     except AscendLabError:
@@ -119,6 +128,9 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip, start: Start = "queued
 def _ways_apart(graph: Graph, group: Sequence[Node]) -> Iterator[Sequence[Sequence[Node]]]:
     """Yield what would be kernels without a group, the first that the chip has counts."""
     views = view_nodes(graph)
+    if means_of(group):
+        yield [group[:-1], group[-1:]]
+        return
     if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         yield [group[:1], group[1:]]
         return

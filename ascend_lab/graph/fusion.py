@@ -127,7 +127,10 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 
 def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a 1x1 convolution and the depthwise one that reads it, and what follows each."""
+    """Propose a 1x1 convolution and the depthwise one that reads it, and what follows each.
+
+    That may be means of channels, beside what they are the means of.
+    """
     if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
         return None
     before = [node, *elementwise_chain(graph, node)]
@@ -135,7 +138,10 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     if after is None or not after.has("convolution") or after.inputs[0] != before[-1].output:
         return None
     each = graph.types[after.inputs[1]].shape[:2] == (graph.types[before[-1].output].shape[1], 1)
-    return [*before, after, *elementwise_chain(graph, after)] if each else None
+    behind = [after, *elementwise_chain(graph, after)]
+    means = [r for r in graph.readers[behind[-1].output] if r.op == "global_avg_pool"]
+    beside = only_reader(graph, behind[-1]) is None and len(means) == 1
+    return [*before, *behind, *(means if beside else ())] if each else None
 
 
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:

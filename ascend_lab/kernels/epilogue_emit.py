@@ -1,6 +1,6 @@
 """Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -172,7 +172,7 @@ class Sizes:
     """Fractals of a tile, output blocks a core owns, blocks and elements of the whole output.
 
     Of several epilogues in one kernel each has a `prefix` for its buffers, and one of `shares` of
-    UB.
+    UB, of which other things have `taken` some bytes.
     """
 
     tile_m: int
@@ -182,6 +182,7 @@ class Sizes:
     elements: int
     prefix: str = ""
     shares: int = 1
+    taken: int = 0
 
 
 def new_finish(
@@ -203,7 +204,7 @@ def new_finish(
         raise CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
-    left = k.chip.buffers["UB"] // sizes.shares - 2 * blocks * demand.block_bytes
+    left = (k.chip.buffers["UB"] - sizes.taken) // sizes.shares - 2 * blocks * demand.block_bytes
     columns = left // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
     columns = max(pair, min(sizes.tile_n, columns) // pair * pair)
     elements = columns * sizes.tile_m * FRACTAL * FRACTAL
@@ -277,9 +278,18 @@ def bias_of(finish: Finish | None, held: Channels | None, n: Span) -> Region | N
 
 
 def drain(
-    finish: Finish, acc: Queue, y: Memory, area: Area, n: Affine, held: Channels | None
+    finish: Finish,
+    acc: Queue,
+    y: Memory,
+    area: Area,
+    n: Affine,
+    held: Channels | None,
+    keep: Callable[[Tile, int, Span], None] | None = None,
 ) -> None:
-    """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block."""
+    """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block.
+
+    `keep` may take what leaves, blocks so many elements apart, from UB to elsewhere.
+    """
     if finish.out is None:
         assert finish.fix is not None and isinstance(y, Buffer)
         store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
@@ -308,8 +318,11 @@ def drain(
         if finish.tiles:
             finish.tiles.queue.free()
         finish.out.enqueue()
-        for there, here in area.pairs(y, finish.out.dequeue(), run, at, count):
+        done = finish.out.dequeue()
+        for there, here in area.pairs(y, done, run, at, count):
             k.copy(there, here)
+        if keep:
+            keep(done, run, (at, count))
         finish.out.free()
     if not whole:
         acc.free()

@@ -25,25 +25,25 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
-from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products, keep_near
+from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Tile
+from ascend_lab.kernels.conv_stage import keep_near
 from ascend_lab.kernels.conv_windows import (
-    BundleShare,
     Placement,
     Seen,
     Window,
     area_of,
+    rows_of,
     runs_of,
     tiles_per_image,
 )
-from ascend_lab.kernels.epilogue_emit import Channels, Sizes, drain, held_channels, new_finish
+from ascend_lab.kernels.epilogue_emit import Channels, drain, held_channels
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import Own, plane_launch
+from ascend_lab.kernels.tandem_half import AREA, Half
+from ascend_lab.kernels.tandem_means import Means
 from ascend_lab.kernels.tandem_shape import (
-    PLAIN,
     SUMS,
     Band,
-    Job,
     Tandem,
     TandemSchedule,
     bands_of,
@@ -51,8 +51,6 @@ from ascend_lab.kernels.tandem_shape import (
     check_tandem,
 )
 from ascend_lab.kernels.tiles import Area, chunks, repeat, segments, sum_queue
-
-AREA = FRACTAL * FRACTAL
 
 
 def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launch:
@@ -63,8 +61,8 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     """
     check_tandem(tandem, chip)
     check_division(tandem, chip, schedule)
-    shape = tandem.depth
-    totals = shape.blocks[1], shape.n, shape.out_hw[0]
+    shape, tandem = tandem.depth, tandem.of(schedule.images)
+    totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
 
     def program(own: Own) -> Program:
@@ -90,70 +88,6 @@ class _Turn:
     last: bool
 
 
-# -- one of the two -------------------------------------------------------------------------------
-class _Half:
-    """One of the two convolutions on a core: weights, bias, its way out of L0C."""
-
-    def __init__(
-        self, k: KernelBuilder, job: Job, own: tuple[int, int], tile: int, stored: int, single: bool
-    ) -> None:
-        """Allocate; `own` are channel blocks of the core, and those of them that go together.
-
-        `single`: each block is read alone.
-        """
-        (shape, epilogue), (count, blocks) = job, own
-        self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
-        self.near: Queue
-        self.single, self.prefix = single, "depth_" if single else ""
-        self.deep = shape.taps * (1 if self.single else shape.blocks[0])
-        self.weight = k.tensor(f"{self.prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
-        bias = epilogue.bias if epilogue else ""
-        self.fractals = (self.deep + bool(bias)) * blocks
-        self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
-        sizes = Sizes(tile, blocks, count, shape.blocks[1], stored, self.prefix, shares=2)
-        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes)
-        assert finish is not None
-        self.finish = finish
-
-    def load_bias(self, col: Affine) -> None:
-        """Bring the bias of the core's blocks, which begin at `col`, to L1."""
-        if self.bias and self.single:
-            self.bias.load(BundleShare(self.count, False, 1, 1, 0), col, Affine())
-        elif self.bias:
-            self.bias.load(BundleShare(1, False, self.count, 1, 0), Affine(), col)
-
-    def weights(self, first: Affine) -> Region:
-        """Return the weights of the blocks from `first` on."""
-        start, size, n1 = first * AREA, self.blocks * AREA, self.shape.blocks[1]
-        if self.single:
-            return self.weight.region(start * self.deep, (1, self.deep * size))
-        return self.weight.region(start, (self.deep, size), (n1 * AREA, 1))
-
-    def add(
-        self,
-        acc: Queue,
-        feed: tuple[Queue, Buffer | None],
-        window: Window,
-        view: Region,
-        near: Tile,
-    ) -> None:
-        """Sum up a tile of all blocks of a unit; `feed`: what L0A takes, and ones for the bias."""
-        (left, ones), k, m, count, c = feed, self.k, window.fractals, self.blocks, acc.alloc()
-        loads = up(self.deep, left.buffer.elements // (m * AREA))
-        feeds = Feeds(left, left, up(self.deep, loads))  # all as deep, about
-        wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
-        sizes = wide, Affine(), units
-        with repeat(k, "block", count if self.single else 1) as j:
-            one = replace(view, offset=view.offset + j * view.strides[0])
-            starts = j * (self.deep * AREA), j * (m * AREA)
-            add_products(k, self.shape, feeds, c, window, one, (None, near), sizes, None, starts)
-        if self.bias and ones:
-            a = ones.region(0, (m, 1, FRACTAL, FRACTAL))
-            b = near.region(self.deep * count * AREA, (1, count, FRACTAL, FRACTAL))
-            k.mmad(c.region(0, (count, m, FRACTAL, FRACTAL)), a, b, accumulate=1)
-        acc.enqueue()
-
-
 # -- both on a core -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Unit:
@@ -166,6 +100,7 @@ class _Unit:
     col: Affine
     at: Affine
     image: Affine
+    number: Affine
     held: tuple[Channels | None, Channels | None]
     x: Tile | None = None
     near: Tile | None = None
@@ -182,18 +117,22 @@ class _Writer:
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
         self.bands = bands_of(tandem, own.rows, schedule)
         shape, lines = tandem.depth, max(band.pixels for band in self.bands) * FRACTAL
-        self.plane = math.prod(shape.out_hw)
-        self.x = k.tensor("x", "fp16", shape.n * c1 * tandem.point.plane)
-        self.y = k.tensor("y", "fp16", shape.n * n1 * self.plane * FRACTAL)
+        tiles = max(band.tile for band in self.bands), schedule.tile
+        self.plane, groups = math.prod(shape.out_hw) // shape.mixed, count // self.blocks
+        self.means: Means | None = None
+        if tandem.means:
+            units = groups * own.images[0]
+            self.means = Means(k, tandem, self.bands, units, self.blocks, max(tiles))
+        self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
+        self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
         size = self.blocks * lines
         self.planes = k.queue("planes", "L1", "fp16", size, src="MTE3", dst="MTE1")
-        tiles = max(band.tile for band in self.bands), schedule.tile
-        halves = zip(tandem.halves, tiles, (False, True), strict=True)
-        self.point, self.depth = (
-            _Half(k, job, (count, self.blocks), tile, self.y.elements, single)
-            for job, tile, single in halves
-        )
-        both = self.point, self.depth
+        halves = zip(tandem.halves, tiles, (1, 2), strict=True)
+        both = [
+            Half(k, job, (count, self.blocks), tile, self.y.elements, shares)
+            for job, tile, shares in reversed([*halves])  # tiles in between are no smaller
+        ]
+        self.point, self.depth = both = both[::-1]
         most = max(half.fractals for half in both) * AREA
         self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
         for half, slots in zip(both, self._near_slots(chip), strict=True):
@@ -202,20 +141,29 @@ class _Writer:
         twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
         slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
         self.rows = k.queue("x_l1", "L1", "fp16", c1 * lines, src="MTE2", dst="MTE1", depth=slots)
+        self._l0(chip, tiles)
+
+    def _l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
+        """Allocate L0A, ones for a bias among it, and L0C."""
+        k, both = self.k, (self.point, self.depth)
         added = any(half.bias for half in both)
-        self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA) if added else None
+        self.ones = self.means.left if self.means and self.tandem.depth.mixed == 1 else None
+        if added and not self.ones:
+            self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
         room = (chip.buffers["L0A"] - k.used_bytes("L0A")) // (2 * AREA * DTYPE_BYTES["fp16"])
         parts = [t * half.deep for t, half in zip(tiles, both, strict=True)]
         most = max(*tiles, *(min(part, room) for part in parts))
         self.left = k.queue("x_l0", "L0A", "fp16", most * AREA, src="MTE1", dst="M")
         four = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
-        slots = 4 if four <= chip.buffers["L0C"] else 0  # two for each half
+        # two for each half
+        slots = 4 if four <= chip.buffers["L0C"] - k.used_bytes("L0C") else 0
         self.acc = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
 
     def _near_slots(self, chip: Chip) -> tuple[int, int]:
         """Return the slots in L0B for weights of each half: two where they fit, and have flags."""
         one, two = self.point.fractals, self.depth.fractals
-        room, flags = chip.buffers["L0B"] // (AREA * DTYPE_BYTES["fp16"]), chip.event_ids - 2
+        room = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // (AREA * DTYPE_BYTES["fp16"])
+        flags = chip.event_ids - (4 if self.means else 2)
         ways = [w for w in ((2, 2), (2, 1)) if w[0] * one + w[1] * two <= room and sum(w) <= flags]
         return (*ways, (1, 1))[0]
 
@@ -229,9 +177,17 @@ class _Writer:
             held_channels(self.point.finish, (col, c), Affine(), None) as one,
             held_channels(self.depth.finish, (col, c), Affine(), None) as two,
         ):
-            for band in self.bands:
-                unit = _Unit(band, col, Affine(), first, (one, two))
-                self._pipe(unit, n)
+            if self.means:
+                self.means.begin()
+            groups = c // self.blocks
+            for at, band in enumerate(self.bands):
+                start = Affine(at * groups * n)
+                self._pipe(_Unit(band, col, Affine(), first, start, (one, two)), n)
+            if self.means:
+                self.means.add(Affine(len(self.bands) * groups * n))
+                place = first * (self.tandem.depth.mixed * self.tandem.depth.blocks[1]) + col
+                apart = (groups, 1) if self.schedule.stay == "rows" else (1, n)
+                self.means.end(len(self.bands), place, (n, groups), apart)
         return k.finish()
 
     def _load_bias(self, col: Affine) -> None:
@@ -240,7 +196,7 @@ class _Writer:
             if half.bias:
                 half.load_bias(col)
         biases = [half.bias for half in (self.point, self.depth) if half.bias]
-        if self.ones and biases:
+        if self.ones and biases and not (self.means and self.ones is self.means.left):
             self.k.copy(self.weights.alloc().region(0, AREA), biases[0].numbers.region(0, AREA))
             self.weights.enqueue()
             sizes = self.ones.elements // AREA, AREA
@@ -259,10 +215,11 @@ class _Writer:
 
         def of(out: Affine, i: Affine, held: Tile | None = None) -> _Unit:
             image, group = (out, i) if rows else (i, out)
-            some = replace(unit, image=unit.image + image, at=group * self.blocks)
+            place, number = unit.image + image, unit.number + out * inner + i
+            some = replace(unit, image=place, at=group * self.blocks, number=number)
             return replace(some, x=held) if rows else replace(some, near=held)
 
-        def load(half: _Half, out: Affine) -> Tile | None:
+        def load(half: Half, out: Affine) -> Tile | None:
             if rows:
                 return None if half.single else self._load_rows(of(out, start))
             return self._load_near(of(out, start), half)
@@ -305,6 +262,8 @@ class _Writer:
                     second = after.enter_context(self._second(two))
                 if second:
                     second(turn)
+            if two and self.means:  # what has left UB long ago
+                self.means.add(two.number)
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
@@ -356,25 +315,32 @@ class _Writer:
         half, band, first = self.depth, unit.band, unit.col + unit.at
         shape, planes = band.depth, self.planes.dequeue()
         line, ow = shape.w * FRACTAL, shape.out_hw[1]
-        place = Placement(band.low * ow, ow, 1, self.plane)
-        plane = (unit.image * shape.blocks[1] + first) * self.plane
+        apart = shape.blocks[1] * self.plane
+        place = Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
+        plane = unit.image * (apart * shape.mixed) + first * self.plane
+        slot = self.means.slot(math.prod(shape.out_hw)) if self.means else None
         with self._inside(half, unit) as (near, held):
 
             def tile(turn: _Turn) -> None:
-                window, apart = turn.window, band.pixels * FRACTAL
+                window, apart, keep = turn.window, band.pixels * FRACTAL, None
                 sizes = (1, window.rows.count, shape.w, FRACTAL)
                 start = (turn.rows + window.rows.first) * line
                 view = planes.region(start, sizes, (apart, line, FRACTAL, 1))
                 half.add(self.acc, (self.left, self.ones), window, view, near)
                 own = turn.pixel, self.blocks, window
                 area = area_of(shape, place, plane, turn.down, own)
-                drain(half.finish, self.acc, self.y, area, first, held)
+                if self.means and slot:
+                    pixel = turn.down * ow + turn.pixel
+                    keep = self.means.keeps(slot, pixel, window.pixels)
+                drain(half.finish, self.acc, self.y, area, first, held, keep)
 
             yield tile
         self.planes.free()
+        if self.means:
+            self.means.held.enqueue()
 
     @contextmanager
-    def _inside(self, half: _Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
+    def _inside(self, half: Half, unit: _Unit) -> Iterator[tuple[Tile, Channels | None]]:
         """Hold weights in L0B and numbers per channel."""
         n = unit.col + unit.at, self.blocks
         with (
@@ -392,21 +358,22 @@ class _Writer:
 
     def _load_rows(self, unit: _Unit) -> Tile:
         point, band = self.tandem.point, unit.band
-        first = unit.image * (point.blocks[0] * point.plane) + band.first * (point.w * FRACTAL)
-        sizes = (point.blocks[0], band.pixels * FRACTAL)
-        source = self.x.region(first, sizes, (point.plane, 1))
-        self.k.copy(self.rows.alloc().region(0, sizes), source)
+        c1, m = point.blocks[0], point.mixed
+        seen = Seen(band.first * m, band.depth.h * m, 0, 0, 0), Seen(0, point.w, 0, 0, 0)
+        blocks = unit.image * (c1 * m), c1
+        source = rows_of(point, self.x, Window(*seen, 0, 0, 0), blocks, Affine())
+        self.k.copy(self.rows.alloc().region(0, source.sizes), source)
         self.rows.enqueue()
         return self.rows.dequeue()
 
     @contextmanager
-    def _near(self, unit: _Unit, half: _Half) -> Iterator[Tile]:
+    def _near(self, unit: _Unit, half: Half) -> Iterator[Tile]:
         """Hold in L0B the weights of a unit, and a bias behind them."""
         yield unit.near or self._load_near(unit, half)
         if not unit.near:
             half.near.free()
 
-    def _load_near(self, unit: _Unit, half: _Half) -> Tile:
+    def _load_near(self, unit: _Unit, half: Half) -> Tile:
         source = half.weights(unit.col + unit.at)
         self.k.copy(self.weights.alloc().region(0, source.sizes), source)
         self.weights.enqueue()

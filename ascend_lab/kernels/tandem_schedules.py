@@ -12,13 +12,21 @@ from functools import lru_cache
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Launch
+from ascend_lab.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tandem import tandem_launch
-from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Tandem, TandemSchedule, check_tandem
+from ascend_lab.kernels.tandem_shape import (
+    PLAIN,
+    SUMS,
+    Tandem,
+    TandemSchedule,
+    check_tandem,
+    ways_of,
+)
 
 BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
-TILES = (16, 32, 64)
+TILES = (16, 32, 64, 80)
 """Fractals of sums of a tile, about."""
 TIMED = 8
 """Candidates that are written."""
@@ -28,12 +36,16 @@ LINE = FRACTAL * DTYPE_BYTES["fp16"]
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a core does under a schedule: units, and of each the pixels before and after."""
+    """What a core does under a schedule: units, and of each the pixels before and after.
+
+    They leave in so many `pieces`.
+    """
 
     units: int
     loads: int
     before: int
     after: int
+    pieces: int
 
 
 def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[Launch]:
@@ -67,16 +79,23 @@ def ranked(tandem: Tandem, chip: Chip) -> tuple[TandemSchedule, ...]:
 
 def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     shape = tandem.depth
-    c1, n, rows = shape.blocks[1], shape.n, shape.out_hw[0]
-    for grid in _grids((c1, n, rows), chip.core_count):
-        own = up(c1, grid[0])
-        for blocks in (b for b in BLOCKS if own % b == 0):
-            bands = next((b for b in BANDS if _fits(tandem, chip, grid, b, blocks)), 0)
-            for sums in TILES if bands else ():
-                work = _work(tandem, grid, bands, blocks)
-                tile = _tile(work.after, sums, blocks)
-                for stay in ("rows", "weights"):
-                    yield TandemSchedule(grid, bands, blocks, tile, stay)
+    (oh, ow), c1 = shape.out_hw, shape.blocks[1]
+    for images in (m for m in ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
+        for grid in _grids((c1, shape.n // images, 1 if tandem.means else oh), chip.core_count):
+            own = up(c1, grid[0])
+            for blocks in (b for b in BLOCKS if own % b == 0):
+                yield from _divided(tandem.of(images), chip, grid, blocks)
+
+
+def _divided(
+    tandem: Tandem, chip: Chip, grid: tuple[int, int, int], blocks: int
+) -> Iterator[TandemSchedule]:
+    """Yield schedules of a grid and so many blocks at once, in as few bands as fit."""
+    bands = next((b for b in BANDS if _fits(tandem, chip, grid, b, blocks)), 0)
+    for sums in TILES if bands else ():
+        tile = _tile(_work(tandem, grid, bands, blocks).after, sums, blocks)
+        for stay in ("rows", "weights"):
+            yield TandemSchedule(grid, bands, blocks, tile, stay, tandem.depth.mixed)
 
 
 def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int, int]]:
@@ -95,24 +114,28 @@ def _tile(pixels: int, sums: int, blocks: int) -> int:
 
 
 def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
-    shape = tandem.depth
+    shape, m = tandem.depth, tandem.depth.mixed
     own, images = up(shape.blocks[1], grid[0]), up(shape.n, grid[1])
-    rows = up(up(shape.out_hw[0], grid[2]), bands)
+    rows = up(up(shape.out_hw[0] // m, grid[2]), bands)
     seen = min(shape.h, (rows - 1) * shape.strides[0] + shape.reach[0])
-    units = images * bands * (own // blocks)
-    return _Work(units, images * bands, seen * shape.w, rows * shape.out_hw[1])
+    units, ow = images * bands * (own // blocks), shape.out_hw[1]
+    pieces = m * rows if m > 1 else 0
+    return _Work(units, images * bands, m * seen * shape.w, m * rows * ow, pieces)
 
 
 def _fits(tandem: Tandem, chip: Chip, grid: tuple[int, int, int], bands: int, blocks: int) -> bool:
-    """Tell whether a band's rows and two slots of planes fit L1."""
+    """Tell whether a band's rows, two slots of planes, and of what is summed, fit L1."""
     work = _work(tandem, grid, bands, blocks)
-    return (tandem.point.blocks[0] + 2 * blocks) * work.before * LINE <= chip.buffers["L1"] * 7 / 8
+    lines = (tandem.point.blocks[0] + 2 * blocks) * work.before
+    lines += 2 * blocks * work.after if tandem.means else 0
+    return lines * LINE <= chip.buffers["L1"] * 7 / 8
 
 
 def _estimate(
     tandem: Tandem, chip: Chip, s: TandemSchedule, demands: tuple[Demand, Demand]
 ) -> float:
     """Return about the cycles of the busiest core."""
+    tandem = tandem.of(s.images)
     work = _work(tandem, s.grid, s.bands, s.blocks)
     c1, taps = tandem.point.blocks[0], tandem.depth.taps
     pixels = work.before, work.after
@@ -133,7 +156,14 @@ def _estimate(
     fed = fractals[0] * c1 + s.blocks * fractals[1] * taps
     mte1 = fed * area / left.rate_bytes_per_cycle + loads * left.startup_cycles
     mte3 = s.blocks * LINE * pixels[0] / chip.path("UB", "L1").rate_bytes_per_cycle
-    mte3 += s.blocks * LINE * pixels[1] / chip.path("UB", "GM").rate_bytes_per_cycle
+    out = chip.path("UB", "GM")
+    mte3 += s.blocks * LINE * pixels[1] / out.rate_bytes_per_cycle
+    mte3 += work.pieces * out.startup_cycles
+    if tandem.means:  # what leaves UB goes to L1, too, and is summed
+        summed = s.blocks * fractals[1]
+        cube += summed
+        mte1 += summed * area / chip.path("L1", "L0B").rate_bytes_per_cycle
+        mte3 += summed * area / chip.path("UB", "L1").rate_bytes_per_cycle
     rate = chip.path("GM", "L1").rate_bytes_per_cycle
     rows, groups = c1 * pixels[0] * LINE / rate, work.units // work.loads
     times = (work.loads, work.units) if s.stay == "rows" else (work.units, groups)

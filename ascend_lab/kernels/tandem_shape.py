@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import MOST_SPREAD, ConvShape
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
 from ascend_lab.kernels.epilogue import SUMS as IN
 from ascend_lab.kernels.epilogue import Epilogue, Step, check_epilogue
@@ -21,17 +21,27 @@ PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """Both convolutions, and what is done to the sums of each."""
+    """Both convolutions, and what is done to the sums of each.
+
+    With `means` the mean of each channel is written, too.
+    """
 
     point: ConvShape
     depth: ConvShape
     after_point: Epilogue | None = None
     after_depth: Epilogue | None = None
+    means: bool = False
 
     @property
     def halves(self) -> tuple[Job, Job]:
         """Each convolution with its epilogue."""
         return (self.point, self.after_point), (self.depth, self.after_depth)
+
+    def of(self, images: int) -> Tandem:
+        """Return it with so many images as one, whose rows take turns."""
+        n = self.depth.n // images
+        point, depth = (replace(s, n=n, mixed=images) for s in (self.point, self.depth))
+        return replace(self, point=point, depth=depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,8 @@ class TandemSchedule:
 
     `grid`: cores over channel blocks, images and output rows. A core takes its rows in `bands`, and
     `blocks` channel blocks at once; `tile` is fractals of output pixels. What stays, `stay`, is
-    "rows" of an image or "weights" of channel blocks.
+    "rows" of an image or "weights" of channel blocks. So many `images` are one: tiles of 16 pixels
+    go on in the next, and there is less to begin.
     """
 
     grid: tuple[int, int, int]
@@ -48,6 +59,7 @@ class TandemSchedule:
     blocks: int
     tile: int
     stay: str
+    images: int = 1
 
 
 def check_tandem(tandem: Tandem, chip: Chip) -> None:
@@ -67,6 +79,7 @@ def check_tandem(tandem: Tandem, chip: Chip) -> None:
         "images as it writes them": (depth.n, depth.h, depth.w) == (point.n, *point.out_hw),
         "fp16 all the way": kinds == {"fp16"},
         "no operand per element in between": not (first and first.of_kind("tile")),
+        "flags for six slots of the cube, for means": chip.event_ids >= 6 or not tandem.means,
     }
     for what, fits in needed.items():
         if not fits:
@@ -78,9 +91,15 @@ def check_tandem(tandem: Tandem, chip: Chip) -> None:
 def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None:
     """Raise `InputError` for a schedule that divides a tandem into nothing, or over more cores."""
     shape, s = tandem.depth, schedule
-    most = (shape.blocks[1], shape.n, shape.out_hw[0])
-    whole = all(type(n) is int for n in (*s.grid, s.bands, s.blocks, s.tile)) and len(s.grid) == 3
+    sizes = (*s.grid, s.bands, s.blocks, s.tile, s.images)
+    whole = all(type(n) is int for n in sizes) and len(s.grid) == 3
+    if not whole or s.images not in ways_of(shape):
+        needed = f"{', '.join(map(str, ways_of(shape)))} images as one"
+        raise InputError(needed, str(s.images), "take one at a time")
+    most = (shape.blocks[1], shape.n // s.images, shape.out_hw[0])
     fits = whole and all(1 <= g <= m for g, m in zip(s.grid, most, strict=True))
+    if tandem.means and s.grid[2:] != (1,):
+        raise InputError("all rows of an image on a core, for means", str(s.grid), "divide images")
     if not fits or math.prod(s.grid) > chip.core_count:
         needed = f"a grid of at most {most} (channel blocks, images, rows), {chip.core_count} cores"
         raise InputError(needed, str(s.grid), "divide less")
@@ -89,11 +108,19 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
 
 
+def ways_of(shape: ConvShape) -> tuple[int, ...]:
+    """Return how many images may be one: to the cube windows are dilated so many times."""
+    least = max(shape.dilations[0], *shape.pads[:2])
+    most = MOST_SPREAD // least if shape.strides[0] == 1 else 1
+    return tuple(m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
     """Output rows from `low` on, as if the image were what these see of it, from `first` on.
 
-    `tile`: fractals of pixels of a tile in between, of which there are no more than behind.
+    Of several images as one these are rows of each. `tile`: fractals of pixels of a tile in
+    between, of which there are no more than behind.
     """
 
     low: int
@@ -104,18 +131,19 @@ class Band:
     @property
     def pixels(self) -> int:
         """Pixels of a plane between the two."""
-        return self.depth.h * self.depth.w
+        return self.depth.h * self.depth.w * self.depth.mixed
 
 
 def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) -> list[Band]:
     """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
-    (low, high), shape, ow = rows, tandem.depth, tandem.depth.out_hw[1]
-    each, found = up(high - low, schedule.bands), []
+    (low, high), shape = rows, tandem.depth
+    one = replace(shape, mixed=1)
+    each, ow, found = up(high - low, schedule.bands), shape.out_hw[1], []
     for at in range(low, high, each):
-        seen = window_of(shape, at * ow, (min(at + each, high) - at) * ow).rows
+        seen = window_of(one, at * ow, (min(at + each, high) - at) * ow).rows
         if seen.skipped:
             raise UnsupportedError("rows of the image", f"rows {at} see none", "two kernels")
         depth = replace(shape, n=1, h=seen.count, pad=(seen.before, seen.after, *shape.pads[2:]))
-        turns = tiles_per_image(depth, schedule.tile)
-        found.append(Band(at, seen.first, depth, up(up(seen.count * shape.w, FRACTAL), turns)))
+        turns, pixels = tiles_per_image(depth, schedule.tile), seen.count * shape.w * shape.mixed
+        found.append(Band(at, seen.first, depth, up(up(pixels, FRACTAL), turns)))
     return found

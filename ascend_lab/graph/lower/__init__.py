@@ -37,13 +37,14 @@ from ascend_lab.graph.lower.vector import (
 )
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.launch import renamed
+from ascend_lab.kernels.tandem_means import diagonal
 from ascend_lab.kernels.tandem_schedules import tandem_launches
 from ascend_lab.kernels.tandem_shape import Tandem
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "by_template", "choice_of", "halves_of", "lower", "packed", "piece_of", "scale_of",
+    "by_template", "choice_of", "halves_of", "lower", "means_of", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -130,9 +131,15 @@ def halves_of(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     return nodes, ()
 
 
+def means_of(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return the means of channels behind two convolutions, if there are any."""
+    return nodes[-1:] if nodes[-1].op == "global_avg_pool" and halves_of(nodes)[1] else ()
+
+
 def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
-    parts = [_part(piece, nodes) for nodes in halves_of(piece.graph.nodes)]
+    nodes, means = piece.graph.nodes, means_of(piece.graph.nodes)
+    parts = [_part(piece, some) for some in halves_of(nodes[: len(nodes) - len(means)])]
     shared = parts[0].constants & parts[1].constants
     weights = [part.graph.nodes[0].inputs[1] for part in parts]
     if shared or not {*weights} <= piece.constants:
@@ -140,13 +147,14 @@ def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
             "two convolutions in a row, constants of their own", "others", "cut here"
         )
     (point, one, forms), (depth, two, more) = (conv_job(part, chip) for part in parts)
-    x, y = piece.graph.nodes[0].inputs[0], piece.graph.outputs[-1]
-    names = {"x": x, "weight": weights[0], "depth_weight": weights[1], "y": y}
-    launches = tandem_launches(Tandem(point, depth, one, two), chip)
+    names = {"x": nodes[0].inputs[0], "weight": weights[0], "depth_weight": weights[1]}
+    names |= {"y": parts[1].graph.outputs[-1]} | {"means": node.output for node in means}
+    launches = tandem_launches(Tandem(point, depth, one, two, bool(means)), chip)
     kernels = [Kernel("conv2d", (renamed(launch, names),)) for launch in launches]
     kernel = min(kernels, key=lambda kernel: near_cycles(kernel, piece, chip))
     own: dict[str, Form] = {weights[0]: partial(packed_weights, point)}
-    return Lowered(kernel, forms | more | own | {weights[1]: partial(packed_weights, depth)})
+    forms = forms | more | own | {weights[1]: partial(packed_weights, depth)}
+    return Lowered(kernel, forms, {"ones": diagonal()} if means else {})
 
 
 def _part(piece: Piece, nodes: Sequence[Node]) -> Piece:
