@@ -191,7 +191,7 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
         piece = in_pieces(state, stage, sizes, chip)
-        spare += own // (7 if piece else 6) + 4 * BLOCK_BYTES * (rows + 1)
+        spare += own // (7 if piece or rows < sizes[-1] else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
         if piece:
