@@ -71,7 +71,8 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     if long:
         ways += [_quarter]
     if long and parts and phase.tiles:
-        ways += [stream_phase, partial(stream_phase, keep=True), _shared]
+        ways += [stream_phase, *(partial(stream_phase, keep=True, depth=n) for n in (2, 4))]
+        ways += [_shared]
     for way in ways:
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):

@@ -26,12 +26,14 @@ START = 16 * BLOCKS
 """Elements of which the arithmetic takes as long as what stands around a part of a row."""
 
 
-def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0) -> Schedule:
+def stream_phase(
+    s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0, depth: int = 2
+) -> Schedule:
     """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
 
     Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
-    result is walked in parts of one width. Operands that several of them need are loaded again, or
-    stay too (`keep`).
+    result is walked in parts of one width, `depth` slots each. Operands that several of them need
+    are loaded again, or stay too (`keep`).
     """
     s = merge_axes(s, phase)
     s, phase = _hoisted(*(_kept(s, phase) if keep else (s, phase)))
@@ -49,7 +51,7 @@ def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float 
         return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
 
     def fits(width: int) -> bool:
-        trial = arrange(s, phase, rows, *steps(width), plain=True)
+        trial = arrange(s, phase, rows, *steps(width), depth, plain=True)
         nest = complete(trial.state, phase.root)
         return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
@@ -63,7 +65,7 @@ def stream_phase(s: Schedule, phase: Phase, *, keep: bool = False, share: float 
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
     even = up(last.extent, up(last.extent, best))
-    return arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS))
+    return arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS), depth)
 
 
 def _hoisted(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
