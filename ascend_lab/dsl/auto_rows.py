@@ -144,9 +144,7 @@ def _unchained(s: Schedule, parts: dict[str, str]) -> tuple[Schedule, list[Phase
     return s, nests
 
 
-def with_folds(
-    s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int
-) -> Schedule:
+def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int) -> Schedule:
     """Schedule a nest in so many tiles a core, and those of these folds that it needs inside it."""
     inside, own = set(phase.names), list[str]()
     for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:

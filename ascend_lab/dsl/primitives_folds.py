@@ -85,9 +85,7 @@ def _not_negative(state: State, name: str) -> State:
     return state
 
 
-def _in_common(
-    state: State, base: Stage, own: Stage, value: Expr
-) -> tuple[State, Stage, Stage]:
+def _in_common(state: State, base: Stage, own: Stage, value: Expr) -> tuple[State, Stage, Stage]:
     """Compute what both folds begin with in a stage of its own."""
     axes = (*own.axes, replace(own.reduce[0], reduce=False))
     name = state.new_name(f"{base.name}_of")
