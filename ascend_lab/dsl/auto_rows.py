@@ -71,7 +71,7 @@ def stream_phase(
 def _hoisted(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
     """Compute once what the result's parts of a row share."""
     before = {x.name for x in s.state.stages}
-    s = hoist(s, phase.root, apart=True)
+    s = hoist(s, phase.root)
     rows = (x.name for x in s.state.stages if x.name not in before)
     return s, replace(phase, tiles=(*phase.tiles, *rows))
 
@@ -115,7 +115,7 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
         parts[name] = s.state.stage(name).sources[0]
     s, nests = _unchained(s, parts)
-    s = hoist(s, phase.root, apart=True)
+    s = hoist(s, phase.root)
     nests.append(Phase(phase.root))
     known |= {n for nest in nests for n in nest.names}
     return s, nests, {x.name for x in s.state.stages} - known
@@ -136,7 +136,7 @@ def _unchained(s: Schedule, parts: dict[str, str]) -> tuple[Schedule, list[Phase
             if first and not nests[-1].outputs:
                 s = unchain(s, name, parts[name], first, parts[first])
                 outputs = (nests.pop().root,)
-        s = hoist(s, parts[name], apart=True)
+        s = hoist(s, parts[name])
         new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
         folds = {*parts, *(x.name for x in new if x.fold)}
         tiles = (x.name for x in new if x.name not in folds and not folds & set(x.sources))

@@ -72,11 +72,10 @@ def needed(
     """
     known = {} if known is None else known
     ranges: list[Range] | None = None
-    output = stage.output and stage.attach is not None
-    if output:
-        host = state.stage(stage.attach[0])
+    host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
+    if host is not None:
         ranges = [active[host.name][a.name] for a in host.axes]
-    for reader in () if output else state.readers(stage.name):
+    for reader in () if host else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
         if box is None:
