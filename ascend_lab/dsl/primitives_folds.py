@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ascend_lab.dsl.schedule import primitive
 from ascend_lab.dsl.stages import Stage, State, fresh, identity
-from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, rewrite
+from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, var
 
@@ -40,7 +40,10 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     elif (base.fold, own.dtype, own.expr) == ("sum", "fp32", (value - mean) * (value - mean)):
         state, near = _head(state, own, value, first)
         old, total = value - mean, made + (near - mean) * (near - mean) * (-size / own.shape[-1])
-        state = _not_negative(state, stage)
+        for reader in map(state.stage, [r.name for r in state.readers(stage)]):
+            for read in {r for r in reader.reads if r.source == stage}:
+                least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
+                state = state.put(replace(reader, expr=least))
     else:
         raise wrong
     own = replace(own, expr=_with(own.expr, old, value - near))
@@ -78,15 +81,3 @@ def _head(state: State, own: Stage, value: Expr, first: str) -> tuple[State, Cal
     head = Stage(name, own.dtype, axes, expr, "sum", folded, fresh(axes, folded))
     mean = Read(name, own.dtype, identity(axes)) * (1.0 / folded[0].extent)
     return state.insert(head, before=state.stages[0].name), mean
-
-
-def _not_negative(state: State, name: str) -> State:
-    """Let readers of a fold take 0 where it is less."""
-
-    def element(read: Read) -> Expr:
-        return Call("vmaxs", (read,), read.dtype, 0.0) if read.source == name else read
-
-    for reader in state.readers(name):
-        if isinstance(reader, Stage):
-            state = state.put(replace(reader, expr=rewrite(reader.expr, element)))
-    return state
