@@ -19,10 +19,8 @@ from ascend_lab.kernels.gemm_schedule import up
 
 PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
 """Elements of a row that goes through UB in parts, the widest first."""
-
 BLOCKS = 128
 """Parts of rows are multiples of so many elements."""
-
 START = 16 * BLOCKS
 """Elements of which the arithmetic takes as long as what stands around a part of a row."""
 
@@ -47,8 +45,7 @@ def stream_phase(
     if not given.tiles or phase.outputs or not rows or last.name in rows:
         raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
     stages = [x for x in map(s.state.stage, phase.tiles) if _is_wide(x, last) and x.scope == "GM"]
-    there = {i.name for i in s.state.inputs}
-    wide = [x for x in stages if there & set(x.sources)]
+    wide = [x for x in stages if {i.name for i in s.state.inputs} & set(x.sources)]
     long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
 
     def steps(width: int) -> tuple[Widths, Widths]:
@@ -121,9 +118,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         these = {*folds, *(x.name for x in new if x.fold)}
         tiles = (x.name for x in new if x.name not in these and not these & set(x.sources))
         nests.append(Phase(parts[name], tuple(tiles), outputs))
-    nests.append(Phase(phase.root))
+    s, nests = hoist(s, phase.root), [*nests, Phase(phase.root)]
     known |= {n for nest in nests for n in nest.names}
-    s = hoist(s, phase.root)
     return s, nests, {x.name for x in s.state.stages} - known
 
 
@@ -149,9 +145,7 @@ def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: 
                 s = cache_read(s, source, "UB", own[-1])
     s = schedule_phase(s, phase, share=share, tiles=tiles)
     root = s.state.stage(phase.root)
-    loops = root.bound or [x.name for x in root.loops[: loop_count(s.state, root)]]
-    if own and not loops:
-        raise ScheduleError(f"{phase.root}: a loop over cores, or any", "none", "take tiles")
+    loops = root.bound or [x.name for x in root.loops[: loop_count(s.state, root)]] or [""]
     for tile in own:
         s = compute_at(s, tile, phase.root, loops[-1])
     return s

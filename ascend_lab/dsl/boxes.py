@@ -71,10 +71,8 @@ def needed(
     `known` holds what was found for them, since many ways may lead there.
     """
     known = {} if known is None else known
-    ranges: list[Range] | None = None
     host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
-    if host is not None:
-        ranges = [active[host.name][a.name] for a in host.axes]
+    ranges = [active[host.name][a.name] for a in host.axes] if host else None
     for reader in () if host else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
@@ -210,10 +208,10 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     last = stage.reduce[-1].name if wide else ""
     along = [r.source for r in stage.reads if dict(r.index[-1].terms).get(last) == 1]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
-    loads = [n for n in along if getattr(state.find(n), "is_copy", True)]
-    loaded = any(len(state.readers(n)) < 2 for n in loads)
+    once = [n for n in along if len(state.readers(n)) < 2]
+    loaded = any(getattr(state.find(n), "is_copy", True) for n in once)
     groups = groups and not isinstance(stage.expr, Read) and not loaded
-    parts = max(1, (size + piece // 2) // piece)
+    parts = max(1, (size + piece // 2) // piece)  # about equal ones
     piece = -(-size // (512 * parts)) * 512
     return piece * (wide and groups and math.prod(sizes) == sizes[-1] and bool(along))
 

@@ -28,7 +28,7 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     value, place, part = _in_terms(base.expr, base, own), identity(own.axes), own.reduce[0].extent
     wanted = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
     wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
-    if value.dtype not in LEAST or own.fold != "sum":
+    if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
         raise wrong
     size = (own.shape[-1] - 1) * part + (own.rest or part)
     middle, made = Read(first, base.dtype, place[:-1]), Read(parts, own.dtype, place)
