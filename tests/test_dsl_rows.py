@@ -50,6 +50,53 @@ def test_long_rows_have_the_right_values(shape, chip):
     check_auto([layer_norm(v, (1,), w, b).named("y")], arrays, chip)
 
 
+def long_values(name: str, x: np.ndarray, chip: str) -> tuple[te.Schedule, np.ndarray]:
+    """Return the default schedule of an operator on rows, and what it computes."""
+    y = te.renamed(OPERATORS[name](te.placeholder(x.shape, "fp16", name="x")), "y")
+    schedule = te.auto_schedule(y, chip_of(chip))
+    return schedule, te.run(schedule, {"x": x})["y"].astype(np.float64)
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+def test_parts_of_rows_begin_without_the_fold_before(chip):
+    """Softmax with parts that are -inf throughout, norms far off 0 and with outliers in front."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(3, 50257)) * np.array([[3.0], [0.5], [1.0]])
+    x[0, :30000] = x[1, 9000:] = -np.inf
+    schedule, found = long_values("softmax", x.astype(np.float16), chip)
+    assert any(step.primitive == "unchain" for step in schedule.steps)
+    wide = x.astype(np.float16).astype(np.float64)
+    powers = np.exp(wide - wide.max(1, keepdims=True))
+    np.testing.assert_allclose(found, powers / powers.sum(1, keepdims=True), rtol=6e-3, atol=1e-6)
+    x = rng.normal(size=(3, 50257)) * np.array([[0.1], [1.0], [0.5]]) + [[0.0], [0.0], [1000.0]]
+    x[1, :128] += 300.0
+    schedule, found = long_values("layer norm", x.astype(np.float16), chip)
+    assert any(step.primitive == "unchain" for step in schedule.steps)
+    wide = x.astype(np.float16).astype(np.float64)
+    deviation = np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    expected = (wide - wide.mean(1, keepdims=True)) / deviation
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("value", [0.0, 60000.0, -0.1])
+def test_rows_of_one_value_have_no_variance(value):
+    """Never less than 0, whatever rounding leaves of it."""
+    x = np.full((3, 50257), value, np.float16)
+    _, found = long_values("layer norm", x, "Ascend910B2")
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() <= 0.02 or value == 60000.0
+
+
+def test_only_folds_that_have_an_online_form_are_unchained():
+    """A sum of squares off the largest, or of powers of other values, stays where it is."""
+    x = te.placeholder((3, 50257), name="x")
+    top = te.broadcast(te.reduce_max(x, -1, True), x.shape)
+    for odd in (te.vmul(te.vsub(x, top), te.vsub(x, top)), te.vexp(te.vsub(te.vabs(x), top))):
+        y = te.vsub(x, te.broadcast(te.reduce_sum(odd, -1, True), x.shape))
+        schedule = te.auto_schedule(y, "Ascend910B2")
+        assert all(step.primitive != "unchain" for step in schedule.steps)
+
+
 @given(st.integers(1, 40), st.integers(1, 300), st.sampled_from(CHIPS))
 def test_norms_of_rows_of_any_length(count, length, chip):
     rng = np.random.default_rng(count * length)
@@ -64,15 +111,16 @@ NEAR = {
     (1000, 1000): ("softmax", "layer norm", "RMS norm", "sum", "max"),
     (12, 197, 197): ("softmax", "layer norm", "RMS norm", "sum", "max"),
     (8192, 30): ("softmax", "layer norm", "sum"),
-    (64, 32768): ("softmax", "sum"),
+    (64, 32768): ("softmax", "log-softmax", "layer norm", "RMS norm", "sum"),
+    (3, 50257): ("softmax", "log-softmax", "layer norm", "RMS norm", "sum"),
 }
 
 
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
 @pytest.mark.parametrize("shape", NEAR, ids=str)
 def test_defaults_are_near_their_certified_bound(shape, chip):
     """Whole blocks within 1.3, ragged rows within 1.6, launch included; wide rows in few tiles."""
-    limit = 1.3 if shape[-1] == 1024 else 1.6
+    limit = 1.3 if shape[-1] % 1024 == 0 else 1.6
     device = chip_of(chip)
     for name in NEAR[shape]:
         y = OPERATORS[name](te.placeholder(shape, name="x"))

@@ -65,13 +65,12 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     """Return what the simulator finds quickest: the usual way, or one for long rows."""
     found = [_first_that_lowers(s, phase)]
     long = long_rows(s.state, phase, SMALL_BYTES)
-    ways: list[Callable[..., Schedule]] = [partial(schedule_phase, tiles=2)]
-    if not any(s.state.stage(n).fold for n in phase.tiles):
-        ways = []
-    if long:
-        ways += [_quarter]
+    ways: list[Callable[..., Schedule]] = [_quarter] * long
+    if any(s.state.stage(n).fold for n in phase.tiles):
+        ways.insert(0, partial(schedule_phase, tiles=2))
     if long and parts and phase.tiles:
-        ways += [stream_phase, partial(stream_phase, keep=True), _shared]
+        kept = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
+        ways += [stream_phase, *kept, _shared]
     for way in ways:
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):
@@ -90,14 +89,14 @@ def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
     """Let cores share long rows, each of the nests in the number of tiles that is quickest."""
     s, nests, folds = share_rows(s, phase)
     for nest in nests:
-        found: dict[Schedule, int] = {}
-        for tiles in (4, 8, 2, 1):
+        found: dict[int, Schedule] = {}
+        for tiles in (1, 2, 8, 4):
             with suppress(ScheduleError, ProgramError):
                 trial = with_folds(s, nest, folds, share, tiles)
-                found[trial] = _cycles(trial, s, nest)
+                found[_cycles(trial, s, nest)] = trial
         if not found:
             raise ScheduleError(f"tiles of {nest.root} that fit", "none", "take whole rows")
-        s = min(found, key=lambda trial: found[trial])
+        s = found[min(found)]
     return s
 
 

@@ -37,7 +37,7 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
         s = _inlined(s, stage) if _inlines(s.state, stage) else s
     groups = _groups(s.state)
     for stage in s.state.stages:
-        if groups[stage.name] == stage.name and _is_cheap(s.state, stage):
+        if groups[stage.name] == stage.name and _inlines(s.state, stage, cheap=True):
             s = _inlined(s, stage)
             groups = _groups(s.state)
     loops = [x for x in s.state.stages if isinstance(x, Stage)]
@@ -73,21 +73,17 @@ def _reads(state: State, name: str) -> list[Read] | None:
     return found
 
 
-def _inlines(state: State, stage: Stage | Fixed) -> bool:
-    """True for elementwise stages read once, and for plain copies, whoever reads them."""
+def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool:
+    """True for elementwise stages read once, and for plain copies, whoever reads them.
+
+    `cheap`: for those of one operation at most that nothing reads in another shape.
+    """
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
-    plain = bare(state.stage(stage.name).expr) is not None
-    return plain or (len(reads) == 1 and not any(x.view for x in reads))
-
-
-def _is_cheap(state: State, stage: Stage | Fixed) -> bool:
-    """True for elementwise stages of one operation at most that nothing reads in another shape."""
-    reads = _reads(state, stage.name)
-    if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
-        return False
-    return weight(stage.expr) <= 1 and not any(x.view for x in reads)
+    few = weight(stage.expr) <= 1 if cheap else len(reads) == 1
+    plain = not cheap and bare(stage.expr) is not None
+    return plain or (few and not any(x.view for x in reads))
 
 
 def weight(expr: Expr) -> int:

@@ -40,8 +40,8 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes, cores = s.state.stage(phase.root).axes, core_count(s)
     if s.state.stage(phase.root).rest:
-        rows = up(axes[0].extent, cores // axes[-1].extent)
-        return {a.name: a.extent for a in axes} | {axes[0].name: rows, axes[-1].name: 1}
+        those = {axes[0].name: up(axes[0].extent, cores // axes[-1].extent)}
+        return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 

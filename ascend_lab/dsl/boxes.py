@@ -71,12 +71,9 @@ def needed(
     `known` holds what was found for them, since many ways may lead there.
     """
     known = {} if known is None else known
-    ranges: list[Range] | None = None
-    output = stage.output and stage.attach is not None
-    if output:
-        host = state.stage(stage.attach[0])
-        ranges = [active[host.name][a.name] for a in host.axes]
-    for reader in () if output else state.readers(stage.name):
+    host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
+    ranges = [active[host.name][a.name] for a in host.axes] if host else None
+    for reader in () if host else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
         if box is None:
@@ -191,7 +188,7 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
         piece = in_pieces(state, stage, sizes, chip)
-        spare += own // (7 if piece else 6) + 4 * BLOCK_BYTES * (rows + 1)
+        spare += own // (7 if piece or rows < sizes[-1] else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
         if piece:
@@ -211,10 +208,10 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     last = stage.reduce[-1].name if wide else ""
     along = [r.source for r in stage.reads if dict(r.index[-1].terms).get(last) == 1]
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
-    loads = [n for n in along if getattr(state.find(n), "is_copy", True)]
-    loaded = any(len(state.readers(n)) < 2 for n in loads)
+    once = [n for n in along if len(state.readers(n)) < 2]
+    loaded = any(getattr(state.find(n), "is_copy", True) for n in once)
     groups = groups and not isinstance(stage.expr, Read) and not loaded
-    parts = max(1, (size + piece // 2) // piece)
+    parts = max(1, (size + piece // 2) // piece)  # about equal ones
     piece = -(-size // (512 * parts)) * 512
     return piece * (wide and groups and math.prod(sizes) == sizes[-1] and bool(along))
 

@@ -197,28 +197,23 @@ def _without_copies(expr: Expr) -> Expr:
 
 
 @primitive
-def hoist(state: State, stage: str, *, apart: bool = False) -> State:
-    """Compute what is the same for a whole row in a tensor of its own.
+def hoist(state: State, stage: str) -> State:
+    """Compute what is the same for a whole row in a tensor of its own, a block for each row.
 
     before: `y[i, j] = a[i, j] * f(t[i])`
-    after: `y_row[i] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i]`
-
-    `apart`: in as many elements as whole blocks have: `y[i, j] = a[i, j] * y_row[i, 0]`
+    after: `y_row[i, b] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i, 0]`
     """
     s, found = state.stage(stage), dict[Expr, Stage]()
-    lanes = {a.name for a in s.reduce or s.axes[-1:]}
-    kept = s.axes if s.fold else s.axes[:-1]
-    axes = kept + (Axis(f"{min(lanes)}_b", ROOM),) * apart
-    place = identity(kept) + (Affine(),) * apart
+    kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
+    axes, place = (*kept, Axis(f"{lanes[0].name}_b", ROOM)), (*identity(kept), Affine())
 
     def row(expr: Expr) -> Expr:
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
-        if used and not used & lanes and (apart or isinstance(expr, Call)):
+        if used and not used & {a.name for a in lanes}:
             name = state.new_name(f"{stage}_row{len(found) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
-            made = Stage(name, expr.dtype, axes, value, loops=fresh(axes))
-            made = found.setdefault(expr, replace(made, align=ROOM if apart else 1))
-            return Read(made.name, expr.dtype, place)
+            made = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
+            return Read(found.setdefault(expr, made).name, expr.dtype, place)
         if not isinstance(expr, Call):
             return expr
         return replace(expr, args=tuple(map(row, expr.args)))

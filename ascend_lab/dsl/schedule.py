@@ -228,7 +228,8 @@ def complete(state: State, root: str) -> State:
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)
-        if stage.scope in ("UB", "GM") and not _loads(state, stage):
+        loads = stage.scope == "UB" and stage.is_copy and _in_gm(state, stage.sources[0])
+        if stage.scope in ("UB", "GM") and not loads:
             state = _loaded_through_tiles(state, stage)
     return _rows_alike(state)
 
@@ -244,11 +245,6 @@ def _rows_alike(state: State) -> State:
     for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
         state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
     return state
-
-
-def _loads(state: State, stage: Stage) -> bool:
-    """True for a tile in UB that is a copy of something in GM."""
-    return stage.scope == "UB" and stage.is_copy and _in_gm(state, stage.sources[0])
 
 
 def _in_gm(state: State, name: str) -> bool:

@@ -91,8 +91,8 @@ class Tiles:
                 elements = held.sizes[row]
             for name, coefficient in index.terms:
                 strides[name] += coefficient * step
-        entry = self.state.find(read.source)
-        blocks = isinstance(entry, Stage) and entry.repeats and not read.index[-1].terms
+        alike = getattr(self.state.find(read.source), "repeats", False)
+        blocks = alike and not read.index[-1].terms
         return View(held.memory, held.dtype, offset, tuple(strides.values()), blocks, elements)
 
     def room(self, stage: Stage, box: Box) -> View:
