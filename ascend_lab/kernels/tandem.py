@@ -262,8 +262,8 @@ class _Writer:
                     second = after.enter_context(self._second(two))
                 if second:
                     second(turn)
-            if two and self.means:  # what has left UB long ago
-                self.means.add(two.number)
+        if two and self.means:  # what has left UB long ago
+            self.means.add(two.number)
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
