@@ -287,3 +287,23 @@ def test_added_convolutions_and_other_pairs_are_no_tandem():
         kernels = [t.op for t in INSIDE.stages(net.build(), load_chip(chip_name)).compiled.tasks]
         assert "conv2d+conv2d+add+relu" in kernels
         assert not any("conv2d+relu+conv2d" in op for op in kernels)
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend310P3"])
+def test_means_that_scale_the_image_come_from_its_tandem(chip_name):
+    net, chip = GraphBuilder("squeezed", "fp16"), load_chip(chip_name)
+    x = net.relu(net.input("x", (16, 32, 14, 14)))
+    y = net.relu6(net.conv2d(x, net.weight((192, 32, 1, 1)), net.weight((192,))))
+    own = net.weight((192, 1, 3, 3)), net.weight((192,))
+    y = net.silu(net.conv2d(y, *own, pad=1, groups=192))
+    inner = net.relu(net.conv2d(net.global_avg_pool(y), net.weight((16, 192, 1, 1))))
+    scale = net.sigmoid(net.conv2d(inner, net.weight((192, 16, 1, 1))))
+    net.output(net.conv2d(net.mul(y, scale), net.weight((32, 192, 1, 1))))
+    graph = net.build()
+    stages = INSIDE.stages(graph, chip)
+    assert f"{TANDEM}+silu+global_avg_pool" in [task.op for task in stages.compiled.tasks]
+    feeds = random_inputs(graph, 1)
+    (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
+    once = replace(stages.compiled, scopes=((0, len(stages.compiled.tasks)),))
+    assert bound_of(stages.rewritten, chip).time_s <= simulate_graph(once).time_s
