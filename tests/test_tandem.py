@@ -27,10 +27,11 @@ from ascend_lab.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
 from ascend_lab.kernels.conv_stage import pack_bias
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.tandem import tandem_launch
+from ascend_lab.kernels.tandem_means import diagonal
 from ascend_lab.kernels.tandem_schedules import TIMED, ranked, tandem_launches
-from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule
+from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule, ways_of
 from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.sim import execute, simulate, simulate_kernel
 
 A910 = load_chip("Ascend910A")
 
@@ -86,24 +87,66 @@ SIZES = st.tuples(*(st.integers(1, top) for top in (3, 40, 12, 12, 70)))
     SIZES, st.sampled_from((1, 3, 5)), st.integers(1, 2), st.booleans(),
     st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4)), st.integers(1, 3),
     st.integers(1, 4), st.integers(1, 5), st.sampled_from(("rows", "weights")),
-    st.sampled_from(("Ascend910A", "Ascend310", "Ascend310P3")), st.integers(0, 99),
+    st.integers(1, 3), st.sampled_from(("Ascend910A", "Ascend310", "Ascend310P3")),
+    st.integers(0, 99),
 )  # fmt: skip
-@example((2, 24, 9, 11, 96), 3, 2, True, (3, 1, 2), 2, 2, 1, "weights", "Ascend910A", 0)
-@example((1, 16, 7, 7, 160), 5, 1, True, (2, 1, 1), 1, 2, 4, "rows", "Ascend310", 1)
-@example((1, 1, 1, 1, 1), 3, 1, False, (1, 1, 1), 1, 1, 1, "weights", "Ascend910A", 0)
-@example((3, 40, 12, 5, 33), 3, 1, False, (1, 2, 4), 1, 1, 1, "rows", "Ascend910A", 2)
+@example((2, 24, 9, 11, 96), 3, 2, True, (3, 1, 2), 2, 2, 1, "weights", 1, "Ascend910A", 0)
+@example((1, 16, 7, 7, 160), 5, 1, True, (2, 1, 1), 1, 2, 4, "rows", 1, "Ascend310", 1)
+@example((1, 1, 1, 1, 1), 3, 1, False, (1, 1, 1), 1, 1, 1, "weights", 1, "Ascend910A", 0)
+@example((3, 40, 12, 5, 33), 3, 1, False, (1, 2, 4), 1, 1, 1, "rows", 1, "Ascend910A", 2)
+@example((4, 24, 7, 7, 48), 5, 1, True, (1, 2, 1), 1, 1, 3, "rows", 2, "Ascend310P3", 3)
+@example((3, 16, 9, 5, 40), 3, 1, True, (3, 1, 2), 2, 1, 2, "weights", 3, "Ascend910A", 4)
 def test_values_equal_numpy_however_it_is_divided(
-    sizes, taps, step, bias, grid, bands, blocks, tile, stay, name, seed
+    sizes, taps, step, bias, grid, bands, blocks, tile, stay, images, name, seed
 ):
     assume(min(sizes[2:4]) + 2 * (taps // 2) >= taps)
     tandem, chip = tandem_of(sizes, taps, step, taps // 2, bias=bias), load_chip(name)
-    most = tandem.depth.blocks[1], sizes[0], tandem.depth.out_hw[0]
+    images = images if images in ways_of(tandem.depth) else 1
+    most = tandem.depth.blocks[1], sizes[0] // images, tandem.depth.out_hw[0]
     grid = tuple(map(min, grid, most))
     assume(np.prod(grid) <= chip.core_count)
     assume(blocks * (taps**2 + 1) <= 64)  # of L0B
-    got, wanted, launch = run(tandem, TandemSchedule(grid, bands, blocks, tile, stay), chip, seed)
+    schedule = TandemSchedule(grid, bands, blocks, tile, stay, images)
+    got, wanted, launch = run(tandem, schedule, chip, seed)
     np.testing.assert_array_equal(got, wanted)
     assert sanitize(launch, chip) == []
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "step", "schedule"),
+    [
+        ((4, 24, 7, 7, 96), 1, TandemSchedule((2, 1, 1), 1, 2, 4, "rows", 4)),
+        ((6, 40, 5, 9, 33), 1, TandemSchedule((1, 2, 1), 2, 1, 3, "weights", 1)),
+        ((3, 16, 20, 12, 48), 2, TandemSchedule((1, 1, 1), 3, 3, 2, "rows")),
+        ((8, 24, 14, 14, 64), 1, TandemSchedule((2, 1, 1), 3, 2, 5, "weights", 2)),
+        ((2, 8, 3, 3, 16), 1, TandemSchedule((1, 1, 1), 1, 1, 1, "rows", 2)),
+    ],
+)
+def test_means_are_written_beside_what_they_are_the_means_of(sizes, step, schedule, bias):
+    tandem, chip = tandem_of(sizes, 3, step, 1, bias=bias), load_chip("Ascend310P3")
+    x, one, two, b1, b2 = operands(tandem, np.random.default_rng(7))
+    _, wanted, _ = run(tandem, schedule, chip, 7)
+    launch = tandem_launch(replace(tandem, means=True), chip, schedule)
+    tensors = pack_conv(tandem.point, x, one) | {"depth_weight": pack_weights(tandem.depth, two)}
+    tensors |= (
+        {"b1": pack_bias(tandem.point, b1), "b2": pack_bias(tandem.depth, b2)} if bias else {}
+    )
+    got = execute(as_kernel(launch), tensors | {"ones": diagonal()}, chip, seed=1)
+    np.testing.assert_array_equal(unpack_conv(tandem.depth, got, dense=True), wanted)
+    means = got["means"].reshape(sizes[0], -1)[:, : sizes[4]]
+    np.testing.assert_allclose(means, wanted.mean(axis=(2, 3)), rtol=2**-10, atol=2**-20)
+    assert sanitize(launch, chip) == []
+    fast, slow = (simulate(launch, chip, engine=e).cycles for e in ("fast", "reference"))
+    assert fast == slow
+
+
+def test_means_need_whole_images_and_flags():
+    tandem = replace(tandem_of((2, 16, 9, 9, 32), 3, 1, 1), means=True)
+    with pytest.raises(UnsupportedError, match="flags for six slots"):
+        next(tandem_launches(tandem, A910))
+    with pytest.raises(InputError, match="all rows of an image on a core"):
+        tandem_launch(tandem, load_chip("Ascend310P3"), TandemSchedule((1, 1, 2), 1, 1, 1, "rows"))
 
 
 def test_every_ranked_way_of_a_block_computes_the_same():
@@ -158,11 +201,13 @@ def test_few_channels_and_images_are_divided_by_rows():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"grid": (3, 1, 1)}, {"grid": (2, 1, 17)}, {"tile": 0}, {"bands": 0}, {"stay": "row"}]
-)
+    "wrong",
+    [{"grid": (3, 1, 1)}, {"grid": (2, 1, 17)}, {"tile": 0}, {"bands": 0}, {"stay": "row"},
+     {"images": 2}],
+)  # fmt: skip
 def test_a_division_into_nothing_is_refused(wrong):
     schedule = replace(TandemSchedule((1, 1, 1), 1, 1, 1, "rows"), **wrong)
-    with pytest.raises(InputError, match=r"grid of at most|at least 1 band"):
+    with pytest.raises(InputError, match=r"grid of at most|at least 1 band|images as one"):
         tandem_launch(tandem_of((1, 16, 40, 8, 32), 3, 1, 1), A910, schedule)
 
 
@@ -242,3 +287,23 @@ def test_added_convolutions_and_other_pairs_are_no_tandem():
         kernels = [t.op for t in INSIDE.stages(net.build(), load_chip(chip_name)).compiled.tasks]
         assert "conv2d+conv2d+add+relu" in kernels
         assert not any("conv2d+relu+conv2d" in op for op in kernels)
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend310P3"])
+def test_means_that_scale_the_image_come_from_its_tandem(chip_name):
+    net, chip = GraphBuilder("squeezed", "fp16"), load_chip(chip_name)
+    x = net.relu(net.input("x", (16, 32, 14, 14)))
+    y = net.relu6(net.conv2d(x, net.weight((192, 32, 1, 1)), net.weight((192,))))
+    own = net.weight((192, 1, 3, 3)), net.weight((192,))
+    y = net.silu(net.conv2d(y, *own, pad=1, groups=192))
+    inner = net.relu(net.conv2d(net.global_avg_pool(y), net.weight((16, 192, 1, 1))))
+    scale = net.sigmoid(net.conv2d(inner, net.weight((192, 16, 1, 1))))
+    net.output(net.conv2d(net.mul(y, scale), net.weight((32, 192, 1, 1))))
+    graph = net.build()
+    stages = INSIDE.stages(graph, chip)
+    assert f"{TANDEM}+silu+global_avg_pool" in [task.op for task in stages.compiled.tasks]
+    feeds = random_inputs(graph, 1)
+    (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
+    once = replace(stages.compiled, scopes=((0, len(stages.compiled.tasks)),))
+    assert bound_of(stages.rewritten, chip).time_s <= simulate_graph(once).time_s

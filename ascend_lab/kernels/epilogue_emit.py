@@ -1,6 +1,6 @@
 """Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -284,18 +284,17 @@ def drain(
     area: Area,
     n: Affine,
     held: Channels | None,
-    keep: Callable[[Tile, int, Span], None] | None = None,
+    also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block.
 
-    `keep` may take what leaves, blocks so many elements apart, from UB to elsewhere.
+    It goes to other places `also`.
     """
     if finish.out is None:
         assert finish.fix is not None and isinstance(y, Buffer)
         store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
         return
-    k, run = finish.builder, _run(finish, area)
-    c = acc.dequeue()
+    k, run, c = finish.builder, _run(finish, area), acc.dequeue()
     most = min(finish.out.buffer.elements // run, area.blocks)
     whole = most == area.blocks
     pieces = [(Affine(), most)] if whole else segments(k, "column", area.blocks, most)
@@ -317,15 +316,21 @@ def drain(
         write_steps(k, finish.plan, Piece(memories, named, rates, first, count, run))
         if finish.tiles:
             finish.tiles.queue.free()
-        finish.out.enqueue()
-        done = finish.out.dequeue()
-        for there, here in area.pairs(y, done, run, at, count):
-            k.copy(there, here)
-        if keep:
-            keep(done, run, (at, count))
-        finish.out.free()
+        _leave(k, finish.out, ((y, area), *also), run, (at, count))
     if not whole:
         acc.free()
+
+
+def _leave(
+    k: KernelBuilder, out: Queue, places: Sequence[tuple[Memory, Area]], run: int, blocks: Span
+) -> None:
+    """Bring `blocks` of `run` elements from UB to all places."""
+    out.enqueue()
+    tile = out.dequeue()
+    for memory, area in places:
+        for there, here in area.pairs(memory, tile, run, *blocks):
+            k.copy(there, here)
+    out.free()
 
 
 def _run(finish: Finish, area: Area) -> int:

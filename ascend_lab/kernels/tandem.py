@@ -262,8 +262,8 @@ class _Writer:
                     second = after.enter_context(self._second(two))
                 if second:
                     second(turn)
-            if two and self.means:  # what has left UB long ago
-                self.means.add(two.number)
+        if two and self.means:  # what has left UB long ago
+            self.means.add(two.number)
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
@@ -322,17 +322,18 @@ class _Writer:
         with self._inside(half, unit) as (near, held):
 
             def tile(turn: _Turn) -> None:
-                window, apart, keep = turn.window, band.pixels * FRACTAL, None
+                window, apart = turn.window, band.pixels * FRACTAL
                 sizes = (1, window.rows.count, shape.w, FRACTAL)
                 start = (turn.rows + window.rows.first) * line
                 view = planes.region(start, sizes, (apart, line, FRACTAL, 1))
                 half.add(self.acc, (self.left, self.ones), window, view, near)
                 own = turn.pixel, self.blocks, window
                 area = area_of(shape, place, plane, turn.down, own)
+                also: tuple[tuple[Tile, Area], ...] = ()
                 if self.means and slot:
                     pixel = turn.down * ow + turn.pixel
-                    keep = self.means.keeps(slot, pixel, window.pixels)
-                drain(half.finish, self.acc, self.y, area, first, held, keep)
+                    also = ((slot, self.means.place(area, pixel)),)
+                drain(half.finish, self.acc, self.y, area, first, held, also)
 
             yield tile
         self.planes.free()

@@ -13,7 +13,7 @@ UB to the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, KernelBuilder, Tile
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tandem_shape import SUMS, Band, Tandem
-from ascend_lab.kernels.tiles import Span, repeat, segments, sum_queue
+from ascend_lab.kernels.tiles import Area, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
 TOGETHER = 14
@@ -102,15 +102,10 @@ class Means:
             self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 1)))
         return slot
 
-    def keeps(self, slot: Tile, pixel: Affine, size: int) -> Callable[[Tile, int, Span], None]:
-        """Return what brings `size` pixels from `pixel` on of some blocks from UB to a slot."""
-
-        def keep(tile: Tile, run: int, blocks: Span) -> None:
-            sizes = (blocks[1], size * FRACTAL)
-            to = slot.region(blocks[0] * self.line + pixel * FRACTAL, sizes, (self.line, 1))
-            self.k.copy(to, tile.region(0, sizes, (run, 1)))
-
-        return keep
+    def place(self, area: Area, pixel: Affine) -> Area:
+        """Return where what goes to `area` lies in a slot, from `pixel` on."""
+        pieces = ((0, pixel, area.pixels),)
+        return replace(area, base=Affine(), pieces=pieces, plane=self.count * FRACTAL)
 
     def add(self, number: Affine) -> None:
         """Sum the unit in front of unit `number`."""

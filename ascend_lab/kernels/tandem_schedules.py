@@ -135,8 +135,7 @@ def _estimate(
     tandem: Tandem, chip: Chip, s: TandemSchedule, demands: tuple[Demand, Demand]
 ) -> float:
     """Return about the cycles of the busiest core."""
-    tandem = tandem.of(s.images)
-    work = _work(tandem, s.grid, s.bands, s.blocks)
+    work = _work(tandem.of(s.images), s.grid, s.bands, s.blocks)
     c1, taps = tandem.point.blocks[0], tandem.depth.taps
     pixels = work.before, work.after
     fractals = [up(p, FRACTAL) for p in pixels]

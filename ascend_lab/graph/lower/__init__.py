@@ -17,13 +17,12 @@ from ascend_lab.graph.lower.conv import (
     conv_job,
     lower_conv,
     lower_deconv,
-    lower_scaled,
     near_cycles,
     packed_weights,
-    scale_of,
 )
 from ascend_lab.graph.lower.matmul import lower_product
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
+from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
 from ascend_lab.graph.lower.vector import (
     MOVES,
     lower_mixed,
@@ -148,7 +147,9 @@ def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
         )
     (point, one, forms), (depth, two, more) = (conv_job(part, chip) for part in parts)
     names = {"x": nodes[0].inputs[0], "weight": weights[0], "depth_weight": weights[1]}
-    names |= {"y": parts[1].graph.outputs[-1]} | {"means": node.output for node in means}
+    names |= {"y": parts[1].graph.outputs[-1]}
+    if means:
+        names["means"] = means[0].output
     launches = tandem_launches(Tandem(point, depth, one, two, bool(means)), chip)
     kernels = [Kernel("conv2d", (renamed(launch, names),)) for launch in launches]
     kernel = min(kernels, key=lambda kernel: near_cycles(kernel, piece, chip))

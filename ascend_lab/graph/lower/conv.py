@@ -108,7 +108,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
         if not fixed and single:
             return _lower_conv(piece, chip, vector=True)
-        _refuse_computed(piece, node.inputs[1])
+        refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not single:
         return _by_cube(piece, chip, tiling)
     found, failure = [], None
@@ -158,7 +158,7 @@ def _lower_conv(
     own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
     forms = {weight: form, **operands} if fixed else operands
     if other and shape.beside:
-        _refuse_computed(piece, other[0].inputs[1])
+        refuse_computed(piece, other[0].inputs[1])
         own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
         forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
     return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
@@ -205,7 +205,7 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
     return piece, ()
 
 
-def _refuse_computed(piece: Piece, weight: str) -> None:
+def refuse_computed(piece: Piece, weight: str) -> None:
     """Raise `UnsupportedError` for weights that are no constants, which nothing has packed."""
     if weight not in piece.constants:
         got = f"{piece.names[weight]}: {piece.type(weight)}"
@@ -322,61 +322,6 @@ def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
     return moved if little and paces[1] + 1 < paces[0] else epilogue
 
 
-# -- convolutions of scaled images -----------------------------------------------------------------
-def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
-    """Return (image, scale) of a node that scales an image by a number per image and channel."""
-    if node.op != "mul" or len(node.inputs) != 2:
-        return None
-    one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
-    image, scale = graph.types[one], graph.types[two]
-    plain = all((t.dtype, t.layout) == ("fp16", "NC1HWC0") for t in (image, scale))
-    fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
-    return (one, two) if fits else None
-
-
-def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
-    """Return a convolution of scaled images that scales its weights, which are fewer.
-
-    The first phase writes weights for each image. In memory n images of c1 blocks are one image of
-    n c1 blocks: the second phase is a convolution in n groups.
-    """
-    first, node, *rest = piece.graph.nodes
-    found = scale_of(piece.graph, first)
-    if found is None or node.op != "conv2d" or node.inputs[0] != first.output:
-        raise UnsupportedError("images times a scale, then a convolution", str(first), "cut here")
-    image, scale = found
-    weight, y = node.inputs[1], piece.graph.outputs[-1]
-    _refuse_computed(piece, weight)
-    plain = replace(node, inputs=(image, *node.inputs[1:]))
-    graph = replace(piece.graph, nodes=(plain, *rest))
-    shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)
-    if shape.groups > 1 or shape.dtype != "fp16":
-        raise UnsupportedError("one group in fp16", str(shape), "cut here")
-    n, c, k = shape.n, up(shape.c, FRACTAL) * FRACTAL, up(shape.k, FRACTAL) * FRACTAL
-    one, every = replace(shape, n=1, c=c, k=k), replace(shape, n=1, c=n * c, k=n * k, groups=n)
-    sizes = (n, c // FRACTAL, shape.taps * k, FRACTAL)
-    weights = te.placeholder((1, *sizes[1:]), "fp16", weight)
-    scales = te.placeholder((*sizes[:2], 1, FRACTAL), "fp16", scale)
-    scaled = te.vmul(te.broadcast(weights, sizes), te.broadcast(scales, sizes))
-    phases = te.lower(te.auto_schedule(te.renamed(scaled, PACKED), chip)).phases
-    launch = conv_launch(every, chip, place=dense_placement(every), epilogue=epilogue)
-    for operand in epilogue.of_kind("channel") if epilogue else ():
-        forms[operand.name] = partial(_for_all, n, forms[operand.name])
-    forms[weight] = partial(_padded_weights, one)
-    names = {"x": image, "weight": PACKED, "y": y}
-    return Lowered(Kernel(node.op, (*phases, renamed(launch, names))), forms)
-
-
-def _for_all(images: int, form: Form, array: Values) -> Values:
-    return np.tile(form(array), images)
-
-
-def _padded_weights(shape: ConvShape, array: Values) -> Values:
-    """Pack the weights; added ones are 0, on both sides."""
-    missing = shape.c - array.shape[1]
-    return packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
-
-
 # -- transposed convolutions ----------------------------------------------------------------------
 def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """Return a transposed convolution: one plain one per phase of the stride, each its weights.
@@ -397,7 +342,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
         own = renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
-    _refuse_computed(piece, weight)
+    refuse_computed(piece, weight)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
     shape = deconv_shape(Call(shapes, dtypes, settings, (piece.output.shape,)))
     oh, ow = shape.out_hw
