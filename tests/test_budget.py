@@ -31,7 +31,7 @@ LINES = {
     "errors": 85,
     "graph": 17600,
     "isa": 3260,
-    "kernels": 10060,
+    "kernels": 10470,
     "lab": 20285,
     "layout": 835,
     "limits": 240,
@@ -45,7 +45,7 @@ LINES = {
     "train": 1440,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 334
+FILES = 335
 IMPORT_LINES = 5050
 ROAD = 121
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
