@@ -1,5 +1,7 @@
 """Slices and joins that are views: no kernel, addresses inside another tensor, equal values."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,10 @@ from ascend_lab.graph import (
     random_inputs,
     run_tasks,
 )
-from ascend_lab.graph.aliases import Alias, aliases, view_nodes
+from ascend_lab.graph.aliases import Alias, aliases, idle_moves, view_nodes
+from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.lower import packed
+from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import PLAN, simulate_graph
 from ascend_lab.graph.placement import (
     aliases_of,
@@ -219,3 +224,90 @@ def test_slices_of_whole_channel_blocks():
     wanted = evaluate(graph, inputs).values()
     for got, value in zip(run_tasks(network, inputs).values(), wanted, strict=True):
         np.testing.assert_array_equal(got, value)
+
+
+def heads_net(batch=1, rows=32, heads=4, width=32):
+    """Products of a matrix, its columns parted into heads and joined again."""
+    net = GraphBuilder("heads", "fp16")
+    size = heads * width
+    weight = net.constant((np.eye(size) * 2).astype(np.float16))
+    y = net.matmul(net.input("x", (batch * rows, size)), weight)
+    y = net.transpose(net.reshape(y, shape=(batch, rows, heads, width)), perm=(0, 2, 1, 3))
+    key = net.input("k", (batch, heads, width, width))
+    y = net.transpose(net.batch_matmul(y, key), perm=(0, 2, 1, 3))
+    net.output(net.matmul(net.reshape(y, shape=(batch * rows, size)), weight))
+    return net.build()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("fusion", [True, False])
+def test_heads_of_a_matrix_in_fractals_are_where_they_are(batch, fusion):
+    """Of one image; the rows of several lie between each other's columns and have to move."""
+    graph = heads_net(batch)
+    network = compiled(graph, fusion)
+    assert any("transpose" in op for op in kernels(network)) == (batch > 1)
+    inputs = random_inputs(graph)
+    plan = plan_network(network)
+    (got,) = run_in_arena(network, plan, inputs).values()
+    (wanted,) = evaluate(graph, inputs).values()
+    np.testing.assert_allclose(got.reshape(wanted.shape), wanted, rtol=1e-2, atol=0.1)
+
+
+def test_what_a_chain_of_moves_passes_is_read_by_nobody_else():
+    """The row-major tensor between has a second reader here: it is written."""
+    net = GraphBuilder("g", "fp16")
+    weight = net.constant(np.eye(128, dtype=np.float16))
+    y = net.matmul(net.input("x", (32, 128)), weight)
+    parted = net.transpose(net.reshape(y, shape=(1, 32, 4, 32)), perm=(0, 2, 1, 3))
+    key = net.input("k", (1, 4, 32, 32))
+    net.output(net.batch_matmul(parted, key), net.abs(parted))
+    graph = net.build()
+    network = compiled(graph)
+    inputs = random_inputs(graph)
+    wanted = evaluate(graph, inputs).values()
+    for got, value in zip(run_tasks(network, inputs).values(), wanted, strict=True):
+        np.testing.assert_allclose(got, value, rtol=1e-2, atol=0.1)
+
+
+LAYOUTS = st.sampled_from(["ND", "FRACTAL_NZ"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_chain_is_a_view_exactly_if_all_bytes_stay(data):
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 16, 32]), min_size=2, max_size=4)))
+    kinds = [TensorType(shape, "fp16", data.draw(LAYOUTS))]
+    array = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    nodes, last = [], array
+    for i in range(data.draw(st.integers(1, 4))):
+        before = kinds[-1]
+        op = data.draw(st.sampled_from(["trans_data"] if before.layout != "ND" else MOVES))
+        if op == "trans_data":
+            kind, attrs = replace(before, layout=data.draw(LAYOUTS)), {}
+        elif op == "transpose":
+            perm = tuple(data.draw(st.permutations(range(len(before.shape)))))
+            last, attrs = last.transpose(perm), {"perm": perm}
+            kind = replace(before, shape=last.shape)
+        else:
+            flat = data.draw(st.sampled_from([(2, -1), (16, -1), (1, 16, -1), (16, 2, -1)]))
+            if array.size % abs(np.prod(flat)):
+                continue
+            last, attrs = last.reshape(flat), {"shape": last.reshape(flat).shape}
+            kind = replace(before, shape=last.shape)
+        nodes.append(Node(f"n{i}", op, (f"t{len(kinds) - 1}",), (f"t{len(kinds)}",), attrs))
+        kinds.append(kind)
+    if not nodes:
+        return
+    types = {f"t{i}": kind for i, kind in enumerate(kinds)}
+    graph = Graph("g", ("t0",), (f"t{len(kinds) - 1}",), tuple(nodes), types)
+    chain = idle_moves(graph, nodes[0])
+    values, padded = array, any(kind.map.padding_bytes for kind in kinds[: 1 + len(nodes)])
+    stored, first = packed(kinds[0], array.astype(np.float16) % 2048), []
+    for node, kind in zip(nodes, kinds[1:], strict=True):
+        values = values.transpose(node.attrs["perm"]) if node.op == "transpose" else values
+        values = values.reshape(kind.shape)
+        first.append(np.array_equal(packed(kind, values.astype(np.float16) % 2048), stored))
+    if chain:
+        assert first[len(chain) - 1]
+    elif array.size <= 2048 and not padded:
+        assert not any(first)

@@ -1,9 +1,10 @@
 """Tensors that are bytes of other tensors: views, which need no kernel and no memory.
 
-A reshape of row-major memory is its source under another name, and so is a conversion that leaves
-every element where it is. A slice or split is a part of its source where that part is one run of
-bytes: cut at whole blocks along the outermost axis that has more than one, such as the images of a
-batch, or the blocks of channels of one image. A concat along such an axis is a view the other way
+A reshape of row-major memory is its source under another name, and so are conversions, transposes
+and chains of them that leave every element where it is, as those that part a matrix in fractals
+into the heads of an attention. A slice or split is a part of its source where that part is one run
+of bytes: cut at whole blocks along the outermost axis that has more than one, such as the images of
+a batch, or the blocks of channels of one image. A concat along such an axis is a view the other way
 round: its operands are written where they stand in the result, if each has memory of its own to
 give up.
 """
@@ -14,8 +15,10 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.graph.ir import Graph, Node, TensorType, operator_of
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.ir import Graph, Node, TensorType, only_reader, operator_of
 from ascend_lab.graph.lower.piece import maps_between
+from ascend_lab.graph.lower.vector import MOVES, digits_moved, order_of
 from ascend_lab.layout import AddressMap
 from ascend_lab.ops.slicing import Range
 
@@ -33,29 +36,39 @@ class Alias:
 
 
 class _Aliases:
-    """Aliases as far as nodes are read: each points at the tensor it lies in, step by step."""
+    """Aliases as far as nodes are read: each points at the tensor it lies in, step by step.
+
+    `between` names the moves of chains that are views only as a whole.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.into: dict[str, Alias] = {}
         self.views: set[str] = set()
+        self.between: set[str] = set()
 
     def add(self, node: Node) -> None:
         """Note a node's aliases if it is a view."""
-        ins, outs = self.graph.in_types(node), self.graph.out_types(node)
-        offsets: list[int] | None = None
-        if node.op == "trans_data":
-            offsets = [0] if moves_nothing(ins[0], outs[0]) else None
-        elif node.op == "reshape":
-            offsets = [0] if ins[0].layout == outs[0].layout == "ND" else None
-        elif node.op in CUTTING:
-            offsets = cut_offsets(self.graph, node)
-        elif node.op == "concat" and self._join(node):
+        if node.name in self.between:
+            return
+        if node.op == "concat" and self._join(node):
             self.views.add(node.name)
-        if offsets is not None:
+        elif (offsets := self._offsets(node)) is not None:
             self.views.add(node.name)
             for name, offset in zip(node.outputs, offsets, strict=True):
                 self.into[name] = Alias(node.inputs[0], offset)
+        elif chain := idle_moves(self.graph, node):
+            self.between.update(move.name for move in chain)
+            self.into.update((move.output, Alias(node.inputs[0])) for move in chain)
+
+    def _offsets(self, node: Node) -> list[int] | None:
+        """Return where in its operand each output of a node lies as it is."""
+        kinds = (self.graph.types[node.inputs[0]], self.graph.types[node.output])
+        if node.op == "trans_data":
+            return [0] if moves_nothing(*kinds) else None
+        if node.op == "reshape":
+            return [0] if kinds[0].layout == kinds[1].layout == "ND" else None
+        return cut_offsets(self.graph, node) if node.op in CUTTING else None
 
     def _join(self, node: Node) -> bool:
         """Place the operands of a concat inside its result, if they can be."""
@@ -97,13 +110,22 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     return found
 
 
-@lru_cache(8)
 def view_nodes(graph: Graph) -> Collection[str]:
     """Return the names of the nodes that are views."""
+    return _views(graph)[0]
+
+
+def moves_between(graph: Graph) -> Collection[str]:
+    """Return the names of the moves that are views only as a whole chain."""
+    return _views(graph)[1]
+
+
+@lru_cache(8)
+def _views(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
     work = _Aliases(graph)
     for node in graph.nodes:
         work.add(node)
-    return frozenset(work.views)
+    return frozenset(work.views | work.between), frozenset(work.between)
 
 
 # -- bytes that stay where they are ---------------------------------------------------------------
@@ -114,6 +136,34 @@ def moves_nothing(one: TensorType, two: TensorType) -> bool:
     """
     first, second = maps_between(one, two)
     return not first.padding_bytes | second.padding_bytes and _runs(first) == _runs(second)
+
+
+def idle_moves(graph: Graph, node: Node) -> list[Node]:
+    """Return the shortest chain of moves from a node on after which every element is in place.
+
+    Nobody else reads what stands between, and there is no such tensor in memory.
+    """
+    chain, source = [node], graph.types[node.inputs[0]]
+    steps: tuple[tuple[tuple[int, ...], TensorType], ...] = ()
+    while chain[-1].op in MOVES and node.inputs[0] not in graph.constants:
+        kind = graph.types[chain[-1].output]
+        steps += ((order_of(chain[-1], kind), kind),)
+        if _in_place(source, steps):
+            return chain
+        after = only_reader(graph, chain[-1])
+        if after is None:
+            break
+        chain.append(after)
+    return []
+
+
+@lru_cache(4096)
+def _in_place(source: TensorType, steps: tuple[tuple[tuple[int, ...], TensorType], ...]) -> bool:
+    try:
+        reads, writes = digits_moved(source, steps)
+    except UnsupportedError:
+        return False
+    return reads == writes
 
 
 def _runs(layout: AddressMap) -> list[tuple[int, int, int, int]]:

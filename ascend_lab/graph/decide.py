@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph.aliases import view_nodes
+from ascend_lab.graph.aliases import moves_between, view_nodes
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, only_reader
 from ascend_lab.graph.lower import (
@@ -104,6 +104,8 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip, start: Start = "queued
     One on cube and vector cores starts later and saves little but trips to L2, and a convolution
     alone may run on either: for both, what other kernels wrote is taken to be in L2.
     """
+    if not moves_between(graph).isdisjoint(n.name for n in group):
+        return False  # nothing moves there
     piece = piece_of(graph, group)
     after, means = only_reader(graph, group[-1]), means_of(group)
     two = _added(graph, group) or halves_of(group)[1]

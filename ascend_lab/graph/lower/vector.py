@@ -328,22 +328,39 @@ def lower_moves(piece: Piece, chip: Chip) -> Lowered:
     Raises `UnsupportedError` where a layout pads, or a reshape cuts through a digit.
     """
     source = piece.type(piece.graph.inputs[0])
-    axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
-    for node in piece.graph.nodes:
-        if node.op == "transpose":
-            perm = node.attr("perm") or tuple(reversed(range(len(axes))))
-            axes = [axes[i] for i in perm]
-        elif node.op == "reshape":
-            axes = grouped([d for axis in axes for d in axis], piece.type(node.output).shape)
-    reads: list[tuple[int, int]] = []
-    writes: list[tuple[int, int]] = []
-    for axis, own in zip(axes, _of_axes(piece.output), strict=True):
-        for digits, target in zip(grouped(axis, [p.count for p in own]), own, strict=True):
-            reads += [(d.count, d.stride) for d in digits]
-            steps = [math.prod(d.count for d in digits[i + 1 :]) for i in range(len(digits))]
-            writes += [(d.count, target.stride * n) for d, n in zip(digits, steps, strict=True)]
+    steps = [(node, piece.type(node.output)) for node in piece.graph.nodes]
+    reads, writes = digits_moved(source, [(order_of(*step), step[1]) for step in steps])
     maps = _map(reads, source), _map(writes, piece.output)
     return _copied(piece, chip, maps, "rearrange")
+
+
+def order_of(move: Node, kind: TensorType) -> tuple[int, ...]:
+    """Return the axis that each axis of a transpose was; nothing for other moves."""
+    perm = move.attr("perm") or tuple(reversed(range(len(kind.shape))))
+    return tuple(perm) if move.op == "transpose" else ()
+
+
+def digits_moved(
+    source: TensorType, steps: Sequence[tuple[tuple[int, ...], TensorType]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return each digit as (count, stride) where a chain of moves reads, and where it writes.
+
+    `steps`: the order of axes of each move, and what it writes. Raises `UnsupportedError` as
+    `lower_moves`.
+    """
+    axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
+    for order, kind in steps:
+        axes = [axes[i] for i in order] if order else axes
+        if not order:  # a reshape, or a conversion, which leaves the axes as they are
+            axes = grouped([d for axis in axes for d in axis], kind.shape)
+    reads: list[tuple[int, int]] = []
+    writes: list[tuple[int, int]] = []
+    for axis, own in zip(axes, _of_axes(steps[-1][1]), strict=True):
+        for digits, target in zip(grouped(axis, [p.count for p in own]), own, strict=True):
+            reads += [(d.count, d.stride) for d in digits]
+            counts = [math.prod(d.count for d in digits[i + 1 :]) for i in range(len(digits))]
+            writes += [(d.count, target.stride * n) for d, n in zip(digits, counts, strict=True)]
+    return reads, writes
 
 
 def _of_axes(kind: TensorType) -> list[tuple[Digits, ...]]:
