@@ -309,6 +309,27 @@ def test_on_split_cores_small_groups_leave_the_cube_or_stay_on_the_vector_unit()
     assert of(3, 8, np.inf) == pytest.approx((first + share * each[0],) * 2)
 
 
+def test_results_that_a_function_reads_leave_the_cubes_altogether():
+    """By the slower path to memory; what the cubes read again may stay beside them."""
+
+    def of(function, chip="Ascend910B2", columns=64):
+        def net(net, x, w):
+            y = net.matmul(x, w(64, 64))
+            y = net.matmul(function(net, y), w(64, columns))
+            return net.add(y, y)  # no function
+
+        return cycles(net_of(net, 64, 64), load_chip(chip))["results"]
+
+    near, far = 64 * 64 * 2 / 74.3 / 24, 64 * 64 * 2 / 41.8 / 24
+    assert of(lambda net, y: net.relu(y)) == pytest.approx(2 * near)
+    assert of(lambda net, y: net.exp(y)) == pytest.approx(near + far)
+    assert of(lambda net, y: net.clip(y, low=0.0, high=6.0)) == pytest.approx(near + far)
+    row = of(lambda net, y: net.reduce_max(y, axis=0, keepdims=True), columns=16)
+    assert row == pytest.approx(near + 16 / 74.3 / 12 + 64 * 2 / 24 * (1 / 41.8 - 1 / 74.3))
+    one = load_chip("Ascend310").path("L0C", "UB").rate_bytes_per_cycle * 2
+    assert of(lambda net, y: net.exp(y), "Ascend310") == pytest.approx(2 * 64 * 64 * 2 / one)
+
+
 def test_limits_that_limit_nothing_cost_nothing():
     def clipped(low, high):
         return cycles(net_of(lambda net, x, w: net.clip(x, low=low, high=high), 128, 64))["vector"]

@@ -19,7 +19,8 @@ vector    computes there what no cube and no path out of it can: for each result
           may do a ReLU, and small groups leave the cube or are a step per tap on the vector unit:
           the share that is best.
 results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
-          quickest path; sums that are only added up may be added up inside and leave once.
+          quickest path, or, to vector units apart, by the quickest path to them if a function
+          reads it; sums that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
           and writes of the results what a cache cannot hold at the end. Spills count as none, also
           on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
@@ -65,6 +66,8 @@ quotient, is the quickest of two; "least" is the quickest of all. So is what a n
 """
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators that leave the largest or smallest of numbers."""
+CUBE_SIDE = ("L1", "L0A", "L0B", "L0C")
+"""Buffers of the cube."""
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 """What lies between sums that may be added up in L0C."""
 
@@ -110,20 +113,16 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work = _Work(graph, chip)
     if not work.computes:
         return UNBOUND
-    cube, results, either = work.products()
+    cube, leaving, either = work.products()
     vector = work.compared()
-    out = max((p for (a, _), p in chip.paths.items() if a == "L0C"), default=None,
-              key=lambda p: p.rate_bytes_per_cycle)  # fmt: skip
-    rate = out.rate_bytes_per_cycle * chip.core_count if out else float("inf")
-    leaving = results / rate
     if chip.combined:
-        others = sum(count for _, count in either) * work.width
-        vector += leaving + others / max(rate, chip.vector_bytes_per_repeat * chip.core_count)
+        others = sum(count for _, count, _ in either) * work.width
+        rate = max(work.any_way, chip.vector_bytes_per_repeat * chip.core_count)
+        vector += leaving + others / rate
     else:
-        vector, leaving = _balanced(vector, leaving, [
-            (count * taps * work.least / work.lanes, count * work.width / rate)
-            for taps, count in sorted(either)
-        ])  # fmt: skip
+        ways = [(count * taps * work.least / work.lanes, there) for taps, count, there in either]
+        ways.sort(key=lambda way: way[0] / way[1])
+        vector, leaving = _balanced(vector, leaving, ways)
     clock = chip.clock_hz
     overhead = min(chip.launch_overhead_s, chip.ai_cpu_overhead_s or chip.launch_overhead_s)
     return Bound(
@@ -163,28 +162,39 @@ class _Work:
         self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
         self.width = 1 if self.bytes else 2
         self.needs = Needs(graph)
+        self.any_way, self.to_vector = self._rate(("L0C",)), self._rate(CUBE_SIDE, ("GM", "UB"))
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node for node in once.values()
             if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
+        self.needed = {node.name for node in self.nodes}
 
     @property
     def computes(self) -> bool:
         """Whether some kernel has to run."""
         return not all(map(moves, self.nodes))
 
-    # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> tuple[float, float, list[tuple[int, int]]]:
-        """Return the cycles of the cubes, the bytes that leave them, and what else is summed up.
+    def _rate(self, sources: Sequence[str], targets: Sequence[str] = ()) -> float:
+        """Return the bytes a cycle on the quickest path of each pipe out of buffers, all cores."""
+        pipes: dict[str, float] = {}
+        for (source, target), path in self.chip.paths.items():
+            if source in sources and (not targets or target in targets):
+                rate = max(pipes.get(path.pipe, 0.0), path.rate_bytes_per_cycle)
+                pipes[path.pipe] = rate
+        return sum(pipes.values()) * self.chip.core_count or float("inf")
 
-        That is (products, results of so many each).
+    # -- cube ---------------------------------------------------------------------------------
+    def products(self) -> tuple[float, float, list[tuple[int, float, float]]]:
+        """Return the cycles of the cubes, those in which results leave, and what else is summed up.
+
+        That is (products, results of so many each, cycles in which those leave).
         """
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
             if self._on_cube(node) or (slides(node) and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
-        cycles, left, others = 0.0, 0, list[tuple[int, int]]()
+        cycles, left, others = 0.0, 0.0, list[tuple[int, float, float]]()
         for end, nodes in ends.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
@@ -195,9 +205,21 @@ class _Work:
                 share = self.needs.count(node.output) / self.graph.types[node.output].elements
                 cycles += steps * share / (m * n * self.chip.core_count)
             fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
-            left += fewest if cubes else 0
-            others += [] if cubes else self._tapped(nodes, fewest)
-        return cycles, left * self.width, others
+            leave = self._leave(end, fewest)
+            left += leave if cubes else 0
+            tapped = [] if cubes else self._tapped(nodes, fewest)
+            others += [(taps, count, leave * count / fewest) for taps, count in tapped]
+        return cycles, left, others
+
+    def _leave(self, end: str, count: int) -> float:
+        """Return the cycles in which `count` sums leave the cubes.
+
+        Apart from the vector units, those that a function reads leave them altogether.
+        """
+        readers = (n for n in self.graph.readers[end] if n.name in self.needed)
+        read = max((self._lanes(n) for n in readers if self._repeat_cycles(n)), default=0)
+        far = 0 if self.chip.combined else min(read, count)
+        return self.width * (far / self.to_vector + (count - far) / self.any_way)
 
     def _tapped(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
         """Return `count` results of the fewest products, as (products, results)."""
@@ -314,10 +336,10 @@ class _Work:
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
         """Return the cycles of the longest chain."""
-        needed, until = {node.name for node in self.nodes}, dict[str, float]()
+        until = dict[str, float]()
         for node in self.graph.nodes:
             begin = max((until.get(name, 0.0) for name in node.inputs), default=0.0)
-            own = self._latency(node) if node.name in needed else 0.0
+            own = self._latency(node) if node.name in self.needed else 0.0
             until.update(dict.fromkeys(node.outputs, begin + own))
         return max((until.get(name, 0.0) for name in self.graph.outputs), default=0.0)
 
