@@ -203,7 +203,7 @@ class Needs:
             return sum(dict(zip(node.inputs, known, strict=True)).values())
         if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
             return min(size, max(known, default=0))
-        if node.has("moves"):
+        if node.has("moves") or node.op == "trans_data":
             return max(0, size - (sizes[0] - known[0]))
         shares = [k / n for k, n in zip(known, sizes, strict=True)]
         if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
