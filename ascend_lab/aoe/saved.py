@@ -29,6 +29,7 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Compiled, Road, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
+from ascend_lab.limits import shortened
 from ascend_lab.output import write_whole
 
 FORMULA = "(before - after) / after"
@@ -36,7 +37,7 @@ GAP_FORMULA = "after / bound - 1"
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
 LONGEST = 44
-"""Characters of an operator's name in the table; the front is left out."""
+"""Characters of an operator's name in the table; of longer ones the middle is left out."""
 Data = dict[str, Any]
 
 
@@ -257,9 +258,7 @@ _HEAD = (
 
 def _row(result: Result) -> str:
     op, us = result.operator, 1e6 / result.operator.chip.clock_hz
-    name = f"{op.name} ({op.op})"
-    if len(name) > LONGEST:
-        name = f"...{name[3 - LONGEST :]}"
+    name = shortened(f"{op.name} ({op.op})", LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
     how = f"{result.search} {result.source}".strip() if result.source != "none" else "default"
     note = f": {result.note}" if result.note else ""

@@ -15,7 +15,7 @@ from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import whole
+from ascend_lab.limits import shortened, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def values_of(hosted: Hosted) -> dict[str, Any]:
 
 # -- time -----------------------------------------------------------------------------------------
 LONGEST = 44
-"""Characters of an operator's name in the table; the front is left out."""
+"""Characters of an operator's name in the table; of longer ones the middle is left out."""
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -327,9 +327,7 @@ def _ai_cpu(times: NetworkTimeline) -> str:
 
 def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
     t = op.timeline
-    name = f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}"
-    if len(name) > LONGEST:
-        name = f"...{name[3 - LONGEST :]}"
+    name = shortened(f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}", LONGEST)
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
