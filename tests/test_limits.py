@@ -331,8 +331,8 @@ def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
 
 def test_a_long_name_keeps_its_ends():
     name = "stage4.3.shuffled.NC1HWC0 (transpose+reshape+trans_data)"
-    assert shortened(name, 44) == "stage4.3.shuffled.NC1H...reshape+trans_data)"
-    assert [len(shortened(name, n)) for n in (44, 45, len(name))] == [44, 45, len(name)]
+    assert limits.shortened(name, 44) == "stage4.3.shuffled.NC1H...reshape+trans_data)"
+    assert [len(limits.shortened(name, n)) for n in (44, 45, len(name))] == [44, 45, len(name)]
 
 
 @pytest.mark.parametrize(

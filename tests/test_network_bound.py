@@ -365,7 +365,7 @@ def test_a_network_of_views_takes_nothing():
 
 def test_a_bound_above_the_time_is_refused():
     small = net_of(lambda net, x, w: net.relu(x), 16, 16)
-    large = net_of(lambda net, x, w: net.matmul(x, w), 512, 512)
+    large = net_of(lambda net, x, w: net.matmul(x, w(512, 512)), 512, 512)
     times = compile_stages(small, CHIP).timeline()
     with pytest.raises(InputError, match=r"a bound of these times; got .* us, the time is"):
         ledger(times, bound_of(large, CHIP))

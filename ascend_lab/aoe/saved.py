@@ -86,7 +86,10 @@ class Report:
             f"{t / 10:.1f} % {kind}" for kind, t in tenths.items() if t or kind in CERTAINTIES[:2]
         ]
         text = ", ".join(kinds) or "no kernels"
-        return f"time of the kernels: {text}".replace("bounded", f"within {gap:.2%} of a bound")
+        text = text.replace("bounded", f"within {gap:.2%} of a bound")
+        sliced = self.tuning.subgraph
+        one = " (in the network one launch starts all)" if sliced and sliced.plan.one_launch else ""
+        return f"time of the kernels, each alone with a launch of its own{one}: {text}"
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
