@@ -13,7 +13,7 @@ import numpy as np
 
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
-from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays
+from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shortened, whole
 from ascend_lab.output import write_whole
@@ -46,6 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
         common.refuse_idle(arguments, "without --inputs", "--seed")
     common.check_least(arguments, "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
+    warn_infinite(given or {}, "--inputs")
     try:
         found = common.imported(arguments, given)
     except UnsupportedError as error:
@@ -83,7 +84,8 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
         np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
     ):
         lines.append(
-            "  not finite: numbers left what fp16 holds (65504); compare without --compiled"
+            "  not finite: numbers left what fp16 holds (65504), unless the inputs are not finite; "
+            "compare without --compiled"
         )
     emit(arguments.json, rows, lines)
     return 0

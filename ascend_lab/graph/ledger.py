@@ -45,7 +45,7 @@ LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
 def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
     """Return seconds by term, in the order of `TERMS`; they add up to the time of the network.
 
-    Raises `InputError` for a bound more than a cycle above the time: it is of another graph or chip.
+    Raises `InputError` for a bound more than a cycle above the time, one of another graph or chip.
     """
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
