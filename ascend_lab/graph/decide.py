@@ -62,7 +62,8 @@ def read_switches(path: str | Path) -> Switches:
         try:
             return parse_switches(data.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise InputError("a fusion switch file in UTF-8", str(error), "save it so") from error
+            remedy = "check the path; it is UTF-8"
+            raise InputError("a fusion switch file", str(error), remedy) from error
 
 
 def parse_switches(text: str) -> Switches:
