@@ -71,6 +71,12 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too long to print"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most `most` characters, a longer one without its middle."""
+    tail = most // 2 - 3
+    return text if len(text) <= most else f"{text[: most - tail - 3]}...{text[-tail:]}"
+
+
 # -- numbers in texts -----------------------------------------------------------------------------
 def whole_of(text: str) -> int | None:
     """Return the whole number a text means, None if it means none."""

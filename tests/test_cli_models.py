@@ -9,6 +9,7 @@ import pytest
 from command_lines import refused, run, run_json
 
 from ascend_lab.cli import aoe
+from ascend_lab.cli import ascend_lab as run_lab
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import evaluate, random_inputs, zoo
 from ascend_lab.graph.zoo import load_model, model_name
@@ -42,6 +43,19 @@ def tiny(tmp_path):
     path = tmp_path / "tiny.onnx"
     onnx.save(model, path)
     return path
+
+
+def test_inputs_that_are_not_finite_are_computed_and_said(capsys, tiny, tmp_path):
+    x = np.ones((1, 3, 16, 16), np.float32)
+    x[0, 0, 0, :2] = np.nan, np.inf
+    np.savez(tmp_path / "x.npz", x=x)
+    assert run_lab(["run", str(tiny), "--inputs", str(tmp_path / "x.npz")]) == 0
+    said = capsys.readouterr()
+    assert "2 of 768 numbers of x are NaN or infinite" in said.err and "mean nan" in said.out
+    (tmp_path / "off.cfg").write_text("{")
+    words = ("simulate", tiny, "--batch", 1, "--chip", "Toy", "--fusion-switch")
+    assert "off.cfg: {" in refused(capsys, *words, tmp_path / "off.cfg")
+    assert "did you mean zoo:resnet18?" in refused(capsys, "run", "resnet18")
 
 
 @pytest.mark.parametrize(

@@ -329,6 +329,12 @@ def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
     assert "at most 20000 nodes; got 30000" in refused(capsys, "run", model)
 
 
+def test_a_long_name_keeps_its_ends():
+    name = "stage4.3.shuffled.NC1HWC0 (transpose+reshape+trans_data)"
+    assert limits.shortened(name, 44) == "stage4.3.shuffled.NC1H...reshape+trans_data)"
+    assert [len(limits.shortened(name, n)) for n in (44, 45, len(name))] == [44, 45, len(name)]
+
+
 @pytest.mark.parametrize(
     ("sizes", "needed"),
     [((2**20, 2**20), "at most 268435456 elements"), ((2, 2**17), "sizes of at most 65536")],

@@ -15,7 +15,7 @@ from ascend_lab.aoe.saved import Report
 from ascend_lab.aoe.subgraph import Segments, SlicePlan, every, plan_time, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import (
     GraphBuilder,
     bound_of,
@@ -382,6 +382,14 @@ def test_a_network_of_views_takes_nothing():
     bound = bound_of(stages.rewritten, CHIP)
     assert bound.time_s == 0.0 == stages.timeline().time_s
     assert set(ledger(stages.timeline(), bound).values()) == {0.0}
+
+
+def test_a_bound_above_the_time_is_refused():
+    small = net_of(lambda net, x, w: net.relu(x), 16, 16)
+    large = net_of(lambda net, x, w: net.matmul(x, w(512, 512)), 512, 512)
+    times = compile_stages(small, CHIP).timeline()
+    with pytest.raises(InputError, match=r"a bound of these times; got .* us, the time is"):
+        ledger(times, bound_of(large, CHIP))
 
 
 @pytest.mark.parametrize("tensors", [1, 3])

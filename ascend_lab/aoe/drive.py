@@ -3,7 +3,8 @@
 Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
 measured them, so that a seed fixes the result for any number of workers.
 
-`Settings` is what a user may say about a run; bars show how far it is.
+From top to bottom: what a user may say about a run (`Settings`), what a run says while it goes on
+(`Progress`, which `Bars` shows), the search itself (`drive`), and the same on a recorded space.
 """
 
 import math
@@ -72,6 +73,7 @@ def jobs_of(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(given)))
 
 
+# -- what a run says while it goes on --------------------------------------------------------------
 OVERALL = "all"
 """What progress of a whole run is called: compiling, slicing, each operator, the end."""
 Progress = Callable[[str, int, int, str], None]

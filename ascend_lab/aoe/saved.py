@@ -29,6 +29,7 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Compiled, Road, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
+from ascend_lab.limits import shortened
 from ascend_lab.output import write_whole
 
 FORMULA = "(before - after) / after"
@@ -36,7 +37,7 @@ GAP_FORMULA = "after / bound - 1"
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
 LONGEST = 44
-"""Characters of an operator's name in the table; the front is left out."""
+"""Characters of an operator's name in the table; of longer ones the middle is left out."""
 Data = dict[str, Any]
 
 
@@ -85,7 +86,10 @@ class Report:
             f"{t / 10:.1f} % {kind}" for kind, t in tenths.items() if t or kind in CERTAINTIES[:2]
         ]
         text = ", ".join(kinds) or "no kernels"
-        return f"time of the kernels: {text}".replace("bounded", f"within {gap:.2%} of a bound")
+        text = text.replace("bounded", f"within {gap:.2%} of a bound")
+        sliced = self.tuning.subgraph
+        one = " (in the network one launch starts all)" if sliced and sliced.plan.one_launch else ""
+        return f"time of the kernels, each alone with a launch of its own{one}: {text}"
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
@@ -257,9 +261,7 @@ _HEAD = (
 
 def _row(result: Result) -> str:
     op, us = result.operator, 1e6 / result.operator.chip.clock_hz
-    name = f"{op.name} ({op.op})"
-    if len(name) > LONGEST:
-        name = f"...{name[3 - LONGEST :]}"
+    name = shortened(f"{op.name} ({op.op})", LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
     how = f"{result.search} {result.source}".strip() if result.source != "none" else "default"
     note = f": {result.note}" if result.note else ""

@@ -93,8 +93,7 @@ def parser() -> Parser:
     made = Parser(
         prog="aoe",
         description="Tune ONNX models for an Ascend chip; times are of the model.",
-        epilog="`aoe bank --help`: export, import, merge and search the knowledge bank. "
-        + CLUSTER_FILE,
+        epilog="`aoe bank --help`: the verbs of the knowledge bank. " + CLUSTER_FILE,
         allow_abbrev=False,
     )
     add = made.add_argument

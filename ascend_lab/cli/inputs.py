@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.cli.common import import_with, shapes_in
+from ascend_lab.cli.terminal import complain
 from ascend_lab.errors import InputError
 from ascend_lab.limits import (
     ARRAY_BYTES,
@@ -96,6 +97,14 @@ def load_array(path: str) -> Any:
     if array.dtype.kind not in "biuf":
         raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
     return array
+
+
+def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
+    """Say on standard error which arrays hold NaN or infinities: what comes of them may too."""
+    for name, array in arrays.items():
+        if wrong := array.size - np.isfinite(array).sum():
+            got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
+            complain("ascend-lab", f"warning: {flag}: {got}")
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
@@ -320,7 +329,7 @@ def _described(row: Any, where: str) -> _Described:
         default = range(1, len(shapes)) if op in CONVOLUTIONS else ()
         constants = [_size(i, 0) for i in row.get("constants", default)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__} {error}"
+        what = f"none: {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(
             f"{where}: shapes, dtypes and attrs of its inputs", what, EXAMPLE
         ) from None

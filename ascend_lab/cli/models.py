@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, JSON, MODEL, SHAPES, Verb, emit, flag, import_with
-from ascend_lab.cli.inputs import load_array, load_arrays
+from ascend_lab.cli.inputs import load_array, load_arrays, warn_infinite
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
@@ -207,7 +207,9 @@ def _quantize(arguments: argparse.Namespace) -> int:
     arrays = load_arrays(arguments.calibration)
     graph, is_open = _imported(arguments.model, arrays)
     plan = _plan(arguments, graph)
-    feeds = c.batches_of(graph, common.wanted(graph.inputs, arrays, "--calibration"))
+    samples = common.wanted(graph.inputs, arrays, "--calibration")
+    warn_infinite(samples, "--calibration")
+    feeds = c.batches_of(graph, samples)
     found = c.quantise_graph(graph, feeds, plan)
     model = _opened(arguments.model, arrays, found, plan) if is_open else None
     written: bytes = (model or c.qdq_model(found)).SerializeToString()

@@ -13,9 +13,9 @@ import numpy as np
 
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
-from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays
+from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import whole
+from ascend_lab.limits import shortened, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
         common.refuse_idle(arguments, "without --inputs", "--seed")
     common.check_least(arguments, "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
+    warn_infinite(given or {}, "--inputs")
     try:
         found = common.imported(arguments, given)
     except UnsupportedError as error:
@@ -83,7 +84,8 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
         np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
     ):
         lines.append(
-            "  not finite: numbers left what fp16 holds (65504); compare without --compiled"
+            "  not finite: numbers left what fp16 holds (65504), unless the inputs are not finite; "
+            "compare without --compiled"
         )
     emit(arguments.json, rows, lines)
     return 0
@@ -186,7 +188,7 @@ def values_of(hosted: Hosted) -> dict[str, Any]:
 
 # -- time -----------------------------------------------------------------------------------------
 LONGEST = 44
-"""Characters of an operator's name in the table; the front is left out."""
+"""Characters of an operator's name in the table; of longer ones the middle is left out."""
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -327,9 +329,7 @@ def _ai_cpu(times: NetworkTimeline) -> str:
 
 def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
     t = op.timeline
-    name = f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}"
-    if len(name) > LONGEST:
-        name = f"...{name[3 - LONGEST :]}"
+    name = shortened(f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}", LONGEST)
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "

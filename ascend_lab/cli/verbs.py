@@ -133,7 +133,7 @@ def _attributes(texts: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals:
+        if not equals or not key:
             raise InputError("--attr KEY=VALUE", shown(text), "e.g. --attr axis=-1")
         if key in found:
             raise InputError(f"--attr {key} once", f"again {shown(text)}", "keep one")

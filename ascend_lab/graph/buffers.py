@@ -297,7 +297,8 @@ def read_csv(path: str | Path) -> list[Buffer]:
     except csv.Error as error:
         raise InputError("a CSV file", f"{path} line {rows.line_num}: {error}") from error
     if not numbered or not set(HEADER) <= set(numbered[0][1]):
-        raise InputError(f"a header with {','.join(HEADER)}", f"none in {path}")
+        needed = f"a header with {','.join(HEADER)}"
+        raise InputError(needed, f"none in {path}", "name them in the first line")
     if len(numbered) > MOST_ROWS + 1:
         raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
     names, found = numbered[0][1], dict[str, Buffer]()

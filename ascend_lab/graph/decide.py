@@ -36,7 +36,7 @@ from ascend_lab.graph.lower import (
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_started, lowered_once
 from ascend_lab.isa import SMALL_C0
-from ascend_lab.limits import TOML_BYTES, json_of, read_file
+from ascend_lab.limits import TOML_BYTES, json_of, naming, read_file
 from ascend_lab.ops.casts import QUANTISED
 from ascend_lab.sim.timeline import Start
 
@@ -58,12 +58,12 @@ class Switches:
 def read_switches(path: str | Path) -> Switches:
     """Return the switches of a file; raise `InputError` naming what cannot be read."""
     data = read_file(path, "a fusion switch file", TOML_BYTES)
-    try:
-        return parse_switches(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(
-            "a fusion switch file", str(error), "check the path; it is UTF-8"
-        ) from error
+    with naming(path):
+        try:
+            return parse_switches(data.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            remedy = "check the path; it is UTF-8"
+            raise InputError("a fusion switch file", str(error), remedy) from error
 
 
 def parse_switches(text: str) -> Switches:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ascend_lab.errors import InputError
 from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.tasks import CpuTimeline
@@ -42,7 +43,13 @@ LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
 
 
 def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
-    """Return seconds by term, in the order of `TERMS`; they add up to the time of the network."""
+    """Return seconds by term, in the order of `TERMS`; they add up to the time of the network.
+
+    Raises `InputError` for a bound more than a cycle above the time, one of another graph or chip.
+    """
+    if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
+        got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
+        raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
     first = FIRST.get(bound.limit, ())
     order = (*first, *(name for name in LAYERS if name not in first))
     cycles, launches = Counter[str](), 0

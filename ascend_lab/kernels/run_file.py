@@ -144,7 +144,8 @@ def _load(file: str | Path) -> dict[str, Any]:
     try:
         source = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("a readable kernel file", f"{file}: {error}", "check the path") from error
+        got = f"{file}: {getattr(error, 'strerror', None) or error}"
+        raise InputError("a readable kernel file", got, "check the path") from error
     names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         exec(compile(source, str(path), "exec"), names)

@@ -113,13 +113,13 @@ def peak_live_bytes(graph: Graph) -> int:
 
 # Who tells the device what to run next: the host, operator by operator, or the device itself.
 #
-# A chip's launch overhead L is paid by two: L - d by the host, d by the device's own scheduler,
-# which starts each task whoever sent it; d is what a task costs that waits in its queue. With t(i)
+# A chip's launch overhead L is paid by two: L - q by the host, q by the device's own scheduler,
+# which starts each task whoever sent it; q is what a task costs that waits in its queue. With t(i)
 # the time of kernel i on the device,
 #
 #     waits  the host sends a kernel, waits for its end, sends the next:  sum of L + t(i)
-#     ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - d)) + d + t(i)
-#     sink   the host sends the whole graph at once:  L - d + sum of d + t(i)
+#     ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - q)) + q + t(i)
+#     sink   the host sends the whole graph at once:  L - q + sum of q + t(i)
 WAYS = ("waits", "ahead", "sink")
 Span = tuple[float, float]
 

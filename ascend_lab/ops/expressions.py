@@ -224,7 +224,7 @@ def compile(  # noqa: A001 - what it does
     for shape in (*shapes, *op.infer(*shapes, **attrs)):
         if forms.elements(tuple(shape)) == 0:
             needed = f"{op.name}: elements to compute"
-            raise ShapeError(needed, str(shape), "ops.run returns at once")
+            raise ShapeError(needed, str(shape), "nothing is launched: give sizes of at least 1")
     call = op.call(shapes, dtypes, attrs)
     template = op.template_for(call, chip)
     return template.kernel(call, chip) if template else te.lower(_schedule(op, call, chip))

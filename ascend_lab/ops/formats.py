@@ -307,10 +307,10 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
 
 def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
     """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
-    both = (value, value) if is_whole(value) else tuple(value)
+    both = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value, value)
     if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
         needed = f"{where}: one or two whole numbers >= {least}"
-        raise ShapeError(needed, repr(value), "vertical, horizontal")
+        raise ShapeError(needed, shown(value), f"e.g. {least + 1}, or (vertical, horizontal)")
     return int(both[0]), int(both[1])
 
 
@@ -318,8 +318,8 @@ def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]
     """Return ((top, bottom), (left, right)) of a number, two, or two pairs."""
     if is_whole(value):
         value = (value, value)
-    if len(value) != 2:
-        raise ShapeError(f"{where}: pad, (pad, pad) or two pairs", repr(value), "check the pad")
+    if not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
+        raise ShapeError(f"{where}: pad, (pad, pad) or two pairs", shown(value), "e.g. 1")
     sides = tuple(pair(f"{where}: padding", side, least=0) for side in value)
     return sides[0], sides[1]
 

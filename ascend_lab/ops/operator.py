@@ -202,7 +202,7 @@ class Operator:
         full = {**self.attrs, **attrs}
         for key, value in full.items():
             if value is REQUIRED:
-                raise InputError(f"{self.name}: attribute {key}", "none", f"{key}=...")
+                raise InputError(f"{self.name}: attribute {key}", "none", f"give {key}=...")
         return full
 
     @contextmanager
@@ -216,10 +216,9 @@ class Operator:
             what = f"{self.name}: {error.needed}"
             raise type(error)(what, error.got, error.remedy) from None
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            kinds = {n: "required" if v is REQUIRED else v for n, v in self.attrs.items()}
-            remedy = "compare with the operator's examples"
-            needed = f"{self.name}: attributes of the kind of {kinds or 'no attributes'}"
-            raise InputError(needed, str(error), remedy) from error
+            own = (f"{n}={'...' if v is REQUIRED else v}" for n, v in self.attrs.items())
+            needed = f"{self.name}: attributes of the kind of {', '.join(own) or '(none)'}"
+            raise InputError(needed, f"values that say: {error}", "mend their kind") from error
 
     # -- what the operator means ----------------------------------------------------------------
     def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
@@ -231,7 +230,8 @@ class Operator:
         settings = self.settings(attrs)
         empty = [s for s in given if forms.elements(s) == 0]
         if empty and not self.allows_empty:
-            raise ShapeError(f"{self.name}: tensors that are not empty", str(empty[0]), "skip it")
+            remedy = "give sizes of at least 1"
+            raise ShapeError(f"{self.name}: tensors that are not empty", str(empty[0]), remedy)
         with self._named():
             out = self.shape_rule(*given, **settings)
         many = out if out and isinstance(out[0], tuple) else (out,)

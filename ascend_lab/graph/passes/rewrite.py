@@ -31,6 +31,8 @@ CLOSE = 1e-3
 class Pass:
     """A rewriting of graphs under a name; `apply` returns the graph and how often it matched.
 
+    `stage` says when it runs: "prepare" (rids a graph of what does nothing) and "fuse" (joins what
+    one kernel computes) by default, "opt-in" and "precision" only where a caller names it.
     `values` says what happens to results: "exact" keeps every bit; "rounded" rounds at other
     places; "steps" lands on a neighbouring step of a quantised tensor at most; "changed" computes
     something else, and is applied only when asked for.

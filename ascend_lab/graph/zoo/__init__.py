@@ -236,6 +236,8 @@ def load_model(
             for names in (graph.inputs, graph.outputs)
         )
         return Imported(graph, inputs, outputs)
+    if model in ZOO and not Path(model).exists():
+        raise InputError("a model file", f"{model}: no such file", f"did you mean {PREFIX}{model}?")
     return import_pinning(model, given or {}, shapes=sizes, batch=batch)
 
 
