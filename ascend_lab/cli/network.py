@@ -222,7 +222,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
     """Print the time of a model that is placed on core, AI CPU and host."""
     from ascend_lab.graph.bound import UNBOUND
-    from ascend_lab.graph.ledger import account
+    from ascend_lab.graph.compile import account
     from ascend_lab.graph.network import write_network_trace
 
     common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
@@ -240,7 +240,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
 def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
     """Return what is said of a network's times: as data, and as lines."""
     from ascend_lab.graph.bound import bound_of
-    from ascend_lab.graph.ledger import account
+    from ascend_lab.graph.compile import account
 
     found = account(times, bound_of(front.rewritten, times.chip))
     return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
@@ -286,7 +286,7 @@ def unknown_names(switches: Switches) -> list[str]:
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
     """Return the operators as lines of a table, where the time goes, and the totals."""
-    from ascend_lab.graph.ledger import ledger_table
+    from ascend_lab.graph.compile import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
     chip = times.chip

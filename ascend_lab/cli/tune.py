@@ -229,7 +229,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 def _print(report: Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
-    from ascend_lab.graph.ledger import ledger_table
+    from ascend_lab.graph.compile import ledger_table
 
     name, tuning = report.name, report.tuning
 

@@ -39,11 +39,12 @@ from ascend_lab.kernels.conv_windows import (
 from ascend_lab.kernels.epilogue_emit import Channels, drain, held_channels
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import Own, plane_launch
-from ascend_lab.kernels.tandem_half import AREA, Half
-from ascend_lab.kernels.tandem_means import Means
+from ascend_lab.kernels.squeeze import Means
 from ascend_lab.kernels.tandem_shape import (
+    AREA,
     SUMS,
     Band,
+    Half,
     Tandem,
     TandemSchedule,
     bands_of,

@@ -19,8 +19,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import load_topology
 from ascend_lab.graph import zoo
 from ascend_lab.graph.bound import bound_of
-from ascend_lab.graph.compile import Road
-from ascend_lab.graph.ledger import ledger
+from ascend_lab.graph.compile import Road, ledger
 from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels import GemmSchedule, GemmShape, best_grid
 from ascend_lab.kernels.conv import conv_launch

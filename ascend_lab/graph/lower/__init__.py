@@ -36,7 +36,7 @@ from ascend_lab.graph.lower.vector import (
 )
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels.tandem_means import diagonal
+from ascend_lab.kernels.squeeze import diagonal
 from ascend_lab.kernels.tandem_schedules import tandem_launches
 from ascend_lab.kernels.tandem_shape import Tandem
 from ascend_lab.ops.formats import check_chip

@@ -26,7 +26,7 @@ from ascend_lab.kernels import ConvShape, conv_launch
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.scaled import scaled_launch
+from ascend_lab.kernels.squeeze import scaled_launch
 
 
 def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
