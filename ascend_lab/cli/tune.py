@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.cli import aoe_words as flags
 from ascend_lab.cli.common import in_flags
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
-from ascend_lab.cli.terminal import INTERRUPTED, complain
-from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
+from ascend_lab.cli.terminal import (
+    INTERRUPTED,
+    complain,
+    show as print,  # noqa: A004 - nothing here may print otherwise
+)
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.output import usable_folder
 

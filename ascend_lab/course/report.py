@@ -25,8 +25,15 @@ from typing import Any
 import ascend_lab
 from ascend_lab import __version__
 from ascend_lab.course.assignment import PARTS, Assignment, load
-from ascend_lab.course.grade import Enrolled, Mark, Tried, faults_said, graded_cases, read_secret
-from ascend_lab.course.grade import mark as marked
+from ascend_lab.course.grade import (
+    Enrolled,
+    Mark,
+    Tried,
+    faults_said,
+    graded_cases,
+    mark as marked,
+    read_secret,
+)
 from ascend_lab.course.handin import HandIn, hand_ins, hints, our_sources
 from ascend_lab.errors import InputError
 from ascend_lab.output import usable_folder, write_whole

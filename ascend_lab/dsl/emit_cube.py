@@ -35,6 +35,7 @@ from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launc
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout import (
     Move,
+    View as KernelView,
     address_map,
     conversion_launch,
     copy_launch,
@@ -42,7 +43,6 @@ from ascend_lab.layout import (
     moves_launch,
     row_major,
 )
-from ascend_lab.layout import View as KernelView
 
 AREA_C = FRACTAL * FRACTAL
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ascend_lab.dsl.formulas import Fold, check_shape, computed
-from ascend_lab.dsl.moves import axis_names, copied, one_axis, reshape, template
-from ascend_lab.dsl.moves import pad as pad_tensor
+from ascend_lab.dsl.moves import axis_names, copied, one_axis, pad as pad_tensor, reshape, template
 from ascend_lab.dsl.tensor import (
     FLOATS,
     Axis,

@@ -29,8 +29,7 @@ from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.onnx import CONVERTERS, Imported, import_model
-from ascend_lab.graph.onnx import host as h
+from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model
 from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import Limits
 from ascend_lab.graph.passes import DEFAULT, run_passes

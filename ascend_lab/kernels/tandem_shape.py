@@ -11,8 +11,7 @@ from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels.conv_shape import MOST_SPREAD, ConvShape
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
 from ascend_lab.kernels.conv_windows import BundleShare, Window, tiles_per_image, window_of
-from ascend_lab.kernels.epilogue import SUMS as IN
-from ascend_lab.kernels.epilogue import Epilogue, Step, check_epilogue
+from ascend_lab.kernels.epilogue import SUMS as IN, Epilogue, Step, check_epilogue
 from ascend_lab.kernels.epilogue_emit import Sizes, new_finish
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import repeat

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import cli
-from ascend_lab import dsl as te
+from ascend_lab import cli, dsl as te
 from ascend_lab.aoe.drive import Steps
 from ascend_lab.aoe.operators import unit_of
 from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated

@@ -26,8 +26,7 @@ from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
 from ascend_lab.layout import address_map, maps_launch, unpack
-from ascend_lab.ops import convolution
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import convolution, formats as forms
 from ascend_lab.ops.convolution import ATTRS, CONV_TYPES, check_groups, convolved, geometry, grouped
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, narrow, out_size, reach, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, check_rank, pair, span

@@ -15,8 +15,7 @@ from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
-from ascend_lab.ops import expressions
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import expressions, formats as forms
 from ascend_lab.ops.expressions import Pair, along, narrow, out_size, padded, reach, windows
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site

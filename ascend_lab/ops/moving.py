@@ -14,8 +14,7 @@ from ascend_lab.kernels import rearrange
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout import copy_launch, row_major
 from ascend_lab.limits import shown
-from ascend_lab.ops import formats as forms
-from ascend_lab.ops import slicing
+from ascend_lab.ops import formats as forms, slicing
 from ascend_lab.ops.formats import Shape, TypeRule, axis_of, elements, exact, is_whole, span
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define

@@ -21,8 +21,7 @@ from ascend_lab.kernels.images import BytePool, byte_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.kernels.pooling import LEAST, max_pool_launch
 from ascend_lab.layout import address_map
-from ascend_lab.ops import expressions
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import expressions, formats as forms
 from ascend_lab.ops.expressions import NARROW, Pair, in_fp32, narrow, out_size, padded, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define

@@ -22,8 +22,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.pooling import LEAST, PoolGradient, pool_gradient_launch
-from ascend_lab.ops import expressions
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import expressions, formats as forms
 from ascend_lab.ops.conv_gradient import stretched
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, in_fp32, narrow, padded, wide
 from ascend_lab.ops.formats import EPSILON, Pairs, Shape, TypeRule, Values, rounded

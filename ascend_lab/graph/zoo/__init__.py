@@ -20,9 +20,7 @@ from ascend_lab.graph.evaluate import macs, parameters, published_macs
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.onnx import Imported, import_pinning
 from ascend_lab.graph.onnx.tensors import FORMATS, Limits, check_size
-from ascend_lab.graph.zoo import convolutional as c
-from ascend_lab.graph.zoo import formers, mobile
-from ascend_lab.graph.zoo import transformers as t
+from ascend_lab.graph.zoo import convolutional as c, formers, mobile, transformers as t
 
 _TORCH = "torchvision's definition"
 _TIMM = "the definition in pytorch-image-models (timm)"

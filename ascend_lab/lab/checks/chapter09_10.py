@@ -22,8 +22,7 @@ from ascend_lab.graph import Graph, GraphBuilder
 from ascend_lab.graph.fusion import automatic_groups
 from ascend_lab.isa import Program, sanitize
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.layout import AddressMap, address, address_map, pack
-from ascend_lab.layout import addresses as addresses_of
+from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}

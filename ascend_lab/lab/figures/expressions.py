@@ -13,8 +13,7 @@ from ascend_lab.dsl.run import steps
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine
-from ascend_lab.lab.figures import nests as ns
-from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.figures import nests as ns, style as st
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 # -- formulas, each in three loop nests scheduled with the primitives of the DSL -------------------

@@ -11,8 +11,7 @@ import numpy as np
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel
-from ascend_lab.kernels import FlashShape, FlashTiling
-from ascend_lab.kernels import flash_shape as fs
+from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
 from ascend_lab.lab.figures import style as st
 from ascend_lab.ops.attention import DTYPE, flash_kernel
 from ascend_lab.ops.expressions import compile as compile_operator

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cluster import Topology, collective_time
 from ascend_lab.errors import ClusterError
-from ascend_lab.graph import Graph
-from ascend_lab.graph import Node as GraphNode
+from ascend_lab.graph import Graph, Node as GraphNode
 from ascend_lab.graph.evaluate import STATISTICS, node_macs
 from ascend_lab.ops import OPERATORS, Reduction
 from ascend_lab.parallel.redistribution import Cost, Layout, cheapest, price
