@@ -13,18 +13,7 @@ from dataclasses import dataclass
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, KernelBuilder, Program, Queue, Ring, RingEnd, Share, Tile
-from ascend_lab.kernels.epilogue import Epilogue, Fix
-from ascend_lab.kernels.epilogue_emit import (
-    Channels,
-    Finish,
-    Group,
-    Memory,
-    Piece,
-    held_channels,
-    load_tiles,
-    write_steps,
-)
-from ascend_lab.kernels.epilogue_plan import Plan, plan_of
+from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape
 from ascend_lab.kernels.tiles import Area, Span, segments
 
@@ -42,15 +31,15 @@ class After:
 
     shape: GemmShape
     schedule: GemmSchedule
-    head: Epilogue | None
-    tail: Epilogue
+    head: epilogue.Epilogue | None
+    tail: epilogue.Epilogue
     grid: tuple[int, int]
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> epilogue_plan.Plan:
         """The steps on tiles of UB."""
         sums = self.head.out_dtype if self.head else ACCUMULATOR[self.shape.dtype]
-        return plan_of(self.tail, sums)
+        return epilogue_plan.plan_of(self.tail, sums)
 
     @property
     def ring(self) -> Ring:
@@ -65,10 +54,14 @@ class After:
 
 
 def to_ring(
-    k: KernelBuilder, acc: Queue, ring: RingEnd, finish: Finish | None, sizes: tuple[int, int]
+    k: KernelBuilder,
+    acc: Queue,
+    ring: RingEnd,
+    finish: epilogue_emit.Finish | None,
+    sizes: tuple[int, int],
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the fix pipe to a slot."""
-    (m, n), fix = sizes, (finish.fix if finish else None) or Fix()
+    (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
     c, slot = acc.dequeue(), ring.alloc()
     to = slot.region(0, (n, m * AREA))
     k.fixpipe(to, c.region(0, to.sizes), relu=fix.relu, scale=fix.scale)
@@ -77,13 +70,13 @@ def to_ring(
 
 
 def tiles_in_order(
-    finish: Finish | None,
+    finish: epilogue_emit.Finish | None,
     k: KernelBuilder,
     schedule: GemmSchedule,
     own: tuple[Share, Share],
     base: tuple[Affine, Affine],
     keep: Keeper = lambda side, at: nullcontext(),
-) -> Iterator[tuple[tuple[Span, Span], Kept, Channels | None]]:
+) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
     """Loop over a core's tiles of C in the schedule's order, the tails last.
 
     Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
@@ -95,7 +88,7 @@ def tiles_in_order(
         for at, size in segments(k, "mn"[side], own[side][0], width):
             yield base[side] + at, size
 
-    with held_channels(finish, (base[1], own[1][0]), Affine(), None) as held:
+    with epilogue_emit.held_channels(finish, (base[1], own[1][0]), Affine(), None) as held:
         if schedule.order == "mn":
             for m in spans(0):
                 with keep(0, m) as a:
@@ -103,7 +96,10 @@ def tiles_in_order(
                         yield (m, n), (a, None), held
             return
         for n in spans(1):
-            with held_channels(finish, n, Affine(), held) as channels, keep(1, n) as b:
+            with (
+                epilogue_emit.held_channels(finish, n, Affine(), held) as channels,
+                keep(1, n) as b,
+            ):
                 for m in spans(0):
                     yield (m, n), (None, b), channels
 
@@ -126,17 +122,17 @@ class VectorWriter:
         self.end: RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
         self.finish, self.arrival = self._tiles_of(tail, m, n, self._channels(tail, n))
 
-    def _channels(self, tail: Epilogue, tile_n: int) -> Group | None:
+    def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
         operands, own = tail.of_kind("channel"), self.cols[0]
         each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
         blocks = own if own * each <= self.k.chip.buffers["UB"] // FRACTAL else tile_n
         slots = [blocks * tail.unit(o) for o in operands]
-        return Group.make(self.k, operands, slots, self.n1 * FRACTAL, blocks)
+        return epilogue_emit.Group.make(self.k, operands, slots, self.n1 * FRACTAL, blocks)
 
     def _tiles_of(
-        self, tail: Epilogue, m: int, n: int, channels: Group | None
-    ) -> tuple[Finish, Queue]:
+        self, tail: epilogue.Epilogue, m: int, n: int, channels: epilogue_emit.Group | None
+    ) -> tuple[epilogue_emit.Finish, Queue]:
         """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
         k, plan, start = self.k, self.plan, self.plan.start
         others = [i for i in range(1, len(plan.tiles)) if i != start]
@@ -153,7 +149,9 @@ class VectorWriter:
             needed = f"{block * each} bytes of UB for a block of half a tile's rows"
             raise CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
         size = columns * block
-        tiles = Group.make(k, operands, [size] * len(operands), self.n1 * self.m1 * AREA, 0)
+        tiles = epilogue_emit.Group.make(
+            k, operands, [size] * len(operands), self.n1 * self.m1 * AREA, 0
+        )
         if start:
             arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
             out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
@@ -162,7 +160,7 @@ class VectorWriter:
                                     src="MTE2", via="V", dst="MTE3", depth=3)  # fmt: skip
         scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
         units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
-        finish = Finish(k, plan, out, scratch, tiles, channels, units=units)
+        finish = epilogue_emit.Finish(k, plan, out, scratch, tiles, channels, units=units)
         return finish, arrival
 
     def program(self) -> Program:
@@ -172,13 +170,13 @@ class VectorWriter:
             self._tile(m, n, held)
         return self.k.finish()
 
-    def _tile(self, m: Span, n: Span, held: Channels | None) -> None:
+    def _tile(self, m: Span, n: Span, held: epilogue_emit.Channels | None) -> None:
         """Do the steps on half the rows of a tile, some blocks of columns at a time."""
         k, rows = self.k, m[1] * FRACTAL // 2
         run, mine = rows * FRACTAL, self.half * rows
         piece = (0, m[0] * FRACTAL + mine, rows)
         area = Area(n[0] * (self.m1 * AREA), (piece,), n[1], self.m1 * FRACTAL, 1, m[1], rows)
-        with held_channels(self.finish, n, Affine(), held) as channels:
+        with epilogue_emit.held_channels(self.finish, n, Affine(), held) as channels:
             slot, most = self.end.dequeue(), self.arrival.buffer.elements // run
             for at, count in segments(k, "column", n[1], min(most, n[1])):
                 source = slot.region(at * (2 * run) + mine * FRACTAL, (count, run), (2 * run, 1))
@@ -187,16 +185,16 @@ class VectorWriter:
             self.end.free()
 
     def _steps(
-        self, area: Area, at: Affine, count: int, first: Affine, held: Channels | None
+        self, area: Area, at: Affine, count: int, first: Affine, held: epilogue_emit.Channels | None
     ) -> None:
         """Do the steps on blocks that arrive, and store them."""
         f, k, start, arrival = self.finish, self.k, self.plan.start, self.arrival
         assert f.out is not None
         if f.tiles:
-            load_tiles(f.tiles, k, area, at, count)
+            epilogue_emit.load_tiles(f.tiles, k, area, at, count)
         if start:
             arrival.enqueue()
-            memories: dict[int, Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
+            memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
         else:
             arrival.hand()
             memories = {0: Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
@@ -206,7 +204,9 @@ class VectorWriter:
         rates = f.channels.held(held.tile) if f.channels and held else {}
         block = first + at - held.first if held else at
         tiles, run = [memories[i] for i in sorted(memories)], area.pixels * area.width
-        write_steps(k, self.plan, Piece(tiles, named, rates, block, count, run))
+        epilogue_emit.write_steps(
+            k, self.plan, epilogue_emit.Piece(tiles, named, rates, block, count, run)
+        )
         if f.tiles:
             f.tiles.queue.free()
         if start:

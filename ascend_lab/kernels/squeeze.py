@@ -28,19 +28,11 @@ from numpy.typing import NDArray
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Tile
+from ascend_lab.kernels import epilogue_emit, epilogue_plan
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_stage import Feeds, add_products
 from ascend_lab.kernels.conv_windows import Seen, Window
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.epilogue_emit import (
-    Piece,
-    Sizes,
-    drain,
-    held_channels,
-    new_finish,
-    write_steps,
-)
-from ascend_lab.kernels.epilogue_plan import Placed, Plan
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import PIXELS, Own, dealt, plane_launch
 from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Band, Tandem
@@ -171,7 +163,7 @@ class Means:
 
 
 # -- excite: images times a scale, then a convolution ---------------------------------------------
-SCALED = Plan((Placed("vmul", ("x", "scale"), None, 0),), ("fp16",), 0)
+SCALED = epilogue_plan.Plan((epilogue_plan.Placed("vmul", ("x", "scale"), None, 0),), ("fp16",), 0)
 
 
 def scaled_launch(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Launch:
@@ -212,8 +204,8 @@ class _Writer:
         self.rows = k.queue("x_l1", "L1", "fp16", size, src="MTE3", dst="MTE1")
         size = self.some * n1 * AREA
         self.weights = k.queue("w_l1", "L1", "fp16", size, src="MTE2", dst="MTE1")
-        sizes = Sizes(self.m, n1, n1, n1, self.y.elements, taken=k.used_bytes("UB"))
-        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes)
+        sizes = epilogue_emit.Sizes(self.m, n1, n1, n1, self.y.elements, taken=k.used_bytes("UB"))
+        finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
         self.finish = finish
         fractals = (chip.buffers[space] // (4 * AREA) for space in ("L0A", "L0B"))
@@ -247,7 +239,7 @@ class _Writer:
         )
         sizes = n1, plane // FRACTAL, 1, self.m, self.images * self.pixels
         with (
-            held_channels(self.finish, (Affine(), n1), Affine(), None) as held,
+            epilogue_emit.held_channels(self.finish, (Affine(), n1), Affine(), None) as held,
             repeat(k, "images", n // self.images) as turn,
         ):
             first, sums = begin + turn * self.images, self.acc.alloc()
@@ -256,7 +248,7 @@ class _Writer:
                 self._multiply(sums, at, some)
             self.acc.enqueue()
             area = Area(first * (n1 * plane) + low, pieces, *sizes)
-            drain(self.finish, self.acc, self.y, area, Affine(), held)
+            epilogue_emit.drain(self.finish, self.acc, self.y, area, Affine(), held)
         return k.finish()
 
     def _clear(self) -> None:
@@ -281,7 +273,9 @@ class _Writer:
         self.loaded.enqueue()
         slot, out = self.loaded.dequeue(), self.out.alloc()
         named, rates = {"x": slot}, {"scale": Tile(self.rates, slot.slot)}
-        write_steps(k, SCALED, Piece([out], named, rates, Affine(), some * m, self.run))
+        epilogue_emit.write_steps(
+            k, SCALED, epilogue_emit.Piece([out], named, rates, Affine(), some * m, self.run)
+        )
         self.loaded.free()
         self.out.enqueue()
         k.copy(self.rows.alloc().region(0, sizes), self.out.dequeue().region(0, sizes, own))

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Launch
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
@@ -48,19 +47,19 @@ class _Work:
     pieces: int
 
 
-def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[Launch]:
+def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[isa.Launch]:
     """Yield the kernels that the estimate puts first, as far as they can be written.
 
     Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_tandem`.
     """
     check_tandem(tandem, chip)
     wanted = f"for a tandem a row of {tandem.point.blocks[0]} channel blocks in L1"
-    why, count = CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels"), 0
+    why, count = errors.CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels"), 0
     for schedule in ranked(tandem, chip):
         try:
             yield tandem_launch(tandem, chip, schedule)
             count += 1
-        except CapacityError as error:
+        except errors.CapacityError as error:
             why = error
         if count == TIMED:
             return

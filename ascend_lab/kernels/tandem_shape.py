@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
-from ascend_lab.kernels.conv_shape import MOST_SPREAD, ConvShape
+from ascend_lab.kernels import conv_shape, epilogue_emit, tiles
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
 from ascend_lab.kernels.conv_windows import BundleShare, Window, tiles_per_image, window_of
 from ascend_lab.kernels.epilogue import SUMS as IN, Epilogue, Step, check_epilogue
-from ascend_lab.kernels.epilogue_emit import Sizes, new_finish
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.tiles import repeat
 
 SUMS = "fp32"
-Job = tuple[ConvShape, Epilogue | None]
+Job = tuple[conv_shape.ConvShape, Epilogue | None]
 PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
 """What is done to sums where nothing else is: they are rounded."""
 
@@ -29,8 +27,8 @@ class Tandem:
     With `means` the mean of each channel is written, too.
     """
 
-    point: ConvShape
-    depth: ConvShape
+    point: conv_shape.ConvShape
+    depth: conv_shape.ConvShape
     after_point: Epilogue | None = None
     after_depth: Epilogue | None = None
     means: bool = False
@@ -111,10 +109,10 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
 
 
-def ways_of(shape: ConvShape) -> tuple[int, ...]:
+def ways_of(shape: conv_shape.ConvShape) -> tuple[int, ...]:
     """Return how many images may be one: to the cube windows are dilated so many times."""
     least = max(shape.dilations[0], *shape.pads[:2])
-    most = MOST_SPREAD // least if shape.strides[0] == 1 else 1
+    most = conv_shape.MOST_SPREAD // least if shape.strides[0] == 1 else 1
     return tuple(m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0)
 
 
@@ -128,7 +126,7 @@ class Band:
 
     low: int
     first: int
-    depth: ConvShape
+    depth: conv_shape.ConvShape
     tile: int
 
     @property
@@ -184,8 +182,8 @@ class Half:
         self.fractals = (self.deep + bool(bias)) * blocks
         self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
         whole, taken = (count, shape.blocks[1], stored), k.used_bytes("UB")
-        sizes = Sizes(tile, blocks, *whole, self.prefix, shares, taken)
-        finish = new_finish(k, epilogue or PLAIN, SUMS, sizes)
+        sizes = epilogue_emit.Sizes(tile, blocks, *whole, self.prefix, shares, taken)
+        finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
         self.finish = finish
 
@@ -217,7 +215,7 @@ class Half:
         feeds = Feeds(left, left, up(self.deep, loads))  # all as deep, about
         wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
         sizes = wide, Affine(), units
-        with repeat(k, "block", count if self.single else 1) as j:
+        with tiles.repeat(k, "block", count if self.single else 1) as j:
             one = replace(view, offset=view.offset + j * view.strides[0])
             starts = j * (self.deep * AREA), j * (m * AREA)
             add_products(k, self.shape, feeds, c, window, one, (None, near), sizes, None, starts)

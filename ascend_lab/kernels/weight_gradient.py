@@ -15,17 +15,9 @@ from itertools import groupby, product
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Region, Share, Tile, spread
+from ascend_lab.kernels import tiles
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels.tiles import (
-    Span,
-    chunks,
-    out_queue,
-    repeat,
-    segments,
-    store_tile,
-    sum_queue,
-)
 from ascend_lab.kernels.weight_plan import (
     Gap,
     WeightPlan,
@@ -46,7 +38,7 @@ ZEROS = 8192
 """Elements of the tensor of zeros: 512 pixels."""
 Band = tuple[Affine, int, tuple[tuple[int, int], ...]]
 """Bands before it, the first of its run, rows inside the image for each phase of rows."""
-Sides = tuple[Span, Span]
+Sides = tuple[tiles.Span, tiles.Span]
 """Blocks of output and of input channels of a tile of dW."""
 
 
@@ -59,8 +51,8 @@ def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None
     chosen = plan or weight_plan(shape, chip)
     (c_all, m_all), groups, bands = tile_blocks(shape), *_cuts(shape, chosen)
     grid = {
-        "row": chunks(m_all, chosen.m, chosen.grid[0]),
-        "col": chunks(c_all, chosen.c1, chosen.grid[1]),
+        "row": tiles.chunks(m_all, chosen.m, chosen.grid[0]),
+        "col": tiles.chunks(c_all, chosen.c1, chosen.grid[1]),
         "batch": groups,
     }
 
@@ -73,8 +65,8 @@ def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None
 
 def _cuts(shape: ConvShape, plan: WeightPlan) -> tuple[list[int], list[int]]:
     """Return how the cores divide groups of images and bands of rows."""
-    groups = chunks(shape.n // plan.stage.images, 1, plan.grid[2])
-    return groups, chunks(shape.out_hw[0] // plan.stage.rows, 1, plan.grid[3])
+    groups = tiles.chunks(shape.n // plan.stage.images, 1, plan.grid[2])
+    return groups, tiles.chunks(shape.out_hw[0] // plan.stage.rows, 1, plan.grid[3])
 
 
 def splits_of(shape: ConvShape, plan: WeightPlan) -> int:
@@ -114,8 +106,8 @@ class _Writer:
             k.queue("g_l0", "L0A", dtype, m * plan.depth * AREA, src="MTE1", dst="M"),
             k.queue("x_l0", "L0B", dtype, step * plan.depth * AREA, src="MTE1", dst="M"),
         )
-        self.acc = sum_queue(k, "y_l0", sums, m, c * shape.taps)
-        self.out = out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
+        self.acc = tiles.sum_queue(k, "y_l0", sums, m, c * shape.taps)
+        self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
 
     def program(self, groups: Share, band: Share, bands: int) -> Program:
         """Hold each tile of dW in L0C while the pixels of a band are walked, then store it."""
@@ -127,19 +119,19 @@ class _Writer:
         batch = k.param("batch", groups[2])
         self._clear()
         split = batch * bands + band[0]
-        for m_at, m in segments(k, "m", self.own[0][0], plan.m):
-            for c_at, c in segments(k, "c", self.own[1][0], plan.c1):
+        for m_at, m in tiles.segments(k, "m", self.own[0][0], plan.m):
+            for c_at, c in tiles.segments(k, "c", self.own[1][0], plan.c1):
                 sides = (m_base + m_at, m), (c_base + c_at, c)
                 read = sides if self.shape.groups == 1 else (sides[1], sides[1])
                 total = self.acc.alloc()
-                with repeat(k, "group", groups[0]) as group:
+                with tiles.repeat(k, "group", groups[0]) as group:
                     for at, done in self._bands(band[1:]):
                         self._load_stage(read, batch * groups[1] + group, at)
                         self._reduce((m, c), total, group + done)
                 self.acc.enqueue()
                 column = split * (c_all * taps) + (c_base + c_at) * taps
                 start = (column * m_all + (m_base + m_at)) * AREA
-                store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
+                tiles.store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
         return k.finish()
 
     def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, Affine]]:
@@ -152,7 +144,7 @@ class _Writer:
 
         for seen, run in groupby(range(*own), inside):
             members = list(run)
-            with repeat(self.k, "band", len(members)) as turn:
+            with tiles.repeat(self.k, "band", len(members)) as turn:
                 yield (turn, members[0], seen), turn + (members[0] - own[0])
 
     # -- L1 ---------------------------------------------------------------------------------------
@@ -206,7 +198,7 @@ class _Writer:
         start: int,
         phase: tuple[int, int],
         image: Affine,
-        channels: Span,
+        channels: tiles.Span,
         band: Band,
     ) -> None:
         """Bring one phase of x: its rows inside the image, zeros for those outside."""
@@ -240,9 +232,9 @@ class _Writer:
         x, grad = (queue.dequeue() for queue in self.l1)
         views = list(self._views(c))
         pixels = grad_plane(self.shape, plan.stage).pixels
-        for at, depth in segments(k, "k", fractals_of(self.shape, plan.stage), plan.depth):
+        for at, depth in tiles.segments(k, "k", fractals_of(self.shape, plan.stage), plan.depth):
             tile = left.alloc()
-            with repeat(k, "block", m) as block:
+            with tiles.repeat(k, "block", m) as block:
                 to = tile.region(block * (depth * AREA), (depth, FRACTAL, C0))
                 k.load2d(to, _turned(grad, block * pixels + at * FRACTAL, depth))
             left.enqueue()
