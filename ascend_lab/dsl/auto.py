@@ -20,18 +20,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+from ascend_lab import isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.dsl import primitives_tiles
+from ascend_lab.dsl import auto_tile, boxes, primitives_tiles, tensor
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes, weight
-from ascend_lab.dsl.auto_tile import (
-    SMALL_BYTES,
-    Widths,
-    arrange,
-    core_count,
-    long_rows,
-    schedule_phase,
-)
-from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, tensorize
 from ascend_lab.dsl.primitives_tiles import (
@@ -44,12 +36,9 @@ from ascend_lab.dsl.primitives_tiles import (
 )
 from ascend_lab.dsl.schedule import Schedule, complete, create_schedule, loop_count
 from ascend_lab.dsl.stages import Stage
-from ascend_lab.dsl.tensor import Axis, Tensor
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
-from ascend_lab.isa import Launch
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
-from ascend_lab.sim import simulate
 
 CLEARLY = 0.98
 """How much quicker alone is quicker too where L2 holds operands, or other phases come before."""
@@ -59,7 +48,7 @@ SHARES = (1.0, 0.95, 0.85, 0.7)
 
 
 def auto_schedule(
-    outputs: Tensor | Sequence[Tensor],
+    outputs: tensor.Tensor | Sequence[tensor.Tensor],
     chip: Chip | str,
     tiling: GemmSchedule | None = None,
     *,
@@ -82,10 +71,10 @@ def auto_schedule(
 def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     """Return what the simulator finds quickest: the usual way, or one for long rows."""
     found = [_first_that_lowers(s, phase)]
-    long = long_rows(s.state, phase, SMALL_BYTES)
+    long = auto_tile.long_rows(s.state, phase, auto_tile.SMALL_BYTES)
     ways: list[Callable[..., Schedule]] = [_quarter] * long
     if any(s.state.stage(n).fold for n in phase.tiles):
-        ways.insert(0, partial(schedule_phase, tiles=2))
+        ways.insert(0, partial(auto_tile.schedule_phase, tiles=2))
     if long and parts and phase.tiles:
         kept = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
         ways += [stream_phase, *kept, _shared]
@@ -120,10 +109,10 @@ def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
 
 def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
     """Cut long rows into tiles of a quarter of UB, so that the first is there sooner."""
-    return schedule_phase(s, phase, share=share / 4)
+    return auto_tile.schedule_phase(s, phase, share=share / 4)
 
 
-def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[Launch]:
+def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[isa.Launch]:
     """Return the launches of the nests that a way made of a phase."""
     known = {x.name for x in before.state.stages} - set(phase.names)
     names = [x.name for x in done.state.stages if x.name not in known]
@@ -133,7 +122,7 @@ def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[Launch]:
 def _cycles(done: Schedule, before: Schedule, phase: Phase) -> int:
     """Return the cycles of what a way made of a phase, a barrier behind every launch."""
     launches = _launches(done, before, phase)
-    each = (simulate(launch, done.chip).cycles for launch in launches)
+    each = (sim.simulate(launch, done.chip).cycles for launch in launches)
     return sum(each) + len(launches) * done.chip.all_cores_cycles
 
 
@@ -142,7 +131,7 @@ def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
     last = _stages_apart if len(phase.names) > 1 else _in_order
     ways: list[Callable[[Schedule, Phase], Schedule]] = []
     for merge in (True, False):
-        ways += [partial(schedule_phase, merge=merge, share=share) for share in SHARES]
+        ways += [partial(auto_tile.schedule_phase, merge=merge, share=share) for share in SHARES]
     failures: list[AscendLabError] = []
     for way in (*ways, last):
         smaller = isinstance(way, partial) and way.keywords["share"] < 1
@@ -168,7 +157,7 @@ def _in_order(s: Schedule, phase: Phase) -> Schedule:
     """Copy every operand into the order in which the stage walks it, then schedule the stage."""
     for number in range(len(s.state.stage(phase.root).reads)):
         s = primitives_tiles.materialise(s, phase.root, number)
-    return schedule_phase(s, phase)
+    return auto_tile.schedule_phase(s, phase)
 
 
 # -- matrix products ------------------------------------------------------------------------------
@@ -296,13 +285,13 @@ def stream_phase(
     wide = [x for x in stages if {i.name for i in s.state.inputs} & set(x.sources)]
     long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
 
-    def steps(width: int) -> tuple[Widths, Widths]:
+    def steps(width: int) -> tuple[auto_tile.Widths, auto_tile.Widths]:
         return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
 
     def fits(width: int) -> bool:
-        trial = arrange(s, phase, rows, *steps(width), depth, plain=True)
+        trial = auto_tile.arrange(s, phase, rows, *steps(width), depth, plain=True)
         nest = complete(trial.state, phase.root)
-        return ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
+        return boxes.ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
     parts = [*(w for w in PARTS if w < last.extent), 0]
     best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
@@ -313,7 +302,7 @@ def stream_phase(
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
     even = up(last.extent, up(last.extent, best))
-    return arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS), depth)
+    return auto_tile.arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS), depth)
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
@@ -327,7 +316,7 @@ def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
     return s, replace(phase, tiles=tuple(tiles))
 
 
-def _is_wide(stage: Stage, axis: Axis) -> bool:
+def _is_wide(stage: Stage, axis: tensor.Axis) -> bool:
     """True for a tile whose innermost axis is as long as one of its readers."""
     return (*stage.axes, *stage.reduce)[-1].extent == axis.extent
 
@@ -349,7 +338,7 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
     known, parts = {x.name for x in s.state.stages} - set(folds), dict[str, str]()
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
-        width = _part(axis.extent, s.state.stage(name).axes[0].extent, core_count(s))
+        width = _part(axis.extent, s.state.stage(name).axes[0].extent, auto_tile.core_count(s))
         if width >= axis.extent:
             raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
@@ -391,7 +380,7 @@ def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: 
             sources = s.state.stage(own[-1]).sources
             for source in [i.name for i in s.state.inputs if i.name in sources]:
                 s = cache_read(s, source, "UB", own[-1])
-    s = schedule_phase(s, phase, share=share, tiles=tiles)
+    s = auto_tile.schedule_phase(s, phase, share=share, tiles=tiles)
     root = s.state.stage(phase.root)
     loops = root.bound or [x.name for x in root.loops[: loop_count(s.state, root)]] or [""]
     for tile in own:

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
-from ascend_lab.dsl.schedule import primitive
+from ascend_lab.dsl import primitives_loops, schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
@@ -14,7 +13,7 @@ ROOM = 16
 ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
 
 
-@primitive
+@schedule.primitive
 def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     """Read a tensor through a tile in an on-chip buffer.
 
@@ -44,7 +43,7 @@ def _check_scope(scope: str) -> None:
         raise ScheduleError(f"a buffer: {', '.join(ON_CHIP)}", repr(scope), "choose one")
 
 
-@primitive
+@schedule.primitive
 def cache_write(state: State, stage: str, scope: str) -> State:
     """Compute into a tile in an on-chip buffer and copy it out.
 
@@ -52,7 +51,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     """
     _check_scope(scope)
     s = state.stage(stage)
-    check_no_guests(state, stage, "cache_write")
+    primitives_loops.check_no_guests(state, stage, "cache_write")
     if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
         raise ScheduleError(
             f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
@@ -67,7 +66,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     return state.put(copy).insert(local, before=stage)
 
 
-@primitive
+@schedule.primitive
 def materialise(state: State, stage: str, number: int = 0) -> State:
     """Store what a stage reads in the order it reads it (a strided copy through GM).
 
@@ -94,7 +93,7 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     return state.put(replace(s, expr=swap(s.expr, read, there))).insert(copy, before=stage)
 
 
-@primitive
+@schedule.primitive
 def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     """Compute, inside a loop of the consumer, only the tile which that step needs.
 
@@ -124,7 +123,7 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
     new = state.put(replace(s, attach=(consumer, axis), scope=scope))
-    check_nest(new, c)
+    primitives_loops.check_nest(new, c)
     return new
 
 
@@ -152,14 +151,14 @@ def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
     return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)
 
 
-@primitive
+@schedule.primitive
 def inline(state: State, stage: str) -> State:
     """Compute a value where it is used and nowhere else.
 
     before: `t[i] = a[i] + b[i]`, `y[i] = relu(t[i])`   after: `y[i] = relu(a[i] + b[i])`
     """
     s = state.stage(stage)
-    check_no_guests(state, stage, "inline")
+    primitives_loops.check_no_guests(state, stage, "inline")
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
         why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
@@ -196,7 +195,7 @@ def _without_copies(expr: Expr) -> Expr:
     return replace(expr, args=args)
 
 
-@primitive
+@schedule.primitive
 def hoist(state: State, stage: str) -> State:
     """Compute what is the same for a whole row in a tensor of its own, a block for each row.
 
@@ -224,7 +223,7 @@ def hoist(state: State, stage: str) -> State:
     return state
 
 
-@primitive
+@schedule.primitive
 def duplicate(state: State, stage: str, reader: str) -> State:
     """Give one reader of a stage a copy of it for itself.
 
@@ -238,7 +237,7 @@ def duplicate(state: State, stage: str, reader: str) -> State:
     return state.put(redirect(r, stage, copy.name)).insert(copy, before=stage)
 
 
-@primitive
+@schedule.primitive
 def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     """Give a tile several slots (ping-pong): load the next while the last is used.
 
@@ -250,7 +249,7 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     return state.put(replace(s, depth=depth))
 
 
-@primitive
+@schedule.primitive
 def storage_align(state: State, stage: str, factor: int) -> State:
     """Let every row of a tile in UB begin at a multiple of `factor` elements.
 
@@ -272,7 +271,7 @@ LEAST = {"fp16": -65504.0, "fp32": -3.4028234663852886e38}
 """What stands in for the largest of a part of a row that is -inf throughout."""
 
 
-@primitive
+@schedule.primitive
 def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) -> State:
     """Let the parts of a fold begin without the result of the fold `first`, its parts beside them.
 
