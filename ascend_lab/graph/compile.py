@@ -39,19 +39,16 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
+from ascend_lab.graph import decide, ir, layout, tasks
 from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.decide import Switches, small_first_layers, stay_in_fractals
 from ascend_lab.graph.fusion import Fused, fuse, unfused
-from ascend_lab.graph.ir import Graph, Values
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.network import NetworkTimeline, simulate_graph
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
-from ascend_lab.graph.tasks import Compiled, CpuTimeline, compile_tasks, run_tasks
 from ascend_lab.sim.timeline import Start, Timeline
 
 FORMATS = ("fp16", "bf16", "int8")
-ALL_ON = Switches()
+ALL_ON = decide.Switches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,8 @@ class Front:
     """A graph rewritten and with layouts, before fusion; `matches` counts rewrites."""
 
     matches: Mapping[str, int]
-    rewritten: Graph
-    laid_out: Graph
+    rewritten: ir.Graph
+    laid_out: ir.Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +65,10 @@ class Stages:
     """A graph after every stage, to look at; `compiled` is the end, `matches` counts rewrites."""
 
     matches: Mapping[str, int]
-    rewritten: Graph
-    laid_out: Graph
+    rewritten: ir.Graph
+    laid_out: ir.Graph
     fused: Fused
-    compiled: Compiled
+    compiled: tasks.Compiled
 
     def timeline(self) -> NetworkTimeline:
         """Return the last stage: the time of all kernels."""
@@ -94,47 +91,47 @@ class Road:
     """
 
     passes: Sequence[str] = DEFAULT
-    switches: Switches = ALL_ON
+    switches: decide.Switches = ALL_ON
     dtype: str = "fp16"
-    apart: tuple[Callable[[Graph], Graph], ...] = ()
-    layouts: Callable[[Graph], Graph] = assign_layouts
+    apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
+    layouts: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
     joined: bool = True
     most_moved: float = float("inf")
     fusion: bool = True
     small: bool = True
     start: Start = "queued"
 
-    def rewrite(self, graph: Graph) -> tuple[Graph, Mapping[str, int]]:
+    def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph, report = run_passes(graph, names)
         return (in_format(graph, self.dtype) if self.dtype else graph), report.matches
 
-    def prepare(self, graph: Graph, chip: Chip) -> Graph:
+    def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph in operators that have kernels."""
         for rewrite in self.apart:
             graph = rewrite(graph)
         return canonical(graph, chip)
 
-    def lay_out(self, graph: Graph, chip: Chip) -> Graph:
+    def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""
         graph = self.layouts(graph)
         if self.joined:
-            graph = cancel_trans_data(graph)
+            graph = layout.cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
-                graph = stay_in_fractals(graph, chip, self.start)
-            graph = small_first_layers(graph, chip, self.start) if self.small else graph
+                graph = decide.stay_in_fractals(graph, chip, self.start)
+            graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
         return graph
 
-    def fuse(self, graph: Graph, chip: Chip) -> Fused:
+    def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:
         """Return which nodes of a graph with layouts are one kernel."""
         return fuse(graph, chip, self.switches, self.start) if self.fusion else unfused(graph)
 
-    def kernels(self, graph: Graph, chip: Chip) -> Compiled:
+    def kernels(self, graph: ir.Graph, chip: Chip) -> tasks.Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
-        return compile_tasks(graph, chip, self.fuse(graph, chip).groups)
+        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups)
 
-    def stages(self, graph: Graph, chip: Chip) -> Stages:
+    def stages(self, graph: ir.Graph, chip: Chip) -> Stages:
         """Return a model's graph after every stage; raises as `compile_stages`."""
         return finish_stages(front_stages(graph, chip, self), chip, self)
 
@@ -142,7 +139,7 @@ class Road:
 DEFAULT_ROAD = Road()
 
 
-def front_stages(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
+def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
     """Return the graph rewritten and with layouts: what is known before any kernel is written."""
     rewritten, matches = road.rewrite(graph)
     return Front(matches, rewritten, road.lay_out(road.prepare(rewritten, chip), chip))
@@ -151,18 +148,18 @@ def front_stages(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
 def finish_stages(front: Front, chip: Chip, road: Road = DEFAULT_ROAD) -> Stages:
     """Return the kernels of a graph with layouts; raises as `compile_stages`."""
     fused = road.fuse(front.laid_out, chip)
-    compiled = compile_tasks(front.laid_out, chip, fused.groups)
+    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups)
     return Stages(front.matches, front.rewritten, front.laid_out, fused, compiled)
 
 
 def compile_stages(
-    graph: Graph,
+    graph: ir.Graph,
     chip: Chip | str,
     *,
     dtype: str = "fp16",
     passes: Sequence[str] = DEFAULT,
     fusion: bool = True,
-    switches: Switches | None = None,
+    switches: decide.Switches | None = None,
 ) -> Stages:
     """Return the graph after every stage on a chip, given as a `Chip` or by name.
 
@@ -172,12 +169,12 @@ def compile_stages(
     return Road(passes, switches or ALL_ON, dtype, fusion=fusion).stages(graph, chip)
 
 
-def compile_graph(graph: Graph, chip: Chip | str, *, dtype: str = "fp16") -> Compiled:
+def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> tasks.Compiled:
     """Return a graph compiled with all passes and fusion rules; raises as `compile_stages`."""
     return compile_stages(graph, chip, dtype=dtype).compiled
 
 
-def in_format(graph: Graph, dtype: str) -> Graph:
+def in_format(graph: ir.Graph, dtype: str) -> ir.Graph:
     """Return the graph computing in a number format that the chips have."""
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
@@ -187,13 +184,13 @@ def in_format(graph: Graph, dtype: str) -> Graph:
 
 
 def run_compiled(
-    graph: Graph, inputs: Mapping[str, Any], chip: Chip | str, *, dtype: str = "fp16"
-) -> dict[str, Values]:
+    graph: ir.Graph, inputs: Mapping[str, Any], chip: Chip | str, *, dtype: str = "fp16"
+) -> dict[str, ir.Values]:
     """Return the outputs that a graph's kernels compute on a chip: for small graphs.
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    return run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
+    return tasks.run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
 
 
 # -- where the time goes --------------------------------------------------------------------------
@@ -221,7 +218,7 @@ def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
     order = (*first, *(name for name in LAYERS if name not in first))
     cycles, launches = Counter[str](), 0
     for op in times.operators:
-        if isinstance(op.timeline, CpuTimeline):
+        if isinstance(op.timeline, tasks.CpuTimeline):
             cycles["AI CPU"] += op.timeline.total_cycles
             continue
         if op.timeline.start in ("cold", "queued"):

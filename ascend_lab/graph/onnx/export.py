@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
 from ascend_lab.graph.onnx import quantised  # noqa: F401 - its rules
@@ -29,7 +29,6 @@ from ascend_lab.graph.onnx.export_writer import (
     rule,
 )
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
-from ascend_lab.output import write_whole
 
 OPSET = 22
 """Operator set written: the first in which convolutions and pooling take bf16."""
@@ -69,13 +68,13 @@ def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Pa
     """Write the graph as an ONNX file; return its path. Raises like `export_onnx`."""
     target = Path(path)
     data = export_onnx(graph, fill_nodes=fill_nodes).SerializeToString()
-    write_whole(target, data)
+    output.write_whole(target, data)
     return target
 
 
 def _check_size(graph: Graph, fill_nodes: bool) -> None:
     total = sum(
-        c.type.elements * DTYPE_BYTES[c.type.dtype]
+        c.type.elements * chip.DTYPE_BYTES[c.type.dtype]
         for c in graph.constants.values()
         if not (fill_nodes and isinstance(c.data, Fill))
     )
