@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical
-from ascend_lab.aoe.bank.records import digest
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical, records
 from ascend_lab.aoe.gradient.planning import (
     BASELINES,
     HCCL_SEGMENTS,
@@ -31,8 +30,7 @@ from ascend_lab.aoe.gradient.splits import AlphaBeta, Gradient, Piecewise, gradi
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import Cost, Topology, collective_time, load_topology
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph
-from ascend_lab.graph.lower import piece_of
+from ascend_lab.graph import Graph, lower
 
 __all__ = [
     "BASELINES", "AlphaBeta", "Cost", "Gradient", "GradientPlan", "GradientTuning", "Improved",
@@ -204,7 +202,7 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
 
     Equal networks have one key, whatever they and their nodes are called.
     """
-    network = digest(piece_of(graph, graph.nodes).key)
+    network = records.digest(lower.piece_of(graph, graph.nodes).key)
     problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
     return BankKey.of(chip, "profile", "training", problem)
 
