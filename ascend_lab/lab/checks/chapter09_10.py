@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import dsl
+from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import Schedule, Tensor
-from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, GraphBuilder
-from ascend_lab.graph.fusion import automatic_groups
-from ascend_lab.isa import Program, sanitize
+from ascend_lab.graph import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
-from ascend_lab.sim import execute, simulate, simulate_kernel
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 
@@ -208,7 +204,7 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
     graph = network(case["network"])
     if wrong := misgrouped(graph, got):
         return wrong
-    ours = automatic_groups(graph, ())
+    ours = fusion.automatic_groups(graph, ())
     made, enough = (sum(len(g) - 1 for g in groups if g) for groups in (got, ours))
     if made < enough:
         return f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
@@ -243,10 +239,10 @@ def _judge_gradient(got: Any, case: ex.Case) -> str | None:
     chip, count = load_chip("Ascend910A"), case["elements"]
     try:
         kernel = dsl.lower(got)
-        findings = sanitize(kernel, chip)
-        run = simulate_kernel(kernel, chip)
+        findings = isa.sanitize(kernel, chip)
+        run = sim.simulate_kernel(kernel, chip)
         right = _right_values(got, count)
-    except AscendLabError as error:
+    except errors.AscendLabError as error:
         return f"expected a schedule that lowers, but: {error}"
     if findings or not right:
         return f"expected y = dy (1 - tanh(x)^2) and no findings, there are {len(findings)}"
@@ -261,7 +257,7 @@ def _judge_gradient(got: Any, case: ex.Case) -> str | None:
 @cache
 def _our_cycles(count: int) -> int:
     chip = load_chip("Ascend910A")
-    return simulate_kernel(dsl.lower(fused_gradient(tanh_gradient(count), chip)), chip).cycles
+    return sim.simulate_kernel(dsl.lower(fused_gradient(tanh_gradient(count), chip)), chip).cycles
 
 
 def _right_values(schedule: Schedule, count: int) -> bool:
@@ -274,13 +270,13 @@ def _right_values(schedule: Schedule, count: int) -> bool:
 
 # -- in place --------------------------------------------------------------------------------------
 def _judge_shifted(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Program):
+    if not isinstance(got, isa.Program):
         return "expected a Program (end with k.finish())"
     chip, count, shift = load_chip("Toy"), case["tiles"] * TILE, case["shift"]
     tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
     if tensors != [("b", "fp16", count), ("x", "fp16", count + shift)]:
         return f"expected fp16 tensors x of {count + shift} and b of {count} elements"
-    findings = sanitize(got, chip, filled={"x", "b"})
+    findings = isa.sanitize(got, chip, filled={"x", "b"})
     if findings:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
     rng = np.random.default_rng(count + shift)
@@ -288,13 +284,13 @@ def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     expected = x.copy()
     expected[shift:] = np.maximum(x[:count] + b, 0)
     try:
-        result = execute(got, {"x": x, "b": b}, chip, seed=1)["x"]
-    except AscendLabError as error:
+        result = sim.execute(got, {"x": x, "b": b}, chip, seed=1)["x"]
+    except errors.AscendLabError as error:
         return f"expected a program that runs, but: {error}"
     wrong = int((result != expected).sum())
     if wrong:
         return f"expected relu(x + b) from place {shift} on, {wrong} elements differ"
-    moved = sum(simulate(got, chip).path_bytes.values())
+    moved = sum(sim.simulate(got, chip).path_bytes.values())
     if moved != 6 * count:
         return f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
     return None
