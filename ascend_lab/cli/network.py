@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ascend_lab import limits, output
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import whole
-from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
@@ -214,7 +213,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
-        write_whole(arguments.fusion_result, fused.result_json(front.matches))
+        output.write_whole(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, *told(times, front, graph))
     return 0
 
@@ -254,7 +253,7 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     first = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
-        write_whole(arguments.trace, json.dumps(trace))
+        output.write_whole(arguments.trace, json.dumps(trace))
     emit(arguments.json, times["summary"], first * (len(model.gears) > 1) + times["table"])
     return 0
 
@@ -351,7 +350,7 @@ VERBS = (
             flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
             flag("--outputs", metavar="G.npz", help="write the outputs by name"),
             SHAPES, BATCH,
-            flag("--seed", type=whole, default=0, help="seed of random inputs (0)"),
+            flag("--seed", type=limits.whole, default=0, help="seed of random inputs (0)"),
             flag("--compiled", action="store_true",
                  help="run the compiled programs (else, also for an .alm, the exact values)"),
             flag("--chip", default="Ascend310", help="for --compiled (Ascend310)"),
@@ -368,7 +367,7 @@ VERBS = (
             flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
-            flag("--memory-limit", type=whole, metavar="BYTES",
+            flag("--memory-limit", type=limits.whole, metavar="BYTES",
                  help="device memory (default: the chip's)"),
             *TUNED, JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),

@@ -23,8 +23,7 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType
-from ascend_lab.graph.ir import Values, operator_of
+from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, ir
 from ascend_lab.ops.convolution import geometry
 
 GROUP, KEPT = 4, 2
@@ -39,7 +38,7 @@ INDEX_BITS = 2
 
 
 # -- masks ----------------------------------------------------------------------------------------
-def mask_of(weights: Values, axis: int = 1) -> Values:
+def mask_of(weights: ir.Values, axis: int = 1) -> ir.Values:
     """Return 1 for the two weights of largest |w| in each group of 4 along an axis, else 0.
 
     A ragged last group is filled with zeros; of equal weights the later is kept. Fewer than 3
@@ -63,23 +62,23 @@ def mask_of(weights: Values, axis: int = 1) -> Values:
 class Packed:
     """Sparse weights: `kept` (rows, groups, 2) in int8, `indexes` of the same shape, 0 to 2."""
 
-    kept: Values
-    indexes: Values
+    kept: ir.Values
+    indexes: ir.Values
 
     @property
     def size_bytes(self) -> int:
         """Bytes of both: two weights and four bits for every four weights."""
         return self.kept.size + self.index_bytes().size
 
-    def index_bytes(self) -> Values:
+    def index_bytes(self) -> ir.Values:
         """Return the indexes as they are stored: four a byte."""
         flat = self.indexes.reshape(-1)
         fours = np.pad(flat, (0, -flat.size % GROUP)).reshape(-1, GROUP).astype(np.uint8)
-        found: Values = (fours << (INDEX_BITS * np.arange(GROUP, dtype=np.uint8))).sum(1)
+        found: ir.Values = (fours << (INDEX_BITS * np.arange(GROUP, dtype=np.uint8))).sum(1)
         return found.astype(np.uint8)
 
 
-def pack(rows: Values) -> Packed:
+def pack(rows: ir.Values) -> Packed:
     """Pack int8 rows (rows, channels); raise `InputError` where a group has more than two weights.
 
     Channels are filled up to a multiple of 4.
@@ -101,7 +100,7 @@ def pack(rows: Values) -> Packed:
     return Packed(kept, indexes.astype(np.uint8))
 
 
-def unpack(packed: Packed, channels: int) -> Values:
+def unpack(packed: Packed, channels: int) -> ir.Values:
     """Return the rows (rows, channels) that were packed."""
     groups = np.zeros((*packed.kept.shape[:2], GROUP), np.int8)
     for place in (0, 1):
@@ -215,7 +214,7 @@ def thin_of(graph: Graph, node: Node) -> Thin | None:
     """Return a convolution that is to be split; None where that is not done."""
     if node.op != "conv2d" or node.inputs[1] not in graph.constants:
         return None
-    settings = operator_of(node.op).settings(node.attrs)
+    settings = ir.operator_of(node.op).settings(node.attrs)
     step, _, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     k, c, *kernel = graph.types[node.inputs[1]].shape
     least, narrow = min(kernel), min(k, c)
@@ -225,7 +224,7 @@ def thin_of(graph: Graph, node: Node) -> Thin | None:
 
 
 # -- the rank -------------------------------------------------------------------------------------
-def evbmf_rank(matrix: Values) -> int:
+def evbmf_rank(matrix: ir.Values) -> int:
     """Return how many components of a matrix stand out of noise, its variance estimated.
 
     Raises `InputError` for anything but a matrix of finite numbers.
@@ -244,7 +243,7 @@ def evbmf_rank(matrix: Values) -> int:
     return int((squares > columns * noise * limit).sum())
 
 
-def _noise(squares: Values, rows: int, columns: int, limit: float) -> float:
+def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
     """Return the variance of the noise that makes the singular values most likely."""
     try:
         from scipy.optimize import minimize_scalar
@@ -280,14 +279,14 @@ def rank_of(thin: Thin, found: int) -> int:
 
 
 # -- the split ------------------------------------------------------------------------------------
-def _unfolded(thin: Thin, weights: Values) -> Values:
+def _unfolded(thin: Thin, weights: ir.Values) -> ir.Values:
     """Return (channels and taps read first, features and taps behind) as a matrix."""
     first, behind = (2, 3) if thin.rows_first else (3, 2)
     order = weights.astype(np.float64).transpose(1, first, 0, behind)
     return order.reshape(order.shape[0] * order.shape[1], -1)
 
 
-def split_weights(thin: Thin, weights: Values, rank: int) -> tuple[Values, Values]:
+def split_weights(thin: Thin, weights: ir.Values, rank: int) -> tuple[ir.Values, ir.Values]:
     """Return the weights of both convolutions by a truncated SVD, its values shared evenly."""
     u, s, vt = np.linalg.svd(_unfolded(thin, weights), full_matrices=False)
     root = np.sqrt(s[:rank])
@@ -323,8 +322,8 @@ def decomposed(graph: Graph, ranks: dict[str, int] | None = None) -> tuple[Graph
     return draft.finish(), used
 
 
-def _split(draft: Draft, node: Node, thin: Thin, parts: tuple[Values, Values]) -> None:
-    settings = operator_of(node.op).settings(node.attrs)
+def _split(draft: Draft, node: Node, thin: Thin, parts: tuple[ir.Values, ir.Values]) -> None:
+    settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, _ = geometry(settings["stride"], settings["pad"], 1)
     kind = draft.types[node.inputs[1]].dtype
     names = [

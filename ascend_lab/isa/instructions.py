@@ -6,9 +6,8 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
-from ascend_lab.isa.launch import check_cross
+from ascend_lab.isa import launch, operands
 from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine
-from ascend_lab.isa.operands import CHECK_MOVE, check_index, check_mmad, check_vector
 from ascend_lab.isa.program import (
     CROSS,
     FLAGS,
@@ -34,7 +33,7 @@ def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
     if op in FLAGS:
         _check_flag(chip, instruction)
     elif op in CROSS:
-        check_cross(chip, instruction)
+        launch.check_cross(chip, instruction)
     elif op == "barrier":
         if instruction.pipe not in (*PIPES, "ALL"):
             raise ProgramError("barrier: a pipe or ALL", instruction.pipe, "check the name")
@@ -55,11 +54,11 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
         got = f"{instruction.pipe}, {src.space}->{dst.space}"
         raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "mend it")
     if op in MOVES:
-        CHECK_MOVE[op](chip, instruction, dst, src)
+        operands.CHECK_MOVE[op](chip, instruction, dst, src)
     elif op == "mmad":
-        check_mmad(chip, instruction, dst)
+        operands.check_mmad(chip, instruction, dst)
     else:
-        check_vector(chip, instruction, dst)
+        operands.check_vector(chip, instruction, dst)
 
 
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
@@ -105,7 +104,7 @@ def _check_scalar(instruction: Instruction) -> None:
         got = ", ".join(map(str, instruction.regions))
         raise ProgramError(needed, got, "give both or neither")
     if instruction.dst is not None:
-        check_index(instruction, instruction.dst, instruction.srcs[0])
+        operands.check_index(instruction, instruction.dst, instruction.srcs[0])
 
 
 def _check_buffer(chip: Chip, buffer: Buffer) -> None:

@@ -14,9 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ascend_lab import ops
-from ascend_lab.cluster import Segments, checked
-from ascend_lab.errors import ClusterError
+from ascend_lab import cluster, errors, ops
 from ascend_lab.parallel.plan import Plan
 from ascend_lab.parallel.values.group import (
     Group,
@@ -85,16 +83,16 @@ class Cuts:
     """
 
     plan: Plan
-    segments: Segments | None = None
+    segments: cluster.Segments | None = None
 
     def __post_init__(self) -> None:
         """Check that choices fit together."""
         if self.segments and self.plan.zero_stage:
             what = "segments only where gradients are all-reduced"
-            raise ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
+            raise errors.ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
         if self.plan.expert > 1 and self.plan.sequence:
             what = "whole sequences for experts, whose capacity counts a sequence's tokens"
-            raise ClusterError(what, "a split sequence", "drop one")
+            raise errors.ClusterError(what, "a split sequence", "drop one")
 
     def groups(self, traffic: Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
@@ -128,11 +126,11 @@ class Cuts:
                     found[key] = parts(full, groups[shard.group], shard.axis, what)
         return found
 
-    def buckets(self, count: int) -> Segments:
+    def buckets(self, count: int) -> cluster.Segments:
         """Return the segments of `count` gradients; `InputError` unless they cover them."""
         if self.segments is None:
             return tuple((i, i) for i in range(count))
-        return checked(self.segments, count)
+        return cluster.checked(self.segments, count)
 
 
 # -- flat vectors ---------------------------------------------------------------------------------
