@@ -26,19 +26,12 @@ from ascend_lab.dsl import auto_tile, boxes, primitives_tiles, tensor
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes, weight
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, tensorize
-from ascend_lab.dsl.primitives_tiles import (
-    cache_read,
-    compute_at,
-    duplicate,
-    hoist,
-    inline,
-    unchain,
-)
 from ascend_lab.dsl.schedule import Schedule, complete, create_schedule, loop_count
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 
 CLEARLY = 0.98
 """How much quicker alone is quicker too where L2 holds operands, or other phases come before."""
@@ -274,7 +267,7 @@ def stream_phase(
     whole, given = merge_axes(s, phase), phase
     s, phase = _kept(whole, phase) if keep else (whole, phase)
     before = {x.name for x in s.state.stages}
-    s = hoist(s, phase.root)  # once, what the result's parts of a row share
+    s = primitives_tiles.hoist(s, phase.root)  # once, what the result's parts of a row share
     shared = (x.name for x in s.state.stages if x.name not in before)
     phase = replace(phase, tiles=(*phase.tiles, *shared))
     rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
@@ -298,7 +291,9 @@ def stream_phase(
     again = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
     if not best and again is not None:
         rest = Phase(given.root, tuple(n for n in given.tiles if n != again.name))
-        return stream_phase(inline(whole, again.name), rest, keep=keep, share=share, depth=depth)
+        return stream_phase(
+            primitives_tiles.inline(whole, again.name), rest, keep=keep, share=share, depth=depth
+        )
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
     even = up(last.extent, up(last.extent, best))
@@ -311,7 +306,7 @@ def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
     for source in [i.name for i in s.state.inputs]:
         readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
         if set(readers) & set(phase.tiles):
-            s = cache_read(s, source, "UB", *readers)
+            s = primitives_tiles.cache_read(s, source, "UB", *readers)
             tiles.insert(0, s.state.stage(readers[0]).reads[0].source)
     return s, replace(phase, tiles=tuple(tiles))
 
@@ -334,7 +329,7 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
     if not folds or phase.outputs:
         raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")
     for name in phase.tiles:
-        s = s if name in folds else inline(s, name)
+        s = s if name in folds else primitives_tiles.inline(s, name)
     known, parts = {x.name for x in s.state.stages} - set(folds), dict[str, str]()
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
@@ -348,14 +343,14 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         before, outputs = {x.name for x in s.state.stages}, tuple[str, ...]()
         with suppress(ScheduleError):
             if first and not nests[-1].outputs:
-                s = unchain(s, name, parts[name], first, parts[first])
+                s = primitives_tiles.unchain(s, name, parts[name], first, parts[first])
                 outputs = (nests.pop().root,)
-        s = hoist(s, parts[name])
+        s = primitives_tiles.hoist(s, parts[name])
         new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
         these = {*folds, *(x.name for x in new if x.fold)}
         tiles = (x.name for x in new if x.name not in these and not these & set(x.sources))
         nests.append(Phase(parts[name], tuple(tiles), outputs))
-    s, nests = hoist(s, phase.root), [*nests, Phase(phase.root)]
+    s, nests = primitives_tiles.hoist(s, phase.root), [*nests, Phase(phase.root)]
     known |= {n for nest in nests for n in nest.names}
     return s, nests, {x.name for x in s.state.stages} - known
 
@@ -374,15 +369,19 @@ def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: 
         readers = {r.name for r in s.state.readers(name)}
         if readers & inside:
             before = {x.name for x in s.state.stages}
-            s = duplicate(s, name, max(readers & inside)) if readers - inside else s
+            s = (
+                primitives_tiles.duplicate(s, name, max(readers & inside))
+                if readers - inside
+                else s
+            )
             own += [x.name for x in s.state.stages if x.name not in before] or [name]
             inside.add(own[-1])
             sources = s.state.stage(own[-1]).sources
             for source in [i.name for i in s.state.inputs if i.name in sources]:
-                s = cache_read(s, source, "UB", own[-1])
+                s = primitives_tiles.cache_read(s, source, "UB", own[-1])
     s = auto_tile.schedule_phase(s, phase, share=share, tiles=tiles)
     root = s.state.stage(phase.root)
     loops = root.bound or [x.name for x in root.loops[: loop_count(s.state, root)]] or [""]
     for tile in own:
-        s = compute_at(s, tile, phase.root, loops[-1])
+        s = primitives_tiles.compute_at(s, tile, phase.root, loops[-1])
     return s

@@ -12,7 +12,7 @@ from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
 from ascend_lab.dsl.schedule import Schedule, complete, moves_only
 from ascend_lab.dsl.stages import Leaf, Stage, State
-from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.isa import up
 
 TILES_PER_CORE = 4
 SMALL_BYTES = 32768

@@ -16,15 +16,14 @@ from ascend_lab import isa, layout
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import boxes, fractals
 from ascend_lab.dsl.emit_vector import Op, View, apply
-from ascend_lab.dsl.stages import FRACTAL, Fixed, Stage, State, bare
+from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels import conv, transpose
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launch, scatter_launch
 
-AREA_C = FRACTAL * FRACTAL
+AREA_C = isa.FRACTAL * isa.FRACTAL
 
 
 def instructions(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
@@ -120,11 +119,11 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
     (at, top), (n, m) = _fractal(matrix, own, ranges), _sizes(matrix, ranges)
     k = box["k"].count // c0
     a, b = (tiles.held[r.source].memory for r in stage.reads)
-    steps = (top * AREA_C, AREA_C, FRACTAL, 1)
+    steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
-        own.memory.region(at * AREA_C, (n, m, FRACTAL, FRACTAL), steps),
-        a.region(0, (m, k, FRACTAL, c0)),
-        b.region(0, (k, n, FRACTAL, c0)),
+        own.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
+        a.region(0, (m, k, isa.FRACTAL, c0)),
+        b.region(0, (k, n, isa.FRACTAL, c0)),
         accumulate=sum(folds, isa.Affine()),
     )
 
@@ -168,7 +167,7 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...
             f"a hand-written kernel for {stage.kind} ({known})", "none", "use ops.compile"
         )
     made = maker(state, stage, dict(stage.attrs), chip)
-    return tuple(renamed(launch, {"y": stage.name} | names) for launch, names in made)
+    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in made)
 
 
 def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
@@ -224,7 +223,7 @@ def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     shape = ConvShape(n, c, h, w, k, r, s, *steps, x.dtype, stage.dtype, attrs["dilation"])
     flat = layout.address_map("ND", (n, k, math.prod(shape.out_hw)), stage.dtype)
     columns = fractals.matrix_map(
-        flat.shape, fractals.Matrix(1, 2, FRACTAL, FRACTAL, (0,)), stage.dtype
+        flat.shape, fractals.Matrix(1, 2, isa.FRACTAL, isa.FRACTAL, (0,)), stage.dtype
     )
     names = {"x": f"{stage.name}_x", "weight": f"{stage.name}_w", "y": f"{stage.name}_y"}
     into = layout.conversion_launch(stage.shapes[0], x.dtype, "NCHW", "NC1HWC0", chip)

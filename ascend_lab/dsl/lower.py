@@ -10,7 +10,6 @@ from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube, emit_vector
 from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
-from ascend_lab.dsl.emit_cube import copied, handwritten
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
 from ascend_lab.dsl.fractals import stored
@@ -44,9 +43,9 @@ def _launches(
     state: State, stage: Stage | Fixed, chip: Chip, tensors: tuple[tuple[str, int], ...]
 ) -> tuple[isa.Launch, ...]:
     if isinstance(stage, Fixed):
-        return handwritten(state, stage, chip)
+        return emit_cube.handwritten(state, stage, chip)
     if moves_only(state, stage):
-        return (copied(state, stage, chip),)
+        return (emit_cube.copied(state, stage, chip),)
     try:
         return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
     except errors.AlignmentError as error:

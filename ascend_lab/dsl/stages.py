@@ -20,9 +20,7 @@ from ascend_lab.dsl.tensor import (
     unique_names,
 )
 from ascend_lab.errors import ScheduleError, ShapeError
-from ascend_lab.isa import Affine, c0_of
-
-FRACTAL = 16
+from ascend_lab.isa import FRACTAL, Affine, c0_of
 
 
 @dataclass(frozen=True, slots=True)

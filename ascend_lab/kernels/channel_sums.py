@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.isa import up
 from ascend_lab.kernels.planes import C0, Own, dealt, plane_launch
 from ascend_lab.kernels.tiles import chunks, repeat, segments
 

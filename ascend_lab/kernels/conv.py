@@ -22,6 +22,7 @@ from functools import partial
 
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels import conv_schedules, epilogue_emit
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
@@ -42,7 +43,7 @@ from ascend_lab.kernels.conv_windows import (
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
+from ascend_lab.kernels.gemm_schedule import GemmSchedule
 from ascend_lab.kernels.tiles import (
     Span,
     by_size,

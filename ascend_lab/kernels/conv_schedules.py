@@ -13,20 +13,18 @@ import numpy as np
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels import conv_windows, default_schedules
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
     Array,
     Floats,
     GemmSchedule,
     Tilings,
     check_schedule,
     load_cycles_per_byte,
-    up,
 )
 
 STAGES = (1, 2, 4, 8, 16, 32)

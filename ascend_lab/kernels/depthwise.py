@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import epilogue_emit, epilogue_plan, planes
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, pattern, step_formats
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.rows import Lines, RowWriter, most_rows
 from ascend_lab.layout import address_map, pack
 

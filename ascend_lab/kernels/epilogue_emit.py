@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ascend_lab import chip, errors
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels.epilogue import Deq, Epilogue, Fix, Operand, check_epilogue, fix_of, pattern
 from ascend_lab.kernels.epilogue_plan import Placed, Plan, channel_blocks, demand_of, plan_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 
 Memory = Tile | Buffer

@@ -9,9 +9,8 @@ Source: Dao et al. 2022, "FlashAttention".
 """
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
+from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
 from ascend_lab.kernels import flash_shape, flash_steps as soft
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
 
 

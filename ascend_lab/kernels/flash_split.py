@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
 from ascend_lab.kernels.flash_steps import Axis, Nest, Place
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
 ROWS, KEYS, AHEAD = 128, 256, 4

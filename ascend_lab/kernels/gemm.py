@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import (
+    ACCUMULATOR,
+    FRACTAL,
     Affine,
     Buffer,
     KernelBuilder,
@@ -38,13 +40,7 @@ from ascend_lab.kernels.epilogue_emit import (
     held_channels,
     new_finish,
 )
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
-    GemmSchedule,
-    GemmShape,
-    check_schedule,
-)
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
 from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
 from ascend_lab.kernels.tiles import (
     Area,

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.isa import (
+    FRACTAL,
     SMALL_C0,
     Affine,
     Buffer,
@@ -34,8 +35,8 @@ from ascend_lab.isa import (
     Share,
     Tile,
     spread,
+    up,
 )
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import chunks, repeat
 
 AREA = FRACTAL * FRACTAL

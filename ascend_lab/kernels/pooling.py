@@ -19,9 +19,8 @@ from itertools import groupby, product
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.planes import (
     C0,
     PIXELS,

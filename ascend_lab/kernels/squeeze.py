@@ -27,13 +27,12 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Tile
+from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
 from ascend_lab.kernels import epilogue_emit, epilogue_plan
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_stage import Feeds, add_products
 from ascend_lab.kernels.conv_windows import Seen, Window
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import PIXELS, Own, dealt, plane_launch
 from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Band, Tandem
 from ascend_lab.kernels.tiles import Area, repeat, segments, sum_queue

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tandem import tandem_launch
 from ascend_lab.kernels.tandem_shape import (
     PLAIN,

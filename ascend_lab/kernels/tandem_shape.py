@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
 from ascend_lab.kernels import conv_shape, epilogue_emit, tiles
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
 from ascend_lab.kernels.conv_windows import BundleShare, Window, tiles_per_image, window_of
 from ascend_lab.kernels.epilogue import SUMS as IN, Epilogue, Step, check_epilogue
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
 SUMS = "fp32"
 Job = tuple[conv_shape.ConvShape, Epilogue | None]

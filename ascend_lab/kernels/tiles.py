@@ -7,8 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, RingTile, Tile, c0_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.isa import (
+    FRACTAL,
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Queue,
+    Region,
+    RingTile,
+    Tile,
+    c0_of,
+    up,
+)
 
 Span = tuple[Affine, int]
 """(start, size) of a stretch along one axis."""

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels import conv, conv_schedules, conv_windows, epilogue_plan, gemm
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.default_schedules import candidates, estimate, keeping, no_room
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
     KEEP_ORDER,
     Array,
     Floats,
@@ -33,7 +32,6 @@ from ascend_lab.kernels.gemm_schedule import (
     memory_traffic,
     store_cycles_per_byte,
     tilings_of,
-    up,
 )
 
 CHUNK = 128

@@ -13,11 +13,9 @@ and last rows of an image.
 from collections.abc import Iterator
 from itertools import groupby, product
 
+from ascend_lab import isa
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Region, Share, Tile, spread
-from ascend_lab.kernels import tiles
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.kernels import conv_shape, tiles
 from ascend_lab.kernels.weight_plan import (
     Gap,
     WeightPlan,
@@ -33,16 +31,18 @@ from ascend_lab.kernels.weight_plan import (
 
 C0 = 16
 """Channels of a block in two-byte formats."""
-AREA = FRACTAL * C0
+AREA = isa.FRACTAL * C0
 ZEROS = 8192
 """Elements of the tensor of zeros: 512 pixels."""
-Band = tuple[Affine, int, tuple[tuple[int, int], ...]]
+Band = tuple[isa.Affine, int, tuple[tuple[int, int], ...]]
 """Bands before it, the first of its run, rows inside the image for each phase of rows."""
 Sides = tuple[tiles.Span, tiles.Span]
 """Blocks of output and of input channels of a tile of dW."""
 
 
-def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None = None) -> Launch:
+def weight_gradient_launch(
+    shape: conv_shape.ConvShape, chip: Chip, plan: WeightPlan | None = None
+) -> isa.Launch:
     """Return the product: x, grad, zeros to y, or to `partial` sums where the plan splits pixels.
 
     `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has one group, or one per channel:
@@ -56,20 +56,22 @@ def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None
         "batch": groups,
     }
 
-    def program(m: Share, c: Share, group: Share, band: Share) -> Program:
+    def program(m: isa.Share, c: isa.Share, group: isa.Share, band: isa.Share) -> isa.Program:
         writer = _Writer(shape, chosen, chip, (m, c), len(groups) * len(bands))
         return writer.program(group, band, len(bands))
 
-    return spread(f"weights_{shape.k}x{shape.c}x{shape.r}x{shape.s}", grid, program, apart=bands)
+    return isa.spread(
+        f"weights_{shape.k}x{shape.c}x{shape.r}x{shape.s}", grid, program, apart=bands
+    )
 
 
-def _cuts(shape: ConvShape, plan: WeightPlan) -> tuple[list[int], list[int]]:
+def _cuts(shape: conv_shape.ConvShape, plan: WeightPlan) -> tuple[list[int], list[int]]:
     """Return how the cores divide groups of images and bands of rows."""
     groups = tiles.chunks(shape.n // plan.stage.images, 1, plan.grid[2])
     return groups, tiles.chunks(shape.out_hw[0] // plan.stage.rows, 1, plan.grid[3])
 
 
-def splits_of(shape: ConvShape, plan: WeightPlan) -> int:
+def splits_of(shape: conv_shape.ConvShape, plan: WeightPlan) -> int:
     """Return how many partial sums the cores write."""
     groups, bands = _cuts(shape, plan)
     return len(groups) * len(bands)
@@ -79,12 +81,17 @@ class _Writer:
     """The program of cores with equal shares; `blocks` channel blocks of x fill a slot of L1."""
 
     def __init__(
-        self, shape: ConvShape, plan: WeightPlan, chip: Chip, own: tuple[Share, Share], splits: int
+        self,
+        shape: conv_shape.ConvShape,
+        plan: WeightPlan,
+        chip: Chip,
+        own: tuple[isa.Share, isa.Share],
+        splits: int,
     ) -> None:
         """Allocate tensors and queues."""
         (c_all, m_all), (oh, ow), dtype = shape.blocks, shape.out_hw, shape.dtype
-        m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), ACCUMULATOR[dtype]
-        k = self.k = KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
+        m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), isa.ACCUMULATOR[dtype]
+        k = self.k = isa.KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
         self.shape, self.plan, self.own, self.blocks = shape, plan, own, c
         self.rows, self.columns = axes_of(shape)
         self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
@@ -109,7 +116,7 @@ class _Writer:
         self.acc = tiles.sum_queue(k, "y_l0", sums, m, c * shape.taps)
         self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
 
-    def program(self, groups: Share, band: Share, bands: int) -> Program:
+    def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
         """Hold each tile of dW in L0C while the pixels of a band are walked, then store it."""
         k, plan, taps, (c_all, m_all) = self.k, self.plan, self.shape.taps, tile_blocks(self.shape)
         m_base, c_base = (
@@ -134,7 +141,7 @@ class _Writer:
                 tiles.store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
         return k.finish()
 
-    def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, Affine]]:
+    def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:
         """Loop over a core's bands, equal ones in a loop; also how many are done."""
         size = self.plan.stage.rows
         count = size + self.rows.reach
@@ -153,7 +160,7 @@ class _Writer:
         shape, stage = self.shape, self.plan.stage
         plane = grad_plane(shape, stage)
         for slot in range(2):
-            x, grad = (Tile(queue.buffer, slot) for queue in self.l1)
+            x, grad = (isa.Tile(queue.buffer, slot) for queue in self.l1)
             for number, phase in enumerate(self.phases):
                 whole, p = stage.rows == shape.out_hw[0], self.rows.phases[phase[0]]
                 inside = (p.low, p.high) if whole else (0, stage.rows + self.rows.reach)
@@ -164,7 +171,7 @@ class _Writer:
                 count = grad.buffer.elements // (plane.pixels * C0)
                 self._zero(grad, 0, (count, plane.pixels), gap)
 
-    def _zero(self, tile: Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
+    def _zero(self, tile: isa.Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
         """Copy zeros to a gap of each of (count, pitch) planes."""
         most = ZEROS // C0
         for first in range(0, gap.length, most):
@@ -174,7 +181,7 @@ class _Writer:
             to = tile.region((start + gap.start + first) * C0, sizes, strides)
             self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 0, 1)))
 
-    def _load_stage(self, sides: Sides, group: Affine, band: Band) -> None:
+    def _load_stage(self, sides: Sides, group: isa.Affine, band: Band) -> None:
         """Bring the pixels of a stage to L1: the gradient's, and each phase of x."""
         shape, stage, ((m_at, m), channels) = self.shape, self.plan.stage, sides
         x, grad = (queue.alloc() for queue in self.l1)
@@ -194,10 +201,10 @@ class _Writer:
 
     def _load_phase(
         self,
-        tile: Tile,
+        tile: isa.Tile,
         start: int,
         phase: tuple[int, int],
-        image: Affine,
+        image: isa.Affine,
         channels: tiles.Span,
         band: Band,
     ) -> None:
@@ -226,7 +233,7 @@ class _Writer:
         self.k.copy(to, self.x.region(at, sizes, there))
 
     # -- L0 ---------------------------------------------------------------------------------------
-    def _reduce(self, sizes: tuple[int, int], total: Tile, done: Affine) -> None:
+    def _reduce(self, sizes: tuple[int, int], total: isa.Tile, done: isa.Affine) -> None:
         """Add the products of the pixels in L1 to the sums; the first where `done` is 0."""
         k, plan, (m, c), (left, right) = self.k, self.plan, sizes, self.l0
         x, grad = (queue.dequeue() for queue in self.l1)
@@ -235,20 +242,20 @@ class _Writer:
         for at, depth in tiles.segments(k, "k", fractals_of(self.shape, plan.stage), plan.depth):
             tile = left.alloc()
             with tiles.repeat(k, "block", m) as block:
-                to = tile.region(block * (depth * AREA), (depth, FRACTAL, C0))
-                k.load2d(to, _turned(grad, block * pixels + at * FRACTAL, depth))
+                to = tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))
+                k.load2d(to, _turned(grad, block * pixels + at * isa.FRACTAL, depth))
             left.enqueue()
-            a = left.dequeue().region(0, (m, depth, FRACTAL, C0))
+            a = left.dequeue().region(0, (m, depth, isa.FRACTAL, C0))
             for first in range(0, len(views), self.step):
                 some = views[first : first + self.step]
                 tile = right.alloc()
                 for number, view in enumerate(some):
                     steps = (len(some) * AREA, C0, 1)
-                    to = tile.region(number * AREA, (depth, FRACTAL, C0), steps)
-                    k.load2d(to, _turned(x, at * FRACTAL + view, depth))
+                    to = tile.region(number * AREA, (depth, isa.FRACTAL, C0), steps)
+                    k.load2d(to, _turned(x, at * isa.FRACTAL + view, depth))
                 right.enqueue()
-                b = right.dequeue().region(0, (depth, len(some), FRACTAL, C0))
-                sums = total.region(first * (m * AREA), (len(some), m, FRACTAL, FRACTAL))
+                b = right.dequeue().region(0, (depth, len(some), isa.FRACTAL, C0))
+                sums = total.region(first * (m * AREA), (len(some), m, isa.FRACTAL, isa.FRACTAL))
                 k.mmad(sums, a, b, accumulate=done + at)
                 right.free()
             left.free()
@@ -264,6 +271,6 @@ class _Writer:
                 yield plane * self.pixels + down * columns.pitch + right
 
 
-def _turned(tile: Tile, pixel: Affine, depth: int) -> Region:
+def _turned(tile: isa.Tile, pixel: isa.Affine, depth: int) -> isa.Region:
     """Return fractals of 16 pixels each with channels as rows: load2d transposes them."""
-    return tile.region(pixel * C0, (depth, FRACTAL, C0), (AREA, 1, C0))
+    return tile.region(pixel * C0, (depth, isa.FRACTAL, C0), (AREA, 1, C0))

@@ -19,8 +19,8 @@ from itertools import product
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.conv_shape import ConvShape, Pair
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 
 SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
 """Blocks of channels of a tile that are tried."""

@@ -13,9 +13,9 @@ import numpy as np
 from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_scale, fits
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops import gradients, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide

@@ -17,10 +17,8 @@ import numpy as np
 
 from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
 from ascend_lab.ops import convolution, formats as forms, gradients
@@ -343,35 +341,35 @@ def weight_kernel(shape: ConvShape, chip: Chip) -> isa.Kernel:
     wide = replace(shape, out_dtype="fp32") if depthwise else shape
     plan = weight_plan(wide, chip)
     launch, splits = weight_gradient_launch(wide, chip, plan), splits_of(wide, plan)
-    phases = [renamed(launch, {"y": "total"}) if depthwise else launch]
+    phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
         partial = te.placeholder((splits, count), "fp32", "partial")
         y = te.renamed(narrow(te.reduce_sum(partial, 0), wide.out_dtype), "y")
         added = te.lower(te.auto_schedule(y, chip)).phases
-        phases += [renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
+        phases += [isa.renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
     return isa.Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
 
 
 def _diagonals(shape: ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
     blocks, out = shape.blocks[0] * shape.taps, shape.out_dtype
-    total = te.placeholder((blocks, FRACTAL, FRACTAL), "fp32", "total")
-    eye = te.placeholder((1, FRACTAL, FRACTAL), "fp32", "eye")
+    total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
+    eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
     taken = te.lower(te.auto_schedule(te.renamed(narrow(lanes, out), "lanes"), chip)).phases
     image = (1, shape.c, shape.r, shape.s)
     maps = (
-        layout.address_map("NC1HWC0", image, out, c0=FRACTAL),
+        layout.address_map("NC1HWC0", image, out, c0=isa.FRACTAL),
         layout.address_map("NCHW", image, out),
     )
-    return (*taken, renamed(layout.maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
+    return (*taken, isa.renamed(layout.maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
 
 
 def _dw_extra(call: Call) -> dict[str, Values]:
     tensors = {"zeros": np.zeros(ZEROS, forms.numpy_type(call.dtypes[0]))}
     if call.attrs["groups"] > 1:
-        tensors["eye"] = np.eye(FRACTAL, dtype=np.float32)
+        tensors["eye"] = np.eye(isa.FRACTAL, dtype=np.float32)
     return tensors
 
 
@@ -379,7 +377,7 @@ def _dw_fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     if call.attrs["groups"] > 1:
         return (memory["y"].reshape(call.outputs[0]),)
     out = cube_result(call.dtypes[0], call.attrs)
-    stored = layout.address_map("FRACTAL_Z", call.outputs[0], out, c0=FRACTAL)
+    stored = layout.address_map("FRACTAL_Z", call.outputs[0], out, c0=isa.FRACTAL)
     return (layout.unpack(stored, memory["y"].reshape(-1)),)
 
 

@@ -9,18 +9,16 @@ import numpy as np
 from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError, UnsupportedError
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 from ascend_lab.ops import expressions, formats as forms, gradients, matmul
 from ascend_lab.ops.expressions import Pair, along, narrow, out_size, padded, reach, windows
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
 from ascend_lab.ops.operator import Call, Example, Grads, Template, define
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in ACCUMULATOR)
+CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in isa.ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), matmul.cube_result, "cube")
 COLUMN_BYTES = 2**26
@@ -228,9 +226,9 @@ def conv_template(
         if len(call.shapes) == 2:
             return isa.as_kernel(launch(describe(call), chip))
         main = call.dtypes[0]
-        without = replace(call, attrs={**call.attrs, "out_dtype": ACCUMULATOR[main]})
+        without = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
         wide = isa.as_kernel(launch(describe(without), chip))
-        phases = tuple(renamed(phase, {"y": "sums"}) for phase in wide.phases)
+        phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in wide.phases)
         pixels = next(t.elements for t in wide.tensors if t.name == "y")
         added = _bias_kernel(call, chip, pixels, matmul.cube_result(main, call.attrs))
         return isa.Kernel(f"{wide.name}_bias", (*phases, *added.phases))
@@ -239,7 +237,7 @@ def conv_template(
         packed = pack(describe(call), *arrays[:2])
         if len(arrays) > 2:
             channels = call.outputs[0][1]
-            packed["bias"] = np.zeros((-(-channels // FRACTAL), FRACTAL), arrays[2].dtype)
+            packed["bias"] = np.zeros((-(-channels // isa.FRACTAL), isa.FRACTAL), arrays[2].dtype)
             packed["bias"].reshape(-1)[:channels] = arrays[2]
         return packed
 
@@ -251,12 +249,12 @@ def conv_template(
 def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kernel:
     """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
     n, channels = call.outputs[0][:2]
-    blocks = -(-channels // FRACTAL)
-    pixels = elements // (n * blocks * FRACTAL)
-    wide = ACCUMULATOR[call.dtypes[0]]
-    sums = te.placeholder((n, blocks, pixels, FRACTAL), wide, "sums")
-    bias = narrow(te.placeholder((blocks, FRACTAL), call.dtypes[2], "bias"), wide)
-    column = te.reshape(bias, (1, blocks, 1, FRACTAL))
+    blocks = -(-channels // isa.FRACTAL)
+    pixels = elements // (n * blocks * isa.FRACTAL)
+    wide = isa.ACCUMULATOR[call.dtypes[0]]
+    sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), wide, "sums")
+    bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), wide)
+    column = te.reshape(bias, (1, blocks, 1, isa.FRACTAL))
     total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
     return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ascend_lab import dsl as te, errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels import rearrange, transpose
 from ascend_lab.ops import formats as forms, gradients, moving
 from ascend_lab.ops.formats import Shape, TypeRule, Values, exact, rounded
@@ -32,9 +31,9 @@ def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     front = transpose.transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
     back = transpose.transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
     phases = (
-        renamed(front, {"y": "front"}),
-        renamed(rows, {"x": "front", "y": "picked"}),
-        renamed(back, {"x": "picked"}),
+        isa.renamed(front, {"y": "front"}),
+        isa.renamed(rows, {"x": "front", "y": "picked"}),
+        isa.renamed(back, {"x": "picked"}),
     )
     return isa.Kernel("gather", phases)
 
@@ -131,7 +130,7 @@ def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
     hot = te.placeholder((picks, attrs["depth"]), attrs["dtype"], "hot")
     scaled = te.renamed(te.vadds(te.vmuls(hot, on - off), off), "y")
     phases = te.lower(te.auto_schedule(scaled, chip)).phases
-    return isa.Kernel("one_hot", (renamed(marks, {"y": "hot"}), *phases))
+    return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
 
 
 define(

@@ -19,7 +19,6 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm, gemm_launch, timed_schedules
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 from ascend_lab.ops import formats as forms, gradients
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import Shape, TypeRule, Values, rounded
@@ -266,8 +265,8 @@ def product_kernel(
         return isa.as_kernel(gemm_launch(shape, chip, schedule, epilogue))
     launch, (m1, _, n1) = gemm_launch(shape, chip, schedule), shape.fractals
     parts, last = gemm.parts_of(shape, schedule), finish or partial(narrow, dtype=shape.out_dtype)
-    stored = (parts, n1, m1, FRACTAL, FRACTAL)
-    sums = te.reduce_sum(te.placeholder(stored, ACCUMULATOR[shape.dtype], "partial"), 0)
+    stored = (parts, n1, m1, isa.FRACTAL, isa.FRACTAL)
+    sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
     added = te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip))
     return isa.Kernel(launch.name, (launch, *added.phases))
 
@@ -320,10 +319,10 @@ def divided(
     """Return the `TIMED` schedules with K divided that look best, of those estimated `below`."""
     m1, k1, n1 = shape.fractals
     loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
-    adding, found = m1 * n1 * FRACTAL * FRACTAL * 4 / loads, []
+    adding, found = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads, []
     for parts in SPLITS:
         if parts <= min(chip.core_count, k1 // LEAST):
-            part = replace(shape, k=-(-shape.k // parts), out_dtype=ACCUMULATOR[shape.dtype])
+            part = replace(shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype])
             cycles, own = timed_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
             found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
     found.sort(key=lambda pair: pair[0])

@@ -9,11 +9,9 @@ import numpy as np
 
 from ascend_lab import dsl as te, errors, layout
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import Kernel, as_kernel, renamed, up
 from ascend_lab.kernels import conv, conv_windows, epilogue, images, pooling
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
-from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.ops import expressions, formats as forms, reduction
 from ascend_lab.ops.expressions import NARROW, Pair, in_fp32, narrow, out_size, padded, wide

@@ -19,7 +19,7 @@ from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph import lower, tasks
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import product_job
-from ascend_lab.isa import Launch, as_kernel
+from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
 from ascend_lab.kernels import conv_shape, conv_windows, gemm, gemm_schedule
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
@@ -72,7 +72,7 @@ class CubeMeasure(CubeProblem):
     @property
     def demand(self) -> Demand | None:
         """What the epilogue needs."""
-        return demand_of(self.epilogue, self.chip, gemm_schedule.ACCUMULATOR[self.shape.dtype])
+        return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
 
     @property
     def default(self) -> gemm_schedule.GemmSchedule:
@@ -378,7 +378,7 @@ class JointJob(TableJob):
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
         shape, epilogue, _ = conv_job(operator.piece, operator.chip)
-        demand = demand_of(epilogue, operator.chip, gemm_schedule.ACCUMULATOR[shape.dtype])
+        demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
         for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():

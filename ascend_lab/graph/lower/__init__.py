@@ -23,8 +23,7 @@ from ascend_lab.graph.lower.conv import (
 )
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
-from ascend_lab.isa import Kernel
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import Kernel, renamed
 from ascend_lab.kernels import squeeze, tandem_shape
 from ascend_lab.kernels.tandem_schedules import tandem_launches
 from ascend_lab.ops.formats import check_chip

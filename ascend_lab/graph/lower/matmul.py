@@ -23,9 +23,8 @@ from ascend_lab.graph.lower.epilogue import (
 )
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.graph.lower.vector import expressions, named
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.weight_gradient import ZEROS
 from ascend_lab.ops import conv_gradient, formats, matmul
 from ascend_lab.ops.expressions import narrow

@@ -20,10 +20,9 @@ from ascend_lab.graph.lower.conv import (
     refuse_computed,
 )
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import FRACTAL, renamed, up
 from ascend_lab.kernels import ConvShape, conv_launch, conv_windows, squeeze
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
 
 def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:

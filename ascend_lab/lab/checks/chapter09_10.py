@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import Schedule, Tensor
 from ascend_lab.graph import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
@@ -212,7 +211,7 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
-def tanh_gradient(elements: int) -> Tensor:
+def tanh_gradient(elements: int) -> dsl.Tensor:
     """Return y = dy * (1 - t * t) with t = tanh(x), which is read twice."""
     x, dy = (dsl.placeholder((elements,), name=name) for name in ("x", "dy"))
     power = dsl.vadds(dsl.vexp(dsl.vmuls(x, -2.0)), 1.0)
@@ -221,7 +220,7 @@ def tanh_gradient(elements: int) -> Tensor:
     return dsl.renamed(dsl.vmul(dy, dsl.vadds(dsl.vmuls(square, -1.0), 1.0)), "y")
 
 
-def fused_gradient(y: Tensor, chip: Chip, width: int = 8192) -> Schedule:
+def fused_gradient(y: dsl.Tensor, chip: Chip, width: int = 8192) -> dsl.Schedule:
     """Return the schedule exercise 10.4 asks for: t is a tile with two slots, computed once."""
     s = dsl.create_schedule(y, chip)
     for stage in [stage.name for stage in s.state.stages]:
@@ -234,7 +233,7 @@ def fused_gradient(y: Tensor, chip: Chip, width: int = 8192) -> Schedule:
 
 
 def _judge_gradient(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Schedule) or got.chip.name != "Ascend910A":
+    if not isinstance(got, dsl.Schedule) or got.chip.name != "Ascend910A":
         return "expected a Schedule for the Ascend910A"
     chip, count = load_chip("Ascend910A"), case["elements"]
     try:
@@ -260,7 +259,7 @@ def _our_cycles(count: int) -> int:
     return sim.simulate_kernel(dsl.lower(fused_gradient(tanh_gradient(count), chip)), chip).cycles
 
 
-def _right_values(schedule: Schedule, count: int) -> bool:
+def _right_values(schedule: dsl.Schedule, count: int) -> bool:
     x = np.linspace(-3, 3, count).astype(np.float16)
     dy = np.linspace(2, -1, count).astype(np.float16)
     y = dsl.run(schedule, {"x": x, "dy": dy}).get("y")

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels import gemm, planes
+from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import gemm, gemm_schedule, planes
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 
 
-def explicit_gemm(shape: ConvShape) -> GemmShape:
+def explicit_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:
     """Return the product of the second phase: pixels x (c1 r s C0) x output channels."""
     oh, ow = shape.out_hw
     depth = shape.blocks[0] * isa.c0_of(shape.dtype) * shape.taps
-    return GemmShape(shape.n * oh * ow, depth, shape.k, shape.dtype, shape.out_dtype)
+    return gemm_schedule.GemmShape(shape.n * oh * ow, depth, shape.k, shape.dtype, shape.out_dtype)
 
 
 def explicit_conv(shape: ConvShape, chip: Chip) -> isa.Kernel:
@@ -178,7 +178,7 @@ def is_plain_product(shape: ConvShape) -> bool:
 def pointwise_launch(
     shape: ConvShape,
     chip: Chip,
-    schedule: GemmSchedule | None = None,
+    schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
 ) -> isa.Launch:
     """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free.
@@ -195,10 +195,10 @@ def pointwise_launch(
     return gemm.gemm_launch(pointwise_gemm(shape), chip, schedule, epilogue)
 
 
-def pointwise_gemm(shape: ConvShape) -> GemmShape:
+def pointwise_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:
     """Return the product: pixels x (whole blocks of) input channels x output channels."""
     depth = shape.blocks[0] * isa.c0_of(shape.dtype)
-    return GemmShape(shape.h * shape.w, depth, shape.k, shape.dtype, shape.out_dtype)
+    return gemm_schedule.GemmShape(shape.h * shape.w, depth, shape.k, shape.dtype, shape.out_dtype)
 
 
 def pack_pointwise(

@@ -23,7 +23,7 @@ from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, sp
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import renamed
 
 
 def vector_cores(chip: Chip) -> int:

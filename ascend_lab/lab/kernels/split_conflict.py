@@ -25,7 +25,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, GraphError, InputError, ShapeError
 from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.graph.slice import rules_of
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels import elementwise_launch, indexed_rows
 from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch
 from ascend_lab.ops.slicing import AxisRule, Window
@@ -149,7 +148,7 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
     tile = math.gcd(elements // chip.cores_of("vector"), most)
     relu = elementwise_launch(chip, elements, op="vrelu", tile=tile, dtype=dtype)
     turn = transpose_launch(chip, shape, perm, dtype)
-    phases = renamed(relu, {"x1": "x", "y": "h"}), renamed(turn, {"x": "h"})
+    phases = isa.renamed(relu, {"x1": "x", "y": "h"}), isa.renamed(turn, {"x": "h"})
     return isa.Kernel("relu_transpose", phases)
 
 
@@ -297,7 +296,7 @@ def apart_kernels(sizes: Points, chip: Chip) -> tuple[isa.Kernel, ...]:
         shapes, dtypes = [t.shape for t in types], [t.dtype for t in types]
         kernel = ops.compile(node.op, shapes, dtypes, chip, **node.attrs)
         names = {"x": node.inputs[0], written.get(node.output, ""): node.output}
-        phases = tuple(renamed(phase, names) for phase in kernel.phases)
+        phases = tuple(isa.renamed(phase, names) for phase in kernel.phases)
         kernels.append(isa.Kernel(node.op, phases))
     return tuple(kernels)
 
