@@ -19,17 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ascend_lab import limits
 from ascend_lab.cli.common import import_with, shapes_in
 from ascend_lab.errors import InputError
-from ascend_lab.limits import (
-    ARRAY_BYTES,
-    TABLE_BYTES,
-    json_of,
-    read_file,
-    refuse_above,
-    shown,
-    wholes_of,
-)
+from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -162,7 +155,7 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _batches(text: str) -> list[int]:
-    found = wholes_of(text, ",")
+    found = limits.wholes_of(text, ",")
     if any(batch < 1 for batch in found) or (text and not found):
         raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
     return list(dict.fromkeys(found))

@@ -4,20 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ascend_lab.dsl import tensor as exprs
 from ascend_lab.dsl.formulas import Fold, check_shape, computed
 from ascend_lab.dsl.moves import axis_names, copied, one_axis, pad as pad_tensor, reshape, template
-from ascend_lab.dsl.tensor import (
-    FLOATS,
-    Axis,
-    Call,
-    Compute,
-    Expr,
-    Shape,
-    Tensor,
-    binary,
-    dtype_of,
-    unary,
-)
+from ascend_lab.dsl.tensor import FLOATS, Axis, Call, Compute, Expr, Shape, Tensor, binary, unary
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 
@@ -128,7 +118,7 @@ def _same(op: str, *args: Expr) -> Call:
 
 def cast_to(a: Tensor, dtype: str) -> Tensor:
     """Return a in another number format: round to nearest even, whole numbers saturate."""
-    target = dtype_of(dtype)
+    target = exprs.dtype_of(dtype)
     if target == a.dtype:
         return a
     return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))

@@ -19,18 +19,9 @@ import numpy as np
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.graph import aliases, ir
+from ascend_lab.graph import aliases, ir, lower as lowering
 from ascend_lab.graph.evaluate import checked_inputs, compute
-from ascend_lab.graph.lower import (
-    CONVOLUTIONS,
-    PRODUCTS,
-    Choice,
-    Lowered,
-    Piece,
-    lower,
-    packed,
-    piece_of,
-)
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower, packed
 from ascend_lab.graph.lower.piece import near_memory
 from ascend_lab.isa.memory import Buffer
 from ascend_lab.layout import unpack
@@ -246,7 +237,7 @@ def compile_tasks(graph: ir.Graph, chip: Chip, groups: Sequence[Sequence[ir.Node
 
 
 def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node]) -> Task:
-    piece, lowered = piece_of(graph, group), None
+    piece, lowered = lowering.piece_of(graph, group), None
     if not (len(group) == 1 and group[0].name in aliases.view_nodes(graph)):
         try:
             lowered = lowered_once(piece, chip)

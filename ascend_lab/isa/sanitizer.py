@@ -18,21 +18,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
-from ascend_lab.isa import instructions, operands, walk
+from ascend_lab.isa import instructions, operands, program as programs, walk
 from ascend_lab.isa.launch import Kernel, Launch, as_kernel, check_launch, crews
 from ascend_lab.isa.memory import Buffer, Region
-from ascend_lab.isa.program import (
-    CROSS,
-    PIPES,
-    REDUCING,
-    VECTOR_OPS,
-    WHOLE_BLOCKS,
-    Event,
-    Instruction,
-    Program,
-    index_of,
-    reach_of,
-)
+from ascend_lab.isa.program import CROSS, PIPES, REDUCING, Event, Instruction, Program, reach_of
 from ascend_lab.isa.shadow import SEVERAL, Access, Clock, CrossOrder, Space, Trouble, Write, join
 
 
@@ -304,7 +293,7 @@ def _write_kind(instruction: Instruction) -> Write:
     if instruction.attr("atomic") == "add":
         return "added"
     stores = instruction.dst is not None and instruction.dst.space == "GM"
-    return "maybe" if stores and index_of(instruction) is not None else "sure"
+    return "maybe" if stores and programs.index_of(instruction) is not None else "sure"
 
 
 def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] | None:
@@ -330,7 +319,7 @@ whether a lane of the destination depends on its own lane of the source only."""
 def overlaps(instruction: Instruction, env: Mapping[str, int]) -> Iterator[str]:
     """Yield what is wrong with each source that the destination partly overlaps."""
     dst = instruction.dst
-    if dst is None or instruction.op not in VECTOR_OPS:
+    if dst is None or instruction.op not in programs.VECTOR_OPS:
         return
     written, start = _lanes(instruction, dst), dst.byte_at(env)
     for src in instruction.srcs:
@@ -356,7 +345,7 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
     mask = instruction.number("mask", -1)
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1
-    lane_by_lane = op not in (*REDUCING, *WHOLE_BLOCKS, "vconv")
+    lane_by_lane = op not in (*REDUCING, *programs.WHOLE_BLOCKS, "vconv")
     return region.sizes, tuple(s * item for s in region.strides), item, each, mask, lane_by_lane
 
 

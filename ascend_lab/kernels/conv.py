@@ -23,7 +23,7 @@ from functools import partial
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels import conv_schedules, epilogue_emit
+from ascend_lab.kernels import conv_schedules, epilogue_emit, tiles as steps
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
@@ -44,17 +44,7 @@ from ascend_lab.kernels.conv_windows import (
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.kernels.tiles import (
-    Span,
-    by_size,
-    chunks,
-    out_queue,
-    repeat,
-    segments,
-    store_area,
-    store_tile,
-    sum_queue,
-)
+from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, repeat, segments, store_area
 
 
 def conv_launch(
@@ -167,7 +157,7 @@ class _Writer:
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         sums = ACCUMULATOR[dtype]
         two = tile_n * shape.sums
-        self.acc = sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
+        self.acc = steps.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
@@ -388,7 +378,7 @@ class _Writer:
         if plain and self.finish is None:
             start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL
             sizes = (at.window.fractals, n[1])
-            store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
+            steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
             return
         row = at.turn * (at.run.pixels // ow) + at.down
         wide = self.finish.width if self.finish else FRACTAL

@@ -14,18 +14,11 @@ import numpy as np
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels import conv_windows, default_schedules
+from ascend_lab.kernels import conv_windows, default_schedules, gemm_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
-from ascend_lab.kernels.gemm_schedule import (
-    Array,
-    Floats,
-    GemmSchedule,
-    Tilings,
-    check_schedule,
-    load_cycles_per_byte,
-)
+from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, Tilings, check_schedule
 
 STAGES = (1, 2, 4, 8, 16, 32)
 
@@ -289,9 +282,9 @@ def _conv_loads(
     )
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
-    rows = turns_k * startup + image * load_cycles_per_byte(chip, fresh_x, cores)
+    rows = turns_k * startup + image * gemm_schedule.load_cycles_per_byte(chip, fresh_x, cores)
     size = units.every * t.n * area_bytes(shape)
-    weights = size * load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
+    weights = size * gemm_schedule.load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
     mte2: Floats = rows / tiles_x + weights / tiles_w
     # Two L1 slots that wait for memory turn around in load + latency + use.
     slot = (turns_k / tiles_x * latency + mte1 + mte2) / 2

@@ -13,23 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import (
-    ACCUMULATOR,
-    FRACTAL,
-    Affine,
-    Buffer,
-    KernelBuilder,
-    Launch,
-    Program,
-    Queue,
-    Region,
-    Share,
-    Tile,
-    c0_of,
-    spread,
-)
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, Affine, Buffer, Program, Queue, Region, Share, Tile
+from ascend_lab.kernels import tiles
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
@@ -42,18 +30,7 @@ from ascend_lab.kernels.epilogue_emit import (
 )
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
 from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
-from ascend_lab.kernels.tiles import (
-    Area,
-    Fractals,
-    Span,
-    chunks,
-    feed_a,
-    feed_b,
-    out_queue,
-    segments,
-    store_tile,
-    sum_queue,
-)
+from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
 
 
 def gemm_launch(
@@ -61,7 +38,7 @@ def gemm_launch(
     chip: Chip,
     schedule: GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
-) -> Launch:
+) -> isa.Launch:
     """Return the kernel as a launch: full cores and tail cores are separate parts.
 
     `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
@@ -91,7 +68,7 @@ def gemm_launch(
         vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
         return cube.program(), *[vector.program()] * chip.vector_cores_per_core
 
-    return spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
+    return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +104,12 @@ class _Writer:
         self.rows, self.cols, self.share = rows, cols, share
         m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
         self.k1 = k1 = share[0][0] if share else all_k
-        self.area = FRACTAL * c0_of(shape.dtype)
+        self.area = FRACTAL * isa.c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
         self.sides = m, n = min(sides[0], rows[0]), min(sides[1], cols[0])
-        self.tile_k = min(schedule.base_k // c0_of(shape.dtype), k1)
+        self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
-        self.k = k = KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
+        self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
         sums, name, parts = ACCUMULATOR[shape.dtype], "c", 1
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
         if share:
@@ -149,9 +126,9 @@ class _Writer:
             _Operand(a, m1, a_l1, a_l0, schedule.keep == "a"),
             _Operand(b, n1, b_l1, b_l0, schedule.keep == "b"),
         )
-        self.acc = sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
+        self.acc = tiles.sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
         plain = chip.combined and not epilogue
-        self.out = out_queue(k, out_dtype, m, n) if plain else None
+        self.out = tiles.out_queue(k, out_dtype, m, n) if plain else None
         self.finish = new_finish(k, epilogue, sums, Sizes(m, n, cols[0], n1, n1 * m1 * 256))
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
@@ -200,7 +177,7 @@ class _Writer:
             start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:
                 start += m_at * 256
-                store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
+                tiles.store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
                 return
             wide, plane = self.finish.width, self.m1 * FRACTAL
             piece, n = (0, m_at * FRACTAL, rows), n * FRACTAL // wide

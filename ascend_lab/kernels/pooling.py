@@ -20,19 +20,9 @@ from itertools import groupby, product
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up
+from ascend_lab.kernels import planes as images
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.planes import (
-    C0,
-    PIXELS,
-    Own,
-    RowBlock,
-    columns_seen,
-    dealt,
-    image_sizes,
-    plane_launch,
-    rows_per_block,
-    walk,
-)
+from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, dealt, plane_launch
 from ascend_lab.kernels.rows import Grid, Lines, RowWriter, most_rows
 from ascend_lab.kernels.tiles import repeat
 
@@ -52,10 +42,10 @@ def max_pool_launch(shape: ConvShape, chip: Chip) -> Launch:
     most = most_rows(shape, chip, lines)
 
     def program(own: Own) -> Program:
-        rows = rows_per_block(own, most)
+        rows = images.rows_per_block(own, most)
         return _Largest("max_pool", shape, chip, lines, rows, LEAST).program(own)
 
-    return plane_launch(f"max_pool_{shape.n}x{shape.c}", image_sizes(shape, chip), program)
+    return plane_launch(f"max_pool_{shape.n}x{shape.c}", images.image_sizes(shape, chip), program)
 
 
 def _stacked(shape: ConvShape) -> ConvShape:
@@ -251,7 +241,7 @@ class _GradientWriter:
                 x = Tile(self.tiles[0], slot)
                 self.k.each("vdup", x.buffer.elements, (x, 0), scalar=LEAST)
             self.k.barrier()
-        for channel, image in walk(self.k, own):
+        for channel, image in images.walk(self.k, own):
             plane = image * self.job.shape.blocks[0] + channel
             blocks = groupby(range(*own.rows), lambda i: block_of(self.job.shape, self.rows, i))
             for block, run in blocks:

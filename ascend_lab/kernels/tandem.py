@@ -26,21 +26,11 @@ from itertools import pairwise
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
-from ascend_lab.kernels import conv_windows, squeeze
+from ascend_lab.kernels import conv_windows, squeeze, tandem_shape
 from ascend_lab.kernels.conv_stage import keep_near
 from ascend_lab.kernels.epilogue_emit import Channels, drain, held_channels
 from ascend_lab.kernels.planes import Own, plane_launch
-from ascend_lab.kernels.tandem_shape import (
-    AREA,
-    SUMS,
-    Band,
-    Half,
-    Tandem,
-    TandemSchedule,
-    bands_of,
-    check_division,
-    check_tandem,
-)
+from ascend_lab.kernels.tandem_shape import AREA, SUMS, Band, Half, Tandem, TandemSchedule, bands_of
 from ascend_lab.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
 
@@ -50,8 +40,8 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     Tensors are x, weight, depth_weight and y in NC1HWC0, planes without gaps, and the epilogues'
     operands.
     """
-    check_tandem(tandem, chip)
-    check_division(tandem, chip, schedule)
+    tandem_shape.check_tandem(tandem, chip)
+    tandem_shape.check_division(tandem, chip, schedule)
     shape, tandem = tandem.depth, tandem.of(schedule.images)
     totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))

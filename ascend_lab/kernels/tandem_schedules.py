@@ -12,17 +12,11 @@ from functools import lru_cache
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import tandem_shape
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.tandem import tandem_launch
-from ascend_lab.kernels.tandem_shape import (
-    PLAIN,
-    SUMS,
-    Tandem,
-    TandemSchedule,
-    check_tandem,
-    ways_of,
-)
+from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Tandem, TandemSchedule, check_tandem
 
 BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
 TILES = (16, 32, 64, 80)
@@ -79,7 +73,7 @@ def ranked(tandem: Tandem, chip: Chip) -> tuple[TandemSchedule, ...]:
 def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     shape = tandem.depth
     (oh, ow), c1 = shape.out_hw, shape.blocks[1]
-    for images in (m for m in ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
+    for images in (m for m in tandem_shape.ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
         for grid in _grids((c1, shape.n // images, 1 if tandem.means else oh), chip.core_count):
             own = up(c1, grid[0])
             for blocks in (b for b in BLOCKS if own % b == 0):

@@ -6,19 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.isa import (
-    FRACTAL,
-    Affine,
-    Buffer,
-    KernelBuilder,
-    Queue,
-    Region,
-    RingTile,
-    Tile,
-    c0_of,
-    up,
-)
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of, up
 
 Span = tuple[Affine, int]
 """(start, size) of a stretch along one axis."""
@@ -164,7 +154,7 @@ class Area:
     width: int = FRACTAL
 
     def pairs(
-        self, tensor: Buffer | Tile | RingTile, tile: Tile, run: int, at: Affine, count: int
+        self, tensor: Buffer | Tile | isa.RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
         """Yield (region of the tensor, of the tile) for blocks at .. at+count-1, `run` apart.
 

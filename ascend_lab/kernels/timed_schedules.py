@@ -16,23 +16,18 @@ from numpy.typing import NDArray
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels import conv, conv_schedules, conv_windows, epilogue_plan, gemm
+from ascend_lab.kernels import (
+    conv,
+    conv_schedules,
+    conv_windows,
+    epilogue_plan,
+    gemm,
+    gemm_schedule,
+)
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.default_schedules import candidates, estimate, keeping, no_room
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import (
-    KEEP_ORDER,
-    Array,
-    Floats,
-    GemmSchedule,
-    GemmShape,
-    Tilings,
-    check_schedule,
-    load_cycles_per_byte,
-    memory_traffic,
-    store_cycles_per_byte,
-    tilings_of,
-)
+from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, GemmShape, Tilings
 
 CHUNK = 128
 """Candidates timed together: their matrices stay in a core's cache."""
@@ -50,7 +45,7 @@ def time_tilings(
     Raises `InputError` naming the first schedule that leaves a tail, `CapacityError` for one that
     does not fit.
     """
-    tiles = tilings_of(schedules, shape.dtype)
+    tiles = gemm_schedule.tilings_of(schedules, shape.dtype)
     _check(shape, chip, schedules, tiles)
     out = np.zeros(len(schedules), np.int64)
     double = tiles.m * tiles.n * 2048 <= chip.buffers["L0C"]
@@ -76,7 +71,7 @@ def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: T
         wanted = f"tilings that divide {shape.m}x{shape.k}x{shape.n} evenly"
         raise errors.InputError(wanted, str(bad.as_dict()), remedy)
     for schedule in schedules:
-        check_schedule(shape, schedule, chip)
+        gemm_schedule.check_schedule(shape, schedule, chip)
 
 
 def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
@@ -88,7 +83,7 @@ def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
 def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -> Array:
     """Time candidates that share a structure; none ends before memory has moved its bytes."""
     template = _template(shape, chip, first)
-    fresh, memory_bytes = memory_traffic(shape, chip, t)
+    fresh, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
     m1, k1, n1 = shape.fractals
     counts = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
     counts += [np.minimum(t.k, t.m), t.k]
@@ -133,13 +128,13 @@ def _durations(
         "c_l0": (chip.cube_head_cycles + t.m * t.k * t.n * steps, none),
         "c_ub": (_occupancy(drain, out), none + drain.latency_cycles),
         "c": (
-            _occupancy(store, out, store_cycles_per_byte(chip, cores)),
+            _occupancy(store, out, gemm_schedule.store_cycles_per_byte(chip, cores)),
             none + store.latency_cycles + chip.l2.latency_cycles,
         ),
     }
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     for name, side in (("a", t.m), ("b", t.n)):
-        rate = load_cycles_per_byte(chip, fresh[name], cores)
+        rate = gemm_schedule.load_cycles_per_byte(chip, fresh[name], cores)
         latency = load.latency_cycles + chip.l2.latency_cycles + fresh[name] * extra
         cycles = _occupancy(load, side * t.k * t.step * area, rate)
         work[f"{name}_l1"] = cycles, np.rint(latency).astype(np.int64)
@@ -195,7 +190,7 @@ def promising(
         cycles = estimate(shape, chip, some, demand, keep, warm)
         for index in np.argsort(cycles, kind="stable")[: 2 * count].tolist():
             one = some.schedule(index, shape.dtype)
-            one = replace(one, order=KEEP_ORDER.get(keep, one.order), keep=keep)
+            one = replace(one, order=gemm_schedule.KEEP_ORDER.get(keep, one.order), keep=keep)
             if sum(s.keep == keep for s in found) < count:
                 found.setdefault(one, float(cycles[index]))
     if not found:
@@ -212,7 +207,7 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
     if isinstance(shape, ConvShape):
         conv_schedules.check_conv(shape, schedule, chip)
     else:
-        check_schedule(shape, schedule, chip)
+        gemm_schedule.check_schedule(shape, schedule, chip)
     every = [schedule, *_grids(shape, chip, schedule)]
     order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
     tried = [schedule, *(every[int(index)] for index in order)]
@@ -247,7 +242,7 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
 
 def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
     """Return the cycles that the default's rule gives schedules of one tile."""
-    tilings = tilings_of(every, shape.dtype)
+    tilings = gemm_schedule.tilings_of(every, shape.dtype)
     if isinstance(shape, GemmShape):
         return estimate(shape, chip, tilings)
     stages = np.full(len(every), conv_schedules.c1_stage(shape, every[0]))

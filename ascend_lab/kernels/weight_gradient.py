@@ -15,19 +15,8 @@ from itertools import groupby, product
 
 from ascend_lab import isa
 from ascend_lab.chip import Chip
-from ascend_lab.kernels import conv_shape, tiles
-from ascend_lab.kernels.weight_plan import (
-    Gap,
-    WeightPlan,
-    axes_of,
-    columns_per_step,
-    fractals_of,
-    grad_plane,
-    image_pixels,
-    image_plane,
-    tile_blocks,
-    weight_plan,
-)
+from ascend_lab.kernels import conv_shape, tiles, weight_plan as plans
+from ascend_lab.kernels.weight_plan import Gap, WeightPlan, grad_plane, image_plane, tile_blocks
 
 C0 = 16
 """Channels of a block in two-byte formats."""
@@ -48,7 +37,7 @@ def weight_gradient_launch(
     `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has one group, or one per channel:
     then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` where no plan fits.
     """
-    chosen = plan or weight_plan(shape, chip)
+    chosen = plan or plans.weight_plan(shape, chip)
     (c_all, m_all), groups, bands = tile_blocks(shape), *_cuts(shape, chosen)
     grid = {
         "row": tiles.chunks(m_all, chosen.m, chosen.grid[0]),
@@ -93,12 +82,12 @@ class _Writer:
         m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), isa.ACCUMULATOR[dtype]
         k = self.k = isa.KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
         self.shape, self.plan, self.own, self.blocks = shape, plan, own, c
-        self.rows, self.columns = axes_of(shape)
+        self.rows, self.columns = plans.axes_of(shape)
         self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
-        self.pixels = image_pixels(shape, plan.stage)
+        self.pixels = plans.image_pixels(shape, plan.stage)
         x_slot = len(self.phases) * c * self.pixels * C0
         grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
-        step = self.step = columns_per_step(chip, plan)
+        step = self.step = plans.columns_per_step(chip, plan)
         name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
         wide, high = tile_blocks(shape)
         self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
@@ -239,7 +228,9 @@ class _Writer:
         x, grad = (queue.dequeue() for queue in self.l1)
         views = list(self._views(c))
         pixels = grad_plane(self.shape, plan.stage).pixels
-        for at, depth in tiles.segments(k, "k", fractals_of(self.shape, plan.stage), plan.depth):
+        for at, depth in tiles.segments(
+            k, "k", plans.fractals_of(self.shape, plan.stage), plan.depth
+        ):
             tile = left.alloc()
             with tiles.repeat(k, "block", m) as block:
                 to = tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))

@@ -15,19 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import graph as graphs
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import (
-    Compiled,
-    Constant,
-    Draft,
-    Fill,
-    Graph,
-    Node,
-    Stages,
-    TensorType,
-    pruned,
-    verify,
-)
+from ascend_lab.graph import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType
 from ascend_lab.graph.compile import Road, front_stages
 from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.layout import Assigner
@@ -238,7 +228,7 @@ def weights_in_place(step: TrainingGraph) -> Graph:
     inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
     outputs = tuple(own_outputs(step))
     new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
-    return verify(pruned(new))
+    return graphs.verify(graphs.pruned(new))
 
 
 def averages(step: TrainingGraph) -> Mapping[str, int]:

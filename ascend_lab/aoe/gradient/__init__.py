@@ -15,16 +15,8 @@ from typing import Any
 
 from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical, records
-from ascend_lab.aoe.gradient.planning import (
-    BASELINES,
-    HCCL_SEGMENTS,
-    Forms,
-    GradientPlan,
-    bound,
-    end_of,
-    forms_of,
-    plan,
-)
+from ascend_lab.aoe.gradient import planning
+from ascend_lab.aoe.gradient.planning import BASELINES, Forms, GradientPlan, bound, end_of, plan
 from ascend_lab.aoe.gradient.scenario import Improved, Scenario, evaluate, improve
 from ascend_lab.aoe.gradient.splits import AlphaBeta, Gradient, Piecewise, gradients_of, sampled
 from ascend_lab.chip import Chip, load_chip
@@ -110,7 +102,7 @@ def tune_gradients(
     chip: Chip | str,
     topology: Topology | str,
     *,
-    max_segments: int | None = HCCL_SEGMENTS,
+    max_segments: int | None = planning.HCCL_SEGMENTS,
     max_bytes: float | None = None,
     knowledge: Knowledge | None = None,
     repeat: bool = False,
@@ -137,7 +129,7 @@ def tune_gradients(
     table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
     found = plan(rows, table, max_segments, max_bytes=max_bytes)
     error = 0.0 if cost else _error(found, profile, table, topology)
-    forms = forms_of(found, rows, table, max_bytes=max_bytes)
+    forms = planning.forms_of(found, rows, table, max_bytes=max_bytes)
     least_s = bound(rows, table, max_bytes=max_bytes)
     spent_s, warnings = time.monotonic() - started, tuple(bank.warnings)
     return GradientTuning(

@@ -12,15 +12,8 @@ from functools import partial
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, operator_of
-from ascend_lab.graph.lower import matmul, vector
-from ascend_lab.graph.lower.conv import (
-    added_convolutions,
-    conv_job,
-    lower_conv,
-    lower_deconv,
-    near_cycles,
-    packed_weights,
-)
+from ascend_lab.graph.lower import conv, matmul, vector
+from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
 from ascend_lab.isa import Kernel, renamed
@@ -49,7 +42,7 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])
-        return lower_tandem(piece, chip) if two else lower_conv(piece, chip, tiling)
+        return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return matmul.lower_product(piece, chip, tiling)
@@ -63,7 +56,7 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if op == "trans_data":
         return vector.lower_trans_data(piece, chip)
     if op == "conv_transpose2d":
-        return lower_deconv(piece, chip)
+        return conv.lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return vector.lower_weight_gradient(piece, chip)
     if [node.op for node in nodes] == ["quantise", "trans_data"]:

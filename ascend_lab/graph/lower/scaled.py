@@ -12,13 +12,8 @@ from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.graph.ir import Graph, Node, Values
-from ascend_lab.graph.lower.conv import (
-    PACKED,
-    conv_job,
-    near_cycles,
-    packed_weights,
-    refuse_computed,
-)
+from ascend_lab.graph.lower import conv
+from ascend_lab.graph.lower.conv import PACKED, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.isa import FRACTAL, renamed, up
 from ascend_lab.kernels import ConvShape, conv_launch, conv_windows, squeeze
@@ -44,7 +39,7 @@ def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
         raise UnsupportedError("images times a scale, then a convolution", str(first), "cut here")
     image, scale = found
     weight, y = node.inputs[1], piece.graph.outputs[-1]
-    refuse_computed(piece, weight)
+    conv.refuse_computed(piece, weight)
     plain = replace(node, inputs=(image, *node.inputs[1:]))
     graph = replace(piece.graph, nodes=(plain, *rest))
     shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)

@@ -16,18 +16,9 @@ from onnx import helper
 from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
-from ascend_lab.graph.onnx import quantised  # noqa: F401 - its rules
+from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.graph.onnx.elementwise import SAME
-from ascend_lab.graph.onnx.export_writer import (
-    NARROW,
-    ONNX_TYPES,
-    RULES,
-    Result,
-    Rule,
-    Site,
-    Writer,
-    rule,
-)
+from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 
 OPSET = 22
@@ -97,7 +88,10 @@ def _export_node(writer: Writer, graph: Graph, node: Node) -> None:
 
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
     types = ((name, graph.types[name]) for name in names)
-    return [helper.make_tensor_value_info(n, ONNX_TYPES[t.dtype], t.shape) for n, t in types]
+    return [
+        helper.make_tensor_value_info(n, export_writer.ONNX_TYPES[t.dtype], t.shape)
+        for n, t in types
+    ]
 
 
 # -- element by element ---------------------------------------------------------------------------

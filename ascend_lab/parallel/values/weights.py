@@ -16,19 +16,8 @@ import numpy as np
 
 from ascend_lab import cluster, errors, ops
 from ascend_lab.parallel.plan import Plan
-from ascend_lab.parallel.values.group import (
-    Group,
-    Piece,
-    Ranked,
-    Shard,
-    Tape,
-    Traffic,
-    Values,
-    Var,
-    grid,
-    part,
-    parts,
-)
+from ascend_lab.parallel.values import group as comm
+from ascend_lab.parallel.values.group import Group, Piece, Ranked, Shard, Tape, Values, Var, grid
 
 State = tuple[Values, ...]
 
@@ -94,7 +83,7 @@ class Cuts:
             what = "whole sequences for experts, whose capacity counts a sequence's tokens"
             raise errors.ClusterError(what, "a split sequence", "drop one")
 
-    def groups(self, traffic: Traffic) -> dict[str, Group]:
+    def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
         plan, inner = self.plan, {"tensor": self.plan.tensor}
         outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
@@ -123,7 +112,7 @@ class Cuts:
                     found[key] = [full] * (self.plan.data * self.plan.tensor)
                 else:
                     what = f"axis {shard.axis} of {key} {full.shape}"
-                    found[key] = parts(full, groups[shard.group], shard.axis, what)
+                    found[key] = comm.parts(full, groups[shard.group], shard.axis, what)
         return found
 
     def buckets(self, count: int) -> cluster.Segments:
@@ -295,7 +284,7 @@ class Sharded(Replicas):
         """Return every rank's part of the weights."""
         group = self._group(flat)
         vectors = enumerate(self._vectors(flat, self.weights))
-        return [part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
+        return [comm.part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
 
     def _gathered(self, flat: Flat, shards: Ranked) -> dict[str, Ranked]:
         return _named(flat, self._group(flat).all_gather(shards))
