@@ -30,8 +30,6 @@ first; of the layers the bound's own seconds are then taken away, its own kind f
 kernel is a launch, a depthwise layer fills a sixteenth of the cube, and many small tensors move
 more bytes than they compute."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 `ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -11,8 +11,6 @@ adds(x, 1) leaves ones in lanes that hold no element. A cube multiplies these by
 the other operand, which harms nobody as long as they are finite, and as one operand has zeros.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

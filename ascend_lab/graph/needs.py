@@ -6,8 +6,6 @@ here asks for nothing: needs are never too large. A need of everything is () at 
 Beside needs, how many numbers of a tensor may differ: what is repeated is computed once.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

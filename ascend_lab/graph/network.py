@@ -10,8 +10,6 @@ are, else from device memory. Weights have addresses of their own; activations t
 What L2 keeps, and what is fetched ahead, stands in `placement`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ bias, residual and activation cost no trip through memory. On chips with separat
 pipe between L0C and memory can scale, apply ReLU and convert, and the bias table adds a bias.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip

@@ -7,8 +7,6 @@ example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores 
 the grid is there `split_k` times, each takes its share of K and stores sums of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ r), pixel 16 r + q. Turned again, 4 columns of all channels are 4 neighbouring p
     (channel, r, q) -> (q, channel, r) -> (r, q, channel)       q: 4 at a time the second time
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -17,8 +17,6 @@ makes of them is added up in L0C:
 
 Cores share images, and where there are fewer of those, their rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -16,8 +16,6 @@ of channel blocks for all images.
 Source: L1 fusion of the vendor's operator library; Sandler et al., MobileNetV2 (2018), section 5.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

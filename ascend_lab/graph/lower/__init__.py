@@ -3,8 +3,6 @@
 A pointwise and a depthwise convolution may be one kernel: what lies between stays in L1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Convolutions, plain and transposed, with what follows them lane by lane, on NC1HWC0 images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Matrix products with what follows them lane by lane, on fractals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial

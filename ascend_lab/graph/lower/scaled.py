@@ -1,7 +1,5 @@
 """A convolution of images that are scaled per image and channel, and what follows it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
