@@ -15,13 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ascend_lab.aoe import tuning
+from ascend_lab.aoe import tuning, vector
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial, jobs_of
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
 from ascend_lab.aoe.tuning import Result, from_bank, job_of, key_of, tune_operator, untuned
-from ascend_lab.aoe.vector import learn
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
@@ -243,7 +242,7 @@ class _Operators:
         self.results: dict[str, Result] = {}
         self.outcomes: list[Outcome] = []
         self.interrupted = False
-        self.policy = learn(self.knowledge.entries()) if self.settings.prior else None
+        self.policy = vector.learn(self.knowledge.entries()) if self.settings.prior else None
 
     def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
         """Take each from the bank or search, the one with most to gain first.

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab import limits
+from ascend_lab import limits, output
 from ascend_lab.cli.common import import_with, shapes_in
 from ascend_lab.errors import InputError
 from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
-from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
@@ -98,14 +97,14 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array))
-    write_whole(path, whole.getvalue())
+    output.write_whole(path, whole.getvalue())
 
 
 def save_array(path: str, array: Any) -> None:
     """Write an array into an .npy file."""
     raw = io.BytesIO()
     np.lib.format.write_array(raw, np.ascontiguousarray(array))
-    write_whole(path, raw.getvalue())
+    output.write_whole(path, raw.getvalue())
 
 
 # -- what `aoe` tunes -----------------------------------------------------------------------------

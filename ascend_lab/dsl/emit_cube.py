@@ -19,8 +19,7 @@ from ascend_lab.dsl.emit_vector import Op, View, apply
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.errors import ScheduleError
-from ascend_lab.kernels import conv, transpose
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels import ConvShape, conv, transpose
 from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launch, scatter_launch
 
 AREA_C = isa.FRACTAL * isa.FRACTAL

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import AscendLabError, GraphError, TypeMismatchError
 from ascend_lab.layout import FORMATS, AddressMap, address_map
-from ascend_lab.ops import formats, slicing
-from ascend_lab.ops.operator import REQUIRED, Operator, get
+from ascend_lab.ops import REQUIRED, Operator, formats, get, slicing
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]

@@ -30,9 +30,8 @@ from ascend_lab.graph.aliases import Alias, aliases
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
-from ascend_lab.sim import DeviceMemory
+from ascend_lab.sim import DeviceMemory, KernelTimeline
 from ascend_lab.sim.l2 import L2, Access, Scratch
-from ascend_lab.sim.timeline import KernelTimeline
 
 ALIGN_BYTES = 512
 

@@ -15,8 +15,7 @@ from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Affine, Buffer, Program, Queue, Region, Share, Tile
-from ascend_lab.kernels import tiles
-from ascend_lab.kernels.default_schedules import default_schedule
+from ascend_lab.kernels import default_schedules, gemm_schedule, tiles
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
@@ -26,15 +25,14 @@ from ascend_lab.kernels.epilogue_emit import (
     held_channels,
     new_finish,
 )
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
 from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
 from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
 
 
 def gemm_launch(
-    shape: GemmShape,
+    shape: gemm_schedule.GemmShape,
     chip: Chip,
-    schedule: GemmSchedule | None = None,
+    schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
 ) -> isa.Launch:
     """Return the kernel as a launch: full cores and tail cores are separate parts.
@@ -44,12 +42,12 @@ def gemm_launch(
     """
     head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
     check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
-    chosen = schedule or default_schedule(shape, chip, head)
+    chosen = schedule or default_schedules.default_schedule(shape, chip, head)
     if chosen.window:
         raise InputError("no window for a matrix product", chosen.window, "convolutions have it")
     if epilogue and chosen.split_k > 1:
         raise InputError("no epilogue behind a part of K", "one", "do it to the whole sums")
-    check_schedule(shape, chosen, chip)
+    gemm_schedule.check_schedule(shape, chosen, chip)
     m1, k1, n1 = shape.fractals
     grid = {
         "row": chunks(m1, chosen.base_m // FRACTAL, chosen.grid_rows),
@@ -80,7 +78,7 @@ class _Operand:
     keep: bool
 
 
-def parts_of(shape: GemmShape, schedule: GemmSchedule) -> int:
+def parts_of(shape: gemm_schedule.GemmShape, schedule: gemm_schedule.GemmSchedule) -> int:
     """Return how many partial results the cores write; 1: the whole one."""
     return len(chunks(shape.fractals[1], 1, schedule.split_k))
 
@@ -90,8 +88,8 @@ class _Writer:
 
     def __init__(
         self,
-        shape: GemmShape,
-        schedule: GemmSchedule,
+        shape: gemm_schedule.GemmShape,
+        schedule: gemm_schedule.GemmSchedule,
         chip: Chip,
         own: Sequence[Share],
         epilogue: Epilogue | None,

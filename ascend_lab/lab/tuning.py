@@ -33,8 +33,7 @@ from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.lower import lower_stage
-from ascend_lab.graph import Compiled, Graph, passes, simulate_graph
-from ascend_lab.graph.compile import Road
+from ascend_lab.graph import Compiled, Graph, Road, passes, simulate_graph
 from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul
 from ascend_lab.graph.lower.vector import vector_outputs

@@ -17,8 +17,7 @@ from typing import Any
 
 from ascend_lab import cluster, isa, kernels
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import bound, zoo
-from ascend_lab.graph.compile import Road, ledger
+from ascend_lab.graph import Road, bound, ledger, zoo
 from ascend_lab.kernels import conv, conv_shape, flash_shape, flash_split, gemm
 from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
 from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel

@@ -15,8 +15,7 @@ from typing import Any
 
 from ascend_lab import graph as graphs
 from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph import Constant, Fill, Graph, GraphBuilder, Node, TensorType, Value, infer
-from ascend_lab.graph.ir import operator_of
+from ascend_lab.graph import Constant, Fill, Graph, GraphBuilder, Node, TensorType, Value, infer, ir
 from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import Shape
 from ascend_lab.ops.gradients import Site, Writer, written
@@ -392,7 +391,7 @@ def gradients(
     Raises `UnsupportedError` for an operator without a rule.
     """
     net.prefix = f"{node.name}.grad"
-    operator = operator_of(node.op)
+    operator = ir.operator_of(node.op)
     full = operator.settings(node.attrs)
     tensors = (node.inputs, node.outputs)
     return written(

@@ -17,9 +17,8 @@ import numpy as np
 
 from ascend_lab import graph as graphs
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType
+from ascend_lab.graph import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
 from ascend_lab.graph.compile import Road, front_stages
-from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT, rewrite
 from ascend_lab.ops import convolution, formats
@@ -69,7 +68,7 @@ def _apart(edit: Draft, node: Node) -> None:
     x, scale, bias = node.inputs[:3]
     kind, name = edit.types[x], node.name
     channels = (kind.shape[1],)
-    epsilon = operator_of(node.op).settings(node.attrs)["epsilon"]
+    epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
 
     def put(op: str, *inputs: str, **attrs: Any) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
@@ -133,7 +132,7 @@ def as_convolutions(graph: Graph) -> Graph:
 
 def _convolution(edit: Draft, node: Node) -> str:
     """Append the convolution; return its output, "" where the padding exceeds the kernel's."""
-    attrs = operator_of(node.op).settings(node.attrs)
+    attrs = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = convolution.geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
     grad, weight = node.inputs
     kernel = edit.types[weight].shape[2:]

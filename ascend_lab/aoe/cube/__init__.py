@@ -20,8 +20,7 @@ from ascend_lab.graph import lower, tasks
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import product_job
 from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
-from ascend_lab.kernels import conv_shape, conv_windows, gemm, gemm_schedule
-from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
 from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
 from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue

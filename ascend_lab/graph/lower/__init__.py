@@ -15,8 +15,7 @@ from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycle
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
 from ascend_lab.isa import Kernel, renamed
-from ascend_lab.kernels import squeeze, tandem_shape
-from ascend_lab.kernels.tandem_schedules import tandem_launches
+from ascend_lab.kernels import squeeze, tandem_launches, tandem_shape
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from ascend_lab import isa, layout, ops
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, GraphError, InputError, ShapeError
-from ascend_lab.graph import Graph, GraphBuilder, Node
-from ascend_lab.graph.slice import rules_of
+from ascend_lab.graph import Graph, GraphBuilder, Node, rules_of
 from ascend_lab.kernels import elementwise_launch, indexed_rows
 from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch
 from ascend_lab.ops.slicing import AxisRule, Window
