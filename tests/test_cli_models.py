@@ -8,8 +8,7 @@ import onnx
 import pytest
 from command_lines import refused, run, run_json
 
-from ascend_lab.cli import aoe
-from ascend_lab.cli import ascend_lab as run_lab
+from ascend_lab.cli import aoe, ascend_lab as run_lab
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import evaluate, random_inputs, zoo
 from ascend_lab.graph.zoo import load_model, model_name

@@ -20,7 +20,7 @@ from ascend_lab.graph import (
     simulate_graph,
     tasks,
 )
-from ascend_lab.graph.ledger import account
+from ascend_lab.graph.compile import account
 from ascend_lab.graph.network import network_events, write_network_trace
 from ascend_lab.graph.placement import (
     Lifetime,

@@ -25,7 +25,7 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.ledger import TERMS
+from ascend_lab.graph.compile import TERMS
 from ascend_lab.graph.needs import Needs
 from ascend_lab.kernels import GemmSchedule, GemmShape
 from ascend_lab.kernels.timed_schedules import time_tilings

@@ -6,7 +6,7 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, simulate_graph
-from ascend_lab.graph.ledger import ledger
+from ascend_lab.graph.compile import ledger
 from ascend_lab.graph.network import residency
 from ascend_lab.graph.placement import TENSORS, Use, allocate
 

@@ -10,7 +10,7 @@ from ascend_lab.isa import as_kernel, sanitize
 from ascend_lab.kernels import ConvShape
 from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.kernels.epilogue import Epilogue, Operand, Step
-from ascend_lab.kernels.scaled import scaled_launch
+from ascend_lab.kernels.squeeze import scaled_launch
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.layout import address_map, pack
 from ascend_lab.sim import execute, simulate

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.chip import load_chip
@@ -26,8 +25,8 @@ from ascend_lab.kernels import ConvShape
 from ascend_lab.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
 from ascend_lab.kernels.conv_stage import pack_bias
 from ascend_lab.kernels.epilogue import Epilogue, Step
+from ascend_lab.kernels.squeeze import diagonal
 from ascend_lab.kernels.tandem import tandem_launch
-from ascend_lab.kernels.tandem_means import diagonal
 from ascend_lab.kernels.tandem_schedules import TIMED, ranked, tandem_launches
 from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule, ways_of
 from ascend_lab.lab.kernels import conv2d_reference

@@ -15,22 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ascend_lab.aoe import tuning, vector
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial, jobs_of
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
-from ascend_lab.aoe.tuning import (
-    NOT_REACHED,
-    Result,
-    entry_of,
-    from_bank,
-    job_of,
-    key_of,
-    suggestions,
-    tune_operator,
-    untuned,
-)
-from ascend_lab.aoe.vector import learn
+from ascend_lab.aoe.tuning import Result, from_bank, job_of, key_of, tune_operator, untuned
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
@@ -230,7 +220,7 @@ def tune_network(
         run.tune(asked, sizes)
     except KeyboardInterrupt:  # between two searches; those that ended are kept
         run.interrupted = True
-    missed = "interrupted" if run.interrupted else NOT_REACHED
+    missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
     found = [run.results.get(op.name) or untuned(op, refused.get(op.name, missed))
              for op in operators]  # fmt: skip
     before_s = simulate_graph(compiled).time_s
@@ -252,7 +242,7 @@ class _Operators:
         self.results: dict[str, Result] = {}
         self.outcomes: list[Outcome] = []
         self.interrupted = False
-        self.policy = learn(self.knowledge.entries()) if self.settings.prior else None
+        self.policy = vector.learn(self.knowledge.entries()) if self.settings.prior else None
 
     def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
         """Take each from the bank or search, the one with most to gain first.
@@ -312,7 +302,7 @@ class _Operators:
 
         found = tune_operator(
             operator, self.settings, workers=self.workers, time_limit_s=limit_s,
-            deadline=self.deadline, known=known, near=suggestions(operator, self.knowledge),
+            deadline=self.deadline, known=known, near=tuning.suggestions(operator, self.knowledge),
             policy=self.policy, on_trial=on_trial,
             told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
         )  # fmt: skip
@@ -322,7 +312,7 @@ class _Operators:
         self.interrupted = found.trace.end == "interrupted"
         worth = found.choice is not None if self.interrupted else found.source == "tuned"
         if worth and len(found.trace.failures) < found.trials:
-            self.outcomes.append(settle(self.knowledge, entry_of(found, self.settings)))
+            self.outcomes.append(settle(self.knowledge, tuning.entry_of(found, self.settings)))
             if not self.interrupted:
                 self.knowledge.forget_trials(run_id)
 

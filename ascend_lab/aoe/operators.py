@@ -13,33 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import errors, isa, layout, sim
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Task, evaluate
-from ascend_lab.graph.lower import (
-    CONVOLUTIONS,
-    PRODUCTS,
-    Choice,
-    Lowered,
-    Piece,
-    by_template,
-    halves_of,
-    lower,
-)
+from ascend_lab.graph import Compiled, Task, evaluate, lower as lowering, network, tasks
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, halves_of, lower
 from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.piece import packed
 from ascend_lab.graph.lower.vector import MOVES
-from ascend_lab.graph.network import residency
-from ascend_lab.graph.tasks import CpuKernel, lowered_once, time_cpu
-from ascend_lab.isa import Kernel
 from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.tandem_schedules import TIMED
-from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.ops.matmul import base_name, warm_cycles
-from ascend_lab.sim import execute
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""
@@ -69,7 +55,7 @@ class Tunable:
         """Text that is equal for equal problems, whatever network they are in."""
         return f"{self.piece.key} warm {' '.join(sorted(self.warm))}"
 
-    def cycles(self, kernel: Kernel) -> int:
+    def cycles(self, kernel: isa.Kernel) -> int:
         """Return the cycles of a kernel for this operator, launch included."""
         return warm_cycles(kernel, self.chip, self.warm)
 
@@ -88,7 +74,7 @@ class Tunable:
 def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     """Return the distinct kernels of a network, in order of their first occurrence."""
     groups: dict[str, list[tuple[Task, frozenset[str]]]] = {}
-    for task, shares in zip(compiled.tasks, residency(compiled), strict=True):
+    for task, shares in zip(compiled.tasks, network.residency(compiled), strict=True):
         if task.lowered is not None:
             held = frozenset(n.partition(".")[0] for n, s in shares.items() if s >= WARM_SHARE)
             groups.setdefault(task.piece.key, []).append((task, held))
@@ -100,8 +86,8 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     assert task.lowered is not None
     warm = Counter(held for _, held in group).most_common(1)[0][0]
     kernel = task.lowered.kernel
-    if isinstance(kernel, CpuKernel):
-        unit, reason, cycles = "", NO_PARAMETERS, time_cpu(kernel, chip).total_cycles
+    if isinstance(kernel, tasks.CpuKernel):
+        unit, reason, cycles = "", NO_PARAMETERS, tasks.time_cpu(kernel, chip).total_cycles
     else:
         unit, reason = unit_of(task.piece, chip)
         cycles = warm_cycles(kernel, chip, warm)
@@ -120,9 +106,9 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
-        if by_vector(shape) and not _multiplied(lowered_once(piece, chip).kernel):
+        if by_vector(shape) and not _multiplied(tasks.lowered_once(piece, chip).kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
-        tiling = lowered_once(piece, chip).tiling
+        tiling = tasks.lowered_once(piece, chip).tiling
         together = tiling and tiling.window == "stacked" and stacked(shape).beside
         return ("joint" if together else "cube"), ""
     if op in PRODUCTS:
@@ -131,12 +117,12 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
         return ("cube" if is_plain(piece) else "product"), ""
     if any(node.op in CONVOLUTIONS for node in nodes):
         return "", "it scales the weights first, per image"
-    if all(node.op in MOVES for node in nodes) or by_template(piece, chip):
+    if all(node.op in MOVES for node in nodes) or lowering.by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
 
 
-def _multiplied(kernel: Kernel) -> bool:
+def _multiplied(kernel: isa.Kernel) -> bool:
     """Tell whether the cube works in a kernel."""
     programs = (part.program for phase in kernel.phases for part in phase.parts)
     return any(one.op == "mmad" for program in programs for one, _ in program.instructions())
@@ -165,7 +151,7 @@ def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
         if not _differs(piece, tuned, evaluate(piece.graph, inputs), 0.5):
             return ""
         return _differs(piece, tuned, run(lower(piece, chip), piece, inputs, operator))
-    except AscendLabError as error:
+    except errors.AscendLabError as error:
         return str(error)
 
 
@@ -219,9 +205,9 @@ def run(
             form = lowered.forms.get(buffer.name)
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
-    memory = execute(lowered.kernel, tensors, operator.chip)
+    memory = sim.execute(lowered.kernel, tensors, operator.chip)
     found = {}
     for name in piece.graph.outputs:  # what pads a layout is left out
         kind, flat = piece.type(name), np.asarray(memory[name]).reshape(-1)
-        found[name] = flat if kind.layout == "ND" else unpack(kind.map, flat)
+        found[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
     return found

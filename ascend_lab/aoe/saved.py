@@ -16,9 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ascend_lab import __version__
-from ascend_lab.aoe.bank import BankKey, Outcome, chip_digest, repo_summary
-from ascend_lab.aoe.bank.records import read_file
+from ascend_lab import __version__, limits, output
+from ascend_lab.aoe.bank import BankKey, Outcome, chip_digest, records, repo_summary
 from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import NetworkResult, Tuning
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult
@@ -26,11 +25,7 @@ from ascend_lab.aoe.subgraph.slicing import HOW
 from ascend_lab.aoe.tuning import CERTAINTIES, Result, key_of, tenths_of
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Compiled, Road, simulate_graph
-from ascend_lab.graph.lower import Choice, choice_of
-from ascend_lab.graph.tasks import with_choices
-from ascend_lab.limits import shortened
-from ascend_lab.output import write_whole
+from ascend_lab.graph import Compiled, Road, lower, simulate_graph, tasks
 
 FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
@@ -200,7 +195,7 @@ def write_report(
     stamp = f"{now or datetime.now():%Y%m%d%H%M%S%f}"
     path = Path(folder) / f"aoe_result_{job}_{stamp}_pid{os.getpid()}.json"
     text = json.dumps(sections, indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(path, text + "\n")
+    output.write_whole(path, text + "\n")
     return path
 
 
@@ -261,7 +256,7 @@ _HEAD = (
 
 def _row(result: Result) -> str:
     op, us = result.operator, 1e6 / result.operator.chip.clock_hz
-    name = shortened(f"{op.name} ({op.op})", LONGEST)
+    name = limits.shortened(f"{op.name} ({op.op})", LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
     how = f"{result.search} {result.source}".strip() if result.source != "none" else "default"
     note = f": {result.note}" if result.note else ""
@@ -286,7 +281,7 @@ class Schedules:
     chip_digest: str
     core_count: int
     dtype: str
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, lower.Choice]
     launches: SlicePlan = WHOLE
 
     def applied(self, compiled: Compiled) -> Compiled:
@@ -306,7 +301,7 @@ class Schedules:
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
             raise InputError("schedules for this model", got, "simulate the tuned model beside it")
-        return self.launches.launched(with_choices(compiled, self.choices))
+        return self.launches.launched(tasks.with_choices(compiled, self.choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,18 +327,18 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
     write_schedules(schedules, choices, chip, dtype, plan)
-    write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
+    output.write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
     again = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
     own = as_named_in(again, tuning.compiled, choices)
     if own.keys() - choices.keys():
         write_schedules(schedules, own, chip, dtype, plan)
-    tuned = plan.launched(with_choices(again, own))
+    tuned = plan.launched(tasks.with_choices(again, own))
     return Saved(model, schedules, simulate_graph(tuned).time_s)
 
 
 def as_named_in(
-    again: Compiled, tuned: Compiled, choices: Mapping[str, Choice]
-) -> dict[str, Choice]:
+    again: Compiled, tuned: Compiled, choices: Mapping[str, lower.Choice]
+) -> dict[str, lower.Choice]:
     """Return the choices with those for kernels that a file states in other words.
 
     ONNX has no product with a transposed constant, for instance: it is read as the plain product.
@@ -356,7 +351,7 @@ def as_named_in(
         choice = choices.get(old.piece.key)
         if choice is not None and new.op == old.op and new.piece.key not in found:
             try:
-                with_choices(replace(again, tasks=(new,)), {new.piece.key: choice})
+                tasks.with_choices(replace(again, tasks=(new,)), {new.piece.key: choice})
             except AscendLabError:
                 continue
             found[new.piece.key] = choice
@@ -364,20 +359,20 @@ def as_named_in(
 
 
 def write_schedules(
-    file: Path, choices: Mapping[str, Choice], chip: Chip, dtype: str, plan: SlicePlan = WHOLE
+    file: Path, choices: Mapping[str, lower.Choice], chip: Chip, dtype: str, plan: SlicePlan = WHOLE
 ) -> None:
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
     head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
     head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
     head |= {name: getattr(plan, name) for name in HOW}
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
-    write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
+    output.write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_schedules(file: str | Path) -> Schedules:
     """Return the schedules in a file; raise `InputError` naming the line that is wrong."""
     try:
-        lines = read_file(file).decode("utf-8").splitlines()
+        lines = records.read_file(file).decode("utf-8").splitlines()
     except ValueError as error:
         raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
     head = _record(file, 1, lines[0] if lines else "")
@@ -388,7 +383,7 @@ def read_schedules(file: str | Path) -> Schedules:
     for number, line in enumerate(lines[1:], 2):
         data = _record(file, number, line)
         try:
-            choices[str(data["kernel"])] = choice_of(data["schedule"], str(head["chip"]))
+            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], str(head["chip"]))
         except (KeyError, TypeError, InputError) as error:
             what = f"{file} line {number}: a kernel and its schedule"
             raise InputError(what, str(error), "tune the model again") from None

@@ -15,10 +15,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ascend_lab import limits, output
 from ascend_lab.cli.terminal import say
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.limits import count, wholes_of
-from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
@@ -119,13 +118,13 @@ SHAPES = flag(
     metavar="NAME:1,3,224,224",
     help="the shape of an input whose sizes are symbolic; repeatable",
 )
-BATCH = flag("--batch", type=count, metavar="N", help="the first size of the inputs")
+BATCH = flag("--batch", type=limits.count, metavar="N", help="the first size of the inputs")
 TUNED = (
     flag("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model"),
     flag(
         "--bank", metavar="PATH", help="use what a knowledge bank (file or export) or builtin knows"
     ),
-    flag("--aicore-num", type=count, metavar="N", help="use N of the chip's cores"),
+    flag("--aicore-num", type=limits.count, metavar="N", help="use N of the chip's cores"),
 )
 
 
@@ -186,7 +185,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
             continue
         if target == "-":
             raise InputError(f"a file name for {flag}", "-", "only --json prints")
-        check_writable(target)
+        output.check_writable(target)
         if any(_same(target, text) for other, text in words.items() if other not in OUTPUTS):
             raise InputError(f"{flag} as another file than the inputs", target, "name another")
         place = os.path.realpath(target)
@@ -211,7 +210,7 @@ def emit(target: str | None, data: Any, lines: Iterable[str]) -> None:
     if target == "-":
         say(dump.split("\n"))
     else:
-        write_whole(target, dump + "\n")
+        output.write_whole(target, dump + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -243,7 +242,7 @@ def shapes_in(texts: Iterable[str], needed: str, example: str) -> dict[str, tupl
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, colon, sizes = text.rpartition(":")
-        found[name.strip()] = wholes_of(sizes, ",")
+        found[name.strip()] = limits.wholes_of(sizes, ",")
         if not colon or not name.strip() or (sizes.strip() and not found[name.strip()]):
             raise InputError(needed, repr(text), example)
     return found

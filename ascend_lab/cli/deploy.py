@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits
-from ascend_lab.cli import common
+from ascend_lab.cli import common, inputs, terminal
 from ascend_lab.cli.aoe_words import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, refuse_idle
-from ascend_lab.cli.inputs import load_array, save_array, shapes_of, sized
 from ascend_lab.cli.network import told, unknown_names
-from ascend_lab.cli.terminal import complain, say
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, decimal, naming, whole, wholes_of
 from ascend_lab.output import check_writable, write_whole
@@ -137,7 +135,7 @@ def _report(arguments: argparse.Namespace) -> bool:
     batch = _batches(arguments.dynamic_batch_size)[0]
     error: AscendLabError | None = None
     try:
-        shapes = sized(shapes_of(arguments.input_shape), batch, "size")
+        shapes = inputs.sized(inputs.shapes_of(arguments.input_shape), batch, "size")
         common.import_with(arguments.model, None, shapes, batch)
     except AscendLabError as found_error:
         error = found_error
@@ -157,7 +155,7 @@ def _road(arguments: argparse.Namespace) -> Road:
     file = arguments.fusion_switch_file
     switches = read_switches(file) if file else Switches()
     if unknown := unknown_names(switches):
-        complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
+        terminal.complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
     return Road(switches=switches, dtype=dtype_of(arguments))
 
 
@@ -176,8 +174,8 @@ def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imp
     """Return the model's graph for every gear, camera frames in place of images if asked for."""
     batches = _batches(arguments.dynamic_batch_size)
     load = partial(common.import_with, arguments.model, None)
-    shapes = shapes_of(arguments.input_shape)
-    found = {n: load(sized(shapes, n, "size"), n) for n in batches}
+    shapes = inputs.shapes_of(arguments.input_shape)
+    found = {n: load(inputs.sized(shapes, n, "size"), n) for n in batches}
     if arguments.compression:
         found = {n: _compressed(arguments.compression, one) for n, one in found.items()}
     if not arguments.insert_op_conf:
@@ -216,7 +214,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
     if not found:
         raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "--rank N")
     op, chip = found[0], load_chip(arguments.chip) if arguments.chip else None
-    frames = load_array(arguments.image)
+    frames = inputs.load_array(arguments.image)
     if op.settings is not None:
         if arguments.block:
             raise InputError("--block only with aipp_mode: dynamic", "static", "drop it")
@@ -234,7 +232,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
     width, height = each[0].size
     limits.refuse_above("bytes of the result", len(each) * width * height * 6, limits.ARRAY_BYTES)
     result = aipp_each(frames, each)
-    save_array(arguments.output, result)
+    inputs.save_array(arguments.output, result)
     wide = result.astype(np.float64)
     data = {
         "frames": len(result), "shape": list(result.shape), "dtype": str(result.dtype),
@@ -331,11 +329,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         return open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
-        say([f"serving {name} at http://127.0.0.1:{port}"])
+        terminal.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
     serve(Service(name, load, policy), arguments.port, told)
-    say([f"{name} is served no more"])
+    terminal.say([f"{name} is served no more"])
     return 0
 
 

@@ -19,19 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ascend_lab import limits, output
 from ascend_lab.cli.common import import_with, shapes_in
 from ascend_lab.cli.terminal import complain
 from ascend_lab.errors import InputError
-from ascend_lab.limits import (
-    ARRAY_BYTES,
-    TABLE_BYTES,
-    json_of,
-    read_file,
-    refuse_above,
-    shown,
-    wholes_of,
-)
-from ascend_lab.output import write_whole
+from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
@@ -114,14 +106,14 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array))
-    write_whole(path, whole.getvalue())
+    output.write_whole(path, whole.getvalue())
 
 
 def save_array(path: str, array: Any) -> None:
     """Write an array into an .npy file."""
     raw = io.BytesIO()
     np.lib.format.write_array(raw, np.ascontiguousarray(array))
-    write_whole(path, raw.getvalue())
+    output.write_whole(path, raw.getvalue())
 
 
 # -- what `aoe` tunes -----------------------------------------------------------------------------
@@ -171,7 +163,7 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _batches(text: str) -> list[int]:
-    found = wholes_of(text, ",")
+    found = limits.wholes_of(text, ",")
     if any(batch < 1 for batch in found) or (text and not found):
         raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
     return list(dict.fromkeys(found))

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli import common
+from ascend_lab.cli import common, inputs
 from ascend_lab.cli.common import BATCH, JSON, MODEL, SHAPES, Verb, emit, flag, import_with
-from ascend_lab.cli.inputs import load_array, load_arrays, warn_infinite
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
@@ -177,7 +176,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.compress import calibrate, signal_to_noise_db
     from ascend_lab.compress.scales import limits
 
-    values = load_array(arguments.values)
+    values = inputs.load_array(arguments.values)
     found = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
@@ -204,11 +203,11 @@ def _quantize(arguments: argparse.Namespace) -> int:
     from ascend_lab import compress as c
     from ascend_lab.graph.onnx import export_onnx
 
-    arrays = load_arrays(arguments.calibration)
+    arrays = inputs.load_arrays(arguments.calibration)
     graph, is_open = _imported(arguments.model, arrays)
     plan = _plan(arguments, graph)
     samples = common.wanted(graph.inputs, arrays, "--calibration")
-    warn_infinite(samples, "--calibration")
+    inputs.warn_infinite(samples, "--calibration")
     feeds = c.batches_of(graph, samples)
     found = c.quantise_graph(graph, feeds, plan)
     model = _opened(arguments.model, arrays, found, plan) if is_open else None

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ascend_lab import limits, output
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import shortened, whole
-from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
@@ -216,7 +215,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
-        write_whole(arguments.fusion_result, fused.result_json(front.matches))
+        output.write_whole(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, *told(times, front, graph))
     return 0
 
@@ -224,7 +223,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
     """Print the time of a model that is placed on core, AI CPU and host."""
     from ascend_lab.graph.bound import UNBOUND
-    from ascend_lab.graph.ledger import account
+    from ascend_lab.graph.compile import account
     from ascend_lab.graph.network import write_network_trace
 
     common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
@@ -242,7 +241,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
 def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
     """Return what is said of a network's times: as data, and as lines."""
     from ascend_lab.graph.bound import bound_of
-    from ascend_lab.graph.ledger import account
+    from ascend_lab.graph.compile import account
 
     found = account(times, bound_of(front.rewritten, times.chip))
     return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
@@ -256,7 +255,7 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     first = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
-        write_whole(arguments.trace, json.dumps(trace))
+        output.write_whole(arguments.trace, json.dumps(trace))
     emit(arguments.json, times["summary"], first * (len(model.gears) > 1) + times["table"])
     return 0
 
@@ -288,7 +287,7 @@ def unknown_names(switches: Switches) -> list[str]:
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
     """Return the operators as lines of a table, where the time goes, and the totals."""
-    from ascend_lab.graph.ledger import ledger_table
+    from ascend_lab.graph.compile import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
     chip = times.chip
@@ -329,7 +328,7 @@ def _ai_cpu(times: NetworkTimeline) -> str:
 
 def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
     t = op.timeline
-    name = shortened(f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}", LONGEST)
+    name = limits.shortened(f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}", LONGEST)
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
@@ -351,7 +350,7 @@ VERBS = (
             flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
             flag("--outputs", metavar="G.npz", help="write the outputs by name"),
             SHAPES, BATCH,
-            flag("--seed", type=whole, default=0, help="seed of random inputs (0)"),
+            flag("--seed", type=limits.whole, default=0, help="seed of random inputs (0)"),
             flag("--compiled", action="store_true",
                  help="run the compiled programs (else, also for an .alm, the exact values)"),
             flag("--chip", default="Ascend310", help="for --compiled (Ascend310)"),
@@ -368,7 +367,7 @@ VERBS = (
             flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
-            flag("--memory-limit", type=whole, metavar="BYTES",
+            flag("--memory-limit", type=limits.whole, metavar="BYTES",
                  help="device memory (default: the chip's)"),
             *TUNED, JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),

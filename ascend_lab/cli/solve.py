@@ -13,8 +13,7 @@ from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 if TYPE_CHECKING:
     from ascend_lab.aoe.gradient import AlphaBeta, Gradient
     from ascend_lab.lab.contest import Solution
-    from ascend_lab.parallel.strategy import Problem
-    from ascend_lab.parallel.strategy import Solution as Strategies
+    from ascend_lab.parallel.strategy import Problem, Solution as Strategies
 
 
 MOST_ROWS = 40

@@ -17,13 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli import aoe_words as flags
-from ascend_lab.cli.common import in_flags
+from ascend_lab import errors, output
+from ascend_lab.cli import aoe_words as flags, common, terminal
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
-from ascend_lab.cli.terminal import INTERRUPTED, complain
-from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
-from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.output import usable_folder
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import Knowledge
@@ -50,12 +46,12 @@ def run(argv: Sequence[str]) -> int:
                 return flags.bank_main(argv[1:])
             flags.refuse(argv)
             return _tune_all(flags.parser().parse_args(argv), started)
-    except AscendLabError as error:
-        raise InputError(in_flags(str(error), "aoe")) from error
+    except errors.AscendLabError as error:
+        raise errors.InputError(common.in_flags(str(error), "aoe")) from error
 
 
 def _complain(text: str) -> None:
-    complain("aoe", in_flags(text, "aoe"))
+    terminal.complain("aoe", common.in_flags(text, "aoe"))
 
 
 class _CtrlC:
@@ -83,7 +79,7 @@ class _CtrlC:
         for child in multiprocessing.active_children():
             child.kill()
         _complain("ended at once")
-        os._exit(INTERRUPTED)
+        os._exit(terminal.INTERRUPTED)
 
 
 @dataclass
@@ -155,7 +151,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     sources = sources_of(arguments)
     if job == "4":
         return _tune_gradients(arguments, sources, chip)
-    folder = usable_folder(arguments.output)
+    folder = output.usable_folder(arguments.output)
     bars = Bars(False if arguments.progress_bar == "off" else None)
     with (
         workers_of(flags.executor_of(arguments, os.environ)) as workers,
@@ -176,7 +172,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
 def _print_once(head: list[str]) -> None:
     """Print what stands above all results; it waits for the first network that can be read."""
     while head:
-        print(head.pop(0))
+        terminal.show(head.pop(0))
 
 
 def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
@@ -186,8 +182,8 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
         try:
             if act(source):
                 _complain("interrupted; --reload goes on with what the bank holds")
-                return INTERRUPTED
-        except AscendLabError as error:
+                return terminal.INTERRUPTED
+        except errors.AscendLabError as error:
             if len(sources) == 1:
                 raise
             _complain(f"{source.name}: {error}")
@@ -206,7 +202,7 @@ def _source(run: _Run, source: Source) -> bool:
         stopped = True
     finally:  # what was found before an error is reported too
         for job, found in sections.items():
-            print(f"  report {write_report(run.folder, job, found)}")
+            terminal.show(f"  report {write_report(run.folder, job, found)}")
     return stopped
 
 
@@ -229,29 +225,29 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 def _print(report: Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
-    from ascend_lab.graph.ledger import ledger_table
+    from ascend_lab.graph.compile import ledger_table
 
     name, tuning = report.name, report.tuning
 
-    print(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    terminal.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
     for job, found in [("sgat", tuning.subgraph), ("opat", tuning.operators)]:
         if found is not None:
             before, after = found.before_s, found.after_s
             end = "interrupted" if found.interrupted else "finished"
-            print(
+            terminal.show(
                 f"{job} process {end}. Performance improved by {(before - after) / after:.2%} "
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
     if tuning.subgraph is not None:
-        print("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
+        terminal.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
     if tuning.operators is not None:
-        print(report.top(TOP))
-        print(f"  {_operators(tuning.operators)}")
-    print(
+        terminal.show(report.top(TOP))
+        terminal.show(f"  {_operators(tuning.operators)}")
+    terminal.show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
         "(of any slicing and schedule; it counts no waits and one launch)"
     )
-    print("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
+    terminal.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
 
 
 def _operators(found: NetworkResult) -> str:
@@ -272,17 +268,17 @@ def _save(run: _Run, name: str, tuning: Tuning) -> None:
     from ascend_lab.aoe.saved import save_tuned
 
     if run.deadline().over and not tuning.result_s < tuning.baseline_s:
-        print("  no tuned model is written: in the time limit nothing was tuned")
+        terminal.show("  no tuned model is written: in the time limit nothing was tuned")
         return
     try:
         with run.bars:
             run.bars("save", 0, 2, "")
             saved = save_tuned(run.folder, name, tuning, run.dtype)
             run.bars("save", 2, 2, "")
-    except UnsupportedError as error:
+    except errors.UnsupportedError as error:
         run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return
-    print(
+    terminal.show(
         f"  tuned model {saved.model}, schedules {saved.schedules}: "
         f"{saved.time_s * 1e3:.4f} ms when read again"
     )
@@ -301,7 +297,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     from ascend_lab.aoe.saved import write_report
 
     topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
-    folder, most = usable_folder(arguments.output), arguments.max_segments
+    folder, most = output.usable_folder(arguments.output), arguments.max_segments
     settings = {"dtype": flags.dtype_of(arguments), "optimizer": arguments.optimizer}
     if other := _other_chip(chip, topology):
         _complain(other)
@@ -320,9 +316,9 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
                 repeat=repeat,
                 settings=settings,
             )
-            print("\n".join(tuning_text(found)))
+            terminal.show("\n".join(tuning_text(found)))
             sections.append(section(found))
-        print(f"  report {write_report(folder, 'gdat', sections)}")
+        terminal.show(f"  report {write_report(folder, 'gdat', sections)}")
         return False
 
     head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, course, deploy, models, network, solve
-from ascend_lab.cli import common as shared
+from ascend_lab.cli import cluster, common as shared, course, deploy, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
@@ -40,8 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _op(arguments: argparse.Namespace) -> int:
-    from ascend_lab import dsl as te
-    from ascend_lab import ops
+    from ascend_lab import dsl as te, ops
     from ascend_lab.chip import load_chip
     from ascend_lab.dsl.tensor import ALIASES
 

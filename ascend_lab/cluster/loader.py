@@ -21,8 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.chip.model import Link as ChipLink
+from ascend_lab.chip import Chip, load_chip, model
 from ascend_lab.cluster.topology import Link, Topology, both_ways, checked, full_mesh, ring, star
 from ascend_lab.errors import ClusterError
 from ascend_lab.limits import LINKS, refuse_above, shown, toml_of
@@ -86,12 +85,12 @@ def usage(kind: str) -> str:
 
 
 # -- servers and clusters -------------------------------------------------------------------------
-def _cable(a: int, b: int, kind: ChipLink, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
+def _cable(a: int, b: int, kind: model.Link, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
     """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
     return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
 
 
-def _mesh(devices: range, kind: ChipLink) -> list[Link]:
+def _mesh(devices: range, kind: model.Link) -> list[Link]:
     return [x for a, b in combinations(devices, 2) for x in _cable(a, b, kind)]
 
 

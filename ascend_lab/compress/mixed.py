@@ -33,12 +33,10 @@ from itertools import pairwise
 import numpy as np
 
 from ascend_lab.chip import Chip
-from ascend_lab.compress import quantise as q
-from ascend_lab.compress.qdq import fake_quantised
+from ascend_lab.compress import qdq, quantise as q
 from ascend_lab.compress.scales import LayerScales, fake
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, compile_stages, constant_bytes, evaluate
-from ascend_lab.graph.ir import Values
+from ascend_lab.graph import Graph, compile_stages, constant_bytes, evaluate, ir
 from ascend_lab.graph.passes.formats import Steps, in_pairs
 from ascend_lab.graph.passes.quantised import fold
 
@@ -169,7 +167,7 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
     return mix_of(layers, found[::-1])
 
 
-def _undominated(times: Values, errors: Values) -> Values:
+def _undominated(times: ir.Values, errors: ir.Values) -> ir.Values:
     """Return the places of states that no other beats or equals in both, by time."""
     order = np.lexsort((errors, times))
     before = np.minimum.accumulate(np.append(np.inf, errors[order]))[:-1]
@@ -191,7 +189,7 @@ def _hull(layer: Layer) -> list[tuple[float, float]]:
     return points
 
 
-def _rest_hulls(layers: Sequence[Layer]) -> list[tuple[Values, Values]]:
+def _rest_hulls(layers: Sequence[Layer]) -> list[tuple[ir.Values, ir.Values]]:
     """Return, for each number of layers passed, the least time of the rest over the error left."""
     found, error, time = [(np.zeros(1), np.zeros(1))], 0.0, 0.0
     slopes: list[tuple[float, float, float]] = []
@@ -227,7 +225,7 @@ def _greedy_time(layers: Sequence[Layer], budget: float) -> float:
 
 
 # -- as published ---------------------------------------------------------------------------------
-def similarity(wanted: Values, got: Values) -> float:
+def similarity(wanted: ir.Values, got: ir.Values) -> float:
     """Return 0.5 + 0.5 cos(wanted, got): 1 for zeros wanted, 0 for zeros got."""
     one, two = (np.asarray(a, np.float64).ravel() for a in (wanted, got))
     if not one.any():
@@ -321,7 +319,7 @@ def options_of(found: q.Quantised, feeds: q.Feeds, chip: Chip | str) -> tuple[La
 def ranking_of(found: q.Quantised, feeds: q.Feeds) -> tuple[str, ...]:
     """Return the layers, the least similar first: outputs of the network and its quantised self."""
     outs = {node.name: node.output for node in found.graph.nodes if node.name in q.by_node(found)}
-    graphs = (found.graph, fake_quantised(found))
+    graphs = (found.graph, qdq.fake_quantised(found))
     totals = dict.fromkeys(outs, 0.0)
     for feed in feeds:
         one, two = (evaluate(replace(g, outputs=tuple(outs.values())), feed) for g in graphs)

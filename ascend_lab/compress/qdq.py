@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.compress import quantise as q
-from ascend_lab.compress.config import read_text
+from ascend_lab.compress import config, quantise as q
 from ascend_lab.compress.quantise import Quantised, constant_of, weight_scales
 from ascend_lab.compress.scales import LayerScales, fake, limits, quantise
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Draft, Graph, Node
-from ascend_lab.graph.ir import Values
+from ascend_lab.graph import Draft, Graph, Node, ir
 from ascend_lab.limits import TABLE_BYTES, read_file
 
 if TYPE_CHECKING:
@@ -78,12 +76,12 @@ def fake_quantised(found: Quantised) -> Graph:
     return with_reads(found.graph, q.by_node(found), put)
 
 
-def bias_scales(layer: LayerScales) -> Values:
+def bias_scales(layer: LayerScales) -> ir.Values:
     """Return the scales of a layer's sums: one, or one per output channel."""
     return np.float32(layer.scale) * np.asarray(layer.weight_scales, np.float32)
 
 
-def whole_bias(layer: LayerScales, node: Node, graph: Graph) -> Values | None:
+def whole_bias(layer: LayerScales, node: Node, graph: Graph) -> ir.Values | None:
     """Return round(b / (scale x weight scale)), limited to int32; None without a plain bias."""
     plain = node.attr("alpha", 1.0) == node.attr("beta", 1.0) == 1.0
     if len(node.inputs) < 3 or node.inputs[2] not in graph.constants or not plain:
@@ -175,7 +173,7 @@ def _constant(node: NodeProto, layer: LayerScales, reader: Node, graph: Graph) -
     return [made], tensors
 
 
-def _grid(name: str, scale: Values, offset: Values) -> tuple[list[str], list[TensorProto]]:
+def _grid(name: str, scale: ir.Values, offset: ir.Values) -> tuple[list[str], list[TensorProto]]:
     """Return the names and tensors of a scale and a zero point."""
     from onnx import numpy_helper
 
@@ -247,7 +245,7 @@ _FILE: Mapping[str, Any] = {
 def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, ...]:
     """Return the layers of a record file; raise `InputError` naming the layer or key at fault."""
     found: dict[str, LayerScales] = {}
-    for record in read_text(text, _FILE, where).get("record", []):
+    for record in config.read_text(text, _FILE, where).get("record", []):
         name, value = record.get("key", ""), record.get("value", {})
         missing = [key for key in ("scale_d", "scale_w") if key not in value]
         if not name or missing or name in found:

@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress import scales as rule
-from ascend_lab.compress.calibrators import calibrate
+from ascend_lab.compress import calibrators, scales as rule
 from ascend_lab.compress.config import CONVOLUTIONS, PRODUCTS, STRENGTHS, LayerPlan, Plan, Rounding
 from ascend_lab.compress.scales import EPSILON, LayerScales, Scale, along, fake, limits
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
 from ascend_lab.graph.ir import Values, operator_of
-from ascend_lab.graph.passes.images import into_convolution
-from ascend_lab.graph.passes.rewrite import sweep
+from ascend_lab.graph.passes import images, rewrite
 from ascend_lab.ops import gradient
 from ascend_lab.parallel.values import Adam
 
@@ -48,9 +46,9 @@ def folded(graph: Graph, keep: frozenset[str] = frozenset()) -> Graph:
 
     def rule(draft: Draft, node: Node) -> bool:
         conv = draft.maker(node.inputs[0])
-        return (conv is None or conv.name not in keep) and into_convolution(draft, node)
+        return (conv is None or conv.name not in keep) and images.into_convolution(draft, node)
 
-    return sweep(rule, "batch_norm")(graph)[0]
+    return rewrite.sweep(rule, "batch_norm")(graph)[0]
 
 
 def layers_of(graph: Graph) -> tuple[Node, ...]:
@@ -148,7 +146,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
         one, name = chosen[node.name], node.inputs[0]
         key = (name, repr((one.method, one.bits, one.with_offset, one.options)))
         if key not in scales:
-            scales[key] = calibrate(
+            scales[key] = calibrators.calibrate(
                 values[name], one.method, bits=one.bits, asymmetric=one.with_offset, **one.options
             )
         steps, widths = scales[key], _weight_steps(node, graph, one)
@@ -164,7 +162,7 @@ def _weight_steps(node: Node, graph: Graph, plan: LayerPlan) -> tuple[float, ...
     if plan.rounding is None:
         return rule.channel_scales(weights, axis, plan.weight_bits)
     rows = weights[None] if axis is None else np.moveaxis(weights, axis, 0)
-    return tuple(calibrate(row, "kl", bits=plan.weight_bits).scale for row in rows)
+    return tuple(calibrators.calibrate(row, "kl", bits=plan.weight_bits).scale for row in rows)
 
 
 def with_records(

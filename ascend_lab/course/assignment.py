@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import __version__
+from ascend_lab import __version__, output
 from ascend_lab.course.sandbox import Answer, Call, Limits, LostError, Session, opened
 from ascend_lab.course.wire import Wire
 from ascend_lab.errors import InputError
@@ -41,7 +41,6 @@ from ascend_lab.lab import checks
 from ascend_lab.lab.checks.core import exercise_number
 from ascend_lab.lab.checks.wall import EndedError
 from ascend_lab.limits import TABLE_BYTES, read_file
-from ascend_lab.output import usable_folder, write_whole
 
 CHECKOUT = Path(__file__).resolve().parents[2] / "course"
 PARTS = ("public", "hidden", "performance", "log")
@@ -222,9 +221,9 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
         got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"
         remedy = "nothing was written: name a new folder for the output"
         raise InputError(f"a folder without {', '.join(sorted(files))}", got, remedy)
-    usable_folder(out)
+    output.usable_folder(out)
     for name, text in files.items():
-        write_whole(out / name, text.encode())
+        output.write_whole(out / name, text.encode())
     return sorted(files)
 
 

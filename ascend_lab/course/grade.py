@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from ascend_lab.course import handin, sandbox
 from ascend_lab.course.assignment import Assignment, Case, Judged, load
-from ascend_lab.course.handin import HandIn, constant, hand_ins
-from ascend_lab.course.sandbox import Answer, answers_of
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
 
@@ -37,7 +36,7 @@ class Tried:
     part: str
     case: str
     digest: str
-    answer: Answer
+    answer: sandbox.Answer
     judged: Judged
     timed: bool
 
@@ -89,7 +88,7 @@ def try_cases(
     task: Assignment,
     source: str,
     cases: Sequence[tuple[str, Case]],
-    known: Mapping[str, Answer] | None = None,
+    known: Mapping[str, sandbox.Answer] | None = None,
     file: str = "",
     told: Callable[[str], None] | None = None,
 ) -> list[Tried]:
@@ -102,7 +101,7 @@ def try_cases(
     digests = [_digest(source, task, case) for _, case in cases]
     new = [(digest, case) for digest, (_, case) in zip(digests, cases, strict=True)
            if digest not in known]  # fmt: skip
-    run = getattr(task.public, "answers_of", answers_of)
+    run = getattr(task.public, "answers_of", sandbox.answers_of)
     calls = [case.call for _, case in new]
     fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
     answers = {digest: answer for (digest, _), answer in zip(new, fresh, strict=True)}
@@ -113,7 +112,7 @@ def try_cases(
     ]
 
 
-def judge(task: Assignment, case: Case, answer: Answer) -> Judged:
+def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
     """Judge one answer; no answer, or one over which the judge fails, holds no property."""
     if answer.error:
         return Judged(dict.fromkeys(task.weights, answer.error))
@@ -234,10 +233,10 @@ def check(
 
 def mark(
     task: Assignment,
-    work: HandIn,
+    work: handin.HandIn,
     enrolled: Enrolled,
     secret: str,
-    known: Mapping[str, Answer] | None = None,
+    known: Mapping[str, sandbox.Answer] | None = None,
 ) -> Mark:
     """Grade one hand-in."""
     cases = graded_cases(task, work.student, secret)
@@ -248,7 +247,7 @@ def mark(
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
     notes = (*work.notes, *(["marked late by the course system"] if work.late else []))
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    pseudonym = constant(work.source, "PSEUDONYM")
+    pseudonym = handin.constant(work.source, "PSEUDONYM")
     return Mark(work.student, work.file, digest, points, late, tried, notes, pseudonym,
                 enrolled.name, work.source)  # fmt: skip
 
@@ -259,14 +258,14 @@ def grade(
     *,
     secret: str = "",
     roster: Mapping[str, Enrolled] | None = None,
-    known: Mapping[str, Answer] | None = None,
+    known: Mapping[str, sandbox.Answer] | None = None,
     jobs: int = 1,
 ) -> list[Mark]:
     """Grade all hand-ins of a folder, and give those of the roster who handed in nothing a zero."""
     roster = roster or {}
-    works = {work.student: work for work in hand_ins(folder, task.functions)}
+    works = {work.student: work for work in handin.hand_ins(folder, task.functions)}
     for student in sorted(set(roster) - set(works)):
-        works[student] = HandIn(student, "", "", notes=("nothing handed in",))
+        works[student] = handin.HandIn(student, "", "", notes=("nothing handed in",))
     if not works:
         needed = "hand-ins: .py, .ipynb or .zip files named after students, or folders of them"
         raise InputError(needed, f"none in {folder}", "name the folder that has them")
@@ -285,7 +284,7 @@ def grade(
         return list(pool.map(_mark_row, rows))
 
 
-_Row = tuple[str, str, HandIn, Enrolled, str, dict[str, Answer]]
+_Row = tuple[str, str, handin.HandIn, Enrolled, str, dict[str, sandbox.Answer]]
 
 
 def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
@@ -342,9 +341,9 @@ def _number(text: str, what: str) -> float | None:
     return number if text else None
 
 
-def read_log(path: Path) -> tuple[dict[str, Answer], dict[str, list[Mapping[str, object]]]]:
+def read_log(path: Path) -> tuple[dict[str, sandbox.Answer], dict[str, list[Mapping[str, object]]]]:
     """Return what an earlier report's log holds: answers by digest, and each student's lines."""
-    answers: dict[str, Answer] = {}
+    answers: dict[str, sandbox.Answer] = {}
     lines: dict[str, list[Mapping[str, object]]] = {}
     if not path.is_file():
         raise InputError(f"{path}: the log of an earlier report", "none", "grade from the start")
@@ -354,7 +353,7 @@ def read_log(path: Path) -> tuple[dict[str, Answer], dict[str, list[Mapping[str,
         except ValueError as error:
             raise InputError(f"{path}: JSON lines", text[:60], "grade from the start") from error
         found = line["answer"]
-        answers[line["digest"]] = Answer(found["value"], found["error"])
+        answers[line["digest"]] = sandbox.Answer(found["value"], found["error"])
         lines.setdefault(line["student"], []).append(line)
     return answers, lines
 

@@ -24,10 +24,16 @@ from typing import Any
 
 import ascend_lab
 from ascend_lab import __version__
-from ascend_lab.course.assignment import PARTS, Assignment, load
-from ascend_lab.course.grade import Enrolled, Mark, Tried, faults_said, graded_cases, read_secret
-from ascend_lab.course.grade import mark as marked
-from ascend_lab.course.handin import HandIn, hand_ins, hints, our_sources
+from ascend_lab.course import assignment, handin
+from ascend_lab.course.grade import (
+    Enrolled,
+    Mark,
+    Tried,
+    faults_said,
+    graded_cases,
+    mark as marked,
+    read_secret,
+)
 from ascend_lab.errors import InputError
 from ascend_lab.output import usable_folder, write_whole
 
@@ -56,7 +62,7 @@ for (const head of document.querySelectorAll("th[data-sort]")) head.onclick = ()
 
 
 def write_report(
-    task: Assignment,
+    task: assignment.Assignment,
     marks: Sequence[Mark],
     out: Path,
     secret: str = "",
@@ -66,7 +72,7 @@ def write_report(
     usable_folder(out / "students")
     own = task.folder / "start.py"
     given = own.read_text("utf-8") if own.is_file() else ""
-    alike = hints({mark.student: mark.source for mark in marks}, given, our_sources())
+    alike = handin.hints({mark.student: mark.source for mark in marks}, given, handin.our_sources())
     records = [{"student": mark.student, **asdict(tried)} for mark in marks for tried in mark.tried]
     files = {
         "grades.csv": _csv(_grades(task, marks)),
@@ -91,7 +97,7 @@ def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
     return [(place, name, f"{ratio:.4f}") for place, (ratio, name) in enumerate(shown, 1)]
 
 
-def results(task: Assignment, mark: Mark) -> dict[str, Any]:
+def results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
     """Return a mark in the form that Gradescope reads: hidden cases by property only."""
     tests = []
     for part, points in mark.points.items():
@@ -108,7 +114,7 @@ def results(task: Assignment, mark: Mark) -> dict[str, Any]:
     return {"score": mark.total, "output": output, "tests": tests, "leaderboard": board}
 
 
-def _lines(task: Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
+def _lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
     """Return (property, the first thing wrong with it); of hidden cases only how many fail."""
     if part == "performance":
         return [(t.case if t.part == "public" else "a hidden case", _scale(t))
@@ -141,8 +147,8 @@ def _scale(tried: Tried) -> str:
     )
 
 
-def _grades(task: Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
-    parts = [part for part in PARTS if part in task.points]
+def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
+    parts = [part for part in assignment.PARTS if part in task.points]
     rows = [("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")]
     for mark in marks:
         points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
@@ -184,7 +190,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
     return f"<table><thead><tr>{top}</thead><tbody>{body}</tbody></table>"
 
 
-def _student_page(task: Assignment, mark: Mark) -> str:
+def _student_page(task: assignment.Assignment, mark: Mark) -> str:
     rows = [
         [(html.escape(part), part), (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
          ("<br>".join(html.escape(f"{n}: {t}") for n, t in _lines(task, mark, part)) or "-", "")]
@@ -199,13 +205,13 @@ def _student_page(task: Assignment, mark: Mark) -> str:
 
 
 def _index(
-    task: Assignment,
+    task: assignment.Assignment,
     marks: Sequence[Mark],
     secret: str,
     alike: Sequence[tuple[str, str, float]],
     changes: Mapping[str, Sequence[str]],
 ) -> str:
-    parts = [part for part in PARTS if part in task.points]
+    parts = [part for part in assignment.PARTS if part in task.points]
     rows = []
     for mark in marks:
         faults = [
@@ -254,13 +260,13 @@ def _spread(marks: Sequence[Mark]) -> str:
 
 
 def _pair(one: str, other: str, alike: float, marks: Sequence[Mark]) -> str:
-    texts = {mark.student: mark.source for mark in marks} | our_sources()
+    texts = {mark.student: mark.source for mark in marks} | handin.our_sources()
     both = "".join(f"<pre>{html.escape(texts.get(name, ''))}</pre>" for name in (one, other))
     title = html.escape(f"{one} and {other}: {alike:.0%}")
     return f'<details><summary>{title}</summary><div class="pair">{both}</div></details>'
 
 
-def _charts(task: Assignment, mark: Mark, tried: Sequence[Tried], secret: str) -> str:
+def _charts(task: assignment.Assignment, mark: Mark, tried: Sequence[Tried], secret: str) -> str:
     """Return the assignment's own charts of what failed, as SVG; none where it cannot draw one."""
     draw = getattr(task.public, "chart", None)
     if draw is None or not tried:
@@ -291,7 +297,7 @@ A_DAY = 5
 """Hand-ins a day after which hidden properties are no longer named."""
 
 
-def pack(task: Assignment, secret: str) -> bytes:
+def pack(task: assignment.Assignment, secret: str) -> bytes:
     """Return the zip: package, assignment and the term's secret; keys stay here."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -303,7 +309,7 @@ def pack(task: Assignment, secret: str) -> bytes:
     return made.getvalue()
 
 
-def _entries(task: Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
+def _entries(task: assignment.Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
     yield "setup.sh", SETUP.encode()
     yield "run_autograder", RUN.format(name=task.name).encode()
     yield "secret.toml", f"secret = {json.dumps(secret)}\n".encode()
@@ -326,16 +332,16 @@ def autograde(root: str | Path, name: str) -> None:
     root = Path(root)
     source = root / "source"
     secret_file = source / "secret.toml"
-    task = load(name, source / "course")
+    task = assignment.load(name, source / "course")
     secret = read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
     told = root / "submission_metadata.json"
     metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
     users = metadata.get("users") or [{}]
     student = str(users[0].get("email") or "nobody")
-    found = hand_ins(root / "submission", task.functions)
-    best = max(found, key=lambda work: bool(work.source), default=HandIn(student, "", ""))
+    found = handin.hand_ins(root / "submission", task.functions)
+    best = max(found, key=lambda work: bool(work.source), default=handin.HandIn(student, "", ""))
     whole = "".join(work.log for work in found)
-    one = HandIn(student, best.file, best.source, whole, best.notes)
+    one = handin.HandIn(student, best.file, best.source, whole, best.notes)
     made = results(task, marked(task, one, Enrolled(student), secret))
     if _today(metadata) >= A_DAY:
         for test in made["tests"]:

@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ascend_lab.dsl.boxes import Range, needed, whole
-from ascend_lab.dsl.primitives_loops import fuse
-from ascend_lab.dsl.primitives_tiles import inline
+from ascend_lab import errors, isa
+from ascend_lab.dsl import boxes, primitives_loops, primitives_tiles, tensor
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
-from ascend_lab.dsl.tensor import Call, Expr, Read
-from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import var
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +46,8 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
 
 
 def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
-    with suppress(ScheduleError):  # a reshape of a reshape stays a copy
-        return inline(s, stage.name)
+    with suppress(errors.ScheduleError):  # a reshape of a reshape stays a copy
+        return primitives_tiles.inline(s, stage.name)
     return s
 
 
@@ -63,9 +59,9 @@ def _groups(state: State) -> dict[str, str]:
     return _join_outputs(state, groups)
 
 
-def _reads(state: State, name: str) -> list[Read] | None:
+def _reads(state: State, name: str) -> list[tensor.Read] | None:
     """Return all reads of a tensor; None if one is by a product or a kernel of its own."""
-    found: list[Read] = []
+    found: list[tensor.Read] = []
     for reader in state.readers(name):
         if isinstance(reader, Fixed) or reader.is_cube:
             return None
@@ -86,9 +82,9 @@ def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool
     return plain or (few and not any(x.view for x in reads))
 
 
-def weight(expr: Expr) -> int:
+def weight(expr: tensor.Expr) -> int:
     """Count the operations of an expression that are not casts."""
-    if not isinstance(expr, Call):
+    if not isinstance(expr, tensor.Call):
         return 0
     return (expr.op not in ("vconv", "vcopy")) + sum(map(weight, expr.args))
 
@@ -138,8 +134,8 @@ def merge_axes(s: Schedule, phase: Phase) -> Schedule:
     for name in phase.names:
         for place in reversed(range(len(s.state.stage(name).reduce) - 1)):
             first, second = s.state.stage(name).reduce[place : place + 2]
-            with suppress(ScheduleError):
-                s = fuse(s, name, first.name, second.name)
+            with suppress(errors.ScheduleError):
+                s = primitives_loops.fuse(s, name, first.name, second.name)
     return s
 
 
@@ -151,8 +147,8 @@ def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str)
         if len(own) == 1:
             return s
         try:
-            trial = fuse(trial, name, first, second) if own else trial
-        except ScheduleError:
+            trial = primitives_loops.fuse(trial, name, first, second) if own else trial
+        except errors.ScheduleError:
             return s
     return s if any(_mixes(trial.state.stage(n), names) for n in names) else trial
 
@@ -178,11 +174,11 @@ def row_axes(state: State, phase: Phase) -> list[str]:
 
 def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
     """True if a step along `axis` of the root needs another part of the tile."""
-    if whole(root)[axis].count == 1:
+    if boxes.whole(root)[axis].count == 1:
         return True
-    active = {root.name: whole(root) | {axis: Range(var(axis), 1)}}
+    active = {root.name: boxes.whole(root) | {axis: boxes.Range(isa.var(axis), 1)}}
     try:
-        box = needed(state, state.stage(tile), active)
-    except ScheduleError:
+        box = boxes.needed(state, state.stage(tile), active)
+    except errors.ScheduleError:
         return False  # one reader needs all of it, another a part
     return any(name == axis for part in box.values() for name, _ in part.start.terms)

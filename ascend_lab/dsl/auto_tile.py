@@ -5,17 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.dsl import boxes, primitives_tiles, tensor
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
-from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
-from ascend_lab.dsl.primitives_tiles import compute_at, double_buffer, inline
 from ascend_lab.dsl.schedule import Schedule, complete, moves_only
 from ascend_lab.dsl.stages import Leaf, Stage, State
-from ascend_lab.dsl.tensor import Axis
-from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import c0_of
-from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.isa import up
 
 TILES_PER_CORE = 4
 SMALL_BYTES = 32768
@@ -45,7 +42,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 
-    def share(axis: Axis, cores: int) -> int:
+    def share(axis: tensor.Axis, cores: int) -> int:
         return _share(axis.extent, cores, unit if axis is axes[-1] else 1)
 
     found = []
@@ -82,7 +79,7 @@ def block_elements(state: State, phase: Phase) -> int:
     stages = [state.stage(n) for n in phase.names]
     found = {r.dtype for x in stages for r in x.reads}
     found |= {x.dtype for x in stages if x.name not in phase.tiles}
-    return math.lcm(*map(c0_of, found))
+    return math.lcm(*map(isa.c0_of, found))
 
 
 def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
@@ -143,10 +140,10 @@ def _apart(s: Schedule, phase: Phase) -> Schedule:
     if not phase.tiles and not phase.outputs:
         needed = f"a tile of {phase.root} that fits in UB"
         got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
-        raise ScheduleError(needed, got, "reshape the tensor so that an axis can be split")
+        raise errors.ScheduleError(needed, got, "reshape the tensor so that an axis can be split")
     again = [n for n in phase.tiles if not s.state.stage(n).fold]
     for name in again:
-        s = inline(s, name)
+        s = primitives_tiles.inline(s, name)
     for name in phase.names:
         s = s if name in again else schedule_phase(s, Phase(name))
     return s
@@ -247,7 +244,7 @@ def tile_bytes(
     steps = {f"{name}.{n}": width for n, width in widths.items()} | dict(folds)
     local = nest.stage(name).sources[0]  # where a fold is computed, whose root is then a copy
     steps |= {f"{local}.{a.name}": folds[f"{name}.{a.name}"] for a in root.reduce}
-    return ub_bytes(nest, name, s.chip, steps)
+    return boxes.ub_bytes(nest, name, s.chip, steps)
 
 
 @lru_cache(maxsize=16)
@@ -304,7 +301,7 @@ def arrange(
     if phase.tiles or phase.outputs:
         s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
     for each in (name, *phase.outputs):
-        s = double_buffer(s, each, depth)
+        s = primitives_tiles.double_buffer(s, each, depth)
     return s
 
 
@@ -315,7 +312,7 @@ def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tup
 
 
 def fold_loops(
-    s: Schedule, name: str, axes: Sequence[Axis], folds: Mapping[str, int]
+    s: Schedule, name: str, axes: Sequence[tensor.Axis], folds: Mapping[str, int]
 ) -> tuple[Schedule, list[str], list[str]]:
     """Split the axes of a stage that are walked in parts; return loops and tile loops."""
     loops: list[str] = []
@@ -337,14 +334,14 @@ def attach_tiles(
         s = _opened(s, phase.root, leaf)
         host = [f"{leaf.name}_o"]
     for name in reversed(phase.outputs):
-        s = compute_at(s, name, phase.root, host[-1])
+        s = primitives_tiles.compute_at(s, name, phase.root, host[-1])
     for name in reversed(phase.tiles):
         stage = s.state.stage(name)
         s, loops, tiles = fold_loops(s, name, (*stage.axes, *stage.reduce), folds)
         if loops:
             s = vectorise(reorder(s, name, *loops, *tiles), name, tiles[0])
-        s = double_buffer(s, name, depth if stage.scope == "GM" else 1)
-        s = compute_at(s, name, phase.root, host[-1])
+        s = primitives_tiles.double_buffer(s, name, depth if stage.scope == "GM" else 1)
+        s = primitives_tiles.compute_at(s, name, phase.root, host[-1])
     return s
 
 

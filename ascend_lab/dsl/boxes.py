@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.dsl.emit_vector import block_steps
-from ascend_lab.dsl.schedule import loop_count, members
+from ascend_lab.dsl import emit_vector, schedule, tensor
 from ascend_lab.dsl.stages import Stage, State, overwrites
-from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
 
@@ -136,10 +134,10 @@ def _boxes(
             place = host.attach
         return found
 
-    for name in reversed(members(state, root)):
+    for name in reversed(schedule.members(state, root)):
         stage = state.stage(name)
         kept[name] = whole(stage) if name == root else needed(state, stage, around(stage.attach))
-        active[name] = inside(name, loop_count(state, stage))
+        active[name] = inside(name, schedule.loop_count(state, stage))
     return kept, active
 
 
@@ -193,7 +191,7 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
         if piece:
             sizes[-1], own = piece // DTYPE_BYTES[stage.expr.dtype], piece
-        spare += 0 if isinstance(stage.expr, Read) else own
+        spare += 0 if isinstance(stage.expr, tensor.Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
         spare += 2 * BLOCK_BYTES * rows
@@ -210,7 +208,7 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
     once = [n for n in along if len(state.readers(n)) < 2]
     loaded = any(getattr(state.find(n), "is_copy", True) for n in once)
-    groups = groups and not isinstance(stage.expr, Read) and not loaded
+    groups = groups and not isinstance(stage.expr, tensor.Read) and not loaded
     parts = max(1, (size + piece // 2) // piece)  # about equal ones
     piece = -(-size // (512 * parts)) * 512
     return piece * (wide and groups and math.prod(sizes) == sizes[-1] and bool(along))
@@ -243,19 +241,19 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
     return 2 * lanes * math.prod(box[name].count for name in outer)
 
 
-def _tile(expr: Expr, sizes: Sequence[int], align: int) -> int:
+def _tile(expr: tensor.Expr, sizes: Sequence[int], align: int) -> int:
     """Bytes of a tile for an expression, its longest axis in whole blocks."""
     block, longest = max(c0_of(expr.dtype), align), max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
 
 
-def _peak(expr: Expr, sizes: Sequence[int], out: str, align: int) -> int:
+def _peak(expr: tensor.Expr, sizes: Sequence[int], out: str, align: int) -> int:
     """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
     alive = peak = 0
     spare = True
-    for arg in dict.fromkeys(expr.args) if isinstance(expr, Call) else ():
-        if isinstance(arg, Read):
+    for arg in dict.fromkeys(expr.args) if isinstance(expr, tensor.Call) else ():
+        if isinstance(arg, tensor.Read):
             continue
         here = spare and arg.dtype == out
         spare = spare and not here
@@ -268,4 +266,4 @@ def _peak(expr: Expr, sizes: Sequence[int], out: str, align: int) -> int:
 def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements)."""
     unit = max(c0_of(stage.dtype), stage.align)
-    return block_steps(sizes, unit, always=stage.align > 1)
+    return emit_vector.block_steps(sizes, unit, always=stage.align > 1)

@@ -12,42 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ascend_lab import isa, layout
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.boxes import Box, Range
+from ascend_lab.dsl import boxes, fractals
 from ascend_lab.dsl.emit_vector import Op, View, apply
-from ascend_lab.dsl.fractals import (
-    Matrix,
-    has_relu,
-    matrix_map,
-    matrix_of,
-    plain_read,
-    product_of,
-    role_of,
-)
-from ascend_lab.dsl.stages import FRACTAL, Fixed, Stage, State, bare
+from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Launch, c0_of
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels import ConvShape, conv, transpose
 from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launch, scatter_launch
-from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.layout import (
-    Move,
-    address_map,
-    conversion_launch,
-    copy_launch,
-    maps_launch,
-    moves_launch,
-    row_major,
-)
-from ascend_lab.layout import View as KernelView
 
-AREA_C = FRACTAL * FRACTAL
+AREA_C = isa.FRACTAL * isa.FRACTAL
 
 
-def instructions(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None:
+def instructions(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
     """Write the instructions of one stage of a matrix product."""
     if stage.is_cube:
         _multiply(tiles, stage, box, folds)
@@ -61,20 +39,22 @@ def instructions(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> N
         _drain(tiles, stage, ranges)
 
 
-def _per(index: Affine, unit: int) -> Affine:
+def _per(index: isa.Affine, unit: int) -> isa.Affine:
     """Return index / unit; the index must step in whole units."""
     values = (index.const, *(c for _, c in index.terms))
     if any(v % unit for v in values):
         raise ScheduleError(f"cube tiles in steps of {unit}", str(index), "split by a multiple")
-    return Affine(index.const // unit, tuple((v, c // unit) for v, c in index.terms))
+    return isa.Affine(index.const // unit, tuple((v, c // unit) for v, c in index.terms))
 
 
-def _fractal(matrix: Matrix, held: Held, ranges: Sequence[Range]) -> tuple[Affine, int]:
+def _fractal(
+    matrix: fractals.Matrix, held: Held, ranges: Sequence[boxes.Range]
+) -> tuple[isa.Affine, int]:
     """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
     major, minor = matrix.major, matrix.minor
     starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
     pitch = -(-held.sizes[minor] // matrix.minor_unit)
-    before = Affine()
+    before = isa.Affine()
     for dim in matrix.batch:
         before = before * held.sizes[dim] + starts[dim]
     before = before * (pitch * -(-held.sizes[major] // matrix.major_unit))
@@ -82,25 +62,27 @@ def _fractal(matrix: Matrix, held: Held, ranges: Sequence[Range]) -> tuple[Affin
     return at + before, pitch
 
 
-def _sizes(matrix: Matrix, ranges: Sequence[Range]) -> tuple[int, int]:
+def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int, int]:
     """Return the columns and rows of fractals in a box."""
     columns = ranges[matrix.major].count // matrix.major_unit
     return columns, ranges[matrix.minor].count // matrix.minor_unit
 
 
-def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
+def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """GM -> L1: one burst per fractal column."""
-    matrix = matrix_of(product_of(tiles.state, stage), role_of(tiles.state, stage))
+    matrix = fractals.matrix_of(
+        fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
+    )
     source, area = tiles.place(stage.sources[0]), matrix.area
     (at, pitch), (columns, rows) = _fractal(matrix, source, ranges), _sizes(matrix, ranges)
     region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
     tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
 
 
-def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
+def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """L1 -> L0A or L0B: one load2d per row or column of fractals."""
-    role = role_of(tiles.state, stage)
-    matrix = matrix_of(product_of(tiles.state, stage), role)
+    role = fractals.role_of(tiles.state, stage)
+    matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
     held, area = tiles.held[stage.sources[0]], matrix.area
     (start, pitch), (depth, rows) = _fractal(matrix, held, ranges), _sizes(matrix, ranges)
     k, unit = tiles.builder, tiles.unit
@@ -119,7 +101,7 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
             k.load2d(to, src.region((start + i) * area, (depth, area), (pitch * area, 1)))
 
 
-def _multiply(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None:
+def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
     """One mmad; it adds to C except in the first step of all loops over k."""
     if stage.scope != "L0C" or not stage.tensorized:
         got = f"one in {stage.scope}"
@@ -130,26 +112,26 @@ def _multiply(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None
             needed = f"{stage.name}: operand {read.source} in {scope}"
             got = tiles.state.find(read.source).scope
             raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
-    c0 = c0_of(stage.reads[0].dtype)
-    matrix, own = matrix_of(stage, "C"), tiles.held[stage.name]
+    c0 = isa.c0_of(stage.reads[0].dtype)
+    matrix, own = fractals.matrix_of(stage, "C"), tiles.held[stage.name]
     ranges = [box[a.name] for a in stage.axes]
     (at, top), (n, m) = _fractal(matrix, own, ranges), _sizes(matrix, ranges)
     k = box["k"].count // c0
     a, b = (tiles.held[r.source].memory for r in stage.reads)
-    steps = (top * AREA_C, AREA_C, FRACTAL, 1)
+    steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
-        own.memory.region(at * AREA_C, (n, m, FRACTAL, FRACTAL), steps),
-        a.region(0, (m, k, FRACTAL, c0)),
-        b.region(0, (k, n, FRACTAL, c0)),
-        accumulate=sum(folds, Affine()),
+        own.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
+        a.region(0, (m, k, isa.FRACTAL, c0)),
+        b.region(0, (k, n, isa.FRACTAL, c0)),
+        accumulate=sum(folds, isa.Affine()),
     )
 
 
-def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
+def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
-    read, k = plain_read(stage.expr), tiles.builder
+    read, k = fractals.plain_read(stage.expr), tiles.builder
     assert read is not None
-    matrix = matrix_of(product_of(tiles.state, stage), "C")
+    matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), "C")
     held, (columns, rows) = tiles.held[read.source], _sizes(matrix, ranges)
     at, pitch = _fractal(matrix, held, ranges)
     box = (columns, rows * AREA_C)
@@ -157,25 +139,25 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
     if stage.scope == "UB":
         out = View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
         k.copy(out.memory.region(0, box), source)
-        if has_relu(stage.expr):
+        if fractals.has_relu(stage.expr):
             apply(tiles.unit, Op("vrelu"), out, (out,), (rows * columns * AREA_C,))
         return
     tensor = tiles.place(stage.name)
     place, height = _fractal(matrix, tensor, ranges)
     target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
     if tiles.state.find(read.source).scope == "L0C":
-        k.fixpipe(target, source, relu=has_relu(stage.expr))
+        k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
     else:
         k.copy(target, source)
 
 
 # -- kernels written by hand -----------------------------------------------------------------------
 Attrs = Mapping[str, Any]
-Made = list[tuple[Launch, dict[str, str]]]
+Made = list[tuple[isa.Launch, dict[str, str]]]
 """Launches, each with the names its tensors get in the program; y is the stage's own."""
 
 
-def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...]:
     """Return the launches of a stage that has a kernel of its own."""
     maker = _MAKERS.get(stage.kind)
     if maker is None:
@@ -184,11 +166,11 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
             f"a hand-written kernel for {stage.kind} ({known})", "none", "use ops.compile"
         )
     made = maker(state, stage, dict(stage.attrs), chip)
-    return tuple(renamed(launch, {"y": stage.name} | names) for launch, names in made)
+    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in made)
 
 
 def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    launch = transpose_launch(chip, stage.shapes[0], attrs["perm"], stage.dtype)
+    launch = transpose.transpose_launch(chip, stage.shapes[0], attrs["perm"], stage.dtype)
     return [(launch, {"x": stage.sources[0]})]
 
 
@@ -216,16 +198,16 @@ def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     start, index, updates = stage.sources
     rows, columns = stage.shape[0], math.prod(stage.shape[1:])
     picks, mode = math.prod(stage.shapes[1]), attrs["mode"]
-    copy = copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
+    copy = layout.copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
     launch = scatter_launch(chip, rows, columns, picks, stage.dtype, mode=mode)
     return [(copy, {"x": start}), (launch, {"u": updates, "index": index})]
 
 
 def _convert(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    flat = address_map("ND", stage.shape, stage.dtype)
-    stored = matrix_map(stage.shape, attrs["matrix"], stage.dtype)
+    flat = layout.address_map("ND", stage.shape, stage.dtype)
+    stored = fractals.matrix_map(stage.shape, attrs["matrix"], stage.dtype)
     maps = (flat, stored) if stage.kind == "to_fractal" else (stored, flat)
-    return [(maps_launch(*maps, chip, stage.name), {"x": stage.sources[0]})]
+    return [(layout.maps_launch(*maps, chip, stage.name), {"x": stage.sources[0]})]
 
 
 def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
@@ -238,16 +220,18 @@ def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     (n, c, h, w), (k, _, r, s) = stage.shapes
     steps = (attrs["stride"], attrs["pad"])
     shape = ConvShape(n, c, h, w, k, r, s, *steps, x.dtype, stage.dtype, attrs["dilation"])
-    flat = address_map("ND", (n, k, math.prod(shape.out_hw)), stage.dtype)
-    columns = matrix_map(flat.shape, Matrix(1, 2, FRACTAL, FRACTAL, (0,)), stage.dtype)
+    flat = layout.address_map("ND", (n, k, math.prod(shape.out_hw)), stage.dtype)
+    columns = fractals.matrix_map(
+        flat.shape, fractals.Matrix(1, 2, isa.FRACTAL, isa.FRACTAL, (0,)), stage.dtype
+    )
     names = {"x": f"{stage.name}_x", "weight": f"{stage.name}_w", "y": f"{stage.name}_y"}
-    into = conversion_launch(stage.shapes[0], x.dtype, "NCHW", "NC1HWC0", chip)
-    weights = conversion_launch(stage.shapes[1], weight.dtype, "NCHW", "FRACTAL_Z", chip)
+    into = layout.conversion_launch(stage.shapes[0], x.dtype, "NCHW", "NC1HWC0", chip)
+    weights = layout.conversion_launch(stage.shapes[1], weight.dtype, "NCHW", "FRACTAL_Z", chip)
     return [
         (into, {"x": x.name, "y": names["x"]}),
         (weights, {"x": weight.name, "y": names["weight"]}),
-        (conv_launch(shape, chip), names),
-        (maps_launch(columns, flat, chip, stage.name), {"x": names["y"]}),
+        (conv.conv_launch(shape, chip), names),
+        (layout.maps_launch(columns, flat, chip, stage.name), {"x": names["y"]}),
     ]
 
 
@@ -263,17 +247,17 @@ _MAKERS: Mapping[str, Callable[[State, Fixed, Attrs, Chip], Made]] = {
 }
 
 
-def copied(state: State, stage: Stage, chip: Chip) -> Launch:
+def copied(state: State, stage: Stage, chip: Chip) -> isa.Launch:
     """Return the launch of a stage that only moves elements from one GM tensor to another."""
     read = bare(stage.expr)
     assert read is not None
     shape = read.view or state.find(read.source).shape
-    pairs = list(zip(read.index, row_major(shape), strict=True))
+    pairs = list(zip(read.index, layout.row_major(shape), strict=True))
     strides = dict.fromkeys((a.name for a in stage.axes), 0)
     for name, step in ((n, factor * step) for index, step in pairs for n, factor in index.terms):
         strides[name] += step
     offset = sum(index.const * step for index, step in pairs)
-    source = KernelView(read.source, tuple(strides.values()), offset)
-    move = Move(stage.shape, KernelView(stage.name, row_major(stage.shape)), source)
+    source = layout.View(read.source, tuple(strides.values()), offset)
+    move = layout.Move(stage.shape, layout.View(stage.name, layout.row_major(stage.shape)), source)
     tensors = {stage.name: math.prod(stage.shape), read.source: math.prod(shape)}
-    return moves_launch(chip, stage.dtype, tensors, [move], name=stage.name)
+    return layout.moves_launch(chip, stage.dtype, tensors, [move], name=stage.name)

@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ascend_lab import errors, layout
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
-from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
-from ascend_lab.layout import row_major
 
 COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
 ACROSS = {"sum": "vcadd", "max": "vcmax", "min": "vcmin"}
@@ -176,7 +175,7 @@ def fold_box(
         return
     inner, block = math.prod(kept), c0_of(src.dtype)
     pitch = inner if inner == 1 else -(-inner // block) * block
-    steps = (*(s * pitch for s in row_major(outer)), *row_major(kept))
+    steps = (*(s * pitch for s in layout.row_major(outer)), *layout.row_major(kept))
     partial = View(unit.take(src.dtype, pitch * math.prod(outer)), src.dtype, 0, steps)
     fold_lanes(unit, fold, partial, source, [*outer, *kept], folds[lane])
     fold_box(unit, fold, dst, partial, outer, kept, add)
@@ -189,7 +188,7 @@ def _fold_rows(
     """Combine the slices of src one after another into dst."""
     if folds and 1 not in src.strides[len(folds) :] and max(kept, default=1) > 1:
         needed = "a fold with contiguous elements along a kept axis, or along the folded one"
-        raise ScheduleError(needed, f"steps {src.strides}", "transpose the tensor first")
+        raise errors.ScheduleError(needed, f"steps {src.strides}", "transpose the tensor first")
     op = Op(COMBINE[fold])
     if not folds and not add:
         apply(unit, Op("vcopy"), dst, (src,), kept)
@@ -268,7 +267,7 @@ def fold_lanes(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: 
 def _lines(unit: Unit, dtype: str, rows: Sizes, width: int) -> View:
     """Return scratch for rows of `width` lanes, one behind the other."""
     tile = unit.take(dtype, math.prod(rows) * width)
-    return View(tile, dtype, 0, (*(s * width for s in row_major(rows)), 1))
+    return View(tile, dtype, 0, (*(s * width for s in layout.row_major(rows)), 1))
 
 
 def _by_groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:

@@ -4,24 +4,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ascend_lab.dsl.tensor import (
-    Axis,
-    Call,
-    Compute,
-    Expr,
-    Load,
-    Shape,
-    Tensor,
-    binary,
-    dtype_of,
-    leaves,
-    unary,
-)
+from ascend_lab.dsl import tensor
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import var
 
 
-def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
+def check_shape(shape: Sequence[int] | int, what: str = "shape") -> tensor.Shape:
     """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
@@ -34,14 +22,16 @@ def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
     return sizes
 
 
-def placeholder(shape: Sequence[int], dtype: str = "fp16", name: str = "") -> Tensor:
+def placeholder(shape: Sequence[int], dtype: str = "fp16", name: str = "") -> tensor.Tensor:
     """Return an input tensor."""
-    return Tensor(name, check_shape(shape, name or "placeholder"), dtype_of(dtype), None, "x")
+    return tensor.Tensor(
+        name, check_shape(shape, name or "placeholder"), tensor.dtype_of(dtype), None, "x"
+    )
 
 
-def reduce_axis(extent: int, name: str = "k") -> Axis:
+def reduce_axis(extent: int, name: str = "k") -> tensor.Axis:
     """Return an axis to fold over."""
-    return Axis(name, check_shape((extent,), f"reduce axis {name}")[0], True)
+    return tensor.Axis(name, check_shape((extent,), f"reduce axis {name}")[0], True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +39,8 @@ class Fold:
     """A reduction while a formula is written: te.sum(a[i, k], axis=k)."""
 
     kind: str
-    expr: Expr
-    axes: tuple[Axis, ...]
+    expr: tensor.Expr
+    axes: tuple[tensor.Axis, ...]
 
     def _refuse(self, other: object) -> "Fold":
         """Refuse arithmetic: a fold is the whole of a formula."""
@@ -62,8 +52,11 @@ class Fold:
 
 
 def compute(
-    shape: Sequence[int], formula: Callable[..., Expr | Fold], name: str = "", hint: str = "y"
-) -> Tensor:
+    shape: Sequence[int],
+    formula: Callable[..., tensor.Expr | Fold],
+    name: str = "",
+    hint: str = "y",
+) -> tensor.Tensor:
     """Return out[i, j, ...] = formula(i, j, ...); the axes take the lambda's parameter names."""
     sizes = check_shape(shape, name or hint)
     names = list(inspect.signature(formula).parameters)
@@ -74,27 +67,27 @@ def compute(
 
 
 def computed(
-    sizes: Shape, names: Sequence[str], value: Expr | Fold, name: str, hint: str
-) -> Tensor:
+    sizes: tensor.Shape, names: Sequence[str], value: tensor.Expr | Fold, name: str, hint: str
+) -> tensor.Tensor:
     """Return the tensor of a formula already applied to its axes `names`."""
-    axes = tuple(Axis(n, size) for n, size in zip(names, sizes, strict=True))
+    axes = tuple(tensor.Axis(n, size) for n, size in zip(names, sizes, strict=True))
     if isinstance(value, Fold):
-        body = Compute(axes, value.expr, value.kind, value.axes)
+        body = tensor.Compute(axes, value.expr, value.kind, value.axes)
         clash = {a.name for a in axes} & {a.name for a in value.axes}
         if clash:
             raise ShapeError("different names for axes", str(sorted(clash)), "rename one")
-    elif isinstance(value, Expr):
-        body = Compute(axes, value)
+    elif isinstance(value, tensor.Expr):
+        body = tensor.Compute(axes, value)
     else:
         raise ShapeError("a formula of tensor elements", repr(value), "write a[i] + b[i]")
     _check_bounds(body, name or hint)
-    return Tensor(name, sizes, body.expr.dtype, body, hint)
+    return tensor.Tensor(name, sizes, body.expr.dtype, body, hint)
 
 
-def _check_bounds(body: Compute, what: str) -> None:
+def _check_bounds(body: tensor.Compute, what: str) -> None:
     ranges = {a.name: a.extent for a in (*body.axes, *body.reduce)}
-    for element in leaves(body.expr):
-        assert isinstance(element, Load)
+    for element in tensor.leaves(body.expr):
+        assert isinstance(element, tensor.Load)
         shape = element.view or element.tensor.shape
         for number, (index, size) in enumerate(zip(element.index, shape, strict=True)):
             for name, _ in index.terms:
@@ -107,10 +100,10 @@ def _check_bounds(body: Compute, what: str) -> None:
                 raise ShapeError(needed, f"{low}..{high}", "shrink the axis or pad the tensor")
 
 
-def _fold(kind: str) -> Callable[[Expr, Axis | Sequence[Axis]], Fold]:
-    def fold(expr: Expr, axis: Axis | Sequence[Axis]) -> Fold:
-        axes = (axis,) if isinstance(axis, Axis) else tuple(axis)
-        bad = next((a for a in axes if not isinstance(a, Axis) or not a.reduce), None)
+def _fold(kind: str) -> Callable[[tensor.Expr, tensor.Axis | Sequence[tensor.Axis]], Fold]:
+    def fold(expr: tensor.Expr, axis: tensor.Axis | Sequence[tensor.Axis]) -> Fold:
+        axes = (axis,) if isinstance(axis, tensor.Axis) else tuple(axis)
+        bad = next((a for a in axes if not isinstance(a, tensor.Axis) or not a.reduce), None)
         if bad is not None or not axes:
             raise ShapeError(f"te.{kind}: axes from te.reduce_axis", repr(bad), "make one")
         return Fold(kind, expr, axes)
@@ -123,9 +116,9 @@ def _fold(kind: str) -> Callable[[Expr, Axis | Sequence[Axis]], Fold]:
 sum, max, min, prod = (_fold(kind) for kind in ("sum", "max", "min", "prod"))  # noqa: A001
 
 
-def _function(op: str, result: str) -> Callable[[Expr], Call]:
-    def function(value: Expr) -> Call:
-        return unary(op, value)
+def _function(op: str, result: str) -> Callable[[tensor.Expr], tensor.Call]:
+    def function(value: tensor.Expr) -> tensor.Call:
+        return tensor.unary(op, value)
 
     function.__doc__ = f"Return {result} of an element."
     return function
@@ -137,11 +130,11 @@ relu = _function("vrelu", "max(x, 0)")
 absolute = _function("vabs", "the absolute value")
 
 
-def maximum(left: Expr, right: Expr | float) -> Call:
+def maximum(left: tensor.Expr, right: tensor.Expr | float) -> tensor.Call:
     """Return the larger of two elements, or of an element and a number."""
-    return binary("vmax", left, right)
+    return tensor.binary("vmax", left, right)
 
 
-def minimum(left: Expr, right: Expr | float) -> Call:
+def minimum(left: tensor.Expr, right: tensor.Expr | float) -> tensor.Call:
     """Return the smaller of two elements, or of an element and a number."""
-    return binary("vmin", left, right)
+    return tensor.binary("vmin", left, right)

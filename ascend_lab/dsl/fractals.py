@@ -8,9 +8,9 @@ conversion phase stands between.
 import math
 from dataclasses import dataclass, replace
 
-from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage, State, identity, redirect
+from ascend_lab.dsl.stages import Fixed, Input, Stage, State, identity, redirect
 from ascend_lab.dsl.tensor import Call, Expr, Read
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import FRACTAL, c0_of
 from ascend_lab.layout import AddressMap, address_map
 
 CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")

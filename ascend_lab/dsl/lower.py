@@ -6,36 +6,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import emit_cube
+from ascend_lab.dsl import emit_cube, emit_vector
 from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
-from ascend_lab.dsl.emit_cube import copied, handwritten
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
-from ascend_lab.dsl.emit_vector import Op, Unit, apply
 from ascend_lab.dsl.fractals import stored
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count, members, moves_only, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.dsl.tiles import Group, Tiles
-from ascend_lab.errors import AlignmentError, ScheduleError
-from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of
 
 
-def lower(schedule: Schedule) -> Kernel:
+def lower(schedule: Schedule) -> isa.Kernel:
     """Return the kernel of a schedule on its chip, one phase per stage that is kept in GM.
 
     Raises `ScheduleError` for nests that cannot be written, `CapacityError` for tiles that do not
     fit, both with the numbers.
     """
     state, chip = schedule.state, schedule.chip
-    phases: list[Launch] = []
+    phases: list[isa.Launch] = []
     tensors = tuple(stored(state).items())
     for stage in roots(state):
         phases += _launches(state, stage, chip, tensors)
-    return Kernel(schedule.outputs[0].label, tuple(phases))
+    return isa.Kernel(schedule.outputs[0].label, tuple(phases))
 
 
-def lower_stage(schedule: Schedule, name: str) -> tuple[Launch, ...]:
+def lower_stage(schedule: Schedule, name: str) -> tuple[isa.Launch, ...]:
     """Return the launches of one stage; none if it is computed inside another nest."""
     state = schedule.state
     stage = next((s for s in roots(state) if s.name == name), None)
@@ -44,15 +41,15 @@ def lower_stage(schedule: Schedule, name: str) -> tuple[Launch, ...]:
 
 def _launches(
     state: State, stage: Stage | Fixed, chip: Chip, tensors: tuple[tuple[str, int], ...]
-) -> tuple[Launch, ...]:
+) -> tuple[isa.Launch, ...]:
     if isinstance(stage, Fixed):
-        return handwritten(state, stage, chip)
+        return emit_cube.handwritten(state, stage, chip)
     if moves_only(state, stage):
-        return (copied(state, stage, chip),)
+        return (emit_cube.copied(state, stage, chip),)
     try:
         return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
-    except AlignmentError as error:
-        raise ScheduleError(
+    except errors.AlignmentError as error:
+        raise errors.ScheduleError(
             f"{stage.name}: tiles that begin at 32-byte blocks ({error.needed})",
             error.got,
             "split by multiples of 16 elements, or vectorise a loop further out",
@@ -60,7 +57,7 @@ def _launches(
 
 
 @lru_cache(maxsize=16)
-def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], ...]) -> Launch:
+def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], ...]) -> isa.Launch:
     """Return the launch of one nest: cores with full shares, then those with a rest.
 
     A schedule found by writing its nests is written again when it is lowered: remembered.
@@ -70,26 +67,26 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     shares = [_shares(stage, leaf) for leaf in bound]
     if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
         needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
-        raise ScheduleError(needed, "a loop", "bind it")
+        raise errors.ScheduleError(needed, "a loop", "bind it")
     used = math.prod(sum(count for _, count, _ in share) for share in shares)
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
     if used > there:
         needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
-        raise ScheduleError(needed, str(used), "split with a larger factor before bind")
+        raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
     parts = []
     for chosen in product(*shares):
         nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
         for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
             ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
-            start = Affine(first) if ends else start
+            start = isa.Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
         nest.run(stage, box)
         steps = product(*(range(first, first + count) for first, count, _ in chosen))
         named = (zip((leaf.name for leaf in bound), values, strict=True) for values in steps)
-        parts.append(Part(nest.builder.finish(), tuple(binding_of(dict(x)) for x in named)))
-    return Launch(root, tuple(parts))
+        parts.append(isa.Part(nest.builder.finish(), tuple(isa.binding_of(dict(x)) for x in named)))
+    return isa.Launch(root, tuple(parts))
 
 
 def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
@@ -98,12 +95,12 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
     for coarser in stage.loops:
         if coarser.root == leaf.root and coarser.width > leaf.width:
             needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
-            raise ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
+            raise errors.ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full, rest = divmod(extent, leaf.width)
     if stage.rest and leaf.root == stage.axes[-1].name:
         if leaf.width > 1:
             needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
-            raise ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
+            raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
         return [(0, full - 1, 1), (full - 1, 1, 1)]
     return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
 
@@ -116,8 +113,8 @@ class Nest:
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
         self.state, self.root = state, root
-        self.builder = KernelBuilder(root, chip)
-        self.unit = Unit(self.builder)
+        self.builder = isa.KernelBuilder(root, chip)
+        self.unit = emit_vector.Unit(self.builder)
         self.tiles = Tiles(state, root, self.unit, tensors)
         self.active: dict[str, Box] = {}
         self.pending: dict[str, Sequence[Leaf]] = {}
@@ -144,15 +141,15 @@ class Nest:
         self.produce(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             sizes = [box[a.name].count for a in stage.axes]
-            begin = Op("vdup", start_of(stage.fold, stage.dtype))
+            begin = emit_vector.Op("vdup", start_of(stage.fold, stage.dtype))
             out = self.tiles.room(stage, box)
             full = filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
-            apply(self.unit, begin, out, (), full or sizes)
+            emit_vector.apply(self.unit, begin, out, (), full or sizes)
         self.level(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
 
-    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[Affine]) -> None:
+    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
         """Write one loop and what is inside it; `folds` are the fold loops around."""
         if not loops:
             self.instructions(stage, folds)
@@ -167,20 +164,20 @@ class Nest:
             self.release(guests)
         self.active[stage.name] = box
 
-    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, Affine]]:
+    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, isa.Affine]]:
         """Yield (range, trip) of a loop: over full parts, then the last one (cut or moved back)."""
         full, rest = divmod(whole.count, leaf.width)
         name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
         if full == 1:
-            yield Range(whole.start, leaf.width), Affine()
+            yield Range(whole.start, leaf.width), isa.Affine()
         elif full:
             with self.builder.loop(name, full) as index:
                 yield Range(whole.start + index * leaf.width, leaf.width), index
         if rest and leaf.tail == "guard" and full:
-            back = Affine(whole.count - leaf.width)
-            yield Range(whole.start + back, leaf.width), Affine(full)
+            back = isa.Affine(whole.count - leaf.width)
+            yield Range(whole.start + back, leaf.width), isa.Affine(full)
         elif rest:
-            yield Range(whole.start + full * leaf.width, rest), Affine(full)
+            yield Range(whole.start + full * leaf.width, rest), isa.Affine(full)
 
     # -- tiles ----------------------------------------------------------------------------------
     def produce(self, stages: Sequence[Stage]) -> None:
@@ -256,7 +253,7 @@ class Nest:
             self.tiles.release(stage.name)
 
     # -- instructions ---------------------------------------------------------------------------
-    def instructions(self, stage: Stage, folds: list[Affine]) -> None:
+    def instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
@@ -279,7 +276,7 @@ class Nest:
             out, narrow = self.tiles.room(stage, box), self.tiles.is_narrow(stage)
             full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
             if narrow and full and not folds:
-                apply(self.unit, Op("vdup", 0.0), out, (), full)
+                emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), full)
             sizes = [box[a.name].count for a in axes]
             piece = in_pieces(self.state, stage, sizes, self.builder.chip)
             done = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)

@@ -4,21 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ascend_lab.dsl import moves, tensor as exprs
 from ascend_lab.dsl.formulas import Fold, check_shape, computed
-from ascend_lab.dsl.moves import axis_names, copied, one_axis, reshape, template
-from ascend_lab.dsl.moves import pad as pad_tensor
-from ascend_lab.dsl.tensor import (
-    FLOATS,
-    Axis,
-    Call,
-    Compute,
-    Expr,
-    Shape,
-    Tensor,
-    binary,
-    dtype_of,
-    unary,
-)
+from ascend_lab.dsl.tensor import FLOATS, Axis, Call, Compute, Expr, Shape, Tensor, binary, unary
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 
@@ -37,7 +25,7 @@ def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> 
             needed = f"{hint}: operands of one shape"
             got = f"{first.label} {first.shape} and {tensor.label} {tensor.shape}"
             raise ShapeError(needed, got, "broadcast them to one shape first")
-    names = axis_names(len(first.shape))
+    names = moves.axis_names(len(first.shape))
     index = tuple(map(var, names))
     return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
 
@@ -129,7 +117,7 @@ def _same(op: str, *args: Expr) -> Call:
 
 def cast_to(a: Tensor, dtype: str) -> Tensor:
     """Return a in another number format: round to nearest even, whole numbers saturate."""
-    target = dtype_of(dtype)
+    target = exprs.dtype_of(dtype)
     if target == a.dtype:
         return a
     return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
@@ -157,16 +145,16 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
         raise ShapeError(
             f"broadcast: a shape that repeats to {target}", f"{a.label} {a.shape}", "sizes 1 repeat"
         )
-    names = axis_names(len(target))
+    names = moves.axis_names(len(target))
     own = names[len(target) - len(a.shape) :]
     index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
-    return copied(a[index], target, names, "broadcast")
+    return moves.copied(a[index], target, names, "broadcast")
 
 
 def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     """Return axes as sorted numbers 0..rank-1; negative ones count from the end."""
     given = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = {one_axis(number, rank, what) for number in given}
+    out = {moves.one_axis(number, rank, what) for number in given}
     if len(out) < len(given):
         raise ShapeError(f"{what}: each axis once", str(given), "drop the repeats")
     return tuple(sorted(out))
@@ -181,7 +169,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     axes = normal_axes(axis, len(a.shape), hint)
     wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
     source = cast_to(a, wide) if wide else a
-    names = axis_names(len(a.shape))
+    names = moves.axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
@@ -192,7 +180,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     out = cast_to(out, a.dtype) if wide else out
     if not keepdims:
         return out
-    return reshape(out, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
+    return moves.reshape(out, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
 
 
 def reduce_sum(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
@@ -313,7 +301,7 @@ def conv2d(
     oh, ow = window_out(h, top, bottom, r, sh, dh), window_out(w, left, right, s, sw, dw)
     out = _out_dtype("conv2d", x, weight, out_dtype)
     attrs = {"dilation": (dh, dw), "groups": groups, "pad": pads, "stride": (sh, sw)}
-    return template("conv2d", (x, weight), (n, k, oh, ow), out, **attrs)
+    return moves.template("conv2d", (x, weight), (n, k, oh, ow), out, **attrs)
 
 
 def pooling2d(
@@ -334,8 +322,8 @@ def pooling2d(
     oh, ow = window_out(h, top, bottom, kh, sh), window_out(w, left, right, kw, sw)
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
-    source = pad_tensor(x, edges, floor if mode == "max" else 0.0)
-    names = axis_names(5)
+    source = moves.pad(x, edges, floor if mode == "max" else 0.0)
+    names = moves.axis_names(5)
     rh, rw = Axis("rh", kh, True), Axis("rw", kw, True)
     i, j, k, m, lane = (var(a) for a in names)
     element = source[i, j, k * sh + rh, m * sw + rw, lane]

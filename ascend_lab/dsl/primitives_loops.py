@@ -7,10 +7,10 @@ a step of schedules.
 from dataclasses import replace
 
 from ascend_lab.dsl.schedule import Schedule, primitive
-from ascend_lab.dsl.stages import FRACTAL, Leaf, Stage, State, fresh, identity
+from ascend_lab.dsl.stages import Leaf, Stage, State, fresh, identity
 from ascend_lab.dsl.tensor import Axis, Expr, Read, apply_index, rewrite
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, c0_of
+from ascend_lab.isa import FRACTAL, Affine, c0_of
 
 
 @primitive

@@ -1,20 +1,19 @@
-"""Primitives that place values: cache_read, cache_write, compute_at, inline, slots, alignment."""
+"""Primitives that place values: cache_read, compute_at, inline, slots; and `unchain` for folds."""
 
 from dataclasses import replace
 
-from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
-from ascend_lab.dsl.schedule import primitive
+from ascend_lab.dsl import primitives_loops, schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, c0_of
+from ascend_lab.isa import Affine, c0_of, var
 
 ROOM = 16
 """Elements of which each format has whole blocks."""
 ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
 
 
-@primitive
+@schedule.primitive
 def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     """Read a tensor through a tile in an on-chip buffer.
 
@@ -44,7 +43,7 @@ def _check_scope(scope: str) -> None:
         raise ScheduleError(f"a buffer: {', '.join(ON_CHIP)}", repr(scope), "choose one")
 
 
-@primitive
+@schedule.primitive
 def cache_write(state: State, stage: str, scope: str) -> State:
     """Compute into a tile in an on-chip buffer and copy it out.
 
@@ -52,7 +51,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     """
     _check_scope(scope)
     s = state.stage(stage)
-    check_no_guests(state, stage, "cache_write")
+    primitives_loops.check_no_guests(state, stage, "cache_write")
     if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
         raise ScheduleError(
             f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
@@ -67,7 +66,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     return state.put(copy).insert(local, before=stage)
 
 
-@primitive
+@schedule.primitive
 def materialise(state: State, stage: str, number: int = 0) -> State:
     """Store what a stage reads in the order it reads it (a strided copy through GM).
 
@@ -94,7 +93,7 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     return state.put(replace(s, expr=swap(s.expr, read, there))).insert(copy, before=stage)
 
 
-@primitive
+@schedule.primitive
 def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     """Compute, inside a loop of the consumer, only the tile which that step needs.
 
@@ -124,7 +123,7 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
     new = state.put(replace(s, attach=(consumer, axis), scope=scope))
-    check_nest(new, c)
+    primitives_loops.check_nest(new, c)
     return new
 
 
@@ -152,14 +151,14 @@ def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
     return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)
 
 
-@primitive
+@schedule.primitive
 def inline(state: State, stage: str) -> State:
     """Compute a value where it is used and nowhere else.
 
     before: `t[i] = a[i] + b[i]`, `y[i] = relu(t[i])`   after: `y[i] = relu(a[i] + b[i])`
     """
     s = state.stage(stage)
-    check_no_guests(state, stage, "inline")
+    primitives_loops.check_no_guests(state, stage, "inline")
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
         why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
@@ -196,7 +195,7 @@ def _without_copies(expr: Expr) -> Expr:
     return replace(expr, args=args)
 
 
-@primitive
+@schedule.primitive
 def hoist(state: State, stage: str) -> State:
     """Compute what is the same for a whole row in a tensor of its own, a block for each row.
 
@@ -224,7 +223,7 @@ def hoist(state: State, stage: str) -> State:
     return state
 
 
-@primitive
+@schedule.primitive
 def duplicate(state: State, stage: str, reader: str) -> State:
     """Give one reader of a stage a copy of it for itself.
 
@@ -238,7 +237,7 @@ def duplicate(state: State, stage: str, reader: str) -> State:
     return state.put(redirect(r, stage, copy.name)).insert(copy, before=stage)
 
 
-@primitive
+@schedule.primitive
 def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     """Give a tile several slots (ping-pong): load the next while the last is used.
 
@@ -250,7 +249,7 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     return state.put(replace(s, depth=depth))
 
 
-@primitive
+@schedule.primitive
 def storage_align(state: State, stage: str, factor: int) -> State:
     """Let every row of a tile in UB begin at a multiple of `factor` elements.
 
@@ -263,3 +262,79 @@ def storage_align(state: State, stage: str, factor: int) -> State:
         needed = f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}"
         raise ScheduleError(needed, str(factor), "rows begin at 32-byte blocks")
     return state.put(replace(s, align=factor))
+
+
+# -- folds of folds: softmax and norms of rows whose parts lie on several cores -------------------
+HEAD = 128
+"""Elements of a row whose mean stands in for that of all: (c - mean)^2 <= variance * n / HEAD."""
+LEAST = {"fp16": -65504.0, "fp32": -3.4028234663852886e38}
+"""What stands in for the largest of a part of a row that is -inf throughout."""
+
+
+@schedule.primitive
+def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) -> State:
+    """Let the parts of a fold begin without the result of the fold `first`, its parts beside them.
+
+    before: `m = max of m_rf[p]`, `s_rf[p] = sum of exp(x - m)`, `s = sum of s_rf[p]`
+    after: `s_rf[p] = sum of exp(x - m_rf[p])`, `s = sum of s_rf[p] * exp(m_rf[p] - m)`
+
+    Squares off the mean are taken off c, the mean of each row's first elements, instead:
+    `s_rf[p] = sum of (x - c)^2`, `s = sum of s_rf[p] - (c - mean)^2 * n / parts`, at least 0
+    """
+    own, base, last = state.stage(parts), state.stage(first_parts), state.stage(stage)
+    value, place, part = _in_terms(base.expr, base, own), identity(own.axes), own.reduce[0].extent
+    wanted = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
+    wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
+    if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
+        raise wrong
+    size = (own.shape[-1] - 1) * part + (own.rest or part)
+    middle, made = Read(first, base.dtype, place[:-1]), Read(parts, own.dtype, place)
+    mean, power = middle * (1.0 / size), Call("vexp", (value - middle,), value.dtype)
+    if base.fold == "max" and own.expr in (power, Call("vconv", (power,), own.dtype, None, "rint")):
+        best = Read(first_parts, base.dtype, place)
+        near = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
+        old, total = value - middle, made * _with(own.expr, value - middle, near - middle)
+    elif (base.fold, own.dtype, own.expr) == ("sum", "fp32", (value - mean) * (value - mean)):
+        state, near = _head(state, own, value, first)
+        old, total = value - mean, made + (near - mean) * (near - mean) * (-size / own.shape[-1])
+        for reader in map(state.stage, [r.name for r in state.readers(stage)]):
+            for read in {r for r in reader.reads if r.source == stage}:
+                least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
+                state = state.put(replace(reader, expr=least))
+    else:
+        raise wrong
+    own = replace(own, expr=_with(own.expr, old, value - near))
+    if not isinstance(value, Read):  # what both begin with becomes a stage of its own
+        axes, name = (
+            (*own.axes, Axis(own.reduce[0].name, part)),
+            state.new_name(f"{first_parts}_of"),
+        )
+        state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
+        read = Read(name, value.dtype, identity(axes))
+        base = replace(base, expr=_in_terms(read, own, base))
+        own = replace(own, expr=_with(own.expr, value, read))
+    state = state.put(replace(last, expr=_in_terms(total, own, last)))
+    return state.put(own).put(replace(base, output=True))
+
+
+def _in_terms(expr: Expr, of: Stage, other: Stage) -> Expr:
+    """Return what a stage computes with the names of another's axes, in the same order."""
+    names = zip((*of.axes, *of.reduce), (*other.axes, *other.reduce), strict=False)
+    return apply_index(expr, {mine.name: var(theirs.name) for mine, theirs in names})
+
+
+def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
+    """Return an expression with a part of it replaced."""
+    if expr == old or not isinstance(expr, Call):
+        return new if expr == old else expr
+    return replace(expr, args=tuple(_with(arg, old, new) for arg in expr.args))
+
+
+def _head(state: State, own: Stage, value: Expr, first: str) -> tuple[State, Call]:
+    """Add the sum of the first elements of each row; return their mean too."""
+    name, axes = state.new_name(f"{first}_head"), own.axes[:-1]
+    folded = (Axis(own.reduce[0].name, min(HEAD, own.reduce[0].extent), True),)
+    expr = apply_index(value, {own.axes[-1].name: Affine()})
+    head = Stage(name, own.dtype, axes, expr, "sum", folded, fresh(axes, folded))
+    mean = Read(name, own.dtype, identity(axes)) * (1.0 / folded[0].extent)
+    return state.insert(head, before=state.stages[0].name), mean

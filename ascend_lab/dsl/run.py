@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.dsl import fractals, stages
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.emit_formula import start_of
-from ascend_lab.dsl.fractals import matrices, matrix_map
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count, roots
-from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
 from ascend_lab.errors import InputError, ScheduleError
 from ascend_lab.layout import pack, unpack
@@ -51,8 +50,8 @@ def run(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
     tensors = {name: tensor for tensor, name in names.items()}
     _check_inputs({name: t.shape for name, t in tensors.items() if t.body is None}, arrays)
     fractal = {
-        name: matrix_map(tensors[name].shape, matrix, tensors[name].dtype)
-        for name, matrix in matrices(schedule.state).items()
+        name: fractals.matrix_map(tensors[name].shape, matrix, tensors[name].dtype)
+        for name, matrix in fractals.matrices(schedule.state).items()
         if name in tensors
     }
     feed = {name: np.asarray(array) for name, array in arrays.items()}
@@ -89,7 +88,7 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
     memory = _inputs(schedule, arrays)
     with np.errstate(all="ignore"):
         for stage in roots(schedule.state):
-            if isinstance(stage, Fixed):
+            if isinstance(stage, stages.Fixed):
                 what = f"the hand-written kernel {stage.kind}"
                 raise ScheduleError(f"{stage.name}: a stage with loops", what, "use te.run")
             nest = complete(schedule.state, stage.name)
@@ -106,7 +105,7 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
 
 
 def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held"]:
-    memory, fractal = {}, matrices(schedule.state)
+    memory, fractal = {}, fractals.matrices(schedule.state)
     for entry in schedule.state.inputs:
         given = np.asarray(arrays.get(entry.name, ()))
         if given.size != np.prod(entry.shape):
@@ -124,7 +123,7 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
 # -- nests, step by step --------------------------------------------------------------------------
 
 
-def steps(leaf: Leaf, box: Range) -> Iterator[Range]:
+def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
     """Yield the parts of a range a loop walks: whole ones, then the tail, cut or moved back."""
     full, rest = divmod(box.count, leaf.width)
     for trip in range(full):
@@ -139,20 +138,20 @@ def steps(leaf: Leaf, box: Range) -> Iterator[Range]:
 class _Walk:
     """One phase: the tensors and tiles alive, and the box every active stage is at."""
 
-    state: State
+    state: stages.State
     memory: dict[str, "Held"]
     active: dict[str, Box] = field(default_factory=dict)
 
-    def loops(self, stage: Stage) -> list[Leaf]:
+    def loops(self, stage: stages.Stage) -> list[stages.Leaf]:
         """Return the loops in front of the whole-tile statement, without those bound to cores."""
         front = stage.loops[: loop_count(self.state, stage)]
         return [leaf for leaf in front if leaf.name not in stage.bound]
 
-    def cores(self, root: Stage) -> None:
+    def cores(self, root: stages.Stage) -> None:
         """Run the root nest once per core, in any order; here one after another."""
         self.memory[root.name] = poisoned(root, whole(root))
 
-        def share(bound: Sequence[Leaf], box: Box) -> None:
+        def share(bound: Sequence[stages.Leaf], box: Box) -> None:
             if not bound:
                 self.run(root, box)
             for part in steps(bound[0], box[bound[0].root]) if bound else ():
@@ -160,7 +159,7 @@ class _Walk:
 
         share([leaf for leaf in root.loops if leaf.name in root.bound], whole(root))
 
-    def run(self, stage: Stage, box: Box) -> None:
+    def run(self, stage: stages.Stage, box: Box) -> None:
         """Run the nest of a stage for a box of it."""
         self.active[stage.name] = box
         self.produce(stage, ("", *stage.bound))
@@ -170,7 +169,7 @@ class _Walk:
         self.level(stage, loops)
         del self.active[stage.name]
 
-    def level(self, stage: Stage, loops: Sequence[Leaf]) -> None:
+    def level(self, stage: stages.Stage, loops: Sequence[stages.Leaf]) -> None:
         """Run one loop and what is inside it; the statement where no loop is left."""
         if not loops:
             self.statement(stage)
@@ -182,7 +181,7 @@ class _Walk:
             self.level(stage, loops[1:])
         self.active[stage.name] = box
 
-    def produce(self, host: Stage, places: Sequence[str]) -> None:
+    def produce(self, host: stages.Stage, places: Sequence[str]) -> None:
         """Compute what is attached to a place of the nest, outputs last."""
         for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
             box = needed(self.state, stage, self.active)
@@ -201,7 +200,7 @@ class _Walk:
             )
         return self.memory[name].read(read, ranges)
 
-    def statement(self, stage: Stage) -> None:
+    def statement(self, stage: stages.Stage) -> None:
         """Compute the active box of a stage, or fold it into what the tile holds."""
         box = self.active[stage.name]
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
@@ -227,7 +226,7 @@ class Held:
     values: Values
     start: tuple[int, ...]
 
-    def part(self, stage: Stage, box: Box) -> Values:
+    def part(self, stage: stages.Stage, box: Box) -> Values:
         """Return the view of what a box of its own stage covers."""
         ranges = [box[a.name] for a in stage.axes]
         low = [r.start.const - first for r, first in zip(ranges, self.start, strict=True)]
@@ -254,7 +253,7 @@ class Held:
         return np.asarray(values[tuple(index)])
 
 
-def poisoned(stage: Stage, box: Box) -> Held:
+def poisoned(stage: stages.Stage, box: Box) -> Held:
     """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
     kind = numpy_type(stage.dtype)
     poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan

@@ -13,19 +13,9 @@ from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.dsl import stages as nests
 from ascend_lab.dsl.fractals import role_of, with_conversions
-from ascend_lab.dsl.stages import (
-    Fixed,
-    Input,
-    Stage,
-    State,
-    bare,
-    copy_of,
-    fresh,
-    identity,
-    initial_state,
-    redirect,
-)
+from ascend_lab.dsl.stages import Fixed, Input, Stage, State, bare, copy_of, fresh, identity
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
@@ -133,7 +123,7 @@ def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Sch
     """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    return Schedule(tensors, chip, (), with_conversions(initial_state(tensors)))
+    return Schedule(tensors, chip, (), with_conversions(nests.initial_state(tensors)))
 
 
 def replay(outputs: Tensor | Sequence[Tensor], chip: Chip, steps: Sequence[Step] | str) -> Schedule:
@@ -284,7 +274,7 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
     out = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
     state = state.put(out).insert(local, before=stage.name)
     for name in inside:
-        state = state.put(redirect(state.stage(name), stage.name, local.name))
+        state = state.put(nests.redirect(state.stage(name), stage.name, local.name))
     return state
 
 

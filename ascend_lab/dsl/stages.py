@@ -4,25 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ascend_lab.dsl.tensor import (
-    Axis,
-    Call,
-    Compute,
-    Expr,
-    Load,
-    Read,
-    Shape,
-    Template,
-    Tensor,
-    leaves,
-    rewrite,
-    topological,
-    unique_names,
-)
+from ascend_lab.dsl import tensor as exprs
+from ascend_lab.dsl.tensor import Axis, Call, Compute, Expr, Read, Shape, Tensor, leaves, rewrite
 from ascend_lab.errors import ScheduleError, ShapeError
-from ascend_lab.isa import Affine, c0_of
-
-FRACTAL = 16
+from ascend_lab.isa import FRACTAL, Affine, c0_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +239,7 @@ class State:
 
 def initial_state(outputs: Sequence[Tensor]) -> State:
     """Return the unscheduled state of a tensor program: every stage in GM, axes in order."""
-    names = unique_names(topological(outputs))
+    names = exprs.unique_names(exprs.topological(outputs))
     inputs: list[Input] = []
     stages: list[Stage | Fixed] = []
     for tensor, name in names.items():
@@ -263,7 +248,7 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
             if wanted:
                 raise ShapeError("an output that is computed", f"the input {name}", "copy it")
             inputs.append(Input(name, tensor.dtype, tensor.shape))
-        elif isinstance(body, Template):
+        elif isinstance(body, exprs.Template):
             sources = tuple(names[t] for t in body.inputs)
             shapes = tuple(t.shape for t in body.inputs)
             made = (name, tensor.dtype, tensor.shape, body.kind, sources, shapes, body.attrs)
@@ -276,7 +261,7 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
 def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool) -> Stage:
     """Return the stage of a formula; a product's axes are rounded up to whole fractals."""
 
-    def named(element: Load) -> Expr:
+    def named(element: exprs.Load) -> Expr:
         view = element.view if element.view != element.tensor.shape else ()
         return Read(names[element.tensor], element.tensor.dtype, element.index, view)
 

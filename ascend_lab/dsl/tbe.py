@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import auto, formulas, moves, operations
+from ascend_lab.dsl import auto, formulas, moves, operations, tensor
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.schedule import Schedule, show
-from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import InputError, ScheduleError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel
 
@@ -75,12 +74,12 @@ def cce(chip: Chip | str = "Ascend310") -> Iterator[Chip]:
         _target.pop()
 
 
-def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") -> Tensor:
+def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") -> tensor.Tensor:
     """Return an input tensor; the argument order of tvm.placeholder."""
     return formulas.placeholder(shape, dtype, name)
 
 
-def auto_schedule(outputs: Tensor | Sequence[Tensor]) -> Schedule:
+def auto_schedule(outputs: tensor.Tensor | Sequence[tensor.Tensor]) -> Schedule:
     """Return the default schedule for the chip of the enclosing `with tvm.target.cce()`."""
     if not _target:
         raise ScheduleError("a target chip", "none", "write it inside `with tvm.target.cce():`")

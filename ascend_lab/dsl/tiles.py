@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ascend_lab.dsl.boxes import Box, Range, first_boxes, index_range, row_steps, tile_sizes
+from ascend_lab import isa, layout
+from ascend_lab.dsl import boxes, fractals, schedule
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
-from ascend_lab.dsl.fractals import role_of
-from ascend_lab.dsl.schedule import loop_count
 from ascend_lab.dsl.stages import Leaf, Stage, State, identity, overwrites
 from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
-from ascend_lab.layout import row_major
 
 PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
 
@@ -28,7 +25,7 @@ class Held:
 
     memory: Memory
     dtype: str
-    starts: tuple[Affine, ...]
+    starts: tuple[isa.Affine, ...]
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
 
@@ -37,15 +34,15 @@ class Held:
 class Group:
     """Tiles that share a queue: `names` in all, `filled` so far in this step of the loop."""
 
-    queue: Queue
+    queue: isa.Queue
     names: tuple[str, ...]
-    buffers: dict[str, Buffer]
-    slot: Tile | None = None
+    buffers: dict[str, isa.Buffer]
+    slot: isa.Tile | None = None
     filled: list[str] = field(default_factory=list)
 
-    def tile(self, name: str, slot: Tile) -> Tile:
+    def tile(self, name: str, slot: isa.Tile) -> isa.Tile:
         """Return the tile of one member in a slot of the queue."""
-        return Tile(self.buffers[name], slot.slot)
+        return isa.Tile(self.buffers[name], slot.slot)
 
 
 class Tiles:
@@ -54,11 +51,11 @@ class Tiles:
     def __init__(self, state: State, root: str, unit: Unit, elements: Mapping[str, int]) -> None:
         self.state, self.root, self.unit, self.builder = state, root, unit, unit.builder
         self.elements = elements
-        self.tensors: dict[str, Buffer] = {}
-        self.first: dict[str, Box] = {}
+        self.tensors: dict[str, isa.Buffer] = {}
+        self.first: dict[str, boxes.Box] = {}
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.smooth = all(_whole_blocks(state, s) for s in stages)
-        self.fractal = {s.name for s in stages if role_of(state, s)}
+        self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
         self.held: dict[str, Held] = {}
         self.filled: set[str] = set()
         self.groups: dict[str, Group] = {}
@@ -72,19 +69,19 @@ class Tiles:
         if name not in self.tensors:
             self.tensors[name] = self.builder.tensor(name, entry.dtype, self.elements[name])
         shape = view or entry.shape
-        zero = (Affine(),) * len(shape)
-        return Held(self.tensors[name], entry.dtype, zero, shape, row_major(shape))
+        zero = (isa.Affine(),) * len(shape)
+        return Held(self.tensors[name], entry.dtype, zero, shape, layout.row_major(shape))
 
-    def view(self, read: Read, box: Box, axes: Sequence[Axis]) -> View:
+    def view(self, read: Read, box: boxes.Box, axes: Sequence[Axis]) -> View:
         """Return what `read` addresses while `axes` run through a box."""
         held = self.place(read.source, read.view)
-        offset, strides = Affine(), dict.fromkeys((a.name for a in axes), 0)
+        offset, strides = isa.Affine(), dict.fromkeys((a.name for a in axes), 0)
         row = _row_of(held.sizes) if read.source in self.filled else -1
         elements = 0
         for place, (index, start, step) in enumerate(
             zip(read.index, held.starts, held.steps, strict=True)
         ):
-            at = index_range(index, box).start
+            at = boxes.index_range(index, box).start
             if at != start:
                 offset = offset + (at - start) * step
             elif place == row:
@@ -95,7 +92,7 @@ class Tiles:
         blocks = alike and not read.index[-1].terms
         return View(held.memory, held.dtype, offset, tuple(strides.values()), blocks, elements)
 
-    def room(self, stage: Stage, box: Box) -> View:
+    def room(self, stage: Stage, box: boxes.Box) -> View:
         """Return where a stage writes; what lies behind its rows may be written too."""
         own, held = self.own_view(stage, box), self.place(stage.name)
         row = _row_of(held.sizes)
@@ -103,14 +100,14 @@ class Tiles:
         fills = at == held.starts[row] and box[stage.axes[row].name].count == size
         return replace(own, row=size if fills and stage.align > 1 else 0)
 
-    def own_view(self, stage: Stage, box: Box) -> View:
+    def own_view(self, stage: Stage, box: boxes.Box) -> View:
         """Return where a stage writes."""
         return self.view(Read(stage.name, stage.dtype, identity(stage.axes)), box, stage.axes)
 
     # -- slots ----------------------------------------------------------------------------------
-    def open(self, stage: Stage, starts: tuple[Affine, ...], sizes: tuple[int, ...]) -> None:
+    def open(self, stage: Stage, starts: tuple[isa.Affine, ...], sizes: tuple[int, ...]) -> None:
         """Reserve a slot for a tile and note what it will hold."""
-        steps, elements = row_steps(stage, sizes)
+        steps, elements = boxes.row_steps(stage, sizes)
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
@@ -126,7 +123,7 @@ class Tiles:
         self.held[stage.name] = Held(memory, stage.dtype, starts, sizes, steps)
         self.filled.discard(stage.name)
 
-    def _slot(self, group: Group, name: str) -> Tile:
+    def _slot(self, group: Group, name: str) -> isa.Tile:
         if group.slot is None:
             group.slot = group.queue.alloc()
         return group.tile(name, group.slot)
@@ -166,7 +163,7 @@ class Tiles:
         if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
             return False
         rows = self._row_sizes(stage)
-        whole = not any(n % c0_of(stage.dtype) for n, _ in rows)
+        whole = not any(n % isa.c0_of(stage.dtype) for n, _ in rows)
         return not whole and (not self.by_blocks(stage) or min(n for _, n in rows) < stage.align)
 
     def by_blocks(self, stage: Stage) -> bool:
@@ -197,16 +194,16 @@ class Tiles:
     def _row_sizes(self, stage: Stage) -> set[tuple[int, int]]:
         """Return how long the rows of a tile may be, and all of neighbours, in parts of loops."""
         if not self.first:
-            self.first = first_boxes(self.state, self.root)
+            self.first = boxes.first_boxes(self.state, self.root)
         found: set[tuple[int, int]] = set()
         row = _row_of(stage.shape)
         for host, box in self.first.items():
             nest = self.state.stage(host)
             for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
-                for count in _parts(nest.loops[: loop_count(self.state, nest)], axis):
-                    own = box | {axis.name: Range(Affine(), count)}
+                for count in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
+                    own = box | {axis.name: boxes.Range(isa.Affine(), count)}
                     around = {} if host == self.root else self.first
-                    part = tile_sizes(self.state, stage, {**around, host: own})
+                    part = boxes.tile_sizes(self.state, stage, {**around, host: own})
                     first = row if part[row] < stage.shape[row] else max(row - 1, 0)
                     found.add((part[row], math.prod(part[first : row + 1])))
         return found
@@ -280,7 +277,7 @@ def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:
 
 def _whole_blocks(state: State, stage: Stage) -> bool:
     """True if every tile of a stage obviously has rows of whole blocks, whatever the format."""
-    widths = [x.width for x in stage.loops[: loop_count(state, stage)]]
+    widths = [x.width for x in stage.loops[: schedule.loop_count(state, stage)]]
     indices = [i for r in stage.reads for i in r.index]
     plain = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
     return plain and all(n % 32 == 0 for n in (*widths, stage.shape[-1]))

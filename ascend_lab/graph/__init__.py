@@ -3,9 +3,8 @@
 # fmt: off
 # isort: off
 from ascend_lab.graph.bound import Bound, bound_of
-from ascend_lab.graph.ledger import ledger
 from ascend_lab.graph.compile import (
-    Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, run_compiled,
+    Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, ledger, run_compiled,
 )
 from ascend_lab.graph.draft import Draft, GraphBuilder, Value, ordered, pruned
 from ascend_lab.graph.evaluate import (

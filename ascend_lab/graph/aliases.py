@@ -115,7 +115,7 @@ def view_nodes(graph: Graph) -> Collection[str]:
     return _views(graph)[0]
 
 
-def moves_between(graph: Graph) -> Collection[str]:
+def moves_between(graph: Graph) -> frozenset[str]:
     """Return the names of the moves that are views only as a whole chain."""
     return _views(graph)[1]
 

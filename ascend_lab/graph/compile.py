@@ -1,4 +1,4 @@
-"""The whole road from a graph as a model states it to its time on a chip.
+"""The whole road from a graph as a model states it to its time on a chip, and where that time goes.
 
     Graph -> passes -> Graph -> layout -> Graph -> fuse -> Pieces -> lower -> Kernels -> time
 
@@ -16,26 +16,37 @@ Two decisions cannot wait for the end: a group is fused only if its kernel pays,
 fractals only if that is faster (a third: pixels of 4 channels). They ask the clock in the middle of
 the road, and stand in `decide`: candidates are lowered and timed alone, and remembered for the
 stage that lowers all.
-"""
 
+The ledger of the time is its bound, and by name all that lies above it:
+
+    time = bound + launches + cube + cube fill + memory + vector + copies
+         + AI CPU + barriers + waits
+
+Each phase of a kernel is cut from its cycles, layer by layer: what is counted first hides what is
+counted later, so that nothing counts twice and no term is negative. What limits the bound comes
+first; of the layers the bound's own seconds are then taken away, its own kind first.
+
+`graph.zoo.why` says it of a model in a line. A network of few products can still be slow: every
+kernel is a launch, a depthwise layer fills a sixteenth of the cube, and many small tensors move
+more bytes than they compute."""
+
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
+from ascend_lab.graph import decide, ir, layout, tasks
+from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.decide import Switches, small_first_layers, stay_in_fractals
 from ascend_lab.graph.fusion import Fused, fuse, unfused
-from ascend_lab.graph.ir import Graph, Values
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.network import NetworkTimeline, simulate_graph
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
-from ascend_lab.graph.tasks import Compiled, compile_tasks, run_tasks
-from ascend_lab.sim.timeline import Start
+from ascend_lab.sim.timeline import Start, Timeline
 
 FORMATS = ("fp16", "bf16", "int8")
-ALL_ON = Switches()
+ALL_ON = decide.Switches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,8 @@ class Front:
     """A graph rewritten and with layouts, before fusion; `matches` counts rewrites."""
 
     matches: Mapping[str, int]
-    rewritten: Graph
-    laid_out: Graph
+    rewritten: ir.Graph
+    laid_out: ir.Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +63,10 @@ class Stages:
     """A graph after every stage, to look at; `compiled` is the end, `matches` counts rewrites."""
 
     matches: Mapping[str, int]
-    rewritten: Graph
-    laid_out: Graph
+    rewritten: ir.Graph
+    laid_out: ir.Graph
     fused: Fused
-    compiled: Compiled
+    compiled: tasks.Compiled
 
     def timeline(self) -> NetworkTimeline:
         """Return the last stage: the time of all kernels."""
@@ -78,47 +89,47 @@ class Road:
     """
 
     passes: Sequence[str] = DEFAULT
-    switches: Switches = ALL_ON
+    switches: decide.Switches = ALL_ON
     dtype: str = "fp16"
-    apart: tuple[Callable[[Graph], Graph], ...] = ()
-    layouts: Callable[[Graph], Graph] = assign_layouts
+    apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
+    layouts: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
     joined: bool = True
     most_moved: float = float("inf")
     fusion: bool = True
     small: bool = True
     start: Start = "queued"
 
-    def rewrite(self, graph: Graph) -> tuple[Graph, Mapping[str, int]]:
+    def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph, report = run_passes(graph, names)
         return (in_format(graph, self.dtype) if self.dtype else graph), report.matches
 
-    def prepare(self, graph: Graph, chip: Chip) -> Graph:
+    def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph in operators that have kernels."""
         for rewrite in self.apart:
             graph = rewrite(graph)
         return canonical(graph, chip)
 
-    def lay_out(self, graph: Graph, chip: Chip) -> Graph:
+    def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""
         graph = self.layouts(graph)
         if self.joined:
-            graph = cancel_trans_data(graph)
+            graph = layout.cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
-                graph = stay_in_fractals(graph, chip, self.start)
-            graph = small_first_layers(graph, chip, self.start) if self.small else graph
+                graph = decide.stay_in_fractals(graph, chip, self.start)
+            graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
         return graph
 
-    def fuse(self, graph: Graph, chip: Chip) -> Fused:
+    def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:
         """Return which nodes of a graph with layouts are one kernel."""
         return fuse(graph, chip, self.switches, self.start) if self.fusion else unfused(graph)
 
-    def kernels(self, graph: Graph, chip: Chip) -> Compiled:
+    def kernels(self, graph: ir.Graph, chip: Chip) -> tasks.Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
-        return compile_tasks(graph, chip, self.fuse(graph, chip).groups)
+        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups)
 
-    def stages(self, graph: Graph, chip: Chip) -> Stages:
+    def stages(self, graph: ir.Graph, chip: Chip) -> Stages:
         """Return a model's graph after every stage; raises as `compile_stages`."""
         return finish_stages(front_stages(graph, chip, self), chip, self)
 
@@ -126,7 +137,7 @@ class Road:
 DEFAULT_ROAD = Road()
 
 
-def front_stages(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
+def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
     """Return the graph rewritten and with layouts: what is known before any kernel is written."""
     rewritten, matches = road.rewrite(graph)
     return Front(matches, rewritten, road.lay_out(road.prepare(rewritten, chip), chip))
@@ -135,18 +146,18 @@ def front_stages(graph: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
 def finish_stages(front: Front, chip: Chip, road: Road = DEFAULT_ROAD) -> Stages:
     """Return the kernels of a graph with layouts; raises as `compile_stages`."""
     fused = road.fuse(front.laid_out, chip)
-    compiled = compile_tasks(front.laid_out, chip, fused.groups)
+    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups)
     return Stages(front.matches, front.rewritten, front.laid_out, fused, compiled)
 
 
 def compile_stages(
-    graph: Graph,
+    graph: ir.Graph,
     chip: Chip | str,
     *,
     dtype: str = "fp16",
     passes: Sequence[str] = DEFAULT,
     fusion: bool = True,
-    switches: Switches | None = None,
+    switches: decide.Switches | None = None,
 ) -> Stages:
     """Return the graph after every stage on a chip, given as a `Chip` or by name.
 
@@ -156,12 +167,12 @@ def compile_stages(
     return Road(passes, switches or ALL_ON, dtype, fusion=fusion).stages(graph, chip)
 
 
-def compile_graph(graph: Graph, chip: Chip | str, *, dtype: str = "fp16") -> Compiled:
+def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> tasks.Compiled:
     """Return a graph compiled with all passes and fusion rules; raises as `compile_stages`."""
     return compile_stages(graph, chip, dtype=dtype).compiled
 
 
-def in_format(graph: Graph, dtype: str) -> Graph:
+def in_format(graph: ir.Graph, dtype: str) -> ir.Graph:
     """Return the graph computing in a number format that the chips have."""
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
@@ -171,10 +182,116 @@ def in_format(graph: Graph, dtype: str) -> Graph:
 
 
 def run_compiled(
-    graph: Graph, inputs: Mapping[str, Any], chip: Chip | str, *, dtype: str = "fp16"
-) -> dict[str, Values]:
+    graph: ir.Graph, inputs: Mapping[str, Any], chip: Chip | str, *, dtype: str = "fp16"
+) -> dict[str, ir.Values]:
     """Return the outputs that a graph's kernels compute on a chip: for small graphs.
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    return run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
+    return tasks.run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
+
+
+# -- where the time goes --------------------------------------------------------------------------
+TERMS: Mapping[str, str] = {
+    "bound": "what no schedule or slicing goes below, one launch of it",
+    "launches": "kernels started, but for the first",
+    "cube": "products with zeros that pad, or in halos, or hidden by the bound",
+    "cube fill": "the slowest cube beyond an even share: heads, idle cores",
+    "memory": "device memory beyond the bound's bytes: spills, second reads",
+    "vector": "vector work that neither cube nor memory hides",
+    "copies": "copies between buffers that nothing above hides",
+    "AI CPU": "operators without a kernel, and their launches",
+    "barriers": "all cores wait for each other, inside a kernel or between two of one launch",
+    "waits": "all that is left: latencies, flags, turns",
+}
+"""The terms in order, and what each is."""
+FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
+"""Layers that are cut first, by what limits the bound; results leave on a pipe that copies."""
+LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
+
+
+def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
+    """Return seconds by term, in the order of `TERMS`; they add up to the time of the network.
+
+    Raises `InputError` for a bound more than a cycle above the time, one of another graph or chip.
+    """
+    if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
+        got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
+        raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
+    first = FIRST.get(bound.limit, ())
+    order = (*first, *(name for name in LAYERS if name not in first))
+    cycles, launches = Counter[str](), 0
+    for op in times.operators:
+        if isinstance(op.timeline, tasks.CpuTimeline):
+            cycles["AI CPU"] += op.timeline.total_cycles
+            continue
+        if op.timeline.start in ("cold", "queued"):
+            launches += op.timeline.launch_cycles
+        else:
+            cycles["barriers"] += op.timeline.launch_cycles
+        cycles["barriers"] += op.timeline.sync_cycles
+        for phase in op.timeline.phases:
+            _cut(phase, order, cycles)
+    clock = times.chip.clock_hz
+    found = {name: cycles[name] / clock for name in (*order, "barriers", "AI CPU")}
+    found["launches"] = launches / clock
+    found["bound"] = _taken(found, bound.launch, ("launches",))
+    found["bound"] += _taken(found, bound.work_s, (*order, "barriers", "AI CPU", "launches"))
+    return {name: found[name] for name in TERMS}
+
+
+def _taken(found: dict[str, float], seconds: float, order: tuple[str, ...]) -> float:
+    """Take seconds from terms in order, as far as they go; return how many."""
+    left = seconds
+    for name in order:
+        part = min(found[name], left)
+        found[name] -= part
+        left -= part
+    return seconds - left
+
+
+def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
+    """Return bound, ledger, bytes and counts of a network as plain data, ready for JSON."""
+    return {
+        "bound_s": bound.time_s,
+        "ledger": ledger(times, bound),
+        "memory_bytes": times.memory_bytes,
+        "kernels": times.kernels,
+        "launches": times.launches,
+    }
+
+
+def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
+    """Return the terms as lines: of each ledger microseconds and share, and what the term is."""
+    totals = [sum(found.values()) or 1.0 for found in ledgers]
+    heads = ("before", "after") if len(ledgers) == 2 else ()
+    lines = [f"where the time goes:{''.join(f'{head:>20}' for head in heads)}".rstrip()]
+    for name, meaning in TERMS.items():
+        parts = [found[name] for found in ledgers]
+        if max(parts) >= 5e-9:
+            pairs = zip(parts, totals, strict=True)
+            columns = (f"{s * 1e6:10.2f} us {s / total:6.1%}" for s, total in pairs)
+            lines.append(f"  {name:9} {' '.join(columns)}  {meaning}")
+    return lines
+
+
+def _cut(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
+    """Add what each layer of a phase is longer than those before it."""
+    chip, height, busy = phase.chip, 0.0, Counter[str]()
+    for pipe, worked in phase.busy_cycles.items():
+        kind = pipe.rpartition(".")[2]  # of AIC.M in a mix launch
+        busy[kind] = max(busy[kind], worked)
+    share = phase.macs / (chip.macs_per_cycle(phase.dtype) * chip.core_count) if phase.macs else 0.0
+    memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    reach = {
+        "cube": share,
+        "cube fill": busy["M"],
+        "memory": memory,
+        "vector": busy["V"],
+        "copies": max((c for pipe, c in busy.items() if pipe not in ("M", "V")), default=0),
+        "waits": phase.cycles,
+    }
+    for name in order:
+        top = min(max(reach[name], height), phase.cycles)
+        cycles[name] += top - height  # type: ignore[assignment]
+        height = top

@@ -14,29 +14,16 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 `ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ascend_lab import isa, limits
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph.aliases import moves_between, view_nodes
+from ascend_lab.graph import aliases, ir, lower, tasks
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, only_reader
-from ascend_lab.graph.lower import (
-    Piece,
-    added_convolutions,
-    halves_of,
-    means_of,
-    piece_of,
-    scale_of,
-)
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import cycles_started, lowered_once
-from ascend_lab.isa import SMALL_C0
-from ascend_lab.limits import TOML_BYTES, json_of, naming, read_file
 from ascend_lab.ops.casts import QUANTISED
 from ascend_lab.sim.timeline import Start
 
@@ -57,8 +44,8 @@ class Switches:
 
 def read_switches(path: str | Path) -> Switches:
     """Return the switches of a file; raise `InputError` naming what cannot be read."""
-    data = read_file(path, "a fusion switch file", TOML_BYTES)
-    with naming(path):
+    data = limits.read_file(path, "a fusion switch file", limits.TOML_BYTES)
+    with limits.naming(path):
         try:
             return parse_switches(data.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -70,7 +57,7 @@ def parse_switches(text: str) -> Switches:
     """Return the switches of a text in either form."""
     found: dict[tuple[str, str], bool] = {}
     if text.lstrip().startswith(("{", "[")):
-        whole = json_of(text, FORM, "mend the JSON")
+        whole = limits.json_of(text, FORM, "mend the JSON")
         scopes = whole.get("Switch") if isinstance(whole, dict) else None
         if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
             raise InputError(FORM, text.strip()[:60], "mend the JSON")
@@ -98,71 +85,71 @@ def _state(text: str, where: str) -> bool:
 NEVER = float("inf")
 
 
-def pays(graph: Graph, group: Sequence[Node], chip: Chip, start: Start = "queued") -> bool:
+def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "queued") -> bool:
     """Tell whether a group becomes one kernel no slower than its nodes apart, starts counted.
 
     One on cube and vector cores starts later and saves little but trips to L2, and a convolution
     alone may run on either: for both, what other kernels wrote is taken to be in L2.
     """
-    if not moves_between(graph).isdisjoint(n.name for n in group):
+    if not aliases.moves_between(graph).isdisjoint(n.name for n in group):
         return False  # nothing moves there
-    piece = piece_of(graph, group)
-    after, means = only_reader(graph, group[-1]), means_of(group)
-    two = _added(graph, group) or halves_of(group)[1]
+    piece = lower.piece_of(graph, group)
+    after, means = ir.only_reader(graph, group[-1]), lower.means_of(group)
+    two = _added(graph, group) or lower.halves_of(group)[1]
     if (len(piece.graph.outputs) > 1 and not means) or (after and after.has("lanes") and two):
         return False  # what follows two convolutions needs a kernel of its own
     if means and not pays(graph, group[:-1], chip, start):
         return False
     try:
-        mixed = any(phase.mix for phase in lowered_once(piece, chip).kernel.phases)
+        mixed = any(phase.mix for phase in tasks.lowered_once(piece, chip).kernel.phases)
     except AscendLabError:
         return False
     warm = mixed or any(node.has("convolution") for node in group)
     together = _cycles(piece, chip, start, warm=warm)
     for way in _ways_apart(graph, group):
-        apart = [_cycles(piece_of(graph, part), chip, start, warm=warm) for part in way]
+        apart = [_cycles(lower.piece_of(graph, part), chip, start, warm=warm) for part in way]
         if NEVER not in apart:
             return together <= sum(apart)
     # one by one some cannot leave their blocks
     return any(n.op in QUANTISED for n in group)
 
 
-def _ways_apart(graph: Graph, group: Sequence[Node]) -> Iterator[Sequence[Sequence[Node]]]:
+def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
     """Yield what would be kernels without a group, the first that the chip has counts."""
-    views = view_nodes(graph)
-    if means_of(group):
+    views = aliases.view_nodes(graph)
+    if lower.means_of(group):
         yield [group[:-1], group[-1:]]
         return
-    if scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
+    if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         yield [group[:1], group[1:]]
         return
     if heads := _added(graph, group):  # the one in front would be one kernel with what follows
         other = heads[0] if group[0] in heads[1] else heads[1]
         yield [other, [n for n in group if n not in other]]
         yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
-    if halves_of(group)[1]:
-        yield halves_of(group)
+    if lower.halves_of(group)[1]:
+        yield lower.halves_of(group)
     yield [(n,) for n in group if n.name not in views]
 
 
-def _added(graph: Graph, group: Sequence[Node]) -> list[tuple[Node, ...]]:
+def _added(graph: ir.Graph, group: Sequence[ir.Node]) -> list[tuple[ir.Node, ...]]:
     """Return the two convolutions of a group that are added, if it has such."""
     for node in group:
-        heads = added_convolutions(graph, node)
+        heads = lower.added_convolutions(graph, node)
         if heads and all(head[0] in group for head in heads):
             return heads
     return []
 
 
-def _cycles(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> float:
+def _cycles(piece: lower.Piece, chip: Chip, start: Start, *, warm: bool = False) -> float:
     """Return the cycles of a piece's kernel, its start included; infinite if there is none."""
     try:
-        return cycles_started(piece, chip, start, warm=warm)
+        return tasks.cycles_started(piece, chip, start, warm=warm)
     except AscendLabError:
         return NEVER
 
 
-def stay_in_fractals(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
+def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
     """Return the graph with row-wise operators on fractals where the programs say so.
 
     A layer norm between two matrix products is quickest row-major, but going there and back takes
@@ -177,7 +164,7 @@ def stay_in_fractals(graph: Graph, chip: Chip, start: Start = "queued") -> Graph
     return graph
 
 
-def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
+def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     """Return the graph with one operator on fractals, and its name there.
 
     None if its operand does not come from fractals, or a row has padding.
@@ -202,7 +189,7 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
     return draft.finish(), y
 
 
-def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
+def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
     """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
 
     An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
@@ -216,29 +203,29 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
         (_, c, *_), (*_, r, s) = (graph.types[name].shape for name in node.inputs[:2])
         plain = (r, s) == (1, 1) or node.attr("groups", 1) > 1
         plain = plain or DTYPE_BYTES[graph.types[maker.output].dtype] > 2
-        if c > SMALL_C0 or plain or node.inputs[1] not in graph.constants:
+        if c > isa.SMALL_C0 or plain or node.inputs[1] not in graph.constants:
             continue
         draft = Draft(graph)
-        kind = replace(draft.type(maker.output), layout=SMALL_PIXELS)
-        draft.put(replace(maker, attrs={**maker.attrs, "layout": SMALL_PIXELS}), kind)
+        kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
+        draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
         small = draft.finish()
         both = [_near_cycles(g, node.name, chip, start) for g in (small, graph)]
         graph = small if both[0] < both[1] else graph
     return graph
 
 
-def _near_cycles(graph: Graph, name: str, chip: Chip, start: Start) -> float:
+def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
     """Return the cycles of an operator and of the conversions it alone needs, with their starts.
 
     Bytes are made, and sums of bytes scaled, in the same kernels.
     """
     node = graph.node(name)
-    before, after = graph.producers.get(node.inputs[0]), only_reader(graph, node)
+    before, after = graph.producers.get(node.inputs[0]), ir.only_reader(graph, node)
     scaled = after is not None and after.op in ("dequantise", "requantise")
     groups = [(node, after) if after and scaled else (node,)]
     groups += [(n,) for n in graph.readers[node.output] if n.op == "trans_data"]
     if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
         maker = graph.producers.get(before.inputs[0])
-        bytes_made = maker is not None and maker.op == "quantise" and only_reader(graph, maker)
+        bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
-    return sum(_cycles(piece_of(graph, group), chip, start) for group in groups)
+    return sum(_cycles(lower.piece_of(graph, group), chip, start) for group in groups)

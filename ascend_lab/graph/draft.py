@@ -19,18 +19,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import GraphError
-from ascend_lab.graph.ir import (
-    Constant,
-    Data,
-    Fill,
-    Graph,
-    Node,
-    Seeded,
-    TensorType,
-    infer,
-    operator_of,
-    verify,
-)
+from ascend_lab.graph import ir
 from ascend_lab.ops.formats import format_of
 
 
@@ -39,7 +28,7 @@ class Value:
     """A tensor while a graph is built: its name and type."""
 
     name: str
-    type: TensorType
+    type: ir.TensorType
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,9 +43,9 @@ class GraphBuilder:
         self.name, self.dtype = name, dtype
         self._inputs: list[str] = []
         self._outputs: list[str] = []
-        self._nodes: list[Node] = []
-        self._types: dict[str, TensorType] = {}
-        self._constants: dict[str, Constant] = {}
+        self._nodes: list[ir.Node] = []
+        self._types: dict[str, ir.TensorType] = {}
+        self._constants: dict[str, ir.Constant] = {}
         self._counts: dict[str, int] = {}
 
     def unique(self, wanted: str) -> str:
@@ -69,7 +58,7 @@ class GraphBuilder:
             if name not in self._types:
                 return name
 
-    def _add(self, name: str, kind: TensorType) -> Value:
+    def _add(self, name: str, kind: ir.TensorType) -> Value:
         if name in self._types:
             raise GraphError(f"{self.name}: a new name", name, "names are written once")
         self._types[name] = kind
@@ -78,15 +67,17 @@ class GraphBuilder:
     def input(self, name: str, shape: Sequence[int], dtype: str | None = None) -> Value:
         """Declare an input."""
         self._inputs.append(name)
-        return self._add(name, TensorType(tuple(shape), dtype or self.dtype))
+        return self._add(name, ir.TensorType(tuple(shape), dtype or self.dtype))
 
-    def constant(self, data: Data, kind: TensorType | None = None, name: str = "const") -> Value:
+    def constant(
+        self, data: ir.Data, kind: ir.TensorType | None = None, name: str = "const"
+    ) -> Value:
         """Declare a constant: an array, or data of a stated type."""
         if kind is None:
             array = np.asarray(data)
-            kind = TensorType(array.shape, format_of(array))
+            kind = ir.TensorType(array.shape, format_of(array))
         value = self._add(self.unique(name), kind)
-        self._constants[value.name] = Constant(kind, data)
+        self._constants[value.name] = ir.Constant(kind, data)
         return value
 
     def weight(
@@ -95,33 +86,33 @@ class GraphBuilder:
         """Declare seeded weights: normal, variance 2 / inputs of each output (He et al. 2015)."""
         name = self.unique(name)
         fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
-        data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale or math.sqrt(2 / fan_in))
-        return self.constant(data, TensorType(tuple(shape), self.dtype), name)
+        data = ir.Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale or math.sqrt(2 / fan_in))
+        return self.constant(data, ir.TensorType(tuple(shape), self.dtype), name)
 
     def fill(self, shape: Sequence[int], value: float, name: str = "fill") -> Value:
         """Declare a constant with one number everywhere."""
-        return self.constant(Fill(value), TensorType(tuple(shape), self.dtype), name)
+        return self.constant(ir.Fill(value), ir.TensorType(tuple(shape), self.dtype), name)
 
     def add_node(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Any:
         """Append a node; return its output, or a tuple of several. Raises like the operator."""
-        found = infer(op, [v.type for v in inputs], attrs)
+        found = ir.infer(op, [v.type for v in inputs], attrs)
         title = name or self.unique(op)
         names = [self.unique(title if i == 0 else f"{title}_{i}") for i in range(len(found))]
         outs = tuple(self._add(n, t) for n, t in zip(names, found, strict=True))
         reads = tuple(v.name for v in inputs)
-        self._nodes.append(Node(title, op, reads, tuple(names), given_attrs(op, attrs)))
+        self._nodes.append(ir.Node(title, op, reads, tuple(names), given_attrs(op, attrs)))
         return outs if len(outs) > 1 else outs[0]
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         """Return the method that appends a node of operator `op`."""
         if op.startswith("_"):
             raise AttributeError(op)
-        found = op if op == "trans_data" else operator_of(op.removesuffix("_")).name
+        found = op if op == "trans_data" else ir.operator_of(op.removesuffix("_")).name
 
         def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
             return self.add_node(found, *inputs, name=name, **attrs)
 
-        operator = operator_of(found)
+        operator = ir.operator_of(found)
         append.__name__ = found
         append.__doc__ = (
             f"{operator.summary}\n\nInputs {operator.inputs}, attributes {operator.attrs}."
@@ -132,13 +123,15 @@ class GraphBuilder:
         """Declare outputs."""
         self._outputs += [v.name for v in values]
 
-    def build(self) -> Graph:
+    def build(self) -> ir.Graph:
         """Return the verified graph."""
         outs = tuple(self._outputs)
         if not outs:
             raise GraphError(f"{self.name}: an output", "none", "call output(value)")
         nodes, types = tuple(self._nodes), dict(self._types)
-        return verify(Graph(self.name, tuple(self._inputs), outs, nodes, types, self._constants))
+        return ir.verify(
+            ir.Graph(self.name, tuple(self._inputs), outs, nodes, types, self._constants)
+        )
 
 
 def plain(value: Any) -> Any:
@@ -150,7 +143,7 @@ def plain(value: Any) -> Any:
 
 def given_attrs(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes in plain form, those left out that equal the operator's default."""
-    defaults = operator_of(op).attrs
+    defaults = ir.operator_of(op).attrs
     values = {key: plain(value) for key, value in attrs.items()}
     return {k: v for k, v in values.items() if not (k in defaults and plain(defaults[k]) == v)}
 
@@ -166,13 +159,13 @@ class Draft:
     drops what nobody reads and verifies it.
     """
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node] | None = None) -> None:
+    def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node] | None = None) -> None:
         self.graph = graph
         self.reserved = frozenset(() if nodes is None else (n.name for n in graph.nodes))
         nodes = graph.nodes if nodes is None else nodes
-        self.nodes: dict[str, Node] = {node.name: node for node in nodes}
-        self.types: dict[str, TensorType] = dict(graph.types)
-        self.constants: dict[str, Constant] = dict(graph.constants)
+        self.nodes: dict[str, ir.Node] = {node.name: node for node in nodes}
+        self.types: dict[str, ir.TensorType] = dict(graph.types)
+        self.constants: dict[str, ir.Constant] = dict(graph.constants)
         self.outputs = frozenset(graph.outputs)
         self.aliases: dict[str, str] = {}
         self.changes = 0
@@ -181,13 +174,13 @@ class Draft:
         self.uses.update(graph.outputs)
 
     # -- looking --------------------------------------------------------------------------------
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[ir.Node]:
         """Walk the nodes of the graph at the start that are still there, inputs resolved."""
         for node in self.graph.nodes:
             if node.name in self.nodes:
                 yield self.current(node.name)
 
-    def current(self, name: str) -> Node:
+    def current(self, name: str) -> ir.Node:
         """Return a node as it is now."""
         node = self.nodes[name]
         if self.aliases.keys().isdisjoint(node.inputs):
@@ -200,22 +193,22 @@ class Draft:
             name = self.aliases[name]
         return name
 
-    def maker(self, name: str) -> Node | None:
+    def maker(self, name: str) -> ir.Node | None:
         """Return the node that writes a tensor; None for inputs and constants."""
         title = self.made.get(self.resolve(name))
         return None if title is None else self.current(title)
 
-    def only(self, name: str, *ops: str) -> Node | None:
+    def only(self, name: str, *ops: str) -> ir.Node | None:
         """Return the maker of a tensor if it is one of `ops` (if given) and has no other reader."""
         node = self.maker(name)
         fits = node is not None and (not ops or node.op in ops) and len(node.outputs) == 1
         return node if fits and self.uses[self.resolve(name)] == 1 else None
 
-    def type(self, name: str) -> TensorType:
+    def type(self, name: str) -> ir.TensorType:
         """Return the type of a tensor."""
         return self.types[self.resolve(name)]
 
-    def constant(self, name: str) -> Constant | None:
+    def constant(self, name: str) -> ir.Constant | None:
         """Return a tensor's constant, None if it is none."""
         return self.constants.get(self.resolve(name))
 
@@ -224,8 +217,8 @@ class Draft:
         found = self.constant(name)
         if found is None or found.type.dtype not in ("fp16", "bf16", "fp32"):
             return None
-        if isinstance(found.data, Fill):
-            return float(replace(found, type=TensorType((1,), found.type.dtype)).array()[0])
+        if isinstance(found.data, ir.Fill):
+            return float(replace(found, type=ir.TensorType((1,), found.type.dtype)).array()[0])
         if not 0 < found.type.elements <= SMALL or not isinstance(found.data, np.ndarray):
             return None
         values = found.array().ravel()
@@ -240,7 +233,7 @@ class Draft:
         return name
 
     # -- adding ---------------------------------------------------------------------------------
-    def add(self, constant: Constant, name: str = "const") -> str:
+    def add(self, constant: ir.Constant, name: str = "const") -> str:
         """Add a constant; return its name."""
         name = self.new_name(name)
         self.types[name], self.constants[name] = constant.type, constant
@@ -252,15 +245,15 @@ class Draft:
     ) -> str:
         """Add a node with types inferred; return its first output."""
         given = tuple(map(self.resolve, inputs))
-        kinds = infer(op, [self.types[n] for n in given], attrs or {})
+        kinds = ir.infer(op, [self.types[n] for n in given], attrs or {})
         title = self.new_name(name or op)
         outs = tuple(title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds)))
-        self.put(Node(title, op, given, outs, given_attrs(op, dict(attrs or {}))), *kinds)
+        self.put(ir.Node(title, op, given, outs, given_attrs(op, dict(attrs or {}))), *kinds)
         return outs[0]
 
-    def put(self, node: Node, *kinds: TensorType) -> str:
+    def put(self, node: ir.Node, *kinds: ir.TensorType) -> str:
         """Add a node as it is, its outputs of these types or as inferred; return the first."""
-        kinds = kinds or infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
+        kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
         self.types.update(zip(node.outputs, kinds, strict=True))
         self.nodes[node.name] = node
         self.made.update(dict.fromkeys(node.outputs, node.name))
@@ -279,15 +272,15 @@ class Draft:
 
     def become(
         self,
-        node: Node,
+        node: ir.Node,
         op: str,
         inputs: Sequence[str],
         attrs: Mapping[str, Any] | None = None,
-        last: Node | None = None,
+        last: ir.Node | None = None,
     ) -> bool:
         """Let a node compute something else; with `last` it writes what that node wrote."""
         given, outs = tuple(map(self.resolve, inputs)), (last or node).outputs
-        self.put(Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))
+        self.put(ir.Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))
         if last is not None and last.name != node.name:
             for name in node.outputs:
                 del self.made[name]
@@ -296,7 +289,7 @@ class Draft:
         self._release(node.inputs)
         return True
 
-    def forward(self, node: Node, value: str) -> bool:
+    def forward(self, node: ir.Node, value: str) -> bool:
         """Let readers of a node's output read `value`; False if two names of outputs collide."""
         old, new = node.output, self.resolve(value)
         title = self.made.get(new)
@@ -333,7 +326,7 @@ class Draft:
             self.remove(maker.name)
             todo += [self.resolve(n) for n in set(maker.inputs)]
 
-    def finish(self) -> Graph:
+    def finish(self) -> ir.Graph:
         """Return the rewritten graph; the same object if nothing changed."""
         if not self.changes:
             return self.graph
@@ -341,16 +334,16 @@ class Draft:
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
                         constants=self.constants)  # fmt: skip
-        return verify(pruned(ordered(graph)), self.graph)
+        return ir.verify(pruned(ordered(graph)), self.graph)
 
 
-def ordered(graph: Graph) -> Graph:
+def ordered(graph: ir.Graph) -> ir.Graph:
     """Return the graph with its nodes in an order in which each reads what is there.
 
     Nodes stay in the order given, a node that is read too early moves in front of its first
     reader. Raises `GraphError` naming the nodes of a cycle.
     """
-    done: dict[str, Node] = {}
+    done: dict[str, ir.Node] = {}
     for node in graph.nodes:
         _place(graph, node, done)
     if len(done) == len(graph.nodes) and all(map(operator.is_, done.values(), graph.nodes)):
@@ -358,7 +351,7 @@ def ordered(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(done.values()))
 
 
-def _place(graph: Graph, node: Node, done: dict[str, Node]) -> None:
+def _place(graph: ir.Graph, node: ir.Node, done: dict[str, ir.Node]) -> None:
     """Append a node to `done`, what it reads before it."""
     ahead = [node]
     open_: dict[str, None] = {}
@@ -380,10 +373,10 @@ def _place(graph: Graph, node: Node, done: dict[str, Node]) -> None:
             ahead.append(before)
 
 
-def pruned(graph: Graph) -> Graph:
+def pruned(graph: ir.Graph) -> ir.Graph:
     """Return the graph without nodes, constants and types that no output needs."""
     needed = set(graph.outputs)
-    kept: list[Node] = []
+    kept: list[ir.Node] = []
     for node in reversed(graph.nodes):
         if needed.intersection(node.outputs):
             kept.append(node)

@@ -24,23 +24,11 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError
-from ascend_lab.graph.ir import (
-    Constant,
-    Data,
-    Fill,
-    Graph,
-    Node,
-    Seeded,
-    TensorType,
-    Values,
-    operator_of,
-    verify,
-)
-from ascend_lab.ops.formats import numpy_type, round_to, widen
-from ascend_lab.ops.slicing import Range
+from ascend_lab.graph import ir
+from ascend_lab.ops import formats, slicing
 
 
-def evaluate(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
+def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return the outputs by name: each node in fp64 (whole numbers int64), rounded to its type.
 
     Raises `InputError` for inputs that are missing or of another shape.
@@ -49,12 +37,14 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
     return {name: values[name] for name in graph.outputs}
 
 
-def evaluate_all(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
+def evaluate_all(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return every tensor of the graph by name, to see where two graphs part."""
     return dict(_steps(graph, inputs, set(graph.types)))
 
 
-def _steps(graph: Graph, inputs: Mapping[str, Any], keep: set[str]) -> Iterator[tuple[str, Values]]:
+def _steps(
+    graph: ir.Graph, inputs: Mapping[str, Any], keep: set[str]
+) -> Iterator[tuple[str, ir.Values]]:
     """Yield the tensors in `keep` in order; others are forgotten after their last reader."""
     live = dict(checked_inputs(graph, inputs))
     left = {name: len(readers) for name, readers in graph.readers.items()}
@@ -73,14 +63,14 @@ def _steps(graph: Graph, inputs: Mapping[str, Any], keep: set[str]) -> Iterator[
                 live.pop(name, None)
 
 
-def compute(graph: Graph, node: Node, arrays: list[Values]) -> tuple[Values, ...]:
+def compute(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
     """Return what one node writes, rounded once to the types the graph states."""
-    operator = operator_of(node.op)
+    operator = ir.operator_of(node.op)
     settings = operator.settings(node.attrs)
     try:
         operator.check_indices(arrays, settings)
         with np.errstate(all="ignore"):
-            found = operator.formula(*map(widen, arrays), **settings)
+            found = operator.formula(*map(formats.widen, arrays), **settings)
     except AscendLabError as error:
         raise GraphError(f"{node.name}: {error.needed}", error.got, error.remedy) from error
     many = found if isinstance(found, tuple) else (found,)
@@ -92,12 +82,12 @@ def compute(graph: Graph, node: Node, arrays: list[Values]) -> tuple[Values, ...
                 needed = f"{name}: int64 numbers that fit in 32 bits"
                 raise GraphError(needed, f"numbers from {low} to {high}", "rewrite the model")
     return tuple(
-        round_to(np.asarray(value), t.dtype).reshape(t.shape)
+        formats.round_to(np.asarray(value), t.dtype).reshape(t.shape)
         for value, t in zip(many, types, strict=True)
     )
 
 
-def checked_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
+def checked_inputs(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return the inputs as arrays of the graph's types; raise `InputError` where they differ."""
     missing = [name for name in graph.inputs if name not in inputs]
     extra = [name for name in inputs if name not in graph.inputs]
@@ -108,7 +98,7 @@ def checked_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]
     return {name: as_type(name, inputs[name], graph.types[name]) for name in graph.inputs}
 
 
-def as_type(name: str, value: Any, wanted: TensorType) -> Values:
+def as_type(name: str, value: Any, wanted: ir.TensorType) -> ir.Values:
     """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit."""
     array = np.asarray(value)
     if array.shape != wanted.shape:
@@ -117,7 +107,7 @@ def as_type(name: str, value: Any, wanted: TensorType) -> Values:
         axis = next((f" at axis {i}" for i, (a, b) in pairs if a != b), "")
         got = f"{array.shape}, which differs{axis}"
         raise InputError(f"input {name} of shape {wanted.shape}", got, "reshape it")
-    kind = numpy_type(wanted.dtype)
+    kind = formats.numpy_type(wanted.dtype)
     if array.dtype.kind not in "biuf" and array.dtype != kind:
         raise InputError(f"input {name} in {wanted.dtype}", str(array.dtype), "use numbers")
     if kind.kind in "iu":
@@ -130,11 +120,11 @@ def as_type(name: str, value: Any, wanted: TensorType) -> Values:
     return array.astype(kind, copy=False)
 
 
-def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Values]:
+def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
     """Return seeded inputs: normal numbers; whole numbers from 0, inside what indexes allow."""
-    rng, limits, found = np.random.default_rng(seed), dict[str, int](), dict[str, Values]()
+    rng, limits, found = np.random.default_rng(seed), dict[str, int](), dict[str, ir.Values]()
     for node in graph.nodes:
-        operator = operator_of(node.op)
+        operator = ir.operator_of(node.op)
         if operator.index_bounds:
             shapes, settings = (
                 [t.shape for t in graph.in_types(node)],
@@ -144,7 +134,7 @@ def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Values]:
                 name = node.inputs[place]
                 limits[name] = min(limit, limits.get(name, limit))
     for name in graph.inputs:
-        kind, shape = numpy_type(graph.types[name].dtype), graph.types[name].shape
+        kind, shape = formats.numpy_type(graph.types[name].dtype), graph.types[name].shape
         if kind.kind in "iu":
             found[name] = rng.integers(0, limits.get(name, 2), shape).astype(kind)
         else:
@@ -153,13 +143,13 @@ def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Values]:
 
 
 # -- bytes alive -----------------------------------------------------------------------------------
-def weight_bytes(graph: Graph) -> int:
+def weight_bytes(graph: ir.Graph) -> int:
     """Return the bytes of all constants that nodes read."""
     read = {name for node in graph.nodes for name in node.inputs}
     return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
 
 
-def spans(graph: Graph) -> dict[str, Range]:
+def spans(graph: ir.Graph) -> dict[str, slicing.Range]:
     """Return, for every activation, the first and the last node that needs it to be there."""
     found = dict.fromkeys(graph.inputs, (0, 0))
     for i, node in enumerate(graph.nodes):
@@ -172,7 +162,7 @@ def spans(graph: Graph) -> dict[str, Range]:
     return found
 
 
-def live_bytes(graph: Graph) -> list[int]:
+def live_bytes(graph: ir.Graph) -> list[int]:
     """Return the bytes of the activations that exist while each node runs, its own included."""
     change = [0] * (max(len(graph.nodes), 1) + 1)
     for name, (first, last) in spans(graph).items():
@@ -182,7 +172,7 @@ def live_bytes(graph: Graph) -> list[int]:
     return list(accumulate(change))[:-1]
 
 
-def peak_bytes(graph: Graph) -> int:
+def peak_bytes(graph: ir.Graph) -> int:
     """Return the most bytes alive along the nodes in order: activations, and all weights.
 
     Every node writes a tensor of its own: fusion, in-place results and views save some of it.
@@ -195,7 +185,7 @@ STATISTICS = (3, 4)
 """Inputs of a batch norm that training averages but no gradient changes: mean and variance."""
 
 
-def pixels(graph: Graph, node: Node) -> int:
+def pixels(graph: ir.Graph, node: ir.Node) -> int:
     """Return the pixels of all images that a convolution writes; 0 for other operators."""
     if node.has("convolution") or node.op == "conv_transpose2d":
         n, _, h, w = graph.types[node.output].shape
@@ -203,7 +193,7 @@ def pixels(graph: Graph, node: Node) -> int:
     return 0
 
 
-def parameters(graph: Graph) -> int:
+def parameters(graph: ir.Graph) -> int:
     """Return the trainable parameters of a model of the zoo, counted as published.
 
     Every `Seeded` constant that a node reads, once however often it is read; not the running
@@ -215,11 +205,11 @@ def parameters(graph: Graph) -> int:
         for place, name in enumerate(node.inputs)
         if not (node.op == "batch_norm" and place in STATISTICS)
     }
-    found = ((name, c) for name, c in graph.constants.items() if isinstance(c.data, Seeded))
+    found = ((name, c) for name, c in graph.constants.items() if isinstance(c.data, ir.Seeded))
     return sum(c.type.elements for name, c in found if name in read)
 
 
-def node_macs(graph: Graph, node: Node) -> int:
+def node_macs(graph: ir.Graph, node: ir.Node) -> int:
     """Return the multiply-accumulates of one node; 0 unless it multiplies matrices or convolves."""
     given = graph.in_types(node)
     out = graph.types[node.output].elements
@@ -235,17 +225,17 @@ def node_macs(graph: Graph, node: Node) -> int:
     return 0
 
 
-def macs(graph: Graph) -> int:
+def macs(graph: ir.Graph) -> int:
     """Return the multiply-accumulates of convolutions and matrix products of a graph."""
     return sum(node_macs(graph, node) for node in graph.nodes)
 
 
-def published_macs(graph: Graph) -> int:
+def published_macs(graph: ir.Graph) -> int:
     """Return the multiply-accumulates of a model of the zoo, counted as published.
 
     All but those with a fixed matrix, which is no weight: the interpolation of a resize is free.
     """
-    fixed = {name for name, c in graph.constants.items() if not isinstance(c.data, Seeded)}
+    fixed = {name for name, c in graph.constants.items() if not isinstance(c.data, ir.Seeded)}
     return sum(node_macs(graph, node) for node in graph.nodes if node.inputs[-1] not in fixed)
 
 
@@ -301,7 +291,7 @@ class Table:
     __repr__ = __str__
 
 
-def table(graph: Graph, *, limit: int | None = None) -> Table:
+def table(graph: ir.Graph, *, limit: int | None = None) -> Table:
     """Return the table of a graph; weights that several nodes read count where first read."""
     seen: set[str] = set()
     rows = []
@@ -325,7 +315,7 @@ _LINE = re.compile(rf"({_INPUTS}) = (.*)$")
 _NODE = re.compile(rf"(\w+)\(({_NAMES})\)(?: \{{(.*)\}})? ({_NAME})$")
 
 
-def from_text(text: str, data: Mapping[str, Values] | None = None) -> Graph:
+def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Graph:
     """Return the verified graph of a text form; `data` holds the arrays the text leaves out.
 
     Raises `GraphError` naming the line.
@@ -342,8 +332,8 @@ def from_text(text: str, data: Mapping[str, Values] | None = None) -> Graph:
             reader.line(line)
         except (ValueError, SyntaxError, KeyError, TypeError) as error:
             raise GraphError(f"line {number}: a constant or a node", line, str(error)) from error
-    return verify(
-        Graph(_plain(head[1]), inputs, _names(head[3]), tuple(reader.nodes), reader.known,
+    return ir.verify(
+        ir.Graph(_plain(head[1]), inputs, _names(head[3]), tuple(reader.nodes), reader.known,
               reader.constants)
     )  # fmt: skip
 
@@ -356,21 +346,21 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(_plain(found) for found in re.findall(_NAME, text))
 
 
-def _type(text: str) -> TensorType:
+def _type(text: str) -> ir.TensorType:
     dtype, _, rest = text.partition("[")
     sizes, _, layout = rest.partition("]")
     shape = tuple(int(n) for n in sizes.split(",") if n.strip())
-    return TensorType(shape, dtype, layout.removeprefix("@") or "ND")
+    return ir.TensorType(shape, dtype, layout.removeprefix("@") or "ND")
 
 
 class _Reader:
     """What the lines read so far amount to."""
 
-    def __init__(self, data: Mapping[str, Values]) -> None:
+    def __init__(self, data: Mapping[str, ir.Values]) -> None:
         self.data = data
-        self.known: dict[str, TensorType] = {}
-        self.constants: dict[str, Constant] = {}
-        self.nodes: list[Node] = []
+        self.known: dict[str, ir.TensorType] = {}
+        self.constants: dict[str, ir.Constant] = {}
+        self.nodes: list[ir.Node] = []
 
     def types(self, text: str) -> tuple[str, ...]:
         found = [(_plain(name), _type(kind)) for name, kind in _TYPED.findall(text)]
@@ -388,13 +378,13 @@ class _Reader:
         node = _NODE.match(body)
         if node is None:
             (name,) = names
-            self.constants[name] = Constant(self.known[name], self.constant(name, body))
+            self.constants[name] = ir.Constant(self.known[name], self.constant(name, body))
             return
         attrs = _attrs(node[3] or "")
-        self.nodes.append(Node(_plain(node[4]), node[1], _names(node[2]), names, attrs))
+        self.nodes.append(ir.Node(_plain(node[4]), node[1], _names(node[2]), names, attrs))
 
-    def constant(self, name: str, body: str) -> Data:
-        kind, shape = numpy_type(self.known[name].dtype), self.known[name].shape
+    def constant(self, name: str, body: str) -> ir.Data:
+        kind, shape = formats.numpy_type(self.known[name].dtype), self.known[name].shape
         if body == "data":
             if name not in self.data:
                 raise KeyError(f"pass data={{{name!r}: array}}")
@@ -403,7 +393,7 @@ class _Reader:
             return np.array(json.loads(body)).astype(kind).reshape(shape)
         maker, _, rest = body.partition("(")
         numbers = ast.literal_eval(f"({rest.removesuffix(')')},)")
-        return Fill(*numbers) if maker == "fill" else {"seeded": Seeded}[maker](*numbers)
+        return ir.Fill(*numbers) if maker == "fill" else {"seeded": ir.Seeded}[maker](*numbers)
 
 
 def _attrs(text: str) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from ascend_lab.graph.compile import FORMATS, compile_graph
 from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.onnx import Imported, import_pinning
-from ascend_lab.graph.onnx import host as h
+from ascend_lab.graph.onnx import Imported, host as h, import_pinning
 from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import NUMPY, Limits
 from ascend_lab.graph.tasks import CpuTimeline

@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import AscendLabError, GraphError, TypeMismatchError
 from ascend_lab.layout import FORMATS, AddressMap, address_map
-from ascend_lab.ops.formats import numpy_type
-from ascend_lab.ops.operator import REQUIRED, Operator, get
-from ascend_lab.ops.slicing import elementwise_rules
+from ascend_lab.ops import REQUIRED, Operator, formats, get, slicing
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]
@@ -104,7 +102,7 @@ class Constant:
 
     def array(self) -> Values:
         """Return the values, an array of the type's shape and format."""
-        kind, shape = numpy_type(self.type.dtype), self.type.shape
+        kind, shape = formats.numpy_type(self.type.dtype), self.type.shape
         if isinstance(self.data, Fill):
             return np.full(shape, self.data.value, kind)
         if isinstance(self.data, Seeded):
@@ -281,7 +279,7 @@ TRANS_DATA = Operator(
     summary="the same tensor in another layout",
     attrs={"layout": REQUIRED},
     shape_rule=lambda x, layout: x,
-    slicing=lambda shapes, layout: elementwise_rules(shapes, shapes[0]),
+    slicing=lambda shapes, layout: slicing.elementwise_rules(shapes, shapes[0]),
     backward=lambda s: (s.g,),
     allows_empty=True,
 )

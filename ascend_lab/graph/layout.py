@@ -11,8 +11,6 @@ adds(x, 1) leaves ones in lanes that hold no element. A cube multiplies these by
 the other operand, which harms nobody as long as they are finite, and as one operand has zeros.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +22,8 @@ from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.graph.aliases import cut_spans
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, operator_of
-from ascend_lab.graph.lower import PRODUCTS
-from ascend_lab.graph.lower.matmul import operand_layouts
-from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.ops.casts import QUANTISED
-from ascend_lab.ops.formats import is_float, round_to
+from ascend_lab.graph.lower import PRODUCTS, matmul, vector
+from ascend_lab.ops import casts, formats
 
 BLOCK = 16
 Bounds = tuple[float, float]
@@ -105,7 +100,7 @@ class Assigner:
         """Return the layout of each operand and of the results."""
         count, kinds = len(node.inputs), self.graph.in_types(node)
         if node.op in PRODUCTS:
-            return operand_layouts(node, kinds), "FRACTAL_NZ"
+            return matmul.operand_layouts(node, kinds), "FRACTAL_NZ"
         if node.op == "flash_attention":
             rows = any(len(t.shape) < 2 or t.shape[-2] == 1 for t in kinds[3:])
             mask = "ND" if rows else "FRACTAL_NZ"
@@ -127,7 +122,7 @@ class Assigner:
             if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:
                 wide = "FRACTAL_Z:16" if DTYPE_BYTES[out] == 4 else "FRACTAL_Z"
                 return ("NC1HWC0",) * count, wide if groups == 1 else "ND"
-        if node.op in QUANTISED:
+        if node.op in casts.QUANTISED:
             return self.whole(node)
         layout = self.followed(node) if self.follow else "ND"
         small = layout != "ND" and DTYPE_BYTES[out] == 1
@@ -140,7 +135,7 @@ class Assigner:
         if not self.follow or node.inputs[0] in self.graph.constants:
             layout = "ND"
         reads = ("ND" if n in self.graph.constants else layout for n in node.inputs)
-        if layout == "NC1HWC0" and is_float(self.graph.types[node.output].dtype):
+        if layout == "NC1HWC0" and formats.is_float(self.graph.types[node.output].dtype):
             x, reach = self.padding.get(node.inputs[0], (0.0, 0.0)), 256 * node.attr("scale", 1.0)
             self.padding[node.output] = (x[0] - reach, x[1] + reach)
         return tuple(reads), layout
@@ -223,7 +218,7 @@ def padding_after(graph: Graph, node: Node, known: Mapping[str, Bounds]) -> Boun
     settings = operator.settings(node.attrs)
     with np.errstate(all="ignore"):
         found = [operator.formula(*map(np.float64, ends), **settings) for ends in product(*sides)]
-        narrow = round_to(np.array(found, np.float64), out.dtype).astype(np.float64)
+        narrow = formats.round_to(np.array(found, np.float64), out.dtype).astype(np.float64)
     return float(narrow.min()), float(narrow.max())
 
 
@@ -247,7 +242,7 @@ def dirties_columns(graph: Graph, node: Node, written: str) -> bool:
     """
     b = node.inputs[1]
     maker = graph.producers.get(b)
-    fractal = written == "FRACTAL_NZ" or (maker is not None and maker.op in ROW_WISE)
+    fractal = written == "FRACTAL_NZ" or (maker is not None and maker.op in vector.ROW_WISE)
     ragged = graph.types[b].shape[-2] % BLOCK != 0
     return bool(node.attr("trans_b", False)) and ragged and fractal
 

@@ -29,10 +29,7 @@ from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.onnx import CONVERTERS, Imported, import_model
-from ascend_lab.graph.onnx import host as h
-from ascend_lab.graph.onnx.model_file import title
-from ascend_lab.graph.onnx.tensors import Limits
+from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
 
@@ -80,10 +77,10 @@ def migrate(
     """
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
     read = _from_torch(Path(str(source))) if is_program else source
-    parts = h.whole_parts(read, Limits())
-    feed = h.random_feed(parts, shapes or {}, batch, Limits(), 0)
+    parts = h.whole_parts(read, tensors.Limits())
+    feed = h.random_feed(parts, shapes or {}, batch, tensors.Limits(), 0)
     sizes = {name: array.shape for name, array in feed.items()}
-    titles = {title(node): node for node in parts.nodes}
+    titles = {model_file.title(node): node for node in parts.nodes}
     data: dict[str, Any] = {
         "model": parts.model.graph.name or "model", "chip": chip.name, "nodes": len(parts.nodes),
         "inputs": {name: list(shape) for name, shape in sizes.items()},
@@ -177,11 +174,11 @@ def _placed(
         for node in parts.nodes:
             ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
-            became[node.op_type, "direct" if ours else elsewhere, ()].append(title(node))
+            became[node.op_type, "direct" if ours else elsewhere, ()].append(model_file.title(node))
         return None, became
-    kept = {title(node): node for part in hosted.parts for node in part.nodes}
+    kept = {model_file.title(node): node for part in hosted.parts for node in part.nodes}
     for part in hosted.parts:
-        own = {title(node): node for node in part.nodes}
+        own = {model_file.title(node): node for node in part.nodes}
         if part.imported is not None and part.compiled is not None:
             graph = part.imported.graph
             for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], own).items():
@@ -193,8 +190,8 @@ def _placed(
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
     for node in parts.nodes:
-        if title(node) not in kept:
-            became[node.op_type, "folded", ()].append(title(node))
+        if model_file.title(node) not in kept:
+            became[node.op_type, "folded", ()].append(model_file.title(node))
     data["placement"] = hosted.summary()["placement"]
     ends = (parts.inputs, parts.model.graph.output)
     inputs, names = ([entry.name for entry in entries] for entries in ends)
@@ -257,7 +254,7 @@ def _errors(
         return {}
     values = evaluate_all(imported.graph, {n: feed[n] for n in imported.graph.inputs})
     return {
-        title(node): _error(values[node.output[0]], theirs[node.output[0]])
+        model_file.title(node): _error(values[node.output[0]], theirs[node.output[0]])
         for node in parts.nodes
         if node.output[0] in values and node.output[0] in theirs
     }

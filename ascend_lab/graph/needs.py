@@ -6,8 +6,6 @@ here asks for nothing: needs are never too large. A need of everything is () at 
 Beside needs, how many numbers of a tensor may differ: what is repeated is computed once.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.ops.formats import pad_pairs, pair
-from ascend_lab.ops.slicing import Range
+from ascend_lab.ops import formats, slicing
 
 Mask = NDArray[np.bool_] | None
 Masks = tuple[Mask, ...]
@@ -44,7 +41,7 @@ class Windows:
 
 @lru_cache(1024)
 def along(
-    size: int, kernel: int, stride: int, pads: Range, dilation: int, out: int, spread: bool
+    size: int, kernel: int, stride: int, pads: slicing.Range, dilation: int, out: int, spread: bool
 ) -> Windows:
     """Return the `out` windows along an axis of `size` elements; padding holds none.
 
@@ -72,10 +69,10 @@ def slides(node: Node) -> bool:
 def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
     size, out = graph.types[node.inputs[0]].shape[2:], graph.types[node.output].shape[2:]
     shape = () if node.has("pooling") else graph.types[node.inputs[1]].shape[2:]
-    kernel = shape or pair("kernel", node.attr("kernel"))
-    stride = pair("stride", node.attr("stride") or (1 if shape else kernel))
-    pads, spread = pad_pairs("window", node.attr("pad", 0)), node.op == "conv_transpose2d"
-    dilation = pair("dilation", node.attr("dilation", 1))
+    kernel = shape or formats.pair("kernel", node.attr("kernel"))
+    stride = formats.pair("stride", node.attr("stride") or (1 if shape else kernel))
+    pads, spread = formats.pad_pairs("window", node.attr("pad", 0)), node.op == "conv_transpose2d"
+    dilation = formats.pair("dilation", node.attr("dilation", 1))
     rows, columns = (
         along(size[i], kernel[i], stride[i], pads[i], dilation[i], out[i], spread) for i in range(2)
     )

@@ -10,22 +10,19 @@ are, else from device memory. Weights have addresses of their own; activations t
 What L2 keeps, and what is fetched ahead, stands in `placement`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ascend_lab import isa, sim
 from ascend_lab.chip import Chip
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
 from ascend_lab.graph.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
-from ascend_lab.isa import Kernel
 from ascend_lab.isa.instructions import program_unit
 from ascend_lab.output import write_whole
-from ascend_lab.sim import L2, KernelTimeline, simulate_kernel, traffic_of
 from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.timeline import Start, start_cycles
 
@@ -39,7 +36,7 @@ class OperatorTime:
 
     name: str
     type: str
-    timeline: KernelTimeline
+    timeline: sim.KernelTimeline
 
     @property
     def time_s(self) -> float:
@@ -184,7 +181,7 @@ def simulate_graph(
     """
     chip, times = compiled.chip, list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
-    l2, starts = L2.of(chip), _starts(compiled, first)
+    l2, starts = sim.L2.of(chip), _starts(compiled, first)
     mixed, mix_cycles = _mixed(compiled, starts), round(chip.mix_start_s * chip.clock_hz)
     ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
     for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, hints):
@@ -193,10 +190,10 @@ def simulate_graph(
             ahead.before(task, l2, start_cycles(chip, start))
         if isinstance(kernel, CpuKernel):
             title = f"{title} on the {kernel.engine}"
-            timeline: KernelTimeline = time_cpu(kernel, chip, own)
+            timeline: sim.KernelTimeline = time_cpu(kernel, chip, own)
         else:
             early = early_cycles(task, chip) if start in ("inside", "across") else 0
-            timeline = simulate_kernel(kernel, chip, own)
+            timeline = sim.simulate_kernel(kernel, chip, own)
             mix = mix_cycles if task.name in mixed else 0
             timeline = replace(timeline, start=start, early_cycles=early, scope_mix_cycles=mix)
         times.append(OperatorTime(task.name, title, timeline))
@@ -259,7 +256,7 @@ def early_cycles(task: Task, chip: Chip) -> int:
     return int(least)
 
 
-def _units(kernel: Kernel, chip: Chip) -> frozenset[str]:
+def _units(kernel: isa.Kernel, chip: Chip) -> frozenset[str]:
     """Return the kinds of cores that a kernel needs."""
     parts = (part for phase in kernel.phases for part in phase.parts)
     return frozenset(program_unit(chip, part.program) for part in parts)
@@ -269,13 +266,13 @@ def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str
     """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     found: dict[str, dict[str, float]] = {task.name: {} for task in compiled.tasks}
-    for task, kernel, own in kernels_in_memory(compiled, L2.of(compiled.chip), places):
+    for task, kernel, own in kernels_in_memory(compiled, sim.L2.of(compiled.chip), places):
         if isinstance(kernel, CpuKernel):
             time_cpu(kernel, compiled.chip, own)
         addresses = own.addresses(kernel.tensors)
         for launch in kernel.phases:
             last = own.last if launch is kernel.phases[-1] else frozenset[str]()
-            accesses = accesses_of(launch, traffic_of(launch, compiled.chip), addresses, last)
+            accesses = accesses_of(launch, sim.traffic_of(launch, compiled.chip), addresses, last)
             for name, share in own.l2.touch(accesses).hits.items():
                 found[task.name].setdefault(name, share)
     return tuple(found.values())

@@ -25,15 +25,13 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ascend_lab.graph import buffers, fusion
 from ascend_lab.graph.aliases import Alias, aliases
-from ascend_lab.graph.buffers import aligned
-from ascend_lab.graph.fusion import kind_of
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
-from ascend_lab.sim import DeviceMemory
+from ascend_lab.sim import DeviceMemory, KernelTimeline
 from ascend_lab.sim.l2 import L2, Access, Scratch
-from ascend_lab.sim.timeline import KernelTimeline
 
 ALIGN_BYTES = 512
 
@@ -152,7 +150,7 @@ def _is_elementwise(task: Task) -> bool:
     """Tell whether a kernel computes every element from the elements at the same address."""
     if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
         return False
-    return all(kind_of(node) == "elementwise" for node in task.piece.graph.nodes)
+    return all(fusion.kind_of(node) == "elementwise" for node in task.piece.graph.nodes)
 
 
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
@@ -160,7 +158,7 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
     found = {x.name: (offsets[x.name], x.size_bytes) for x in lifetimes(compiled)}
     top = max((low + size for low, size in found.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        top = aligned(top, ALIGN_BYTES)
+        top = buffers.aligned(top, ALIGN_BYTES)
         found[name] = (top, size)
         top += size
     for name, alias in aliases_of(compiled).items():

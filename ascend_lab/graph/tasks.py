@@ -17,27 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import AscendLabError, GraphError
-from ascend_lab.graph.aliases import CUTTING, cut_offsets, view_nodes
+from ascend_lab.graph import aliases, ir, lower as lowering
 from ascend_lab.graph.evaluate import checked_inputs, compute
-from ascend_lab.graph.ir import Graph, Node, Values, operator_of
-from ascend_lab.graph.lower import (
-    CONVOLUTIONS,
-    PRODUCTS,
-    Choice,
-    Lowered,
-    Piece,
-    lower,
-    packed,
-    piece_of,
-)
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower, packed
 from ascend_lab.graph.lower.piece import near_memory
-from ascend_lab.isa import Kernel
 from ascend_lab.isa.memory import Buffer
 from ascend_lab.layout import unpack
 from ascend_lab.ops.operator import Operator
-from ascend_lab.sim import KernelTimeline, execute, simulate_kernel
 from ascend_lab.sim.l2 import Access, DeviceMemory
 from ascend_lab.sim.timeline import Start, start_cycles
 
@@ -47,7 +35,7 @@ CUBE = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "fla
 
 
 @dataclass(frozen=True, slots=True)
-class CpuKernel(Kernel):
+class CpuKernel(isa.Kernel):
     """An operator on the AI CPU: no program, only the tensors it reads and writes, and why."""
 
     reads: tuple[Buffer, ...]
@@ -66,7 +54,7 @@ class CpuKernel(Kernel):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuTimeline(KernelTimeline):
+class CpuTimeline(sim.KernelTimeline):
     """Time of an operator on the AI CPU, in cycles of the NPU's clock."""
 
     read_bytes: int
@@ -131,7 +119,7 @@ class CpuTimeline(KernelTimeline):
         return "launch" if self.launch_cycles > self.cycles else self.engine
 
 
-def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
+def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
     """Return a single operator that no kernel computes, on the AI CPU.
 
     Raises `why` for floating-point work of the cube, a format the chip lacks, a fault, and on a
@@ -140,7 +128,7 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
     node, types = piece.graph.nodes[0], piece.graph.types
     engine = LOADER if node.has("frames") else NAME
     foreign = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
-    fault = isinstance(why, GraphError) or len(piece.graph.nodes) > 1
+    fault = isinstance(why, errors.GraphError) or len(piece.graph.nodes) > 1
     whole = node.op in (*CONVOLUTIONS, *PRODUCTS) and types[node.inputs[0]].dtype == "int32"
     missing = engine == NAME and not chip.ai_cpu_rate_bytes_per_s
     if fault or foreign or missing or (node.op in CUBE and not whole):
@@ -181,7 +169,7 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     return CpuTimeline(kernel.name, chip, (), *moved, share, kernel.engine)
 
 
-def run_cpu(graph: Graph, node: Node, stored: Sequence[Values]) -> dict[str, Values]:
+def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
     """Return what a node writes, from and to flat arrays as they lie in memory."""
     arrays = [
         (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
@@ -235,7 +223,7 @@ class Compiled:
     `spilled` tensors are never put into a buffer.
     """
 
-    graph: Graph
+    graph: ir.Graph
     chip: Chip
     tasks: tuple[Task, ...]
     scopes: tuple[tuple[int, int], ...] = ()
@@ -243,20 +231,20 @@ class Compiled:
     spilled: frozenset[str] = frozenset()
 
 
-def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) -> Compiled:
+def compile_tasks(graph: ir.Graph, chip: Chip, groups: Sequence[Sequence[ir.Node]]) -> Compiled:
     """Compile groups of nodes, in order, to one task each; raises `GraphError` naming the node."""
     return Compiled(graph, chip, tuple(_task(graph, chip, group) for group in groups))
 
 
-def _task(graph: Graph, chip: Chip, group: Sequence[Node]) -> Task:
-    piece, lowered = piece_of(graph, group), None
-    if not (len(group) == 1 and group[0].name in view_nodes(graph)):
+def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node]) -> Task:
+    piece, lowered = lowering.piece_of(graph, group), None
+    if not (len(group) == 1 and group[0].name in aliases.view_nodes(graph)):
         try:
             lowered = lowered_once(piece, chip)
-        except AscendLabError as error:
+        except errors.AscendLabError as error:
             try:
                 lowered = on_ai_cpu(piece, chip, error)
-            except AscendLabError:
+            except errors.AscendLabError:
                 needed = f"{group[0].name}: {error.needed}"
                 raise type(error)(needed, error.got, error.remedy) from error
     names = tuple(node.name for node in group)
@@ -292,7 +280,7 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
 
 def _operators(piece: Piece) -> tuple[Operator, ...]:
     """Return what the nodes name: an operator that was registered anew is lowered anew."""
-    return tuple(operator_of(node.op) for node in piece.graph.nodes)
+    return tuple(ir.operator_of(node.op) for node in piece.graph.nodes)
 
 
 @lru_cache(REMEMBERED)
@@ -306,7 +294,7 @@ def _lowered(
             stored = math.prod(piece.type(buffer.name).stored_shape)
             if stored != buffer.elements:
                 what = f"{buffer.elements} elements of {piece.names[buffer.name]}"
-                raise GraphError(what, str(stored), "lower it for the tensor's layout")
+                raise errors.GraphError(what, str(stored), "lower it for the tensor's layout")
     return found
 
 
@@ -317,14 +305,14 @@ def _cycles(
     kernel, memory = _lowered(piece, chip, None, operators).kernel, None
     if warm:
         memory = near_memory(kernel, piece, chip)
-    timeline = simulate_kernel(kernel, chip, memory)
+    timeline = sim.simulate_kernel(kernel, chip, memory)
     return timeline.cycles, timeline.mix_cycles
 
 
 # -- values ---------------------------------------------------------------------------------------
 def run_tasks(
     compiled: Compiled, inputs: Mapping[str, Any], names: Sequence[str] = ()
-) -> dict[str, Values]:
+) -> dict[str, ir.Values]:
     """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
 
     Rewrites give outputs other names, in the same order: `names` are those to return them under.
@@ -342,10 +330,10 @@ def run_tasks(
     return found
 
 
-def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
+def _run(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> dict[str, ir.Values]:
     graph, inputs = compiled.graph, task.piece.graph.inputs
 
-    def stored(value: str, name: str = "") -> Values:
+    def stored(value: str, name: str = "") -> ir.Values:
         """Return an input as it lies in memory; constants are packed as the kernel asks."""
         if value in live:
             return live[value]
@@ -364,16 +352,16 @@ def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str
     for buffer in kernel.tensors:
         if buffer.name.partition(".")[0] in inputs:
             tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
-    memory = execute(kernel, tensors, compiled.chip)
+    memory = sim.execute(kernel, tensors, compiled.chip)
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
 
 
-def _named_anew(graph: Graph, node: Node, given: Sequence[Values]) -> dict[str, Values]:
+def _named_anew(graph: ir.Graph, node: ir.Node, given: Sequence[ir.Values]) -> dict[str, ir.Values]:
     """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
-    if node.op not in CUTTING:
+    if node.op not in aliases.CUTTING:
         return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
     found = {}
-    for name, offset in zip(node.outputs, cut_offsets(graph, node) or (), strict=True):
+    for name, offset in zip(node.outputs, aliases.cut_offsets(graph, node) or (), strict=True):
         kind = graph.types[name]
         first = offset // DTYPE_BYTES[kind.dtype]
         found[name] = given[0][first : first + math.prod(kind.stored_shape)]

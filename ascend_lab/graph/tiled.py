@@ -16,16 +16,13 @@ from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
+from ascend_lab.graph import draft, fusion, memory, tasks
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
-from ascend_lab.graph.draft import pruned
 from ascend_lab.graph.evaluate import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
-from ascend_lab.graph.fusion import Count, Fused
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
-from ascend_lab.graph.memory import peak_live_bytes
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.placement import buffers_of, constant_bytes
 from ascend_lab.graph.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
-from ascend_lab.graph.tasks import Compiled, compile_tasks
 from ascend_lab.ops.slicing import Range
 
 KERNEL_PIXELS = 2**24
@@ -85,7 +82,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     `most_pixels` bounds the pixels, of all images together, that one convolution writes.
     Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
     """
-    graph = pruned(graph)
+    graph = draft.pruned(graph)
     room = limit_bytes - weight_bytes(graph)
     live = live_bytes(graph)
     large = [
@@ -220,7 +217,7 @@ class TiledTimeline(NetworkTimeline):
     halo_share: float
     peak_bytes: int
     limit_bytes: int
-    fused: Fused
+    fused: fusion.Fused
 
     def repeated(self) -> list[tuple[OperatorTime, int]]:
         """Return every kernel once, and how often it runs."""
@@ -257,7 +254,7 @@ def tile_for(
 
 def simulate_within(
     front: Front, chip: Chip, limit_bytes: int | None = None, road: Road = DEFAULT_ROAD
-) -> tuple[NetworkTimeline, Fused]:
+) -> tuple[NetworkTimeline, fusion.Fused]:
     """Time a network whole where it fits the chip's memory, or a limit, else in tiles.
 
     Returns the fusion report too. Raises `CapacityError` if neither fits.
@@ -277,9 +274,9 @@ def simulate_within(
     return stages.timeline(), stages.fused
 
 
-def planned_bytes(compiled: Compiled) -> int:
+def planned_bytes(compiled: tasks.Compiled) -> int:
     """Return the most bytes alive while a compiled network runs, constants included."""
-    return sum(constant_bytes(compiled).values()) + peak_live_bytes(buffers_of(compiled))
+    return sum(constant_bytes(compiled).values()) + memory.peak_live_bytes(buffers_of(compiled))
 
 
 def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> TiledTimeline:
@@ -297,7 +294,7 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
         tiled.halo_share,
         tiled.peak_bytes,
         tiled.limit_bytes,
-        Fused((), work.counts),
+        fusion.Fused((), work.counts),
     )
 
 
@@ -308,7 +305,7 @@ class _Timer:
         self.chip, self.road = chip, road
         self.operators: list[OperatorTime] = []
         self.written_back_bytes = 0
-        self.counts: dict[str, Count] = {}
+        self.counts: dict[str, fusion.Count] = {}
         self.copies: dict[str, NetworkTimeline] = {}
 
     def add(self, step: Step) -> None:
@@ -333,8 +330,8 @@ class _Timer:
         """Return the times of a graph on its own, its operators' names behind a prefix."""
         fused = self.road.fuse(graph, self.chip)
         for name, count in fused.counts.items():
-            self.counts[name] = self.counts.get(name, Count()) + count
-        times = simulate_graph(compile_tasks(graph, self.chip, fused.groups), first="queued")
+            self.counts[name] = self.counts.get(name, fusion.Count()) + count
+        times = simulate_graph(tasks.compile_tasks(graph, self.chip, fused.groups), first="queued")
         renamed = tuple(replace(op, name=f"{prefix}{op.name}") for op in times.operators)
         return replace(times, operators=renamed) if prefix else times
 
@@ -348,6 +345,6 @@ class _Timer:
             attrs = {"begin": (0, 0, 0, 0), "end": part.shape}
             node = Node(title, "slice", (name,), ("part",), attrs)
             small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": part})
-            copy = compile_tasks(small, self.chip, ((node,),))
+            copy = tasks.compile_tasks(small, self.chip, ((node,),))
             self.copies[title] = simulate_graph(copy, first="queued")
         return self.copies[title]

@@ -9,20 +9,20 @@ from ascend_lab.isa.instructions import (
 )
 from ascend_lab.isa.launch import (
     Kernel, Launch, Part, Ring, RingTile, Share, as_kernel, as_launch, binding_of, cross_set,
-    cross_wait, spread,
+    cross_wait, renamed, spread,
 )
-from ascend_lab.isa.memory import Affine, Buffer, Region, Tile, var
-from ascend_lab.isa.operands import SMALL_C0
+from ascend_lab.isa.memory import Affine, Buffer, Region, Tile, up, var
+from ascend_lab.isa.operands import ACCUMULATOR, FRACTAL, SMALL_C0
 from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program, parse_program
 from ascend_lab.isa.sanitizer import Finding, sanitize
 from ascend_lab.isa.walk import interleave, pipe_stream
 
 __all__ = [
-    "SMALL_C0", "Affine", "Buffer", "Event", "Finding", "Instruction", "Kernel",
-    "KernelBuilder", "Launch", "Loop", "Node", "Part", "Program", "Queue", "Region", "Ring",
-    "RingEnd", "RingTile", "Share", "Tile", "as_kernel", "as_launch", "barrier", "binding_of",
-    "c0_of", "check_instruction", "check_program", "cross_set", "cross_wait", "data_copy",
-    "fixpipe", "interleave", "load2d", "load3d", "mmad", "mmad_shape", "parse_program",
-    "pipe_stream", "program_unit", "sanitize", "scalar", "set_flag", "spread", "unit_of", "var",
-    "vector", "wait_flag",
+    "ACCUMULATOR", "FRACTAL", "SMALL_C0", "Affine", "Buffer", "Event", "Finding", "Instruction",
+    "Kernel", "KernelBuilder", "Launch", "Loop", "Node", "Part", "Program", "Queue", "Region",
+    "Ring", "RingEnd", "RingTile", "Share", "Tile", "as_kernel", "as_launch", "barrier",
+    "binding_of", "c0_of", "check_instruction", "check_program", "cross_set", "cross_wait",
+    "data_copy", "fixpipe", "interleave", "load2d", "load3d", "mmad", "mmad_shape", "parse_program",
+    "pipe_stream", "program_unit", "renamed", "sanitize", "scalar", "set_flag", "spread", "unit_of",
+    "up", "var", "vector", "wait_flag",
 ]

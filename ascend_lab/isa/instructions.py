@@ -6,24 +6,9 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
-from ascend_lab.isa.launch import check_cross
+from ascend_lab.isa import launch, operands, program as programs
 from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine
-from ascend_lab.isa.operands import CHECK_MOVE, check_index, check_mmad, check_vector
-from ascend_lab.isa.program import (
-    CROSS,
-    FLAGS,
-    MOVES,
-    PIPES,
-    SOURCES,
-    VECTOR_OPS,
-    AttrValue,
-    Event,
-    Instruction,
-    Loop,
-    Node,
-    Program,
-    reach_of,
-)
+from ascend_lab.isa.program import CROSS, FLAGS, MOVES, PIPES, AttrValue, Instruction, Loop, Program
 
 
 def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
@@ -34,7 +19,7 @@ def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
     if op in FLAGS:
         _check_flag(chip, instruction)
     elif op in CROSS:
-        check_cross(chip, instruction)
+        launch.check_cross(chip, instruction)
     elif op == "barrier":
         if instruction.pipe not in (*PIPES, "ALL"):
             raise ProgramError("barrier: a pipe or ALL", instruction.pipe, "check the name")
@@ -55,19 +40,19 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
         got = f"{instruction.pipe}, {src.space}->{dst.space}"
         raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "mend it")
     if op in MOVES:
-        CHECK_MOVE[op](chip, instruction, dst, src)
+        operands.CHECK_MOVE[op](chip, instruction, dst, src)
     elif op == "mmad":
-        check_mmad(chip, instruction, dst)
+        operands.check_mmad(chip, instruction, dst)
     else:
-        check_vector(chip, instruction, dst)
+        operands.check_vector(chip, instruction, dst)
 
 
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
     """Return (destination, first source or destination); refuse wrong counts and names."""
     op, dst, count = instruction.op, instruction.dst, len(instruction.srcs)
-    wanted = SOURCES.get(op)
+    wanted = programs.SOURCES.get(op)
     if wanted is None:
-        known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *VECTOR_OPS))
+        known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *programs.VECTOR_OPS))
         raise ProgramError("a known instruction", op, f"use one of {known}")
     if dst is None or count not in wanted:
         counts = " or ".join(map(str, wanted))
@@ -105,7 +90,7 @@ def _check_scalar(instruction: Instruction) -> None:
         got = ", ".join(map(str, instruction.regions))
         raise ProgramError(needed, got, "give both or neither")
     if instruction.dst is not None:
-        check_index(instruction, instruction.dst, instruction.srcs[0])
+        operands.check_index(instruction, instruction.dst, instruction.srcs[0])
 
 
 def _check_buffer(chip: Chip, buffer: Buffer) -> None:
@@ -307,12 +292,12 @@ def scalar(
     return check_instruction(chip, Instruction("scalar", "S", dst, srcs, attrs))
 
 
-def set_flag(chip: Chip, event: Event) -> Instruction:
+def set_flag(chip: Chip, event: programs.Event) -> Instruction:
     """Let pipe event.src raise a flag for pipe event.dst when all before it has finished."""
     return check_instruction(chip, Instruction("set_flag", event.src, event=event))
 
 
-def wait_flag(chip: Chip, event: Event) -> Instruction:
+def wait_flag(chip: Chip, event: programs.Event) -> Instruction:
     """Let pipe event.dst stand still until pipe event.src has raised the flag; lower it."""
     return check_instruction(chip, Instruction("wait_flag", event.dst, event=event))
 
@@ -351,7 +336,7 @@ def check_program(chip: Chip, program: Program) -> Program:
         if instruction.event is not None:
             continue
         for region in instruction.regions:
-            check_bounds(reach_of(instruction, region), ranges, instruction.op)
+            check_bounds(programs.reach_of(instruction, region), ranges, instruction.op)
         if instruction.op not in ANYWHERE:
             units.add(unit_of(chip, instruction))
     if len(units - {"core"}) > 1:
@@ -399,7 +384,7 @@ def _check_names(program: Program) -> None:
     _check_loops(program.name, program.body, frozenset(name for name, _ in program.params))
 
 
-def _check_loops(name: str, nodes: tuple[Node, ...], outer: frozenset[str]) -> None:
+def _check_loops(name: str, nodes: tuple[programs.Node, ...], outer: frozenset[str]) -> None:
     for node in nodes:
         if isinstance(node, Loop):
             if node.var in outer:

@@ -11,8 +11,6 @@ for that, loads it and tells that the slot is empty. What the cores exchange sta
 the protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

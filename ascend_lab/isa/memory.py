@@ -27,6 +27,11 @@ def whole(value: object, what: str) -> int:
         raise ProgramError(f"{what}: a whole number", repr(value), "divide with //") from None
 
 
+def up(value: int, unit: int) -> int:
+    """Return value / unit rounded up."""
+    return -(-value // unit)
+
+
 def _reach(low: int, high: int, steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
     for stride, count in steps:
         if stride < 0:

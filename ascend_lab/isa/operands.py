@@ -16,7 +16,8 @@ ATOMIC_FORMATS = ("fp32", "fp16", "int32")
 """Number formats a copy can add in memory."""
 CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
 """Accumulator formats per input format (hardware facts, mmad types)."""
-FRACTAL_BYTES = 512
+ACCUMULATOR = {dtype: formats[0] for dtype, formats in CUBE_OUTPUT.items()}
+FRACTAL, FRACTAL_BYTES = 16, 512
 SMALL_C0 = 4
 """Channels of a pixel that `load3d` takes beside C0: those of a first layer."""
 

@@ -18,24 +18,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
-from ascend_lab.isa.instructions import check_bounds, check_instruction
+from ascend_lab.isa import instructions, operands, program as programs, walk
 from ascend_lab.isa.launch import Kernel, Launch, as_kernel, check_launch, crews
 from ascend_lab.isa.memory import Buffer, Region
-from ascend_lab.isa.operands import BLOCKS_PER_REPEAT
-from ascend_lab.isa.program import (
-    CROSS,
-    PIPES,
-    REDUCING,
-    VECTOR_OPS,
-    WHOLE_BLOCKS,
-    Event,
-    Instruction,
-    Program,
-    index_of,
-    reach_of,
-)
+from ascend_lab.isa.program import CROSS, PIPES, REDUCING, Event, Instruction, Program, reach_of
 from ascend_lab.isa.shadow import SEVERAL, Access, Clock, CrossOrder, Space, Trouble, Write, join
-from ascend_lab.isa.walk import ISSUE, Core, interleave_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +111,12 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
                     report.add("illegal", message, instruction)
             events.append(event)
         try:
-            check_instruction(chip, instruction)
+            instructions.check_instruction(chip, instruction)
         except AscendLabError as error:
             report.add("illegal", str(error), instruction)
         for region in instruction.regions:
             try:
-                check_bounds(reach_of(instruction, region), ranges, instruction.op)
+                instructions.check_bounds(reach_of(instruction, region), ranges, instruction.op)
             except AscendLabError as error:
                 report.add("out-of-bounds", str(error), instruction)
 
@@ -176,16 +163,16 @@ class _Checker:
         self.waited: list[dict[Event, list[Clock]]] = []
         self.sets: list[dict[Event, int]] = []
 
-    def run(self, crew: Sequence[Core], team: int) -> None:
+    def run(self, crew: Sequence[walk.Core], team: int) -> None:
         self.starts.append(len(self.ops) - 1)
         self.cross = CrossOrder(len(crew), team)
-        self.clocks = [{pipe: {} for pipe in (*p.pipes, ISSUE)} for p, _ in crew]
-        pipes = (*PIPES, ISSUE, "ALL")
+        self.clocks = [{pipe: {} for pipe in (*p.pipes, walk.ISSUE)} for p, _ in crew]
+        pipes = (*PIPES, walk.ISSUE, "ALL")
         self.names = [{pipe: f"{core}.{pipe}" for pipe in pipes} for core in range(len(crew))]
         self.raised, self.waited = [{} for _ in crew], [{} for _ in crew]
         self.sets = [{} for _ in crew]
         try:
-            for self.core, pipe, instruction, values in interleave_cores(crew, team=team):
+            for self.core, pipe, instruction, values in walk.interleave_cores(crew, team=team):
                 self._step(pipe, self.names[self.core][pipe], instruction, values)
         except SyncError as error:
             if "deadlock" in str(error) or not self.report.has("event-overflow"):
@@ -269,7 +256,7 @@ class _Checker:
         if instruction.op == "cross_set":
             for message in self.cross.set(self.core, instruction, clock):
                 self.report.add("event-overflow", message, instruction)
-        elif name == ISSUE:
+        elif name == walk.ISSUE:
             self.cross.wait(self.core, instruction.number("id"), clock[pipe])
         else:
             self.cross.passing(self.core, pipe, clock)
@@ -306,7 +293,7 @@ def _write_kind(instruction: Instruction) -> Write:
     if instruction.attr("atomic") == "add":
         return "added"
     stores = instruction.dst is not None and instruction.dst.space == "GM"
-    return "maybe" if stores and index_of(instruction) is not None else "sure"
+    return "maybe" if stores and programs.index_of(instruction) is not None else "sure"
 
 
 def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] | None:
@@ -332,7 +319,7 @@ whether a lane of the destination depends on its own lane of the source only."""
 def overlaps(instruction: Instruction, env: Mapping[str, int]) -> Iterator[str]:
     """Yield what is wrong with each source that the destination partly overlaps."""
     dst = instruction.dst
-    if dst is None or instruction.op not in VECTOR_OPS:
+    if dst is None or instruction.op not in programs.VECTOR_OPS:
         return
     written, start = _lanes(instruction, dst), dst.byte_at(env)
     for src in instruction.srcs:
@@ -352,13 +339,13 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
     assert main is not None
     each = max(region.elements // main.sizes[0], 1)
     if op == "vbrcb":
-        each *= BLOCKS_PER_REPEAT
+        each *= operands.BLOCKS_PER_REPEAT
     elif op == "vtranspose":
         each = region.sizes[-1] * region.sizes[-2]
     mask = instruction.number("mask", -1)
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1
-    lane_by_lane = op not in (*REDUCING, *WHOLE_BLOCKS, "vconv")
+    lane_by_lane = op not in (*REDUCING, *programs.WHOLE_BLOCKS, "vconv")
     return region.sizes, tuple(s * item for s in region.strides), item, each, mask, lane_by_lane
 
 

@@ -12,9 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.isa import memory, program
 from ascend_lab.isa.launch import LIMIT, Counters, core_name
-from ascend_lab.isa.memory import Buffer, Region
-from ascend_lab.isa.program import Instruction
 
 Stamps = NDArray[np.int32]
 STAMP_BYTES = 4
@@ -72,7 +71,7 @@ class Cut:
 class Space:
     """One GM tensor, or one on-chip memory; a piece is the largest part all its buffers share."""
 
-    def __init__(self, buffers: Iterable[Buffer], *, filled: bool = False) -> None:
+    def __init__(self, buffers: Iterable[memory.Buffer], *, filled: bool = False) -> None:
         """Cover `buffers`; a `filled` tensor holds values before the first step."""
         self.name, self.filled, self.on_chip = "", filled, False
         self.piece_bytes, size_bytes = 0, 0
@@ -92,7 +91,7 @@ class Space:
     def _blank(self) -> Stamps:
         return np.zeros(self._pieces, np.int32)
 
-    def cut(self, region: Region, env: Mapping[str, int]) -> Cut:
+    def cut(self, region: memory.Region, env: Mapping[str, int]) -> Cut:
         """Place a region for loop variables `env`; the last axis is the pieces of an element."""
         buffer = region.buffer
         start = region.byte_at(env) - (0 if self.on_chip else buffer.address)
@@ -206,7 +205,7 @@ class CrossOrder:
         self.passed: dict[str, int] = {}
         self.last: dict[Place, dict[tuple[int, int], int]] = {}
 
-    def set(self, core: int, instruction: Instruction, clock: Clock) -> Iterator[str]:
+    def set(self, core: int, instruction: program.Instruction, clock: Clock) -> Iterator[str]:
         """Take a set along with what its pipe knows; yield what may go wrong."""
         mode, flag = instruction.number("mode"), instruction.number("id")
         mine = self.last.setdefault((core, flag), {})

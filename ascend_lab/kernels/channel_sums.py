@@ -14,19 +14,9 @@ so that batch norm reads its images once for the statistics, and once for both g
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import (
-    Affine,
-    Buffer,
-    Kernel,
-    KernelBuilder,
-    Program,
-    Queue,
-    Share,
-    Tile,
-    spread,
-)
-from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.isa import up
 from ascend_lab.kernels.planes import C0, Own, dealt, plane_launch
 from ascend_lab.kernels.tiles import chunks, repeat, segments
 
@@ -58,7 +48,7 @@ class ChannelSums:
         return ("x",) if self.epsilon is None else ("grad", "x")
 
 
-def channel_sums_kernel(job: ChannelSums, chip: Chip) -> Kernel:
+def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     """Return the kernel: x, or grad, x, mean and variance, to y0 and y1, one fp32 per channel.
 
     Numbers per channel are stored as (1, C1, 1, 1, 16). Raises `CapacityError` where UB is small.
@@ -69,8 +59,8 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> Kernel:
     slots = len(sizes[1]) * bands
     first = plane_launch("partial", sizes, lambda own: _partial(job, own, bands, slots, chip))
     channels = [C0 * size for size in chunks(job.blocks, 1, up(job.blocks, up(job.blocks, cores)))]
-    last = spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
-    return Kernel("channel_sums", (first, last))
+    last = isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
+    return isa.Kernel("channel_sums", (first, last))
 
 
 # -- first phase: partial sums --------------------------------------------------------------------
@@ -88,9 +78,9 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
     return together * run, together
 
 
-def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> Program:
+def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> isa.Program:
     """Add the tiles of one core, and their products with the other image, or themselves."""
-    k, row, total = KernelBuilder("channel_sums", chip), job.w * C0, job.blocks * C0
+    k, row, total = isa.KernelBuilder("channel_sums", chip), job.w * C0, job.blocks * C0
     plane, low = job.h * row, own.rows[0] * row
     run, pitch = own.rows[1] * row - low, job.blocks * plane
     size, together = _tile_elements(job, run, own.images[0], chip)
@@ -114,7 +104,7 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
             slot, count = loaded.alloc().slot, sizes[0] * sizes[1]
             for tensor, buffer in zip(tensors, slot_of, strict=True):
                 source = tensor.region(start, sizes, (pitch, 1))
-                k.copy(Tile(buffer, slot).region(0, sizes), source)
+                k.copy(isa.Tile(buffer, slot).region(0, sizes), source)
             loaded.enqueue()
             _add(k, loaded, wide, sums, count)
         tile = out.alloc()
@@ -129,12 +119,16 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
 
 
 def _add(
-    k: KernelBuilder, loaded: Queue, wide: list[Buffer], sums: list[Buffer], count: int
+    k: isa.KernelBuilder,
+    loaded: isa.Queue,
+    wide: list[isa.Buffer],
+    sums: list[isa.Buffer],
+    count: int,
 ) -> None:
     """Add a tile to the sums, and its products with the other one, or with itself."""
     slot, (a, b) = loaded.dequeue().slot, ((wide[0], 0), (wide[-1], 0))
     for buffer, to in zip((loaded.buffer, *loaded.members), wide, strict=True):
-        k.each("vconv", count, (to, 0), (Tile(buffer, slot), 0))
+        k.each("vconv", count, (to, 0), (isa.Tile(buffer, slot), 0))
     loaded.free()
     k.each("vadd", count, (sums[0], 0), (sums[0], 0), a)
     k.each("vmul", count, b, a, b)
@@ -142,12 +136,12 @@ def _add(
 
 
 def _tiles(
-    k: KernelBuilder, images: int, run: int, together: int, size: int
-) -> Iterator[tuple[Affine, Affine, tuple[int, int]]]:
+    k: isa.KernelBuilder, images: int, run: int, together: int, size: int
+) -> Iterator[tuple[isa.Affine, isa.Affine, tuple[int, int]]]:
     """Yield the image and element where each tile starts and its (images, elements of each)."""
     if size >= run:
         for at, count in segments(k, "image", images, together):
-            yield at, Affine(), (count, run)
+            yield at, isa.Affine(), (count, run)
         return
     with repeat(k, "image", images) as image:
         for at, count in segments(k, "pixels", run, size):
@@ -155,9 +149,9 @@ def _tiles(
 
 
 # -- second phase: sums of the cores' sums --------------------------------------------------------
-def _final(job: ChannelSums, slots: int, own: Share, chip: Chip) -> Program:
+def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Program:
     """Add the partial sums of a core's channels, and compute both results."""
-    k, total, count = KernelBuilder("channel_totals", chip), job.blocks * C0, own[0]
+    k, total, count = isa.KernelBuilder("channel_totals", chip), job.blocks * C0, own[0]
     start = k.param("channel", own[2]) * own[1]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
     given = [k.tensor(x, "fp32", total) for x in ("mean", "variance") if job.epsilon is not None]
@@ -170,9 +164,9 @@ def _final(job: ChannelSums, slots: int, own: Share, chip: Chip) -> Program:
     slot = loaded.alloc().slot
     for number, tile in enumerate(tiles[:2]):
         rows = partial.region(start + number * total, (slots, count), (2 * total, 1))
-        k.copy(Tile(tile, slot).region(0, (slots, count)), rows)
+        k.copy(isa.Tile(tile, slot).region(0, (slots, count)), rows)
     for tensor, tile in zip(given, tiles[2:], strict=True):
-        k.copy(Tile(tile, slot).region(0, count), tensor.region(start, count))
+        k.copy(isa.Tile(tile, slot).region(0, count), tensor.region(start, count))
     loaded.enqueue()
     loaded.dequeue()
     out.alloc()
@@ -189,11 +183,15 @@ def _final(job: ChannelSums, slots: int, own: Share, chip: Chip) -> Program:
 
 
 def _results(
-    k: KernelBuilder, job: ChannelSums, tiles: list[Buffer], outs: list[Buffer], count: int
+    k: isa.KernelBuilder,
+    job: ChannelSums,
+    tiles: list[isa.Buffer],
+    outs: list[isa.Buffer],
+    count: int,
 ) -> None:
     """Compute the two results from the sums, in the first row of each tile."""
 
-    def put(op: str, *buffers: Buffer, scalar: float | None = None) -> None:
+    def put(op: str, *buffers: isa.Buffer, scalar: float | None = None) -> None:
         k.each(op, count, *((buffer, 0) for buffer in buffers), scalar=scalar)
 
     sums, products, y0, y1 = *tiles[:2], *outs
@@ -214,7 +212,7 @@ def _results(
     put("vmul", y0, products, variance)
 
 
-def _fold(k: KernelBuilder, buffer: Buffer, rows: int, width: int) -> None:
+def _fold(k: isa.KernelBuilder, buffer: isa.Buffer, rows: int, width: int) -> None:
     """Add all rows onto the first, half of them at a time."""
     while rows > 1:
         half = rows // 2

@@ -20,25 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import (
-    Affine,
-    KernelBuilder,
-    Launch,
-    Part,
-    Program,
-    Queue,
-    Tile,
-    binding_of,
-    c0_of,
-)
-from ascend_lab.kernels.conv_schedules import (
-    as_one_image,
-    c1_stage,
-    check_conv,
-    conv_schedule,
-    takes_strips,
-)
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
+from ascend_lab.kernels import conv_schedules, epilogue_emit, tiles as steps
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
 from ascend_lab.kernels.conv_windows import (
@@ -57,27 +42,9 @@ from ascend_lab.kernels.conv_windows import (
     unit_elements,
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
-from ascend_lab.kernels.epilogue_emit import (
-    Channels,
-    Sizes,
-    bias_of,
-    drain,
-    held_channels,
-    new_finish,
-)
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
-from ascend_lab.kernels.tiles import (
-    Span,
-    by_size,
-    chunks,
-    out_queue,
-    repeat,
-    segments,
-    store_area,
-    store_tile,
-    sum_queue,
-)
+from ascend_lab.kernels.gemm_schedule import GemmSchedule
+from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, repeat, segments, store_area
 
 
 def conv_launch(
@@ -86,23 +53,23 @@ def conv_launch(
     schedule: GemmSchedule | None = None,
     place: Placement | None = None,
     epilogue: Epilogue | None = None,
-) -> Launch:
+) -> isa.Launch:
     """Return the kernel as a launch; raise `CapacityError` if a stage or the epilogue does not fit.
 
     `place` says where the output pixels go; the default fills the output row by row. `epilogue`
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
     check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
-    schedule = schedule or conv_schedule(shape, chip, epilogue)
+    schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
-        shape, place = as_one_image(shape, place)
+        shape, place = conv_schedules.as_one_image(shape, place)
     left = chip_left(chip, demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]))
-    check_conv(shape, schedule, left)
-    strip = takes_strips(shape, schedule, left)
+    conv_schedules.check_conv(shape, schedule, left)
+    strip = conv_schedules.takes_strips(shape, schedule, left)
     job = _Job(shape, schedule, chip, strip, place or plain_placement(shape), epilogue)
     pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
-    parts: list[Part] = []
+    parts: list[isa.Part] = []
     writers: dict[int, _Writer] = {}
     for share, share_ids in bundle_shares(shape, schedule.grid_cols).items():
         cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
@@ -119,9 +86,9 @@ def conv_launch(
                     for s in share_ids
                     for c in ids
                 ]
-                binds = tuple(binding_of({name: at[name] for name in names}) for at in places)
-                parts.append(Part(program, binds))
-    return Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
+                binds = tuple(isa.binding_of({name: at[name] for name in names}) for at in places)
+                parts.append(isa.Part(program, binds))
+    return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +116,10 @@ class _Held:
     `near` are weights, and the bias that the cube adds, in L0B.
     """
 
-    weights: Tile | None
-    near: Tile | None
-    channels: Channels | None
-    rows: Tile | None = None
+    weights: isa.Tile | None
+    near: isa.Tile | None
+    channels: epilogue_emit.Channels | None
+    rows: isa.Tile | None = None
 
 
 class _Writer:
@@ -161,17 +128,17 @@ class _Writer:
     def __init__(self, job: _Job, n_own: int) -> None:
         """Allocate tensors and queues."""
         shape, schedule, chip = job.shape, job.schedule, job.chip
-        self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, c0_of(shape.dtype)
+        self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, isa.c0_of(shape.dtype)
         self.bundle, self.area = bundles_of(shape), FRACTAL * self.c0
         (oh, ow), dtype = shape.out_hw, shape.dtype
         tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
         tile_n = min(schedule.base_n // FRACTAL, n_own)
-        stage, units = c1_stage(shape, schedule), units_of(shape)
+        stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
         self.units, self.stage = units, stage
         self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * units.depth)
         self.image, more = (stage * n for n in unit_elements(shape, job.tile, strip=job.strip))
         image, weights = self.image + more, stage * units.depth * tile_n * self.area
-        k = self.k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
+        k = self.k = isa.KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         n1 = shape.blocks[1]
         self._declare_operands()
@@ -190,12 +157,12 @@ class _Writer:
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         sums = ACCUMULATOR[dtype]
         two = tile_n * shape.sums
-        self.acc = sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
+        self.acc = steps.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
-        sizes = Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
-        self.finish = new_finish(k, job.epilogue, sums, sizes)
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
+        self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
     def _declare_operands(self) -> None:
@@ -215,14 +182,14 @@ class _Writer:
     # -- loops ------------------------------------------------------------------------------------
     def program(
         self, piece: RowShare, share: BundleShare, col_pitch: int, counts: tuple[int, int]
-    ) -> Program:
+    ) -> isa.Program:
         """Return the program of the cores with these pixel tiles and bundles."""
         k, bundle = self.k, self.bundle
         k.restart()
         image = k.param("row", max(piece.images) + 1) * piece.image_pitch
-        down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else Affine()
+        down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else isa.Affine()
         col = k.param("col", counts[0]) * col_pitch
-        first = k.param("share", counts[1]) * share.pitch if share.pitch else Affine()
+        first = k.param("share", counts[1]) * share.pitch if share.pitch else isa.Affine()
         base = (image, down)
         if self.bias:
             self.bias.load(share, first, col)
@@ -231,14 +198,14 @@ class _Writer:
                 at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
                 self._bundle(at, piece.tiles, base, (col, self.n_own))
         if share.tail:
-            last = Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
-            at = BundlePlace(*last, Affine(share.full))
+            last = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
+            at = BundlePlace(*last, isa.Affine(share.full))
             own = bundle.last_n1 if share.full else self.n_own
             self._bundle(at, piece.tiles, base, (col, own))
         return k.finish()
 
     def _bundle(
-        self, at: BundlePlace, tiles: tuple[int, int], base: tuple[Affine, Affine], n: Span
+        self, at: BundlePlace, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine], n: Span
     ) -> None:
         """All output tiles of one bundle on one core; `base`: images and rows before it."""
         count, before = at.c1 // self.units.c1, at.index * self.bundle.n1
@@ -249,12 +216,12 @@ class _Writer:
             for start, size in segments(self.k, "n", n[1], tile_n):
                 yield n[0] + start, size
 
-        every = Affine(), count
+        every = isa.Affine(), count
 
         def load_weights(some: Span) -> Callable[[], None]:
             return partial(self._stage_weights, at, some, every)
 
-        with held_channels(self.finish, n, before, None) as channels:
+        with epilogue_emit.held_channels(self.finish, n, before, None) as channels:
             if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
                 keep = once and n[1] <= tile_n
                 with self._weights(at, n, n[0], load_weights(n) if keep else None) as stay:
@@ -267,13 +234,15 @@ class _Writer:
                 return
             for some in across():
                 with (
-                    held_channels(self.finish, some, before, channels) as own,
+                    epilogue_emit.held_channels(self.finish, some, before, channels) as own,
                     self._weights(at, some, n[0], load_weights(some) if once else None) as stay,
                 ):
                     for pixels in self._pixels(tiles, base):
                         self._tile(at, pixels, some, n[0], _Held(*stay, own))
 
-    def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[Pixels]:
+    def _pixels(
+        self, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine]
+    ) -> Iterator[Pixels]:
         """Loop over the tiles of pixels."""
         job = self.job
         for image, first, last in self._images(tiles):
@@ -282,28 +251,28 @@ class _Writer:
                     for pixel, windows in run.tiles:
                         yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
 
-    def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[Affine, int, int]]:
+    def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[isa.Affine, int, int]]:
         """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
         per_image = tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
         at, end = tiles
         if at % per_image:
             stop = min(end, at - at % per_image + per_image)
-            yield Affine(at // per_image), at % per_image, at % per_image + stop - at
+            yield isa.Affine(at // per_image), at % per_image, at % per_image + stop - at
             at = stop
         if whole := (end - at) // per_image:
             with self.k.loop("image", whole) as image:
                 yield image + at // per_image, 0, per_image
             at += whole * per_image
         if at < end:
-            yield Affine(at // per_image), 0, end - at
+            yield isa.Affine(at // per_image), 0, end - at
 
     # -- one tile ---------------------------------------------------------------------------------
-    def _tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: Affine, held: _Held) -> None:
+    def _tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: _Held) -> None:
         """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
         before = bundle.index * self.bundle.n1
-        with held_channels(self.finish, n, before, held.channels) as channels:
+        with epilogue_emit.held_channels(self.finish, n, before, held.channels) as channels:
             c = self.acc.alloc()
-            bias = bias_of(self.finish, channels, n)
+            bias = epilogue_emit.bias_of(self.finish, channels, n)
             for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):
                 if held.rows is None:
                     self._stage_rows(bundle, at, stage)
@@ -329,14 +298,14 @@ class _Writer:
         """Return the fractals of depth of a bundle."""
         return bundle.c1 // self.units.c1 * self.units.depth
 
-    def _place(self, bundle: BundlePlace, n: Span, col: Affine) -> Affine:
+    def _place(self, bundle: BundlePlace, n: Span, col: isa.Affine) -> isa.Affine:
         """Return the place of blocks `n` among those whose bias is in L1."""
         return bundle.place * self.n_own + n[0] - col
 
     @contextmanager
     def _weights(
-        self, at: BundlePlace, n: Span, col: Affine, stage: Callable[[], None] | None
-    ) -> Iterator[tuple[Tile | None, Tile | None]]:
+        self, at: BundlePlace, n: Span, col: isa.Affine, stage: Callable[[], None] | None
+    ) -> Iterator[tuple[isa.Tile | None, isa.Tile | None]]:
         """Hold the weights that `stage` loads for all tiles inside, in L1 and, if they fit, L0B."""
 
         def load() -> None:
@@ -352,7 +321,9 @@ class _Writer:
             yield weights, near
 
     @contextmanager
-    def _kept(self, queue: Queue, stage: Callable[[], None] | None) -> Iterator[Tile | None]:
+    def _kept(
+        self, queue: isa.Queue, stage: Callable[[], None] | None
+    ) -> Iterator[isa.Tile | None]:
         """Hold what `stage` loads for all tiles inside; without it they load their own."""
         if stage is None:
             yield None
@@ -380,7 +351,7 @@ class _Writer:
     def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
         """Bring the weights of some units and output blocks to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.weights.alloc()
-        start, row, width = Affine(), at.n1 * self.area, n[1] * self.area
+        start, row, width = isa.Affine(), at.n1 * self.area, n[1] * self.area
         first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.area)
         parts = [(self.weight, shape, units.c1)]
         parts += [(self.other_weight, other, units.beside)] if other else []
@@ -393,10 +364,12 @@ class _Writer:
                 strides = rows * line, one.stored[1] * line, row, 1
                 weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
-            first, start = Affine(), start + stage[1] * depth * width
+            first, start = isa.Affine(), start + stage[1] * depth * width
         self.weights.enqueue()
 
-    def _store(self, at: Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
+    def _store(
+        self, at: Pixels, n: Span, before: isa.Affine, channels: epilogue_emit.Channels | None
+    ) -> None:
         """Write the tile as one run where the plane is filled in order, else row by row."""
         place, ow, acc, out = self.job.place, self.shape.out_hw[1], self.acc, self.out
         first = at.image * (self.shape.blocks[1] * self.shape.mixed)
@@ -405,7 +378,7 @@ class _Writer:
         if plain and self.finish is None:
             start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL
             sizes = (at.window.fractals, n[1])
-            store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
+            steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
             return
         row = at.turn * (at.run.pixels // ow) + at.down
         wide = self.finish.width if self.finish else FRACTAL
@@ -413,4 +386,4 @@ class _Writer:
         if self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:
-            drain(self.finish, acc, self.y, area, n[0], channels)
+            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)

@@ -11,53 +11,28 @@ from functools import lru_cache
 
 import numpy as np
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
+from ascend_lab.kernels import conv_windows, default_schedules, gemm_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
-from ascend_lab.kernels.conv_windows import (
-    Placement,
-    dense_placement,
-    rows_spanned,
-    side_of,
-    unit_elements,
-    window_sides,
-)
-from ascend_lab.kernels.default_schedules import (
-    choices,
-    drain_cycles,
-    each_up,
-    inner_cycles,
-    operand_cycles,
-    steady,
-)
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
-    Array,
-    Floats,
-    GemmSchedule,
-    Tilings,
-    check_schedule,
-    load_cycles_per_byte,
-    up,
-)
+from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, Tilings, check_schedule
 
 STAGES = (1, 2, 4, 8, 16, 32)
 
 
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
     """Units, mostly channel blocks, staged at once: step_k * base_k rounded to whole ones."""
-    depth, units = schedule.base_k // c0_of(shape.dtype) * schedule.step_k, units_of(shape)
+    depth, units = schedule.base_k // isa.c0_of(shape.dtype) * schedule.step_k, units_of(shape)
     return min(max(1, depth // units.depth), units.count)
 
 
 def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
     """L1 bytes of the slots: windows of the image and weights."""
-    stage, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
-    image = sum(unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
+    stage, c0 = c1_stage(shape, schedule), isa.c0_of(shape.dtype)
+    image = sum(conv_windows.unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
     weights = units_of(shape).depth * up(schedule.base_n, FRACTAL) * FRACTAL * c0
     slots = schedule.a_l1_slots * image + schedule.b_l1_slots * weights
     return stage * slots * DTYPE_BYTES[shape.dtype]
@@ -65,7 +40,7 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
 
 def area_bytes(shape: ConvShape) -> int:
     """Return the bytes of a fractal of rows or weights."""
-    return FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    return FRACTAL * isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
 
 
 def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
@@ -85,7 +60,7 @@ def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
 def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` if the schedule does not fit the chip."""
     if schedule.keep or schedule.bypass:
-        raise InputError(
+        raise errors.InputError(
             "keep and bypass of '' for a convolution",
             f"{schedule.keep!r} and {schedule.bypass!r}",
             "what fits one stage stays in L1 by itself: raise step_k",
@@ -101,7 +76,7 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
             what = "{} slots of rows and {} of weights".format(*slots)
         wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
         other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
-        raise CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
+        raise errors.CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
 
 
 # -- the default of a convolution -----------------------------------------------------------------
@@ -138,14 +113,16 @@ def stacked_schedule(
     """
     demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
     if one != shape:
-        with suppress(CapacityError):  # of large images, each a row then
+        with suppress(errors.CapacityError):  # of large images, each a row then
             least, found = _least(one, chip_left(chip, demand), demand)
             if least < _least(shape, chip_left(chip, demand), demand)[0]:
                 return replace(found, window="stacked")
     return None
 
 
-def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, Placement]:
+def as_one_image(
+    shape: ConvShape, place: conv_windows.Placement | None
+) -> tuple[ConvShape, conv_windows.Placement]:
     """Return a convolution with all images as one, and where its pixels go; see `stacked`.
 
     Raises `InputError` for another convolution, or planes with gaps.
@@ -155,11 +132,11 @@ def as_one_image(shape: ConvShape, place: Placement | None) -> tuple[ConvShape, 
         wanted = "images that fill tiles better together, one group, no bytes for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
-        raise InputError(wanted, got, "leave the window out")
-    if place != dense_placement(shape):
+        raise errors.InputError(wanted, got, "leave the window out")
+    if place != conv_windows.dense_placement(shape):
         remedy = "pass place=dense_placement(shape)"
-        raise InputError("planes without gaps for stacked tiles", str(place), remedy)
-    return one, dense_placement(one)
+        raise errors.InputError("planes without gaps for stacked tiles", str(place), remedy)
+    return one, conv_windows.dense_placement(one)
 
 
 @lru_cache(256)
@@ -172,10 +149,10 @@ def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, 
     found = conv_candidates(shape, chip)
     found = found.take(fitting(demand, chip, found.tilings))
     if not len(found.stages):
-        rows, columns = window_sides(shape, 1, strip=True)
+        rows, columns = conv_windows.window_sides(shape, 1, strip=True)
         pixel = shape.pixel_bytes
         needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
-        raise CapacityError(
+        raise errors.CapacityError(
             f"image rows and weights of one channel block twice in L1: {needed} bytes",
             f"{chip.buffers['L1']} bytes on {chip.name}",
             "use a smaller kernel, dilation or stride",
@@ -191,13 +168,13 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
     (oh, ow), bundle, units = shape.out_hw, bundles_of(shape), units_of(shape)
     area, taps = area_bytes(shape), units.depth
-    m, n, stage, rows, cols = choices(chip.core_count, STAGES)
+    m, n, stage, rows, cols = default_schedules.choices(chip.core_count, STAGES)
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
     pixels = up(oh * ow, FRACTAL)
-    m, n = np.minimum(m, pixels), np.minimum(n, each_up(bundle.n1, inside))
+    m, n = np.minimum(m, pixels), np.minimum(n, default_schedules.each_up(bundle.n1, inside))
     if shape.mixed > 1:  # cut as evenly as can be
-        m = each_up(pixels, each_up(pixels, m))
+        m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
     stage = np.minimum(stage, units.count)
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     # with taps several to a fractal, or something beside, the last step may be short
@@ -205,7 +182,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
     place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
-    step = each_up(stage * taps, k)
+    step = default_schedules.each_up(stage * taps, k)
     staged = np.minimum(np.maximum(k * step // taps, 1), units.count)
     flat, strip = (
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
@@ -213,7 +190,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
     strips &= not (shape.lanes or shape.mixed > 1)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
-    cols = shares * np.minimum(inside, each_up(bundle.n1, n))
+    cols = shares * np.minimum(inside, default_schedules.each_up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
     fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
     every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
@@ -223,8 +200,8 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
     """Pixel tiles of m fractals in one image."""
     oh, ow = shape.out_hw
-    flat = each_up(up(oh * ow, FRACTAL), m)
-    tiles: Array = np.where(strips, oh * each_up(ow, m * FRACTAL), flat)
+    flat = default_schedules.each_up(up(oh * ow, FRACTAL), m)
+    tiles: Array = np.where(strips, oh * default_schedules.each_up(ow, m * FRACTAL), flat)
     return tiles
 
 
@@ -232,8 +209,14 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
     """Most image pixels a tile of m fractals can need: `window_sides` on arrays."""
     ow = shape.out_hw[1]
     if strip:
-        return side_of(shape, 0, np.ones_like(m)) * side_of(shape, 1, np.minimum(m * FRACTAL, ow))
-    return side_of(shape, 0, rows_spanned(shape, m)) * shape.mixed * side_of(shape, 1, ow)
+        return conv_windows.side_of(shape, 0, np.ones_like(m)) * conv_windows.side_of(
+            shape, 1, np.minimum(m * FRACTAL, ow)
+        )
+    return (
+        conv_windows.side_of(shape, 0, conv_windows.rows_spanned(shape, m))
+        * shape.mixed
+        * conv_windows.side_of(shape, 1, ow)
+    )
 
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
@@ -250,14 +233,14 @@ def conv_estimate(
     """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
     bundle, units, t = bundles_of(shape), units_of(shape), found.tilings
     shares = np.minimum(t.cols, bundle.count)
-    across = each_up(each_up(bundle.n1, t.n), t.cols // shares)
-    down = each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
-    tiles = down * each_up(bundle.count, shares) * across
-    cube, mte1 = inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
+    across = default_schedules.each_up(default_schedules.each_up(bundle.n1, t.n), t.cols // shares)
+    down = default_schedules.each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
+    tiles = down * default_schedules.each_up(bundle.count, shares) * across
+    cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
-    mte2 = mte2 + operand_cycles(chip, t, demand)
-    drain = drain_cycles(shape.gemm, chip, t, demand)
-    pace = steady(chip, replace(t, n=t.n * shape.sums), cube, mte1, mte2, drain)
+    mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
+    drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
+    pace = default_schedules.steady(chip, replace(t, n=t.n * shape.sums), cube, mte1, mte2, drain)
     # Rows that stay for several tiles are asked for two tiles before the next ones need them.
     late = np.maximum(rows - 2 * pace, 0.0) / across
     pace = np.where((found.stages >= units.count) & (across > 1), pace + late, pace)
@@ -289,14 +272,19 @@ def _conv_loads(
     pixels += other.blocks[0] * other.h * other.w if other else 0
     whole_image = shape.n * shape.mixed * pixels * shape.pixel_bytes
     cores = t.rows * t.cols
-    fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * each_up(bundle.n1, t.n) * image))
+    fresh_x = np.minimum(
+        1.0, whole_image * tiles_x / (turns_m * default_schedules.each_up(bundle.n1, t.n) * image)
+    )
     fresh_w = np.minimum(1.0, tiles_w / turns_m)
-    startup, turns_k = chip.path("GM", "L1").startup_cycles, each_up(units.count, stages)
+    startup, turns_k = (
+        chip.path("GM", "L1").startup_cycles,
+        default_schedules.each_up(units.count, stages),
+    )
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
-    rows = turns_k * startup + image * load_cycles_per_byte(chip, fresh_x, cores)
+    rows = turns_k * startup + image * gemm_schedule.load_cycles_per_byte(chip, fresh_x, cores)
     size = units.every * t.n * area_bytes(shape)
-    weights = size * load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
+    weights = size * gemm_schedule.load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
     mte2: Floats = rows / tiles_x + weights / tiles_w
     # Two L1 slots that wait for memory turn around in load + latency + use.
     slot = (turns_k / tiles_x * latency + mte1 + mte2) / 2

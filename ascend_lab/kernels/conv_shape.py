@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.errors import InputError
-from ascend_lab.isa import SMALL_C0, c0_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmShape, up
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, SMALL_C0, c0_of, up
+from ascend_lab.kernels.gemm_schedule import GemmShape
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
 
 Pair = tuple[int, int]

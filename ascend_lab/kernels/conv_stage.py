@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of, load3d
+from ascend_lab import isa
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.kernels.conv_windows import BundleShare, Window
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Span, segments
 
 LARGEST = 127
-MOST_WHOLE = LARGEST * LARGEST * (2 * FRACTAL - 1) + LARGEST // 2
+MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
 """The largest whole bias that one fractal of bytes adds."""
 
 
@@ -32,16 +31,16 @@ MOST_WHOLE = LARGEST * LARGEST * (2 * FRACTAL - 1) + LARGEST // 2
 class Feeds:
     """The queues of both matrices in L0, and how many fractals deep their tiles are."""
 
-    left: Queue
-    right: Queue
+    left: isa.Queue
+    right: isa.Queue
     depth: int
 
 
 def keep_near(
-    k: KernelBuilder, right: Queue, weights: Tile, count: int, bias: Region | None
+    k: isa.KernelBuilder, right: isa.Queue, weights: isa.Tile, count: int, bias: isa.Region | None
 ) -> None:
     """Bring `count` fractals of weights from L1 to a slot of L0B, a bias for the cube behind."""
-    area = FRACTAL * c0_of(weights.buffer.dtype)
+    area = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
     slot, fractals = right.alloc(), (count, area)
     k.load2d(slot.region(0, fractals), weights.region(0, fractals))
     if bias is not None:
@@ -50,14 +49,14 @@ def keep_near(
 
 
 def add_stage(
-    k: KernelBuilder,
+    k: isa.KernelBuilder,
     shape: ConvShape,
     feeds: Feeds,
-    c: Tile,
+    c: isa.Tile,
     windows: tuple[Window, ...],
-    sources: tuple[Tile, Tile, Tile | None],
-    sizes: tuple[int, Affine, int],
-    bias: Region | None,
+    sources: tuple[isa.Tile, isa.Tile, isa.Tile | None],
+    sizes: tuple[int, isa.Affine, int],
+    bias: isa.Region | None,
     starts: tuple[int, int],
 ) -> None:
     """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
@@ -71,29 +70,29 @@ def add_stage(
     view = _view(shape, x, windows[0], 0, own[2])
     add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, (0, 0))
     if other:
-        start = own[2] * shape.taps * n * FRACTAL * c0_of(shape.dtype)
-        own = n, at * units.beside if starts[1] else Affine(1), count * units.beside
+        start = own[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
+        own = n, at * units.beside if starts[1] else isa.Affine(1), count * units.beside
         view = _view(other, x, windows[1], starts[0], own[2])
         places = start, starts[1]
         add_products(k, other, feeds, c, windows[1], view, (*weights,), own, None, places)
 
 
-def _view(shape: ConvShape, x: Tile, window: Window, start: int, blocks: int) -> Region:
+def _view(shape: ConvShape, x: isa.Tile, window: Window, start: int, blocks: int) -> isa.Region:
     """Return the rows of a window in L1, those of channel blocks one behind the other."""
     return x.region(start, (blocks, window.rows.count, window.columns.count, shape.c0))
 
 
 def add_products(
-    k: KernelBuilder,
+    k: isa.KernelBuilder,
     shape: ConvShape,
     feeds: Feeds,
-    c: Tile,
+    c: isa.Tile,
     window: Window,
-    view: Region,
-    weights: Sequence[Tile | None],
-    sizes: tuple[int, Affine, int],
-    bias: Region | None,
-    starts: tuple[Affine | int, Affine | int],
+    view: isa.Region,
+    weights: Sequence[isa.Tile | None],
+    sizes: tuple[int, isa.Affine, int],
+    bias: isa.Region | None,
+    starts: tuple[isa.Affine | int, isa.Affine | int],
 ) -> None:
     """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
 
@@ -101,26 +100,26 @@ def add_products(
     stay there; they and the sums begin at `starts`.
     """
     (w, near), (n, c_at, c_size), left, right = weights, sizes, feeds.left, feeds.right
-    c0 = c0_of(shape.dtype)
-    m, rows, columns, area = window.fractals, window.rows, window.columns, FRACTAL * c0
+    c0 = isa.c0_of(shape.dtype)
+    m, rows, columns, area = window.fractals, window.rows, window.columns, isa.FRACTAL * c0
     dilation = shape.dilations[0] * shape.mixed, shape.dilations[1]
     pads = rows.before, rows.after, columns.before, columns.after
     windows: dict[str, Any] = {"kernel": (shape.r, shape.s), "stride": shape.strides, "pad": pads}
     windows |= {"dilation": dilation, "m_start": window.m_start}
     windows["pad_value"] = shape.pad_value
     for k_at, depth in segments(k, "k", c_size * shape.taps, feeds.depth):
-        to = left.alloc().region(0, (m, depth, FRACTAL, c0))
-        k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
+        to = left.alloc().region(0, (m, depth, isa.FRACTAL, c0))
+        k.emit(isa.load3d(k.chip, to, view, **windows, k_start=k_at * c0))
         left.enqueue()
         start, fractals = k_at * (n * area) + starts[0], (depth * n, area)
         if near is None:
             assert w is not None
             k.load2d(right.alloc().region(0, fractals), w.region(start, fractals))
             right.enqueue()
-        a = left.dequeue().region(0, (m, depth, FRACTAL, c0))
-        tile, start = (near, start) if near else (right.dequeue(), Affine())
-        sums, done = c.region(starts[1], (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
-        b = tile.region(start, (depth, n, FRACTAL, c0))
+        a = left.dequeue().region(0, (m, depth, isa.FRACTAL, c0))
+        tile, start = (near, start) if near else (right.dequeue(), isa.Affine())
+        sums, done = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL)), c_at * shape.taps + k_at
+        b = tile.region(start, (depth, n, isa.FRACTAL, c0))
         k.mmad(sums, a, b, accumulate=done, bias=bias)
         left.free()
         if near is None:
@@ -130,26 +129,26 @@ def add_products(
 # -- a bias ---------------------------------------------------------------------------------------
 def bias_bytes(shape: ConvShape) -> int:
     """Return the bytes of L1 that the bias of all output blocks takes."""
-    return FRACTAL * 2 * FRACTAL * (1 + shape.blocks[1])
+    return isa.FRACTAL * 2 * isa.FRACTAL * (1 + shape.blocks[1])
 
 
 def pack_bias(shape: ConvShape, bias: NDArray[Any]) -> NDArray[Any]:
     """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
-    blocks, c0 = shape.blocks[1], c0_of(shape.dtype)
+    blocks, c0 = shape.blocks[1], isa.c0_of(shape.dtype)
     dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
-    wide = np.zeros(blocks * FRACTAL, bias.dtype)
+    wide = np.zeros(blocks * isa.FRACTAL, bias.dtype)
     wide[: bias.size] = bias.reshape(-1)
-    packed = np.zeros((1 + blocks, FRACTAL, c0), dtype)
+    packed = np.zeros((1 + blocks, isa.FRACTAL, c0), dtype)
     packed[0, :, 0] = 1
     if shape.dtype != "int8":
-        packed[1:, :, 0] = wide.reshape(blocks, FRACTAL)
+        packed[1:, :, 0] = wide.reshape(blocks, isa.FRACTAL)
         return packed.reshape(-1)
     packed[0, :, 1:] = LARGEST
     high = np.rint(wide / LARGEST).astype(np.int64)
     each, rest = np.divmod(np.abs(high)[:, None], c0 - 1)
     digits = np.sign(high)[:, None] * (each + (np.arange(c0 - 1) < rest))
-    packed[1:, :, 0] = (wide - LARGEST * high).reshape(blocks, FRACTAL)
-    packed[1:, :, 1:] = digits.reshape(blocks, FRACTAL, c0 - 1)
+    packed[1:, :, 0] = (wide - LARGEST * high).reshape(blocks, isa.FRACTAL)
+    packed[1:, :, 1:] = digits.reshape(blocks, isa.FRACTAL, c0 - 1)
     return packed.reshape(-1)
 
 
@@ -157,26 +156,30 @@ def pack_bias(shape: ConvShape, bias: NDArray[Any]) -> NDArray[Any]:
 class CubeBias:
     """The bias of a core's blocks in L1, `own` of each of its bundles of groups."""
 
-    k: KernelBuilder
-    numbers: Buffer
-    held: Buffer
+    k: isa.KernelBuilder
+    numbers: isa.Buffer
+    held: isa.Buffer
     shape: ConvShape
     own: int
 
     @classmethod
-    def make(cls, k: KernelBuilder, name: str, shape: ConvShape, own: int) -> "CubeBias":
+    def make(cls, k: isa.KernelBuilder, name: str, shape: ConvShape, own: int) -> "CubeBias":
         """Declare the tensor `name` and allocate its place in L1."""
-        area, most = FRACTAL * c0_of(shape.dtype), bundles_of(shape).count * own
+        area, most = isa.FRACTAL * isa.c0_of(shape.dtype), bundles_of(shape).count * own
         numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * area)
         held = k.buffer(f"{name}_l1", "L1", shape.dtype, (1 + most) * area)
         return cls(k, numbers, held, shape, own)
 
-    def load(self, share: BundleShare, first: Affine, col: Affine) -> None:
+    def load(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Bring the ones, and the bias of blocks from `col` on of bundles from `first` on."""
-        bundle, area, own = bundles_of(self.shape), FRACTAL * c0_of(self.shape.dtype), self.own
+        bundle, area, own = (
+            bundles_of(self.shape),
+            isa.FRACTAL * isa.c0_of(self.shape.dtype),
+            self.own,
+        )
         self.k.copy(self.held.region(0, area), self.numbers.region(0, area))
         short = bundle.last_n1 if share.full else own
-        last = (Affine(bundle.count - 1), int(share.tail), short, own * share.full)
+        last = (isa.Affine(bundle.count - 1), int(share.tail), short, own * share.full)
         for index, count, blocks, place in ((first, share.full, own, 0), last):
             if count:
                 sizes, start = (count, blocks * area), (1 + index * bundle.n1 + col) * area
@@ -184,29 +187,34 @@ class CubeBias:
                 to = self.held.region((1 + place) * area, sizes, (own * area, 1))
                 self.k.copy(to, source)
 
-    def blocks(self, n: Span) -> Region:
+    def blocks(self, n: Span) -> isa.Region:
         """Return the fractals of blocks `n` (place, count) in L1."""
-        area = FRACTAL * c0_of(self.shape.dtype)
+        area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
         return self.held.region((n[0] + 1) * area, (n[1], area))
 
     def add(
-        self, c: Tile, feeds: tuple[Queue, Queue], m: int, n: Span, near: Region | None = None
+        self,
+        c: isa.Tile,
+        feeds: tuple[isa.Queue, isa.Queue],
+        m: int,
+        n: Span,
+        near: isa.Region | None = None,
     ) -> None:
         """Add the bias of blocks `n` (place in L1, count) to sums of `m` fractals of pixels.
 
         `near`: its fractals in L0B, if they are there.
         """
-        k, (left, right), c0 = self.k, feeds, c0_of(self.shape.dtype)
-        area = FRACTAL * c0
+        k, (left, right), c0 = self.k, feeds, isa.c0_of(self.shape.dtype)
+        area = isa.FRACTAL * c0
         sizes = (m, area)
         k.load2d(left.alloc().region(0, sizes), self.held.region(0, sizes, (0, 1)))
         left.enqueue()
         if near is None:
             k.load2d(right.alloc().region(0, (n[1], area)), self.blocks(n))
             right.enqueue()
-        a = left.dequeue().region(0, (m, 1, FRACTAL, c0))
-        b = near or right.dequeue().region(0, (1, n[1], FRACTAL, c0))
-        k.mmad(c.region(0, (n[1], m, FRACTAL, FRACTAL)), a, b, accumulate=1)
+        a = left.dequeue().region(0, (m, 1, isa.FRACTAL, c0))
+        b = near or right.dequeue().region(0, (1, n[1], isa.FRACTAL, c0))
+        k.mmad(c.region(0, (n[1], m, isa.FRACTAL, isa.FRACTAL)), a, b, accumulate=1)
         left.free()
         if near is None:
             right.free()

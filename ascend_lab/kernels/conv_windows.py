@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ascend_lab.isa import Affine, Buffer, Region
+from ascend_lab.isa import FRACTAL, Affine, Buffer, Region, up
 from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, up
+from ascend_lab.kernels.gemm_schedule import Array
 from ascend_lab.kernels.tiles import Area, Span, chunks
 
 Sizes = TypeVar("Sizes", int, Array)

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import Kernel
+from ascend_lab.isa import FRACTAL, Kernel, up
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, pair, unpack_conv
 from ascend_lab.kernels.conv_windows import Placement
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
 
 @dataclass(frozen=True, slots=True)

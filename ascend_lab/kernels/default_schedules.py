@@ -12,21 +12,11 @@ import numpy as np
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
+from ascend_lab.kernels import gemm_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
-    Array,
-    Floats,
-    GemmSchedule,
-    GemmShape,
-    Tilings,
-    load_cycles_per_byte,
-    memory_traffic,
-    store_cycles_per_byte,
-)
+from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmShape, Tilings, load_cycles_per_byte
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
@@ -38,7 +28,7 @@ HEAD_CYCLES = 12
 
 def default_schedule(
     shape: GemmShape, chip: Chip, epilogue: Epilogue | None = None
-) -> GemmSchedule:
+) -> gemm_schedule.GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
@@ -115,7 +105,7 @@ def estimate(
     down, across = each_up(each_up(m1, t.m), t.rows), each_up(each_up(n1, t.n), t.cols)
     tiles, turns = down * across, {"a": across, "b": down}
     cube, mte1 = inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
-    fresh, memory_bytes = memory_traffic(shape, chip, t)
+    fresh, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
     area, cores = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], t.rows * t.cols
     starts = each_up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
     mte2, staged = starts + operand_cycles(chip, t, demand), np.minimum(1.0, t.k * t.step / k1)
@@ -173,7 +163,7 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
     """
     stored = demand.stored_bytes if demand else DTYPE_BYTES[shape.out_dtype]
     size = t.m * t.n * 256 * stored
-    last: Floats = size * store_cycles_per_byte(chip, t.rows * t.cols)
+    last: Floats = size * gemm_schedule.store_cycles_per_byte(chip, t.rows * t.cols)
     if not chip.combined:
         return last
     hop: Floats = size / chip.path("L0C", "UB").rate_bytes_per_cycle

@@ -13,24 +13,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.errors import InputError, PathError, TypeMismatchError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Tile
+from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import epilogue_emit, epilogue_plan, planes
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, pattern, step_formats
-from ascend_lab.kernels.epilogue_emit import Piece, load_channels, write_steps
-from ascend_lab.kernels.epilogue_plan import Plan, plan_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.planes import (
-    C0,
-    PIXELS,
-    Own,
-    RowBlock,
-    columns_seen,
-    image_sizes,
-    plane_launch,
-    rows_per_block,
-)
 from ascend_lab.kernels.rows import Lines, RowWriter, most_rows
 from ascend_lab.layout import address_map, pack
 
@@ -40,8 +28,8 @@ SUM = "fp16"
 
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
     """Let output rows lie as far apart as image rows where that takes fewer cycles."""
-    line, (oh, ow) = columns_seen(shape)[0], shape.out_hw
-    wide = up(ow, PIXELS) * PIXELS
+    line, (oh, ow) = planes.columns_seen(shape)[0], shape.out_hw
+    wide = up(ow, planes.PIXELS) * planes.PIXELS
     options = [Lines(line, wide, wide)]
     if shape.strides[0] == shape.strides[1]:
         options.append(Lines(line, line, ow))
@@ -50,7 +38,7 @@ def lines_of(shape: ConvShape, chip: Chip) -> Lines:
 
 def depthwise_launch(
     shape: ConvShape, chip: Chip, *, dense: bool = False, epilogue: Epilogue | None = None
-) -> Launch:
+) -> isa.Launch:
     """Convolve each channel with its own kernel on all vector cores.
 
     Tensors are x (N, C1, H, W, C0), weight (C1, r, s, C0) and y (N, C1, pixels, C0), pixels
@@ -62,21 +50,21 @@ def depthwise_launch(
     if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
         needed = "fp16 and as many groups as input and output channels"
         got = f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels"
-        raise InputError(needed, got, "use conv_launch")
+        raise errors.InputError(needed, got, "use conv_launch")
     if reason := supported_after(epilogue) if epilogue else "":
         wanted = f"an epilogue of a depthwise kernel on {chip.name}"
-        raise PathError(wanted, reason, "run the steps as a kernel of their own")
+        raise errors.PathError(wanted, reason, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
 
     lines = lines_of(shape, chip)
     more, fixed = _after_blocks(epilogue)
     most = most_rows(shape, chip, lines, more=more, fixed=fixed + 2 * shape.taps)
 
-    def program(own: Own) -> Program:
-        rows = rows_per_block(own, most)
+    def program(own: planes.Own) -> isa.Program:
+        rows = planes.rows_per_block(own, most)
         return _Writer(shape, chip, lines, rows, dense, epilogue).program(own)
 
-    return plane_launch(name, image_sizes(shape, chip), program)
+    return planes.plane_launch(name, planes.image_sizes(shape, chip), program)
 
 
 def pack_depthwise(
@@ -84,9 +72,9 @@ def pack_depthwise(
 ) -> dict[str, NDArray[Any]]:
     """Lay x (n, c, h, w) and weights (c, 1, r, s) out as the kernel reads them."""
     if x.shape != (shape.n, shape.c, shape.h, shape.w):
-        raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
+        raise errors.InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
     if weight.shape != (shape.c, 1, shape.r, shape.s):
-        raise InputError("weight as (c, 1, r, s)", str(weight.shape), "reshape it")
+        raise errors.InputError("weight as (c, 1, r, s)", str(weight.shape), "reshape it")
     images = {"x": x, "weight": weight.reshape(1, shape.c, shape.r, shape.s)}
     return {
         name: pack(address_map("NC1HWC0", image.shape, shape.dtype), image)
@@ -99,7 +87,7 @@ def supported_after(epilogue: Epilogue) -> str:
     """Return "" if a depthwise convolution can fuse the epilogue, otherwise the reason."""
     try:
         step_formats(epilogue, SUM)
-    except TypeMismatchError as error:
+    except errors.TypeMismatchError as error:
         return str(error)
     if epilogue.of_kind("tile"):
         return "a depthwise kernel keeps rows with gaps in UB, a tile operand has none"
@@ -112,7 +100,7 @@ def _after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
     """Return 32-byte blocks of UB: (per output pixel, once) that the epilogue adds."""
     if epilogue is None:
         return 0, 0
-    scratch = sum(DTYPE_BYTES[dtype] for dtype in plan_of(epilogue, SUM).tiles[1:])
+    scratch = sum(DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM).tiles[1:])
     fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
     return scratch * FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
 
@@ -121,16 +109,16 @@ def _after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
 class _After:
     """An epilogue in one kernel: its operands (tensor, slots) share the slots of the taps."""
 
-    plan: Plan
-    operands: tuple[tuple[Operand, Buffer, Buffer], ...]
-    scratch: tuple[Buffer, ...]
+    plan: epilogue_plan.Plan
+    operands: tuple[tuple[Operand, isa.Buffer, isa.Buffer], ...]
+    scratch: tuple[isa.Buffer, ...]
 
     @classmethod
     def make(
-        cls, k: KernelBuilder, epilogue: Epilogue, taps: Queue, c1: int, elements: int
+        cls, k: isa.KernelBuilder, epilogue: Epilogue, taps: isa.Queue, c1: int, elements: int
     ) -> "_After":
         """Allocate operands and scratch tiles for blocks of `elements` sums."""
-        plan = plan_of(epilogue, SUM)
+        plan = epilogue_plan.plan_of(epilogue, SUM)
         operands = []
         for o in epilogue.operands:
             tensor = k.tensor(o.name, o.dtype, c1 * FRACTAL)
@@ -141,17 +129,17 @@ class _After:
         ]
         return cls(plan, tuple(operands), tuple(scratch))
 
-    def load(self, k: KernelBuilder, taps: Tile, channel: Affine) -> None:
+    def load(self, k: isa.KernelBuilder, taps: isa.Tile, channel: isa.Affine) -> None:
         """Bring the numbers of one channel block beside its taps."""
         for operand, tensor, slots in self.operands:
-            slot = Tile(slots, taps.slot)
-            load_channels(k, slot, tensor, (channel, 1), pattern(operand.dtype))
+            slot = isa.Tile(slots, taps.slot)
+            epilogue_emit.load_channels(k, slot, tensor, (channel, 1), pattern(operand.dtype))
 
-    def write(self, k: KernelBuilder, sums: Tile, taps: Tile, elements: int) -> None:
+    def write(self, k: isa.KernelBuilder, sums: isa.Tile, taps: isa.Tile, elements: int) -> None:
         """Write the steps on the sums of one block of rows, in place."""
-        rates = {operand.name: Tile(slots, taps.slot) for operand, _, slots in self.operands}
-        piece = Piece((sums, *self.scratch), {}, rates, Affine(), 1, elements)
-        write_steps(k, self.plan, piece)
+        rates = {operand.name: isa.Tile(slots, taps.slot) for operand, _, slots in self.operands}
+        piece = epilogue_emit.Piece((sums, *self.scratch), {}, rates, isa.Affine(), 1, elements)
+        epilogue_emit.write_steps(k, self.plan, piece)
 
 
 # -- one core -------------------------------------------------------------------------------------
@@ -169,7 +157,7 @@ class _Writer(RowWriter):
     ) -> None:
         """Declare tensors, allocate queues for blocks of `rows` output rows."""
         super().__init__("depthwise", shape, chip, lines, rows, 0.0)
-        k, c1, taps = self.k, shape.blocks[0], shape.taps * C0
+        k, c1, taps = self.k, shape.blocks[0], shape.taps * planes.C0
         if not dense:
             self.plane = up(self.plane, FRACTAL) * FRACTAL
         self.weight = k.tensor("weight", "fp16", c1 * taps)
@@ -177,12 +165,12 @@ class _Writer(RowWriter):
         self.after = epilogue and _After.make(
             k, epilogue, self.taps, c1, self.results.buffer.elements
         )
-        self.held: Tile | None = None
+        self.held: isa.Tile | None = None
 
     @contextmanager
-    def around_planes(self, channel: Affine) -> Iterator[None]:
+    def around_planes(self, channel: isa.Affine) -> Iterator[None]:
         """Hold the taps of one channel block while its planes are walked."""
-        size = self.shape.taps * C0
+        size = self.shape.taps * planes.C0
         tile = self.taps.alloc()
         self.k.copy(tile.region(), self.weight.region(channel * size, size))
         if self.after:
@@ -192,7 +180,7 @@ class _Writer(RowWriter):
         yield
         self.taps.free()
 
-    def compute(self, x: Tile, results: Tile, block: RowBlock) -> None:
+    def compute(self, x: isa.Tile, results: isa.Tile, block: planes.RowBlock) -> None:
         """Sum over the taps, then do the epilogue."""
         assert self.held is not None
         (down, right), line = self.shape.dilations, self.lines.line
@@ -200,10 +188,10 @@ class _Writer(RowWriter):
             total, product = run.written(results), run.written(self.beside)
             for tap in range(self.shape.taps):
                 i, j = divmod(tap, self.shape.s)
-                weight = self.held.region(tap * C0, total.sizes, (0, 0, 1))
+                weight = self.held.region(tap * planes.C0, total.sizes, (0, 0, 1))
                 source = run.read(x, i * down * line + j * right)
                 self.k.vector("vmul", product if tap else total, source, weight)
                 if tap:
                     self.k.vector("vadd", total, total, product)
         if self.after:
-            self.after.write(self.k, results, self.held, self.lines.outputs(block.rows) * C0)
+            self.after.write(self.k, results, self.held, self.lines.outputs(block.rows) * planes.C0)

@@ -6,14 +6,12 @@ bias, residual and activation cost no trip through memory. On chips with separat
 pipe between L0C and memory can scale, apply ReLU and convert, and the bias table adds a bias.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError, PathError, TypeMismatchError
+from ascend_lab.isa import FRACTAL
 from ascend_lab.isa.program import BINARY, UNARY, WITH_SCALAR
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 
 SUMS = "sums"
 """The source name of the tile of sums."""

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab import chip, errors
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels.epilogue import Deq, Epilogue, Fix, Operand, check_epilogue, fix_of, pattern
 from ascend_lab.kernels.epilogue_plan import Placed, Plan, channel_blocks, demand_of, plan_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 
 Memory = Tile | Buffer
@@ -201,7 +199,7 @@ def new_finish(
     units, pair = {o.name: epilogue.unit(o) for o in operands}, demand.columns
     if sizes.tile_n % pair or sizes.blocks % pair or sizes.n_own % pair:
         got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
-        raise CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
+        raise errors.CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
     left = (k.chip.buffers["UB"] - sizes.taken) // sizes.shares - 2 * blocks * demand.block_bytes
@@ -235,7 +233,7 @@ def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) ->
     (bias,) = epilogue.operands
     tensor, size = k.tensor(bias.name, bias.dtype, sizes.blocks * FRACTAL), blocks * FRACTAL
     queue = k.queue(f"{bias.name}_l1", "L1", bias.dtype, size, src="MTE2", dst="MTE1")
-    depth = 2 if 2 * size * DTYPE_BYTES[bias.dtype] <= k.chip.buffers["BT"] else 1
+    depth = 2 if 2 * size * chip.DTYPE_BYTES[bias.dtype] <= k.chip.buffers["BT"] else 1
     table = k.queue(f"{bias.name}_bt", "BT", bias.dtype, size, src="MTE1", dst="M", depth=depth)
     group = Group((bias,), (tensor,), queue, blocks)
     return Finish(k, plan, channels=group, fix=fix, table=table)

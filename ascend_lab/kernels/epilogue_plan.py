@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
+from ascend_lab.isa import FRACTAL
 from ascend_lab.kernels.epilogue import SUMS, Epilogue, halves, step_formats
-from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, Tilings
+from ascend_lab.kernels.gemm_schedule import Array, Tilings
 
 Source = int | str
 """A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""

@@ -9,35 +9,24 @@ Source: Dao et al. 2022, "FlashAttention".
 """
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
-from ascend_lab.kernels import flash_steps as soft
-from ascend_lab.kernels.flash_shape import (
-    AREA,
-    FlashShape,
-    FlashTiling,
-    Own,
-    Tensors,
-    check_tiling,
-    cut_keys,
-    default_tiling,
-    shares,
-    walk,
-)
-from ascend_lab.kernels.gemm_schedule import FRACTAL
+from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
+from ascend_lab.kernels import flash_shape, flash_steps as soft
 from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
 
 
-def flash_launch(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> Launch:
+def flash_launch(
+    shape: flash_shape.FlashShape, chip: Chip, tiling: flash_shape.FlashTiling | None = None
+) -> Launch:
     """Return attention as a launch over batch and row blocks: GM tensors q, k, v (, mask), y.
 
     Raises `PathError` on chips with separate vector cores, `CapacityError` where blocks do not fit.
     """
-    t = tiling or default_tiling(shape, chip)
-    check_tiling(shape, t, chip)
+    t = tiling or flash_shape.default_tiling(shape, chip)
+    flash_shape.check_tiling(shape, t, chip)
     cores = (t.grid_batch, t.grid_rows)
     return spread(
         f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}",
-        shares(shape.batch, shape.fractals[0], t.rows // FRACTAL, cores),
+        flash_shape.shares(shape.batch, shape.fractals[0], t.rows // FRACTAL, cores),
         lambda *own: _Writer(shape, t, chip).program(own),
     )
 
@@ -46,8 +35,8 @@ def load_turned(k: KernelBuilder, dst: Tile, src: Fractals, width: int, keys: in
     """Emit V (width, keys) fractals of L1 to (keys, width) of L0B, each fractal transposed."""
     sizes, strides = (width, FRACTAL, FRACTAL), (src.pitch, 1, FRACTAL)
     with repeat(k, "fractal", keys) as i:
-        fractal = src.memory.region(src.start + i * AREA, sizes, strides)
-        k.load2d(dst.region(i * (width * AREA), sizes), fractal)
+        fractal = src.memory.region(src.start + i * flash_shape.AREA, sizes, strides)
+        k.load2d(dst.region(i * (width * flash_shape.AREA), sizes), fractal)
 
 
 def multiply(
@@ -71,7 +60,9 @@ def multiply(
 class _Writer:
     """The program of cores with equal shares; its steps take sizes in fractals."""
 
-    def __init__(self, shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
+    def __init__(
+        self, shape: flash_shape.FlashShape, tiling: flash_shape.FlashTiling, chip: Chip
+    ) -> None:
         """Declare the tensors, allocate queues and state.
 
         Two blocks of K and V are in use, a third is on its way; they share their flags, because a
@@ -83,7 +74,7 @@ class _Writer:
         k = self.k = KernelBuilder(f"flash_{rows}x{keys}", chip)
         self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1
         self.keys = k.queue("k_l1", "L1", "fp16", keys * depth, src="MTE2", dst="MTE1", depth=3)
-        self.gm = Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
+        self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
         self.q = k.queue("q_l1", "L1", "fp16", rows * depth, src="MTE2", dst="MTE1", depth=1)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
         most = rows * max(depth, keys), keys * max(depth, width)
@@ -97,9 +88,9 @@ class _Writer:
             self.mask = k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V")
         self.state = soft.State.make(k, shape, tiling)
 
-    def program(self, own: Own) -> Program:
+    def program(self, own: flash_shape.Own) -> Program:
         """Walk the blocks of rows of Q."""
-        for matrix, rows in walk(self.k, own, self.tiling.rows // FRACTAL):
+        for matrix, rows in flash_shape.walk(self.k, own, self.tiling.rows // FRACTAL):
             self._rows(matrix, rows)
         return self.k.finish()
 
@@ -109,7 +100,7 @@ class _Writer:
         self.q.enqueue()
         q = self.q.dequeue()
         block = self.tiling.keys // FRACTAL
-        full, rest, ragged = cut_keys(self.shape, block)
+        full, rest, ragged = flash_shape.cut_keys(self.shape, block)
         if full:
             self._scores(q, matrix, rows, (Affine(), block), Affine())
         if full > 1:  # the first product begins the output, so that the loop starts behind it
@@ -150,7 +141,7 @@ class _Writer:
         tile = self.keys.dequeue()
         load_a(k, self.left.alloc(), q, rows[1], self.depth)
         self.left.enqueue()
-        fractals = (self.depth * keys[1], AREA)
+        fractals = (self.depth * keys[1], flash_shape.AREA)
         k.load2d(self.right.alloc().region(0, fractals), tile.region(0, fractals))
         self.right.enqueue()
         self._multiply(rows[1], self.depth, keys[1])
@@ -167,7 +158,7 @@ class _Writer:
             soft.drop_padding(state, rows[1], keys[1], ragged)
         soft.softmax_block(state, self.result.alloc(), rows[1], keys[1], block)
         self.result.enqueue()
-        area = rows[1] * keys[1] * AREA
+        area = rows[1] * keys[1] * flash_shape.AREA
         k.copy(self.weights.alloc().region(0, area), self.result.dequeue().region(0, area))
         self.result.free()
         self.weights.enqueue()
@@ -178,7 +169,9 @@ class _Writer:
         self.weights.free()
         self.left.enqueue()
         values, right = Tile(self.values, self.keys.counts["free"]), self.right.alloc()
-        load_turned(self.k, right, Fractals(values, Affine(), keys * AREA), self.width, keys)
+        load_turned(
+            self.k, right, Fractals(values, Affine(), keys * flash_shape.AREA), self.width, keys
+        )
         self.keys.free()
         self.right.enqueue()
         self._multiply(rows, keys, self.width)

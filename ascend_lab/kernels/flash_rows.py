@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, RingEnd, Tile
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, RingEnd, Tile, up
 from ascend_lab.kernels.flash_shape import FlashShape, Tensors
 from ascend_lab.kernels.flash_steps import LANES, LEAST, Nest, Place
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import repeat, segments
 
 GROUP = 8

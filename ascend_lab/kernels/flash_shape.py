@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, PathError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, Share
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, up
 from ascend_lab.kernels.tiles import Span, chunks, repeat, segments
 
 Own = tuple[Share, Share]

@@ -18,26 +18,13 @@ Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preloa
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import (
-    Affine,
-    KernelBuilder,
-    Launch,
-    Program,
-    Queue,
-    Region,
-    Ring,
-    RingEnd,
-    Share,
-    Tile,
-    spread,
-)
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
 from ascend_lab.kernels.flash_steps import Axis, Nest, Place
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
 ROWS, KEYS, AHEAD = 128, 256, 4
@@ -100,7 +87,7 @@ def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
                 return tiling
     needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} twice in L0"
     got = f"room for width {widest(chip) * FRACTAL} on {chip.name}"
-    raise CapacityError(needed, got, "use the operator attention")
+    raise errors.CapacityError(needed, got, "use the operator attention")
 
 
 def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
@@ -108,15 +95,15 @@ def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
     sizes = (t.rows, t.keys)
     if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST:
         wanted = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST - 1} tiles ahead"
-        raise InputError(wanted, str(t), "round them")
+        raise errors.InputError(wanted, str(t), "round them")
     if not fits_split(shape, t, chip):
-        raise CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
+        raise errors.CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
 
 
 # -- the launch -----------------------------------------------------------------------------------
 def flash_pipeline_launch(
     shape: FlashShape, chip: Chip, tiling: SplitTiling | None = None
-) -> Launch:
+) -> isa.Launch:
     """Return attention as a launch of cube and vector cores together: GM tensors q, k, v, y.
 
     Beside these and a mask there are the rings s, p and o. Raises `CapacityError` for matrices too
@@ -128,12 +115,14 @@ def flash_pipeline_launch(
     axes = shares(shape.batch, rows, side, grid(shape.batch, up(rows, side), chip.core_count))
     cores = len(axes["group"]), len(axes["row"])
 
-    def programs(*own: Share) -> tuple[Program, Program, Program]:
+    def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
         plan = Plan(shape, t, chip, (own[0], own[1]), cores)
         vector = plan.vector()
         return plan.cube(), vector, vector
 
-    return spread(f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", axes, programs)
+    return isa.spread(
+        f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", axes, programs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +135,7 @@ class Plan:
     own: Own
     cores: tuple[int, int]
 
-    def nest(self, k: KernelBuilder) -> tuple[Nest, Affine]:
+    def nest(self, k: isa.KernelBuilder) -> tuple[Nest, isa.Affine]:
         """Return the loops of an AI core, and its number."""
         (count, batch_pitch, groups), (rows, row_pitch, positions) = self.own
         group, row = k.param("group", groups), k.param("row", positions)
@@ -155,23 +144,24 @@ class Plan:
         axes = (
             Axis("matrix", count, 1, 0, group * batch_pitch),
             Axis("block", rows // side, side, rows % side, row * row_pitch),
-            Axis("key", full, keys, rest, Affine()),
+            Axis("key", full, keys, rest, isa.Affine()),
         )
         return Nest.of(axes, self.tiling.ahead, MOST), group * self.cores[1] + row
 
-    def rings(self, nest: Nest) -> tuple[Ring, Ring, Ring]:
+    def rings(self, nest: Nest) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
         rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
         sizes = ("s", "fp32", rows * keys), ("p", "fp16", rows * keys), ("o", "fp32", rows * width)
         slots, cores = nest.in_flight, self.cores[0] * self.cores[1]
         s, p, o = (
-            Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1) for i, size in enumerate(sizes)
+            isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)
+            for i, size in enumerate(sizes)
         )
         return s, p, o
 
-    def cube(self) -> Program:
+    def cube(self) -> isa.Program:
         """Return the program of the cube core: QK and PV."""
-        k = KernelBuilder("cube", self.chip)
+        k = isa.KernelBuilder("cube", self.chip)
         nest, core = self.nest(k)
         s, p, o = self.rings(nest)
         cube = Cube.make(k, self, cube_keys(self.shape, self.tiling, self.chip))
@@ -180,9 +170,9 @@ class Plan:
         nest.run(k, scores, products)
         return k.finish()
 
-    def vector(self) -> Program:
+    def vector(self) -> isa.Program:
         """Return the program of both vector cores, half of the rows each: P and GU."""
-        k = KernelBuilder("vector", self.chip)
+        k = isa.KernelBuilder("vector", self.chip)
         nest, core = self.nest(k)
         s, p, o = self.rings(nest)
         rows, pitch = self.tiling.rows, self.tiling.rows * FRACTAL
@@ -197,26 +187,28 @@ class Plan:
 class Cube:
     """Slots of a cube core: four operands in L1; left and right side in L0, sums in L0C."""
 
-    k: KernelBuilder
+    k: isa.KernelBuilder
     shape: FlashShape
     gm: Tensors
     side: int
     pitch: int
-    q: Queue
-    keys: Queue
-    values: Queue
-    weights: Queue
-    a: Queue
-    b: Queue
-    c: Queue
+    q: isa.Queue
+    keys: isa.Queue
+    values: isa.Queue
+    weights: isa.Queue
+    a: isa.Queue
+    b: isa.Queue
+    c: isa.Queue
 
     @classmethod
-    def make(cls, k: KernelBuilder, plan: Plan, side: int) -> "Cube":
+    def make(cls, k: isa.KernelBuilder, plan: Plan, side: int) -> "Cube":
         """Allocate them for products of `side` fractals of keys at a time."""
         t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
         rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
 
-        def queue(name: str, space: str, size: int, src: str, dst: str, depth: int = 2) -> Queue:
+        def queue(
+            name: str, space: str, size: int, src: str, dst: str, depth: int = 2
+        ) -> isa.Queue:
             dtype = "fp32" if space == "L0C" else "fp16"
             return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
 
@@ -235,7 +227,7 @@ class Cube:
             queue("c_l0", "L0C", rows * max(side, width), "M", "FIX", slots),
         )
 
-    def load(self, queue: Queue, src: Region) -> Tile:
+    def load(self, queue: isa.Queue, src: isa.Region) -> isa.Tile:
         """Bring an operand from GM to L1."""
         self.k.copy(queue.alloc().region(0, src.sizes), src)
         queue.enqueue()
@@ -245,7 +237,9 @@ class Cube:
         """Yield the keys of a tile as (first, count) of each matrix instruction, in fractals."""
         yield from segments(self.k, "part", keys, self.side)
 
-    def multiply(self, sums: Tile, sizes: tuple[int, int, int], accumulate: Affine | int) -> None:
+    def multiply(
+        self, sums: isa.Tile, sizes: tuple[int, int, int], accumulate: isa.Affine | int
+    ) -> None:
         """Multiply what has come to L0A and L0B."""
         self.a.enqueue()
         self.b.enqueue()
@@ -253,7 +247,7 @@ class Cube:
         self.a.free()
         self.b.free()
 
-    def store(self, to: Region, scale: float = 1.0) -> None:
+    def store(self, to: isa.Region, scale: float = 1.0) -> None:
         """Send the finished sums to GM through the fix pipe."""
         self.c.enqueue()
         self.k.fixpipe(to, self.c.dequeue().region(0, to.sizes), scale=scale)
@@ -263,7 +257,7 @@ class Cube:
 class Scores:
     """Stage QK: a tile of keys, a few at a time, with the block of q that stays in L1."""
 
-    def __init__(self, cube: Cube, ring: RingEnd) -> None:
+    def __init__(self, cube: Cube, ring: isa.RingEnd) -> None:
         """Send tiles to a ring."""
         self.cube, self.ring = cube, ring
 
@@ -277,7 +271,7 @@ class Scores:
         """Write s = scale q k^T of a tile."""
         c, (matrix, block, keys) = self.cube, at
         k, depth, rows = c.k, c.shape.fractals[2], block.size
-        q = Fractals(self.q, Affine(), rows * AREA)
+        q = Fractals(self.q, isa.Affine(), rows * AREA)
         held = c.load(c.keys, c.gm.block("k", matrix.start, (keys.start, keys.size)))
         ring = self.ring.alloc()
         for first, count in c.parts(keys.size):
@@ -297,7 +291,7 @@ class Scores:
 class Products:
     """Stage PV: the products of the weights of a tile and its values add up in L0C."""
 
-    def __init__(self, cube: Cube, weights: RingEnd, ring: RingEnd) -> None:
+    def __init__(self, cube: Cube, weights: isa.RingEnd, ring: isa.RingEnd) -> None:
         """Take tiles from one ring, send their products to the other."""
         self.cube, self.weights, self.ring = cube, weights, ring
 

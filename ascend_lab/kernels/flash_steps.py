@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, Tile
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import repeat, segments
 
 Memory = Buffer | Tile

@@ -7,28 +7,15 @@ example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores 
 the grid is there `split_k` times, each takes its share of K and stores sums of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import (
-    Affine,
-    Buffer,
-    KernelBuilder,
-    Launch,
-    Program,
-    Queue,
-    Region,
-    Share,
-    Tile,
-    c0_of,
-    spread,
-)
-from ascend_lab.kernels.default_schedules import default_schedule
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, Affine, Buffer, Program, Queue, Region, Share, Tile
+from ascend_lab.kernels import default_schedules, gemm_schedule, tiles
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
@@ -38,34 +25,16 @@ from ascend_lab.kernels.epilogue_emit import (
     held_channels,
     new_finish,
 )
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
-    GemmSchedule,
-    GemmShape,
-    check_schedule,
-)
 from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
-from ascend_lab.kernels.tiles import (
-    Area,
-    Fractals,
-    Span,
-    chunks,
-    feed_a,
-    feed_b,
-    out_queue,
-    segments,
-    store_tile,
-    sum_queue,
-)
+from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
 
 
 def gemm_launch(
-    shape: GemmShape,
+    shape: gemm_schedule.GemmShape,
     chip: Chip,
-    schedule: GemmSchedule | None = None,
+    schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
-) -> Launch:
+) -> isa.Launch:
     """Return the kernel as a launch: full cores and tail cores are separate parts.
 
     `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
@@ -73,12 +42,12 @@ def gemm_launch(
     """
     head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
     check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
-    chosen = schedule or default_schedule(shape, chip, head)
+    chosen = schedule or default_schedules.default_schedule(shape, chip, head)
     if chosen.window:
         raise InputError("no window for a matrix product", chosen.window, "convolutions have it")
     if epilogue and chosen.split_k > 1:
         raise InputError("no epilogue behind a part of K", "one", "do it to the whole sums")
-    check_schedule(shape, chosen, chip)
+    gemm_schedule.check_schedule(shape, chosen, chip)
     m1, k1, n1 = shape.fractals
     grid = {
         "row": chunks(m1, chosen.base_m // FRACTAL, chosen.grid_rows),
@@ -95,7 +64,7 @@ def gemm_launch(
         vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
         return cube.program(), *[vector.program()] * chip.vector_cores_per_core
 
-    return spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
+    return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +78,7 @@ class _Operand:
     keep: bool
 
 
-def parts_of(shape: GemmShape, schedule: GemmSchedule) -> int:
+def parts_of(shape: gemm_schedule.GemmShape, schedule: gemm_schedule.GemmSchedule) -> int:
     """Return how many partial results the cores write; 1: the whole one."""
     return len(chunks(shape.fractals[1], 1, schedule.split_k))
 
@@ -119,8 +88,8 @@ class _Writer:
 
     def __init__(
         self,
-        shape: GemmShape,
-        schedule: GemmSchedule,
+        shape: gemm_schedule.GemmShape,
+        schedule: gemm_schedule.GemmSchedule,
         chip: Chip,
         own: Sequence[Share],
         epilogue: Epilogue | None,
@@ -131,12 +100,12 @@ class _Writer:
         self.rows, self.cols, self.share = rows, cols, share
         m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
         self.k1 = k1 = share[0][0] if share else all_k
-        self.area = FRACTAL * c0_of(shape.dtype)
+        self.area = FRACTAL * isa.c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
         self.sides = m, n = min(sides[0], rows[0]), min(sides[1], cols[0])
-        self.tile_k = min(schedule.base_k // c0_of(shape.dtype), k1)
+        self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
-        self.k = k = KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
+        self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
         sums, name, parts = ACCUMULATOR[shape.dtype], "c", 1
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
         if share:
@@ -153,9 +122,9 @@ class _Writer:
             _Operand(a, m1, a_l1, a_l0, schedule.keep == "a"),
             _Operand(b, n1, b_l1, b_l0, schedule.keep == "b"),
         )
-        self.acc = sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
+        self.acc = tiles.sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
         plain = chip.combined and not epilogue
-        self.out = out_queue(k, out_dtype, m, n) if plain else None
+        self.out = tiles.out_queue(k, out_dtype, m, n) if plain else None
         self.finish = new_finish(k, epilogue, sums, Sizes(m, n, cols[0], n1, n1 * m1 * 256))
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
@@ -204,7 +173,7 @@ class _Writer:
             start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:
                 start += m_at * 256
-                store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
+                tiles.store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
                 return
             wide, plane = self.finish.width, self.m1 * FRACTAL
             piece, n = (0, m_at * FRACTAL, rows), n * FRACTAL // wide

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of, up
 
-FRACTAL = 16
 CHOICES: dict[str, tuple[int | str, ...]] = {
     "order": ("mn", "nm"),
     "keep": ("", "a", "b"),
@@ -26,7 +25,6 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
 }
 """What the fields of a schedule beyond its six numbers may be; the default is the first or 2."""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
-ACCUMULATOR = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +114,6 @@ class GemmShape:
     def fractals(self) -> tuple[int, int, int]:
         """(M1, K1, N1): sizes in fractals, rounded up."""
         return up(self.m, FRACTAL), up(self.k, c0_of(self.dtype)), up(self.n, FRACTAL)
-
-
-def up(value: int, unit: int) -> int:
-    """Return value / unit rounded up."""
-    return -(-value // unit)
 
 
 def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None:

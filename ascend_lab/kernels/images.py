@@ -17,25 +17,13 @@ r), pixel 16 r + q. Turned again, 4 columns of all channels are 4 neighbouring p
     (channel, r, q) -> (q, channel, r) -> (r, q, channel)       q: 4 at a time the second time
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.isa import (
-    SMALL_C0,
-    Affine,
-    Buffer,
-    KernelBuilder,
-    Launch,
-    Program,
-    Share,
-    Tile,
-    spread,
-)
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.isa import FRACTAL, SMALL_C0, Buffer, KernelBuilder, Program, Share, spread, up
 from ascend_lab.kernels.tiles import chunks, repeat
 
 AREA = FRACTAL * FRACTAL
@@ -55,7 +43,7 @@ class ByteImage:
     offset: int
 
 
-def byte_image_launch(image: ByteImage, chip: Chip) -> Launch:
+def byte_image_launch(image: ByteImage, chip: Chip) -> isa.Launch:
     """Return the kernel; raise `UnsupportedError` for more than 16 channels or fewer pixels."""
     if image.channels > FRACTAL or image.pixels < FRACTAL:
         got = f"{image.channels} channels, {image.pixels} pixels"
@@ -89,7 +77,7 @@ def _program(
     turned = k.buffer("turned", "UB", "fp16", tile * FRACTAL)
     k.each("vdup", tile * FRACTAL, (steps, 0), scalar=0.0)
     for slot in range(out.buffer.slots):  # the half of each pixel that no channel fills
-        k.each("vdup", tile * PAIR, (Tile(out.buffer, slot), 0), scalar=0.0)
+        k.each("vdup", tile * PAIR, (isa.Tile(out.buffer, slot), 0), scalar=0.0)
     first = k.param("core", own[2]) * own[1]
     with k.loop("image", own[0]) as index:
         for number in range(*tiles):
@@ -110,7 +98,7 @@ def _program(
     return k.finish()
 
 
-def _steps(k: KernelBuilder, image: ByteImage, steps: Buffer, held: Tile, blocks: int) -> None:
+def _steps(k: KernelBuilder, image: ByteImage, steps: Buffer, held: isa.Tile, blocks: int) -> None:
     """Bring the channels of all blocks to steps of the scale."""
     lanes = min(image.channels * FRACTAL, k.chip.vector_bytes_per_repeat // 2)
     for start in range(0, image.channels * FRACTAL, lanes):
@@ -123,7 +111,7 @@ def _steps(k: KernelBuilder, image: ByteImage, steps: Buffer, held: Tile, blocks
                 k.vector("vadds", to, to, scalar=float(image.offset))
 
 
-def _turn(k: KernelBuilder, steps: Buffer, turned: Buffer, to: Tile, blocks: int) -> None:
+def _turn(k: KernelBuilder, steps: Buffer, turned: Buffer, to: isa.Tile, blocks: int) -> None:
     """Put the channels of each pixel side by side, and convert them."""
     with k.loop("block", blocks) as block:
         area = (block * AREA, (FRACTAL, FRACTAL))
@@ -172,7 +160,7 @@ class BytePool:
         return PAIR * (4 * image + 4 * out + 2 * self.wide)
 
 
-def byte_pool_launch(pool: BytePool, chip: Chip) -> Launch:
+def byte_pool_launch(pool: BytePool, chip: Chip) -> isa.Launch:
     """Return the kernel; raise `CapacityError` if one output row does not fit UB."""
     fits = [n for n in range(1, pool.out[0] + 1) if pool.bytes_for(n) <= chip.buffers["UB"]]
     if not fits:
@@ -255,7 +243,9 @@ def _columns(k: KernelBuilder, pool: BytePool, row: Buffer, best: Buffer, starts
         sizes = (repeats, blocks, FRACTAL)
         to = best.region(starts[1] + done * PAIR, sizes, (blocks * PAIR, PAIR, 1))
         taps = [
-            row.region(Affine(starts[0] + done * step + s * PAIR), sizes, (blocks * step, step, 1))
+            row.region(
+                isa.Affine(starts[0] + done * step + s * PAIR), sizes, (blocks * step, step, 1)
+            )
             for s in range(pool.kernel[1])
         ]
         if len(taps) == 1:
@@ -267,7 +257,7 @@ def _columns(k: KernelBuilder, pool: BytePool, row: Buffer, best: Buffer, starts
         done += repeats * blocks
 
 
-Memory = Tile | Buffer
+Memory = isa.Tile | Buffer
 LINE = SMALL_C0 * FRACTAL
 """Elements of 16 pixels."""
 MOST_BLOCKS, TILES = 16, 4
@@ -295,7 +285,7 @@ class SmallImage:
         return self.out_dtype or self.dtype
 
 
-def small_image_launch(image: SmallImage, chip: Chip) -> Launch:
+def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
     """Return the kernel, x (n, c, pixels) to y (n, pixels, 4), channels that are not there 0.
 
     Raises `UnsupportedError` for more than 4 channels, fewer than 256 pixels or another format.
@@ -363,7 +353,7 @@ def _small_program(
 def _turn_bytes(
     k: KernelBuilder,
     image: SmallImage,
-    tiles: tuple[Tile, Buffer, Tile],
+    tiles: tuple[isa.Tile, Buffer, isa.Tile],
     buffers: Sequence[Buffer],
     blocks: int,
 ) -> None:

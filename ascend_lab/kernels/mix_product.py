@@ -10,65 +10,56 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine, KernelBuilder, Program, Queue, Ring, RingEnd, Share, Tile
-from ascend_lab.kernels.epilogue import Epilogue, Fix
-from ascend_lab.kernels.epilogue_emit import (
-    Channels,
-    Finish,
-    Group,
-    Memory,
-    Piece,
-    held_channels,
-    load_tiles,
-    write_steps,
-)
-from ascend_lab.kernels.epilogue_plan import Plan, plan_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape
+from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan, gemm_schedule
 from ascend_lab.kernels.tiles import Area, Span, segments
 
 SLOTS = 4
 """Tiles between a cube core and its vector cores (the published grouped product takes as many)."""
-AREA = FRACTAL * FRACTAL
-Kept = tuple[Tile | None, Tile | None]
+AREA = isa.FRACTAL * isa.FRACTAL
+Kept = tuple[isa.Tile | None, isa.Tile | None]
 """All K of A's rows and of B's columns, where a loop outside holds them in L1."""
-Keeper = Callable[[int, Span], AbstractContextManager[Tile | None]]
+Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class After:
     """What vector cores do after a product and its `head`, on a grid of AI cores."""
 
-    shape: GemmShape
-    schedule: GemmSchedule
-    head: Epilogue | None
-    tail: Epilogue
+    shape: gemm_schedule.GemmShape
+    schedule: gemm_schedule.GemmSchedule
+    head: epilogue.Epilogue | None
+    tail: epilogue.Epilogue
     grid: tuple[int, int]
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> epilogue_plan.Plan:
         """The steps on tiles of UB."""
-        sums = self.head.out_dtype if self.head else ACCUMULATOR[self.shape.dtype]
-        return plan_of(self.tail, sums)
+        sums = self.head.out_dtype if self.head else isa.ACCUMULATOR[self.shape.dtype]
+        return epilogue_plan.plan_of(self.tail, sums)
 
     @property
-    def ring(self) -> Ring:
+    def ring(self) -> isa.Ring:
         """The ring of tiles, in the format the steps want: the fix pipe converts."""
         s, plan = self.schedule, self.plan
         dtype, cores = plan.tiles[plan.start], self.grid[0] * self.grid[1]
-        return Ring("tiles", dtype, s.base_m * s.base_n, SLOTS, cores, 0, 1)
+        return isa.Ring("tiles", dtype, s.base_m * s.base_n, SLOTS, cores, 0, 1)
 
-    def core(self, row: Affine, col: Affine) -> Affine:
+    def core(self, row: isa.Affine, col: isa.Affine) -> isa.Affine:
         """Return the number of an AI core of the grid."""
         return row * self.grid[1] + col
 
 
 def to_ring(
-    k: KernelBuilder, acc: Queue, ring: RingEnd, finish: Finish | None, sizes: tuple[int, int]
+    k: isa.KernelBuilder,
+    acc: isa.Queue,
+    ring: isa.RingEnd,
+    finish: epilogue_emit.Finish | None,
+    sizes: tuple[int, int],
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the fix pipe to a slot."""
-    (m, n), fix = sizes, (finish.fix if finish else None) or Fix()
+    (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
     c, slot = acc.dequeue(), ring.alloc()
     to = slot.region(0, (n, m * AREA))
     k.fixpipe(to, c.region(0, to.sizes), relu=fix.relu, scale=fix.scale)
@@ -77,13 +68,13 @@ def to_ring(
 
 
 def tiles_in_order(
-    finish: Finish | None,
-    k: KernelBuilder,
-    schedule: GemmSchedule,
-    own: tuple[Share, Share],
-    base: tuple[Affine, Affine],
+    finish: epilogue_emit.Finish | None,
+    k: isa.KernelBuilder,
+    schedule: gemm_schedule.GemmSchedule,
+    own: tuple[isa.Share, isa.Share],
+    base: tuple[isa.Affine, isa.Affine],
     keep: Keeper = lambda side, at: nullcontext(),
-) -> Iterator[tuple[tuple[Span, Span], Kept, Channels | None]]:
+) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
     """Loop over a core's tiles of C in the schedule's order, the tails last.
 
     Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
@@ -91,11 +82,11 @@ def tiles_in_order(
     """
 
     def spans(side: int) -> Iterator[Span]:
-        width = (schedule.base_n if side else schedule.base_m) // FRACTAL
+        width = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
         for at, size in segments(k, "mn"[side], own[side][0], width):
             yield base[side] + at, size
 
-    with held_channels(finish, (base[1], own[1][0]), Affine(), None) as held:
+    with epilogue_emit.held_channels(finish, (base[1], own[1][0]), isa.Affine(), None) as held:
         if schedule.order == "mn":
             for m in spans(0):
                 with keep(0, m) as a:
@@ -103,7 +94,10 @@ def tiles_in_order(
                         yield (m, n), (a, None), held
             return
         for n in spans(1):
-            with held_channels(finish, n, Affine(), held) as channels, keep(1, n) as b:
+            with (
+                epilogue_emit.held_channels(finish, n, isa.Affine(), held) as channels,
+                keep(1, n) as b,
+            ):
                 for m in spans(0):
                     yield (m, n), (None, b), channels
 
@@ -112,31 +106,31 @@ def tiles_in_order(
 class VectorWriter:
     """The program of a vector core: its half of the rows of every tile of its cube core."""
 
-    def __init__(self, job: After, chip: Chip, own: Sequence[Share]) -> None:
+    def __init__(self, job: After, chip: Chip, own: Sequence[isa.Share]) -> None:
         """Declare tensors and allocate queues."""
         shape, tail, (self.rows, self.cols) = job.shape, job.tail, own
         self.schedule, self.plan = job.schedule, job.plan
         self.m1, _, self.n1 = shape.fractals
-        self.k = k = KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
-        sides = job.schedule.base_m // FRACTAL, job.schedule.base_n // FRACTAL
+        self.k = k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
+        sides = job.schedule.base_m // isa.FRACTAL, job.schedule.base_n // isa.FRACTAL
         m, n = min(sides[0], self.rows[0]), min(sides[1], self.cols[0])
         row, col = k.param("row", self.rows[2]), k.param("col", self.cols[2])
         self.half, self.base = k.param("aiv", 2), (row * self.rows[1], col * self.cols[1])
         self.c = k.tensor("c", tail.out_dtype, self.n1 * self.m1 * AREA)
-        self.end: RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
+        self.end: isa.RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
         self.finish, self.arrival = self._tiles_of(tail, m, n, self._channels(tail, n))
 
-    def _channels(self, tail: Epilogue, tile_n: int) -> Group | None:
+    def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
         operands, own = tail.of_kind("channel"), self.cols[0]
         each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
-        blocks = own if own * each <= self.k.chip.buffers["UB"] // FRACTAL else tile_n
+        blocks = own if own * each <= self.k.chip.buffers["UB"] // isa.FRACTAL else tile_n
         slots = [blocks * tail.unit(o) for o in operands]
-        return Group.make(self.k, operands, slots, self.n1 * FRACTAL, blocks)
+        return epilogue_emit.Group.make(self.k, operands, slots, self.n1 * isa.FRACTAL, blocks)
 
     def _tiles_of(
-        self, tail: Epilogue, m: int, n: int, channels: Group | None
-    ) -> tuple[Finish, Queue]:
+        self, tail: epilogue.Epilogue, m: int, n: int, channels: epilogue_emit.Group | None
+    ) -> tuple[epilogue_emit.Finish, isa.Queue]:
         """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
         k, plan, start = self.k, self.plan, self.plan.start
         others = [i for i in range(1, len(plan.tiles)) if i != start]
@@ -151,9 +145,11 @@ class VectorWriter:
         columns = min(n, (k.chip.buffers["UB"] - held) // (block * each))
         if columns < 1:
             needed = f"{block * each} bytes of UB for a block of half a tile's rows"
-            raise CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
+            raise errors.CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
         size = columns * block
-        tiles = Group.make(k, operands, [size] * len(operands), self.n1 * self.m1 * AREA, 0)
+        tiles = epilogue_emit.Group.make(
+            k, operands, [size] * len(operands), self.n1 * self.m1 * AREA, 0
+        )
         if start:
             arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
             out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
@@ -162,51 +158,60 @@ class VectorWriter:
                                     src="MTE2", via="V", dst="MTE3", depth=3)  # fmt: skip
         scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
         units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
-        finish = Finish(k, plan, out, scratch, tiles, channels, units=units)
+        finish = epilogue_emit.Finish(k, plan, out, scratch, tiles, channels, units=units)
         return finish, arrival
 
-    def program(self) -> Program:
+    def program(self) -> isa.Program:
         """Walk the tiles in the order in which the cube core stores them."""
         own = (self.rows, self.cols)
         for (m, n), _, held in tiles_in_order(self.finish, self.k, self.schedule, own, self.base):
             self._tile(m, n, held)
         return self.k.finish()
 
-    def _tile(self, m: Span, n: Span, held: Channels | None) -> None:
+    def _tile(self, m: Span, n: Span, held: epilogue_emit.Channels | None) -> None:
         """Do the steps on half the rows of a tile, some blocks of columns at a time."""
-        k, rows = self.k, m[1] * FRACTAL // 2
-        run, mine = rows * FRACTAL, self.half * rows
-        piece = (0, m[0] * FRACTAL + mine, rows)
-        area = Area(n[0] * (self.m1 * AREA), (piece,), n[1], self.m1 * FRACTAL, 1, m[1], rows)
-        with held_channels(self.finish, n, Affine(), held) as channels:
+        k, rows = self.k, m[1] * isa.FRACTAL // 2
+        run, mine = rows * isa.FRACTAL, self.half * rows
+        piece = (0, m[0] * isa.FRACTAL + mine, rows)
+        area = Area(n[0] * (self.m1 * AREA), (piece,), n[1], self.m1 * isa.FRACTAL, 1, m[1], rows)
+        with epilogue_emit.held_channels(self.finish, n, isa.Affine(), held) as channels:
             slot, most = self.end.dequeue(), self.arrival.buffer.elements // run
             for at, count in segments(k, "column", n[1], min(most, n[1])):
-                source = slot.region(at * (2 * run) + mine * FRACTAL, (count, run), (2 * run, 1))
+                source = slot.region(
+                    at * (2 * run) + mine * isa.FRACTAL, (count, run), (2 * run, 1)
+                )
                 k.copy(self.arrival.alloc().region(0, (count, run)), source)
                 self._steps(area, at, count, n[0], channels)
             self.end.free()
 
     def _steps(
-        self, area: Area, at: Affine, count: int, first: Affine, held: Channels | None
+        self,
+        area: Area,
+        at: isa.Affine,
+        count: int,
+        first: isa.Affine,
+        held: epilogue_emit.Channels | None,
     ) -> None:
         """Do the steps on blocks that arrive, and store them."""
         f, k, start, arrival = self.finish, self.k, self.plan.start, self.arrival
         assert f.out is not None
         if f.tiles:
-            load_tiles(f.tiles, k, area, at, count)
+            epilogue_emit.load_tiles(f.tiles, k, area, at, count)
         if start:
             arrival.enqueue()
-            memories: dict[int, Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
+            memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
         else:
             arrival.hand()
-            memories = {0: Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
+            memories = {0: isa.Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
         spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
         memories.update(zip(spare, f.scratch, strict=True))
         named = f.tiles.held(f.tiles.queue.dequeue()) if f.tiles else {}
         rates = f.channels.held(held.tile) if f.channels and held else {}
         block = first + at - held.first if held else at
         tiles, run = [memories[i] for i in sorted(memories)], area.pixels * area.width
-        write_steps(k, self.plan, Piece(tiles, named, rates, block, count, run))
+        epilogue_emit.write_steps(
+            k, self.plan, epilogue_emit.Piece(tiles, named, rates, block, count, run)
+        )
         if f.tiles:
             f.tiles.queue.free()
         if start:

@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Share, spread
+from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Share, spread, up
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.kernels.epilogue_emit import Finish, Sizes, drain, new_finish
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import Area, Span, chunks, repeat, segments, sum_queue
 
 C0 = 16

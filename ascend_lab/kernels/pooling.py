@@ -19,21 +19,9 @@ from itertools import groupby, product
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm_schedule import up
-from ascend_lab.kernels.planes import (
-    C0,
-    PIXELS,
-    Own,
-    RowBlock,
-    columns_seen,
-    dealt,
-    image_sizes,
-    plane_launch,
-    rows_per_block,
-    walk,
-)
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up
+from ascend_lab.kernels import conv_shape, planes as images
+from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, dealt, plane_launch
 from ascend_lab.kernels.rows import Grid, Lines, RowWriter, most_rows
 from ascend_lab.kernels.tiles import repeat
 
@@ -42,7 +30,7 @@ LEAST = -math.inf
 """What stands around an image whose largest numbers are sought: no number is smaller."""
 
 
-def max_pool_launch(shape: ConvShape, chip: Chip) -> Launch:
+def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
     """Return the largest number of each window, x (N, C1, H, W, C0) to y, on all vector cores.
 
     The windows are those of a depthwise convolution in fp16. Raises `CapacityError` where one
@@ -53,13 +41,13 @@ def max_pool_launch(shape: ConvShape, chip: Chip) -> Launch:
     most = most_rows(shape, chip, lines)
 
     def program(own: Own) -> Program:
-        rows = rows_per_block(own, most)
+        rows = images.rows_per_block(own, most)
         return _Largest("max_pool", shape, chip, lines, rows, LEAST).program(own)
 
-    return plane_launch(f"max_pool_{shape.n}x{shape.c}", image_sizes(shape, chip), program)
+    return plane_launch(f"max_pool_{shape.n}x{shape.c}", images.image_sizes(shape, chip), program)
 
 
-def _stacked(shape: ConvShape) -> ConvShape:
+def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
     """Return all planes as one image where no window reaches from one to the next."""
     (top, bottom, *_), planes = shape.pads, shape.n * shape.blocks[0]
     if shape.r != shape.strides[0] or shape.h % shape.r or top or bottom:
@@ -67,7 +55,7 @@ def _stacked(shape: ConvShape) -> ConvShape:
     return replace(shape, n=1, c=C0, k=C0, groups=C0, h=planes * shape.h)
 
 
-def _lines(shape: ConvShape) -> Lines:
+def _lines(shape: conv_shape.ConvShape) -> Lines:
     """Return rows whose results lie as far apart as what they read of the image."""
     pitch = up(columns_seen(shape)[0], shape.strides[1])
     folded = min(shape.r, shape.s) > 1
@@ -107,7 +95,7 @@ class PoolGradient:
     depthwise convolution's image: each tap has a weight per channel, (C1, r, s, 16).
     """
 
-    shape: ConvShape
+    shape: conv_shape.ConvShape
     maximum: bool
     share: float = 1.0
     weighted: bool = False
@@ -130,7 +118,7 @@ class GradientRows:
     end: int
 
 
-def block_of(shape: ConvShape, rows: int, index: int) -> GradientRows:
+def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows:
     """Return what block `index` of `rows` rows of dx needs."""
     stride, top, oh = shape.strides[0], shape.pads[0], shape.out_hw[0]
     start = index * rows
@@ -144,13 +132,13 @@ def block_of(shape: ConvShape, rows: int, index: int) -> GradientRows:
     return GradientRows(end - start, windows, base - start, window - start, span, first, last)
 
 
-def _largest(shape: ConvShape, rows: int) -> tuple[int, int]:
+def _largest(shape: conv_shape.ConvShape, rows: int) -> tuple[int, int]:
     """Return the most rows in UB, and the most windows, of any block."""
     blocks = [block_of(shape, rows, i) for i in range(up(shape.h, rows))]
     return max(b.span for b in blocks), max([1, *(b.windows for b in blocks)])
 
 
-def line_of(shape: ConvShape) -> int:
+def line_of(shape: conv_shape.ConvShape) -> int:
     """Pixels of a row in UB: what windows see, and all of the image."""
     seen = (shape.out_hw[1] - 1) * shape.strides[1] + shape.s
     return max(seen, shape.pads[2] + shape.w)
@@ -252,7 +240,7 @@ class _GradientWriter:
                 x = Tile(self.tiles[0], slot)
                 self.k.each("vdup", x.buffer.elements, (x, 0), scalar=LEAST)
             self.k.barrier()
-        for channel, image in walk(self.k, own):
+        for channel, image in images.walk(self.k, own):
             plane = image * self.job.shape.blocks[0] + channel
             blocks = groupby(range(*own.rows), lambda i: block_of(self.job.shape, self.rows, i))
             for block, run in blocks:

@@ -15,31 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import isa, layout
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
-from ascend_lab.isa import Affine, Launch, Program, Share, spread
 from ascend_lab.isa.operands import ATOMIC_FORMATS
-from ascend_lab.kernels.indexed_rows import (
-    BATCH,
-    Feed,
-    Own,
-    Table,
-    batches,
-    gather_program,
-    l2_steps,
-    scatter_program,
-    single_program,
-)
-from ascend_lab.layout import (
-    Job,
-    Move,
-    MoveWriter,
-    View,
-    copy_launch,
-    item_bytes,
-    moves_launch,
-    row_major,
-)
+from ascend_lab.kernels import indexed_rows
 from ascend_lab.layout.maps import Box, Dim
 
 
@@ -51,7 +31,7 @@ def slice_launch(
     dtype: str,
     *,
     step: Sequence[int] | None = None,
-) -> Launch:
+) -> isa.Launch:
     """y = x[begin:end:step], element by axis; steps may be negative, as in NumPy.
 
     `begin` and `end` are positions, not counted from the end: 0 <= begin < n, and end may be -1 for
@@ -69,14 +49,14 @@ def slice_launch(
         if not r or min(r[0], r[-1]) < 0 or max(r[0], r[-1]) >= n:
             wanted, got = f"positions 0..{n - 1} on axis {axis}, at least one", str(r)
             raise ShapeError(wanted, got, "check begin and end")
-    strides = row_major(shape)
+    strides = layout.row_major(shape)
     sizes = tuple(len(r) for r in ranges)
-    return copy_launch(
+    return layout.copy_launch(
         chip,
         dtype,
         sizes,
         [s * t for s, t in zip(strides, steps, strict=True)],
-        row_major(sizes),
+        layout.row_major(sizes),
         source_offset=sum(b * s for b, s in zip(begin, strides, strict=True)),
         source_elements=math.prod(shape),
         target_elements=math.prod(sizes),
@@ -86,19 +66,19 @@ def slice_launch(
 
 def concat_launch(
     chip: Chip, shapes: Sequence[Sequence[int]], axis: int, dtype: str, *, name: str = "concat"
-) -> Launch:
+) -> isa.Launch:
     """y = concatenate(x0, x1, ..) along `axis`; inputs are the tensors x0, x1, ...
 
     Raises `ShapeError` unless the shapes agree on all other axes.
     """
     total, moves = _pieces(shapes, axis, split=False)
     tensors = {f"x{i}": math.prod(s) for i, s in enumerate(shapes)} | {"y": math.prod(total)}
-    return moves_launch(chip, dtype, tensors, moves, name=name)
+    return layout.moves_launch(chip, dtype, tensors, moves, name=name)
 
 
 def split_launch(
     chip: Chip, shape: Sequence[int], parts: Sequence[int], axis: int, dtype: str
-) -> Launch:
+) -> isa.Launch:
     """y0, y1, .. = x cut along `axis` into pieces of `parts` rows. Raises `ShapeError`."""
     axis = axis_of(shape, axis)
     if sum(parts) != shape[axis] or min(parts, default=0) < 1:
@@ -107,12 +87,12 @@ def split_launch(
     shapes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in parts]
     _, moves = _pieces(shapes, axis, split=True)
     tensors = {"x": math.prod(shape)} | {f"y{i}": math.prod(s) for i, s in enumerate(shapes)}
-    return moves_launch(chip, dtype, tensors, moves, name="split")
+    return layout.moves_launch(chip, dtype, tensors, moves, name="split")
 
 
 def _pieces(
     shapes: Sequence[Sequence[int]], axis: int, *, split: bool
-) -> tuple[tuple[int, ...], list[Move]]:
+) -> tuple[tuple[int, ...], list[layout.Move]]:
     """Return the joint shape, and a move per piece to or from it."""
     if not shapes:
         raise ShapeError("at least one tensor to join", "none", "pass the shapes")
@@ -122,12 +102,12 @@ def _pieces(
         got = ", ".join(str(tuple(s)) for s in shapes)
         raise ShapeError(f"shapes equal on all axes but {axis}", got, "reshape or pad them first")
     total = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
-    strides, start, moves = row_major(total), 0, []
+    strides, start, moves = layout.row_major(total), 0, []
     for i, shape in enumerate(shapes):
-        joint = View("x" if split else "y", strides, start * strides[axis])
-        piece = View(f"y{i}" if split else f"x{i}", row_major(shape))
+        joint = layout.View("x" if split else "y", strides, start * strides[axis])
+        piece = layout.View(f"y{i}" if split else f"x{i}", layout.row_major(shape))
         source, target = (joint, piece) if split else (piece, joint)
-        moves.append(Move(tuple(shape), target, source))
+        moves.append(layout.Move(tuple(shape), target, source))
         start += shape[axis]
     return total, moves
 
@@ -139,33 +119,35 @@ def pad_launch(
     dtype: str,
     *,
     value: float = 0.0,
-) -> Launch:
+) -> isa.Launch:
     """y = x with (before, after) elements of `value` added on every axis. Raises `ShapeError`."""
     if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
         wanted, got = f"(before, after) >= 0 for each axis of {tuple(shape)}", str(tuple(pads))
         raise ShapeError(wanted, got, "mend it")
     sizes = tuple(n + lo + hi for n, (lo, hi) in zip(shape, pads, strict=True))
-    strides = row_major(sizes)
+    strides = layout.row_major(sizes)
     inside = sum(lo * s for (lo, _), s in zip(pads, strides, strict=True))
-    body = Move(tuple(shape), View("y", strides, inside), View("x", row_major(shape)))
+    body = layout.Move(
+        tuple(shape), layout.View("y", strides, inside), layout.View("x", layout.row_major(shape))
+    )
     moves = [body] if math.prod(shape) else []
     for axis, (n, (lo, hi)) in enumerate(zip(shape, pads, strict=True)):
         corner = sum(pads[a][0] * strides[a] for a in range(axis))
         for thick, start in ((lo, 0), (hi, lo + n)):
             frame = (*shape[:axis], thick, *sizes[axis + 1 :])
-            view = View("y", strides, corner + start * strides[axis])
-            moves.append(Move(frame, view, value=value))
+            view = layout.View("y", strides, corner + start * strides[axis])
+            moves.append(layout.Move(frame, view, value=value))
     tensors = {"x": math.prod(shape), "y": math.prod(sizes)}
-    return moves_launch(chip, dtype, tensors, moves, name="pad")
+    return layout.moves_launch(chip, dtype, tensors, moves, name="pad")
 
 
-def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: str) -> Launch:
+def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: str) -> isa.Launch:
     """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
     n = math.prod(shape)
     if math.prod(to) != n:
         wanted, got = f"a shape of {n} elements, as {tuple(shape)}", str(tuple(to))
         raise ShapeError(wanted, got, "check the sizes")
-    return copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
+    return layout.copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
 
 
 def axis_of(shape: Sequence[int], axis: int) -> int:
@@ -193,7 +175,7 @@ def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDA
     return flat.astype(np.int32)
 
 
-def gather_launch(chip: Chip, rows: int, columns: int, picks: int, dtype: str) -> Launch:
+def gather_launch(chip: Chip, rows: int, columns: int, picks: int, dtype: str) -> isa.Launch:
     """y[i, :] = x[index[i], :]: tensors x (rows, columns), index (picks) int32, y (picks, columns).
 
     The picks are cut over all vector cores, the columns where picks are few. An embedding is this
@@ -203,14 +185,18 @@ def gather_launch(chip: Chip, rows: int, columns: int, picks: int, dtype: str) -
     table = _table(rows, columns, picks, dtype)
     wide = picks < chip.cores_of("vector") and columns >= 16 * table.block
 
-    def program(share: Share) -> Program:
-        own = Own((picks, 0, 0), share) if wide else Own(share, (columns, 0, 0))
+    def program(share: isa.Share) -> isa.Program:
+        own = (
+            indexed_rows.Own((picks, 0, 0), share)
+            if wide
+            else indexed_rows.Own(share, (columns, 0, 0))
+        )
         if chip.combined and columns < table.block:
-            return single_program(chip, table, own, mode="gather")
-        return gather_program(chip, table, own)
+            return indexed_rows.single_program(chip, table, own, mode="gather")
+        return indexed_rows.gather_program(chip, table, own)
 
     shares = _column_shares(chip, table) if wide else _pick_shares(chip, picks)
-    return spread("gather", {"core": shares}, program)
+    return isa.spread("gather", {"core": shares}, program)
 
 
 def scatter_launch(
@@ -222,7 +208,7 @@ def scatter_launch(
     *,
     mode: str = "update",
     method: str = "owner",
-) -> Launch:
+) -> isa.Launch:
     """y[index[i], :] = u[i, :] ("update") or += u[i, :] ("add"); tensors u, index, y.
 
     Duplicates are defined: an update leaves the last one in the order of i, an add sums them all.
@@ -237,14 +223,16 @@ def scatter_launch(
     if method == "atomic":
         return _atomic_launch(chip, table, mode)
     narrow = chip.combined and columns < table.block
-    write = single_program if narrow else scatter_program
+    write = indexed_rows.single_program if narrow else indexed_rows.scatter_program
     most = -(-columns // min(columns, chip.cores_of("vector")))
     shares = _cut(columns, most) if narrow else _column_shares(chip, table)
     name, every = f"scatter_{mode}", (picks, 0, 0)
-    return spread(name, {"core": shares}, lambda c: write(chip, table, Own(every, c), mode=mode))
+    return isa.spread(
+        name, {"core": shares}, lambda c: write(chip, table, indexed_rows.Own(every, c), mode=mode)
+    )
 
 
-def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
+def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
     if mode != "add" or table.dtype not in ATOMIC_FORMATS:
         wanted, got = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}", f"{mode} in {table.dtype}"
         raise TypeMismatchError(wanted, got, 'use method="owner"')
@@ -252,18 +240,18 @@ def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
         wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
         raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
 
-    def program(share: Share) -> Program:
-        own = Own(share, (table.columns, 0, 0))
-        return scatter_program(chip, table, own, mode="add", atomic=True)
+    def program(share: isa.Share) -> isa.Program:
+        own = indexed_rows.Own(share, (table.columns, 0, 0))
+        return indexed_rows.scatter_program(chip, table, own, mode="add", atomic=True)
 
-    return spread("scatter_add_atomic", {"core": _pick_shares(chip, table.picks)}, program)
+    return isa.spread("scatter_add_atomic", {"core": _pick_shares(chip, table.picks)}, program)
 
 
-def _table(rows: int, columns: int, picks: int, dtype: str) -> Table:
+def _table(rows: int, columns: int, picks: int, dtype: str) -> indexed_rows.Table:
     if min(rows, columns, picks) < 1:
         wanted = "rows, columns and indices, one or more of each"
         raise ShapeError(wanted, f"{rows}, {columns}, {picks}", "leave the operator out")
-    return Table(rows, columns, picks, dtype)
+    return indexed_rows.Table(rows, columns, picks, dtype)
 
 
 def _pick_shares(chip: Chip, picks: int) -> list[int]:
@@ -272,7 +260,7 @@ def _pick_shares(chip: Chip, picks: int) -> list[int]:
     return _cut(picks, -(-per // 8) * 8 if picks > 8 else picks)
 
 
-def _column_shares(chip: Chip, table: Table) -> list[int]:
+def _column_shares(chip: Chip, table: indexed_rows.Table) -> list[int]:
     """Cut the columns over the cores in whole blocks of 32 bytes; a last piece below one joins."""
     units = max(table.columns // table.block, 1)
     per = -(-units // chip.cores_of("vector")) * table.block
@@ -287,7 +275,7 @@ def _cut(total: int, per: int) -> list[int]:
     return [min(per, total - start) for start in range(0, total, per)]
 
 
-def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> Launch:
+def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Launch:
     """y[i, j] = 1 where j = index[i], else 0: tensors index (picks) int32, y (picks, classes).
 
     Zeros are written in bulk, then S places one element a row. Rows are cut over all vector cores.
@@ -295,28 +283,28 @@ def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> Launch:
     """
     if min(picks, classes) < 1:
         raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
-    cores, step = chip.cores_of("vector"), math.lcm(8, BLOCK_BYTES // item_bytes(dtype))
+    cores, step = chip.cores_of("vector"), math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
     step = step if picks > 8 else picks
     shares = _cut(picks, min(-(-picks // (cores * step)) * step, picks))
     shape = picks, classes
-    return spread("one_hot", {"core": shares}, lambda own: _one_hot(chip, shape, dtype, own))
+    return isa.spread("one_hot", {"core": shares}, lambda own: _one_hot(chip, shape, dtype, own))
 
 
-def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: Share) -> Program:
+def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: isa.Share) -> isa.Program:
     picks, classes = shape
     count, pitch, cores = own
-    job = Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
-    writer = MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
-    k, steps = writer.k, l2_steps(chip)
-    lanes = chip.vector_bytes_per_repeat // item_bytes(dtype)
+    job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
+    writer = layout.MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
+    k, steps = writer.k, indexed_rows.l2_steps(chip)
+    lanes = chip.vector_bytes_per_repeat // layout.item_bytes(dtype)
     one = k.buffer("one", "UB", dtype, lanes)
     k.each("vdup", lanes, (one, 0), scalar=1.0)
-    feed = Feed.make(k, k.tensor("index", "int32", picks))
+    feed = indexed_rows.Feed.make(k, k.tensor("index", "int32", picks))
     first = k.param("core", cores) * pitch
-    writer.emit(job, job.box.dims, Affine(), first * classes)
+    writer.emit(job, job.box.dims, isa.Affine(), first * classes)
     # S must find the zeros written, and the ones in UB.
     k.barrier()
-    for at, some in batches(k, "t", count, BATCH):
+    for at, some in indexed_rows.batches(k, "t", count, indexed_rows.BATCH):
         feed.open(first + at, some)
         with k.loop("r", some) as r:
             place = writer.gm["y"].region((first + at + r) * classes, 1)

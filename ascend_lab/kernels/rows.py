@@ -13,9 +13,8 @@ from operator import itemgetter
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Program, Region, Tile
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Program, Region, Tile, up
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, row_blocks, walk
 from ascend_lab.kernels.tiles import repeat
 

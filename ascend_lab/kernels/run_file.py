@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import isa, sim
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, SimulationError
-from ascend_lab.isa import Finding, Launch, Program, sanitize
-from ascend_lab.sim import Timeline, execute, simulate
 
 TOLERANCE = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3}
 NAMES = ("kernel", "inputs", "reference")
@@ -45,8 +44,8 @@ class KernelReport:
     values_ok: bool
     errors: dict[str, float]
     mismatches: tuple[Mismatch, ...]
-    timeline: Timeline
-    findings: tuple[Finding, ...]
+    timeline: sim.Timeline
+    findings: tuple[isa.Finding, ...]
 
     @property
     def text(self) -> str:
@@ -84,7 +83,7 @@ def run_kernel_file(
         raise InputError("a seed of at least 0", str(seed), "leave it out for 0")
     names = _load(file)
     program = _call(file, "kernel", names["kernel"], chip)
-    if not isinstance(program, Program | Launch):
+    if not isinstance(program, isa.Program | isa.Launch):
         needed = f"{file}: kernel(chip) returning a Program or Launch"
         raise InputError(needed, type(program).__name__, "end it with `return k.finish()`")
     arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
@@ -92,10 +91,10 @@ def run_kernel_file(
     for name, value in (("inputs", arrays), ("reference", wanted)):
         if not isinstance(value, dict):
             raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
-    findings = tuple(sanitize(program, chip, filled=arrays)) if check_sync else ()
+    findings = tuple(isa.sanitize(program, chip, filled=arrays)) if check_sync else ()
     if any(f.kind == "out-of-bounds" for f in findings):
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
-    outputs = execute(program, arrays, chip)
+    outputs = sim.execute(program, arrays, chip)
     errors, wrong = {}, []
     for name, expected in wanted.items():
         if name not in outputs:
@@ -103,7 +102,7 @@ def run_kernel_file(
         errors[name], mismatch = compare(name, outputs[name], _numbers(file, name, expected))
         wrong += [mismatch] if mismatch else []
     ok = bool(wanted) and not wrong
-    return KernelReport(ok, errors, tuple(wrong), simulate(program, chip), findings)
+    return KernelReport(ok, errors, tuple(wrong), sim.simulate(program, chip), findings)
 
 
 def _numbers(file: str | Path, name: str, expected: Any) -> Any:

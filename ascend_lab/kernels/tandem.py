@@ -16,8 +16,6 @@ of channel blocks for all images.
 Source: L1 fusion of the vendor's operator library; Sandler et al., MobileNetV2 (2018), section 5.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,31 +23,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Tile
+from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
+from ascend_lab.kernels import conv_windows, squeeze, tandem_shape
 from ascend_lab.kernels.conv_stage import keep_near
-from ascend_lab.kernels.conv_windows import (
-    Placement,
-    Seen,
-    Window,
-    area_of,
-    rows_of,
-    runs_of,
-    tiles_per_image,
-)
 from ascend_lab.kernels.epilogue_emit import Channels, drain, held_channels
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import Own, plane_launch
-from ascend_lab.kernels.tandem_half import AREA, Half
-from ascend_lab.kernels.tandem_means import Means
-from ascend_lab.kernels.tandem_shape import (
-    SUMS,
-    Band,
-    Tandem,
-    TandemSchedule,
-    bands_of,
-    check_division,
-    check_tandem,
-)
+from ascend_lab.kernels.tandem_shape import AREA, SUMS, Band, Half, Tandem, TandemSchedule, bands_of
 from ascend_lab.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
 
@@ -59,8 +38,8 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     Tensors are x, weight, depth_weight and y in NC1HWC0, planes without gaps, and the epilogues'
     operands.
     """
-    check_tandem(tandem, chip)
-    check_division(tandem, chip, schedule)
+    tandem_shape.check_tandem(tandem, chip)
+    tandem_shape.check_division(tandem, chip, schedule)
     shape, tandem = tandem.depth, tandem.of(schedule.images)
     totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
@@ -81,7 +60,7 @@ class _Turn:
 
     place: Affine
     pixel: int
-    window: Window
+    window: conv_windows.Window
     rows: Affine
     down: Affine
     between: bool
@@ -119,10 +98,10 @@ class _Writer:
         shape, lines = tandem.depth, max(band.pixels for band in self.bands) * FRACTAL
         tiles = max(band.tile for band in self.bands), schedule.tile
         self.plane, groups = math.prod(shape.out_hw) // shape.mixed, count // self.blocks
-        self.means: Means | None = None
+        self.means: squeeze.Means | None = None
         if tandem.means:
             units = groups * own.images[0]
-            self.means = Means(k, tandem, self.bands, units, self.blocks, max(tiles))
+            self.means = squeeze.Means(k, tandem, self.bands, units, self.blocks, max(tiles))
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
         size = self.blocks * lines
@@ -268,8 +247,8 @@ class _Writer:
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
         shape, tile, side, place = band.depth, self.schedule.tile, band.tile * FRACTAL, 0
-        count = tiles_per_image(shape, tile)
-        for run in runs_of(shape, tile, 0, count):
+        count = conv_windows.tiles_per_image(shape, tile)
+        for run in conv_windows.runs_of(shape, tile, 0, count):
             each = len(run.tiles)
             ends = band.pixels // side, up(band.pixels, side) + each - 1
             whole, some = (min(max(end - place, 0) // each, run.count) for end in ends)
@@ -297,8 +276,8 @@ class _Writer:
             def tile(turn: _Turn) -> None:
                 pixel = turn.place * side
                 size = side if pixel.terms else min(side, band.pixels - pixel.const)
-                m, columns = up(size, FRACTAL), Seen(0, size, 0, 0, 0)
-                window = Window(Seen(0, 1, 0, 0, 0), columns, 0, m, size)
+                m, columns = up(size, FRACTAL), conv_windows.Seen(0, size, 0, 0, 0)
+                window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
                 view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
                 half.add(self.acc, (self.left, self.ones), window, view, near)
@@ -316,7 +295,7 @@ class _Writer:
         shape, planes = band.depth, self.planes.dequeue()
         line, ow = shape.w * FRACTAL, shape.out_hw[1]
         apart = shape.blocks[1] * self.plane
-        place = Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
+        place = conv_windows.Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
         plane = unit.image * (apart * shape.mixed) + first * self.plane
         slot = self.means.slot(math.prod(shape.out_hw)) if self.means else None
         with self._inside(half, unit) as (near, held):
@@ -328,7 +307,7 @@ class _Writer:
                 view = planes.region(start, sizes, (apart, line, FRACTAL, 1))
                 half.add(self.acc, (self.left, self.ones), window, view, near)
                 own = turn.pixel, self.blocks, window
-                area = area_of(shape, place, plane, turn.down, own)
+                area = conv_windows.area_of(shape, place, plane, turn.down, own)
                 also: tuple[tuple[Tile, Area], ...] = ()
                 if self.means and slot:
                     pixel = turn.down * ow + turn.pixel
@@ -360,9 +339,14 @@ class _Writer:
     def _load_rows(self, unit: _Unit) -> Tile:
         point, band = self.tandem.point, unit.band
         c1, m = point.blocks[0], point.mixed
-        seen = Seen(band.first * m, band.depth.h * m, 0, 0, 0), Seen(0, point.w, 0, 0, 0)
+        seen = (
+            conv_windows.Seen(band.first * m, band.depth.h * m, 0, 0, 0),
+            conv_windows.Seen(0, point.w, 0, 0, 0),
+        )
         blocks = unit.image * (c1 * m), c1
-        source = rows_of(point, self.x, Window(*seen, 0, 0, 0), blocks, Affine())
+        source = conv_windows.rows_of(
+            point, self.x, conv_windows.Window(*seen, 0, 0, 0), blocks, Affine()
+        )
         self.k.copy(self.rows.alloc().region(0, source.sizes), source)
         self.rows.enqueue()
         return self.rows.dequeue()

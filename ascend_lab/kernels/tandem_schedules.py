@@ -9,21 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Launch
+from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import tandem_shape
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tandem import tandem_launch
-from ascend_lab.kernels.tandem_shape import (
-    PLAIN,
-    SUMS,
-    Tandem,
-    TandemSchedule,
-    check_tandem,
-    ways_of,
-)
+from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Tandem, TandemSchedule, check_tandem
 
 BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
 TILES = (16, 32, 64, 80)
@@ -48,19 +41,19 @@ class _Work:
     pieces: int
 
 
-def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[Launch]:
+def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[isa.Launch]:
     """Yield the kernels that the estimate puts first, as far as they can be written.
 
     Raises `CapacityError` if a row does not fit L1, `UnsupportedError` as `check_tandem`.
     """
     check_tandem(tandem, chip)
     wanted = f"for a tandem a row of {tandem.point.blocks[0]} channel blocks in L1"
-    why, count = CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels"), 0
+    why, count = errors.CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels"), 0
     for schedule in ranked(tandem, chip):
         try:
             yield tandem_launch(tandem, chip, schedule)
             count += 1
-        except CapacityError as error:
+        except errors.CapacityError as error:
             why = error
         if count == TIMED:
             return
@@ -80,7 +73,7 @@ def ranked(tandem: Tandem, chip: Chip) -> tuple[TandemSchedule, ...]:
 def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     shape = tandem.depth
     (oh, ow), c1 = shape.out_hw, shape.blocks[1]
-    for images in (m for m in ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
+    for images in (m for m in tandem_shape.ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
         for grid in _grids((c1, shape.n // images, 1 if tandem.means else oh), chip.core_count):
             own = up(c1, grid[0])
             for blocks in (b for b in BLOCKS if own % b == 0):

@@ -1,4 +1,4 @@
-"""Two convolutions in a row as one problem: what each does, how they are divided, bands of rows."""
+"""Two convolutions in a row as one problem: what each does, how they are divided, one on a core."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.kernels.conv_shape import MOST_SPREAD, ConvShape
-from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
-from ascend_lab.kernels.epilogue import SUMS as IN
-from ascend_lab.kernels.epilogue import Epilogue, Step, check_epilogue
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
+from ascend_lab.kernels import conv_shape, epilogue_emit, tiles
+from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
+from ascend_lab.kernels.conv_windows import BundleShare, Window, tiles_per_image, window_of
+from ascend_lab.kernels.epilogue import SUMS as IN, Epilogue, Step, check_epilogue
 
 SUMS = "fp32"
-Job = tuple[ConvShape, Epilogue | None]
+Job = tuple[conv_shape.ConvShape, Epilogue | None]
 PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
 """What is done to sums where nothing else is: they are rounded."""
 
@@ -26,8 +26,8 @@ class Tandem:
     With `means` the mean of each channel is written, too.
     """
 
-    point: ConvShape
-    depth: ConvShape
+    point: conv_shape.ConvShape
+    depth: conv_shape.ConvShape
     after_point: Epilogue | None = None
     after_depth: Epilogue | None = None
     means: bool = False
@@ -108,10 +108,10 @@ def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None
         raise InputError(needed, f"{s.bands}, {s.blocks}, {s.tile}, {s.stay!r}", "mend it")
 
 
-def ways_of(shape: ConvShape) -> tuple[int, ...]:
+def ways_of(shape: conv_shape.ConvShape) -> tuple[int, ...]:
     """Return how many images may be one: to the cube windows are dilated so many times."""
     least = max(shape.dilations[0], *shape.pads[:2])
-    most = MOST_SPREAD // least if shape.strides[0] == 1 else 1
+    most = conv_shape.MOST_SPREAD // least if shape.strides[0] == 1 else 1
     return tuple(m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0)
 
 
@@ -125,7 +125,7 @@ class Band:
 
     low: int
     first: int
-    depth: ConvShape
+    depth: conv_shape.ConvShape
     tile: int
 
     @property
@@ -147,3 +147,79 @@ def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) ->
         turns, pixels = tiles_per_image(depth, schedule.tile), seen.count * shape.w * shape.mixed
         found.append(Band(at, seen.first, depth, up(up(pixels, FRACTAL), turns)))
     return found
+
+
+# -- one of the two on a core ---------------------------------------------------------------------
+AREA = FRACTAL * FRACTAL
+
+
+class Half:
+    """One of the two convolutions on a core: weights, bias, its way out of L0C."""
+
+    def __init__(
+        self,
+        k: KernelBuilder,
+        job: Job,
+        own: tuple[int, int],
+        tile: int,
+        stored: int,
+        shares: int,
+    ) -> None:
+        """Allocate; `own` are channel blocks of the core, and those of them that go together.
+
+        The second half reads each block alone, and takes one of two `shares` of what is left of UB
+        at most.
+        """
+        (shape, epilogue), (count, blocks) = job, own
+        self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
+        self.near: Queue
+        self.single = shares > 1
+        self.prefix = "depth_" if self.single else ""
+        self.deep = shape.taps * (1 if self.single else shape.blocks[0])
+        self.weight = k.tensor(f"{self.prefix}weight", "fp16", self.deep * shape.blocks[1] * AREA)
+        bias = epilogue.bias if epilogue else ""
+        self.fractals = (self.deep + bool(bias)) * blocks
+        self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
+        whole, taken = (count, shape.blocks[1], stored), k.used_bytes("UB")
+        sizes = epilogue_emit.Sizes(tile, blocks, *whole, self.prefix, shares, taken)
+        finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, sizes)
+        assert finish is not None
+        self.finish = finish
+
+    def load_bias(self, col: Affine) -> None:
+        """Bring the bias of the core's blocks, which begin at `col`, to L1."""
+        if self.bias and self.single:
+            self.bias.load(BundleShare(self.count, False, 1, 1, 0), col, Affine())
+        elif self.bias:
+            self.bias.load(BundleShare(1, False, self.count, 1, 0), Affine(), col)
+
+    def weights(self, first: Affine) -> Region:
+        """Return the weights of the blocks from `first` on."""
+        start, size, n1 = first * AREA, self.blocks * AREA, self.shape.blocks[1]
+        if self.single:
+            return self.weight.region(start * self.deep, (1, self.deep * size))
+        return self.weight.region(start, (self.deep, size), (n1 * AREA, 1))
+
+    def add(
+        self,
+        acc: Queue,
+        feed: tuple[Queue, Buffer | None],
+        window: Window,
+        view: Region,
+        near: Tile,
+    ) -> None:
+        """Sum up a tile of all blocks of a unit; `feed`: what L0A takes, and ones for the bias."""
+        (left, ones), k, m, count, c = feed, self.k, window.fractals, self.blocks, acc.alloc()
+        loads = up(self.deep, left.buffer.elements // (m * AREA))
+        feeds = Feeds(left, left, up(self.deep, loads))  # all as deep, about
+        wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])
+        sizes = wide, Affine(), units
+        with tiles.repeat(k, "block", count if self.single else 1) as j:
+            one = replace(view, offset=view.offset + j * view.strides[0])
+            starts = j * (self.deep * AREA), j * (m * AREA)
+            add_products(k, self.shape, feeds, c, window, one, (None, near), sizes, None, starts)
+        if self.bias and ones:
+            a = ones.region(0, (m, 1, FRACTAL, FRACTAL))
+            b = near.region(self.deep * count * AREA, (1, count, FRACTAL, FRACTAL))
+            k.mmad(c.region(0, (count, m, FRACTAL, FRACTAL)), a, b, accumulate=1)
+        acc.enqueue()

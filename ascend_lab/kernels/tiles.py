@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, RingTile, Tile, c0_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab import chip, isa
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of, up
 
 Span = tuple[Affine, int]
 """(start, size) of a stretch along one axis."""
@@ -45,14 +44,14 @@ def sum_queue(
 ) -> Queue:
     """Allocate L0C for tiles of sums, drained by V or by the fix pipe; 0 slots: two if they fit."""
     size = tile_m * tile_n * 256
-    two = 2 * size * DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
+    two = 2 * size * chip.DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
     drain, depth = "V" if builder.chip.combined else "FIX", slots or 1 + two
     return builder.queue(name, "L0C", dtype, size, src="M", dst=drain, depth=depth)
 
 
 def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
     """Allocate UB slots for draining C by as many 16-wide columns as fit twice."""
-    column = tile_m * 256 * DTYPE_BYTES[dtype]
+    column = tile_m * 256 * chip.DTYPE_BYTES[dtype]
     columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column)))
     return builder.queue("c_ub", "UB", dtype, columns * tile_m * 256, src="V", dst="MTE3")
 
@@ -154,7 +153,7 @@ class Area:
     width: int = FRACTAL
 
     def pairs(
-        self, tensor: Buffer | Tile | RingTile, tile: Tile, run: int, at: Affine, count: int
+        self, tensor: Buffer | Tile | isa.RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
         """Yield (region of the tensor, of the tile) for blocks at .. at+count-1, `run` apart.
 

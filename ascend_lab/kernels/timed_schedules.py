@@ -13,40 +13,21 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
-from ascend_lab.errors import InputError
-from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_schedules import (
-    Candidates,
-    c1_stage,
-    check_conv,
-    conv_estimate,
-    takes_strips,
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
+from ascend_lab.kernels import (
+    conv,
+    conv_schedules,
+    conv_windows,
+    epilogue_plan,
+    gemm,
+    gemm_schedule,
 )
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.conv_windows import tiles_per_image
 from ascend_lab.kernels.default_schedules import candidates, estimate, keeping, no_room
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.epilogue_plan import chip_left, demand_of, fitting
-from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
-    KEEP_ORDER,
-    Array,
-    Floats,
-    GemmSchedule,
-    GemmShape,
-    Tilings,
-    check_schedule,
-    load_cycles_per_byte,
-    memory_traffic,
-    store_cycles_per_byte,
-    tilings_of,
-    up,
-)
-from ascend_lab.sim import Compiled, Surroundings, compile_program, run_batch, simulate
+from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, GemmShape, Tilings
 
 CHUNK = 128
 """Candidates timed together: their matrices stay in a core's cache."""
@@ -64,7 +45,7 @@ def time_tilings(
     Raises `InputError` naming the first schedule that leaves a tail, `CapacityError` for one that
     does not fit.
     """
-    tiles = tilings_of(schedules, shape.dtype)
+    tiles = gemm_schedule.tilings_of(schedules, shape.dtype)
     _check(shape, chip, schedules, tiles)
     out = np.zeros(len(schedules), np.int64)
     double = tiles.m * tiles.n * 2048 <= chip.buffers["L0C"]
@@ -80,7 +61,7 @@ def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: T
     remedy = "time it with simulate(gemm_launch(...))"
     if widened := [s for s in schedules if s.extras]:
         wanted = "tilings in order mn with two slots, nothing kept"
-        raise InputError(wanted, str(widened[0].extras), remedy)
+        raise errors.InputError(wanted, str(widened[0].extras), remedy)
     m1, k1, n1 = shape.fractals
     even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
     if chip.combined:
@@ -88,9 +69,9 @@ def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: T
     if not even.all():
         bad = schedules[int(np.flatnonzero(~even)[0])]
         wanted = f"tilings that divide {shape.m}x{shape.k}x{shape.n} evenly"
-        raise InputError(wanted, str(bad.as_dict()), remedy)
+        raise errors.InputError(wanted, str(bad.as_dict()), remedy)
     for schedule in schedules:
-        check_schedule(shape, schedule, chip)
+        gemm_schedule.check_schedule(shape, schedule, chip)
 
 
 def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
@@ -102,7 +83,7 @@ def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
 def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -> Array:
     """Time candidates that share a structure; none ends before memory has moved its bytes."""
     template = _template(shape, chip, first)
-    fresh, memory_bytes = memory_traffic(shape, chip, t)
+    fresh, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
     m1, k1, n1 = shape.fractals
     counts = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
     counts += [np.minimum(t.k, t.m), t.k]
@@ -112,18 +93,20 @@ def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -
     cycles, latency = _fill(template, _durations(shape, chip, t, fresh), len(t.m))
     tail = np.repeat(np.array(template.tail_latency)[:, None], len(t.m), axis=1)
     needed = np.ceil(memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)
-    run = run_batch(template, cycles, latency, tail, np.stack(counts))
+    run = sim.run_batch(template, cycles, latency, tail, np.stack(counts))
     return np.maximum(run, needed.astype(np.int64))
 
 
-def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
+def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> sim.Compiled:
     """Compile a problem whose loops all run at least twice, with the group's L0C slots."""
-    c0 = c0_of(shape.dtype)
+    c0 = isa.c0_of(shape.dtype)
     base = replace(first, base_k=2 * c0, step_k=2, grid_rows=1, grid_cols=1)
     if base.base_m == FRACTAL or base.base_n == FRACTAL:
         base = replace(base, base_m=2 * FRACTAL, base_n=2 * FRACTAL)
     probe = GemmShape(2 * base.base_m, 8 * c0, 2 * base.base_n, shape.dtype, shape.out_dtype)
-    return compile_program(gemm_launch(probe, chip, base).parts[0].program, chip, Surroundings())
+    return sim.compile_program(
+        gemm.gemm_launch(probe, chip, base).parts[0].program, chip, sim.Surroundings()
+    )
 
 
 def _durations(
@@ -131,27 +114,27 @@ def _durations(
 ) -> dict[str, tuple[Array, Array]]:
     """Cycles and flag latency by destination buffer: `sim.cost` on arrays."""
     cores, none = t.rows * t.cols, 0 * t.m
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    area = FRACTAL * isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     columns = _columns(shape, chip, t) if chip.combined else t.n
     out = t.m * columns * 256 * DTYPE_BYTES[shape.out_dtype]
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
     drain = chip.path("L0C", "UB" if chip.combined else "GM")
     store, load = chip.path("UB" if chip.combined else "L0C", "GM"), chip.path("GM", "L1")
     m0, k0, n0 = chip.cube_shape(shape.dtype)
-    steps = up(FRACTAL, m0) * up(c0_of(shape.dtype), k0) * up(FRACTAL, n0)
+    steps = up(FRACTAL, m0) * up(isa.c0_of(shape.dtype), k0) * up(FRACTAL, n0)
     work = {
         "a_l0": (_occupancy(l0a, np.maximum(t.k, t.m) * area), none + l0a.latency_cycles),
         "b_l0": (_occupancy(l0b, t.n * area), none + l0b.latency_cycles),
         "c_l0": (chip.cube_head_cycles + t.m * t.k * t.n * steps, none),
         "c_ub": (_occupancy(drain, out), none + drain.latency_cycles),
         "c": (
-            _occupancy(store, out, store_cycles_per_byte(chip, cores)),
+            _occupancy(store, out, gemm_schedule.store_cycles_per_byte(chip, cores)),
             none + store.latency_cycles + chip.l2.latency_cycles,
         ),
     }
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     for name, side in (("a", t.m), ("b", t.n)):
-        rate = load_cycles_per_byte(chip, fresh[name], cores)
+        rate = gemm_schedule.load_cycles_per_byte(chip, fresh[name], cores)
         latency = load.latency_cycles + chip.l2.latency_cycles + fresh[name] * extra
         cycles = _occupancy(load, side * t.k * t.step * area, rate)
         work[f"{name}_l1"] = cycles, np.rint(latency).astype(np.int64)
@@ -166,7 +149,7 @@ def _occupancy(path: Path, size_bytes: Array, cycles_per_byte: Floats | None = N
 
 
 def _fill(
-    template: Compiled, work: dict[str, tuple[Array, Array]], count: int
+    template: sim.Compiled, work: dict[str, tuple[Array, Array]], count: int
 ) -> tuple[Array, Array]:
     """Spread the costs over the steps: by destination buffer; flags inherit their latency."""
     cycles = np.repeat(np.array(template.cycles, np.int64)[:, None], count, axis=1)
@@ -197,17 +180,17 @@ def promising(
     `count` of each kind, with the schedules, if L2 holds the sides `warm`. Raises `CapacityError`
     if none fits.
     """
-    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
+    demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    chip = epilogue_plan.chip_left(chip, demand)
     every = candidates(shape, chip)
-    every = every.take(fitting(demand, chip, every))
+    every = every.take(epilogue_plan.fitting(demand, chip, every))
     found: dict[GemmSchedule, float] = {}
     for keep in ("", "a", "b"):
         some = every.take(keeping(shape, chip, every, keep))
         cycles = estimate(shape, chip, some, demand, keep, warm)
         for index in np.argsort(cycles, kind="stable")[: 2 * count].tolist():
             one = some.schedule(index, shape.dtype)
-            one = replace(one, order=KEEP_ORDER.get(keep, one.order), keep=keep)
+            one = replace(one, order=gemm_schedule.KEEP_ORDER.get(keep, one.order), keep=keep)
             if sum(s.keep == keep for s in found) < count:
                 found.setdefault(one, float(cycles[index]))
     if not found:
@@ -222,19 +205,19 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
     Estimates order the grids; simulated are its own and the TRIED ones with the least.
     """
     if isinstance(shape, ConvShape):
-        check_conv(shape, schedule, chip)
+        conv_schedules.check_conv(shape, schedule, chip)
     else:
-        check_schedule(shape, schedule, chip)
+        gemm_schedule.check_schedule(shape, schedule, chip)
     every = [schedule, *_grids(shape, chip, schedule)]
     order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
     tried = [schedule, *(every[int(index)] for index in order)]
     launches = (
-        conv_launch(shape, chip, one)
+        conv.conv_launch(shape, chip, one)
         if isinstance(shape, ConvShape)
-        else gemm_launch(shape, chip, one)
+        else gemm.gemm_launch(shape, chip, one)
         for one in tried
     )
-    cycles = [simulate(launch, chip).cycles for launch in launches]
+    cycles = [sim.simulate(launch, chip).cycles for launch in launches]
     return tried[int(np.argmin(cycles))]
 
 
@@ -245,8 +228,8 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
         m1, _, n1 = shape.fractals
         down, bundles, across = up(m1, tile), 1, up(n1, blocks)
     else:
-        bundle, strip = bundles_of(shape), takes_strips(shape, schedule, chip)
-        down = shape.n * tiles_per_image(shape, tile, strip=strip)
+        bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
+        down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
         bundles, across = bundle.count, up(bundle.n1, blocks)
     found: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
@@ -259,9 +242,11 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
 
 def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
     """Return the cycles that the default's rule gives schedules of one tile."""
-    tilings = tilings_of(every, shape.dtype)
+    tilings = gemm_schedule.tilings_of(every, shape.dtype)
     if isinstance(shape, GemmShape):
         return estimate(shape, chip, tilings)
-    stages = np.full(len(every), c1_stage(shape, every[0]))
-    strips = np.full(len(every), takes_strips(shape, every[0], chip))
-    return conv_estimate(shape, chip, Candidates(tilings, stages, strips))
+    stages = np.full(len(every), conv_schedules.c1_stage(shape, every[0]))
+    strips = np.full(len(every), conv_schedules.takes_strips(shape, every[0], chip))
+    return conv_schedules.conv_estimate(
+        shape, chip, conv_schedules.Candidates(tilings, stages, strips)
+    )

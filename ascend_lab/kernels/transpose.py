@@ -12,12 +12,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ascend_lab import errors, layout, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Share, Tile, spread
-from ascend_lab.layout import copy_launch, item_bytes, row_major
 from ascend_lab.layout.maps import Dim, merged
-from ascend_lab.sim import simulate
 
 METHODS = ("auto", "strided", "blocks")
 BLOCK, AREA = 16, 256
@@ -57,8 +55,8 @@ def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
     """Return the joined counters of y = x.transpose(perm). Raises `ShapeError`."""
     if sorted(perm) != list(range(len(shape))) or min(shape, default=1) < 1:
         wanted = f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more"
-        raise ShapeError(wanted, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
-    source, target = row_major(shape), row_major([shape[p] for p in perm])
+        raise errors.ShapeError(wanted, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
+    source, target = layout.row_major(shape), layout.row_major([shape[p] for p in perm])
     steps = zip((shape[p] for p in perm), (source[p] for p in perm), target, strict=True)
     dims = merged([Dim(*step) for step in steps])
     last = dims[-1]
@@ -75,25 +73,25 @@ def transpose_launch(
     32 for 1); "auto" takes the one that `simulate` finds faster. Raises `ShapeError`, `InputError`.
     """
     if method not in METHODS:
-        raise InputError(f"a method of {', '.join(METHODS)}", repr(method), "choose one")
+        raise errors.InputError(f"a method of {', '.join(METHODS)}", repr(method), "choose one")
     plan = permutation(shape, perm)
     turn = turn_of(dtype)
     fits = plan.kept_run == 1 and plan.row.count >= turn.rows and plan.column.count >= turn.columns
     if method == "blocks" and not fits:
-        raise ShapeError(
+        raise errors.ShapeError(
             f"blocks: two axes that change places, {turn.rows} rows and {turn.columns} columns",
             f"{plan.row.count} and {plan.column.count}, runs of {plan.kept_run}",
             'use method="auto"',
         )
     if method == "auto" and fits:
         both = [transpose_launch(chip, shape, perm, dtype, how) for how in ("blocks", "strided")]
-        return min(both, key=lambda launch: simulate(launch, chip).cycles)
+        return min(both, key=lambda launch: sim.simulate(launch, chip).cycles)
     total = math.prod(shape)
     if method == "blocks":
         return block_launch(chip, dtype, plan, total)
     views = ([d.count for d in plan.dims], [d.source for d in plan.dims])
     steps = [d.target for d in plan.dims]
-    return copy_launch(
+    return layout.copy_launch(
         chip, dtype, *views, steps, source_elements=total, target_elements=total, name="transpose"
     )
 
@@ -161,7 +159,7 @@ _TURNS = {
 
 def turn_of(dtype: str) -> Turn:
     """Return the way to transpose tiles of a number format."""
-    return _TURNS[item_bytes(dtype)]
+    return _TURNS[layout.item_bytes(dtype)]
 
 
 @dataclass(frozen=True, slots=True)

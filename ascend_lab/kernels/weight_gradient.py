@@ -13,71 +13,54 @@ and last rows of an image.
 from collections.abc import Iterator
 from itertools import groupby, product
 
+from ascend_lab import isa
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Region, Share, Tile, spread
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels.tiles import (
-    Span,
-    chunks,
-    out_queue,
-    repeat,
-    segments,
-    store_tile,
-    sum_queue,
-)
-from ascend_lab.kernels.weight_plan import (
-    Gap,
-    WeightPlan,
-    axes_of,
-    columns_per_step,
-    fractals_of,
-    grad_plane,
-    image_pixels,
-    image_plane,
-    tile_blocks,
-    weight_plan,
-)
+from ascend_lab.kernels import conv_shape, tiles, weight_plan as plans
+from ascend_lab.kernels.weight_plan import Gap, WeightPlan, grad_plane, image_plane, tile_blocks
 
 C0 = 16
 """Channels of a block in two-byte formats."""
-AREA = FRACTAL * C0
+AREA = isa.FRACTAL * C0
 ZEROS = 8192
 """Elements of the tensor of zeros: 512 pixels."""
-Band = tuple[Affine, int, tuple[tuple[int, int], ...]]
+Band = tuple[isa.Affine, int, tuple[tuple[int, int], ...]]
 """Bands before it, the first of its run, rows inside the image for each phase of rows."""
-Sides = tuple[Span, Span]
+Sides = tuple[tiles.Span, tiles.Span]
 """Blocks of output and of input channels of a tile of dW."""
 
 
-def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None = None) -> Launch:
+def weight_gradient_launch(
+    shape: conv_shape.ConvShape, chip: Chip, plan: WeightPlan | None = None
+) -> isa.Launch:
     """Return the product: x, grad, zeros to y, or to `partial` sums where the plan splits pixels.
 
     `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has one group, or one per channel:
     then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` where no plan fits.
     """
-    chosen = plan or weight_plan(shape, chip)
+    chosen = plan or plans.weight_plan(shape, chip)
     (c_all, m_all), groups, bands = tile_blocks(shape), *_cuts(shape, chosen)
     grid = {
-        "row": chunks(m_all, chosen.m, chosen.grid[0]),
-        "col": chunks(c_all, chosen.c1, chosen.grid[1]),
+        "row": tiles.chunks(m_all, chosen.m, chosen.grid[0]),
+        "col": tiles.chunks(c_all, chosen.c1, chosen.grid[1]),
         "batch": groups,
     }
 
-    def program(m: Share, c: Share, group: Share, band: Share) -> Program:
+    def program(m: isa.Share, c: isa.Share, group: isa.Share, band: isa.Share) -> isa.Program:
         writer = _Writer(shape, chosen, chip, (m, c), len(groups) * len(bands))
         return writer.program(group, band, len(bands))
 
-    return spread(f"weights_{shape.k}x{shape.c}x{shape.r}x{shape.s}", grid, program, apart=bands)
+    return isa.spread(
+        f"weights_{shape.k}x{shape.c}x{shape.r}x{shape.s}", grid, program, apart=bands
+    )
 
 
-def _cuts(shape: ConvShape, plan: WeightPlan) -> tuple[list[int], list[int]]:
+def _cuts(shape: conv_shape.ConvShape, plan: WeightPlan) -> tuple[list[int], list[int]]:
     """Return how the cores divide groups of images and bands of rows."""
-    groups = chunks(shape.n // plan.stage.images, 1, plan.grid[2])
-    return groups, chunks(shape.out_hw[0] // plan.stage.rows, 1, plan.grid[3])
+    groups = tiles.chunks(shape.n // plan.stage.images, 1, plan.grid[2])
+    return groups, tiles.chunks(shape.out_hw[0] // plan.stage.rows, 1, plan.grid[3])
 
 
-def splits_of(shape: ConvShape, plan: WeightPlan) -> int:
+def splits_of(shape: conv_shape.ConvShape, plan: WeightPlan) -> int:
     """Return how many partial sums the cores write."""
     groups, bands = _cuts(shape, plan)
     return len(groups) * len(bands)
@@ -87,19 +70,24 @@ class _Writer:
     """The program of cores with equal shares; `blocks` channel blocks of x fill a slot of L1."""
 
     def __init__(
-        self, shape: ConvShape, plan: WeightPlan, chip: Chip, own: tuple[Share, Share], splits: int
+        self,
+        shape: conv_shape.ConvShape,
+        plan: WeightPlan,
+        chip: Chip,
+        own: tuple[isa.Share, isa.Share],
+        splits: int,
     ) -> None:
         """Allocate tensors and queues."""
         (c_all, m_all), (oh, ow), dtype = shape.blocks, shape.out_hw, shape.dtype
-        m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), ACCUMULATOR[dtype]
-        k = self.k = KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
+        m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), isa.ACCUMULATOR[dtype]
+        k = self.k = isa.KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
         self.shape, self.plan, self.own, self.blocks = shape, plan, own, c
-        self.rows, self.columns = axes_of(shape)
+        self.rows, self.columns = plans.axes_of(shape)
         self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
-        self.pixels = image_pixels(shape, plan.stage)
+        self.pixels = plans.image_pixels(shape, plan.stage)
         x_slot = len(self.phases) * c * self.pixels * C0
         grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
-        step = self.step = columns_per_step(chip, plan)
+        step = self.step = plans.columns_per_step(chip, plan)
         name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
         wide, high = tile_blocks(shape)
         self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
@@ -114,10 +102,10 @@ class _Writer:
             k.queue("g_l0", "L0A", dtype, m * plan.depth * AREA, src="MTE1", dst="M"),
             k.queue("x_l0", "L0B", dtype, step * plan.depth * AREA, src="MTE1", dst="M"),
         )
-        self.acc = sum_queue(k, "y_l0", sums, m, c * shape.taps)
-        self.out = out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
+        self.acc = tiles.sum_queue(k, "y_l0", sums, m, c * shape.taps)
+        self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
 
-    def program(self, groups: Share, band: Share, bands: int) -> Program:
+    def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
         """Hold each tile of dW in L0C while the pixels of a band are walked, then store it."""
         k, plan, taps, (c_all, m_all) = self.k, self.plan, self.shape.taps, tile_blocks(self.shape)
         m_base, c_base = (
@@ -127,22 +115,22 @@ class _Writer:
         batch = k.param("batch", groups[2])
         self._clear()
         split = batch * bands + band[0]
-        for m_at, m in segments(k, "m", self.own[0][0], plan.m):
-            for c_at, c in segments(k, "c", self.own[1][0], plan.c1):
+        for m_at, m in tiles.segments(k, "m", self.own[0][0], plan.m):
+            for c_at, c in tiles.segments(k, "c", self.own[1][0], plan.c1):
                 sides = (m_base + m_at, m), (c_base + c_at, c)
                 read = sides if self.shape.groups == 1 else (sides[1], sides[1])
                 total = self.acc.alloc()
-                with repeat(k, "group", groups[0]) as group:
+                with tiles.repeat(k, "group", groups[0]) as group:
                     for at, done in self._bands(band[1:]):
                         self._load_stage(read, batch * groups[1] + group, at)
                         self._reduce((m, c), total, group + done)
                 self.acc.enqueue()
                 column = split * (c_all * taps) + (c_base + c_at) * taps
                 start = (column * m_all + (m_base + m_at)) * AREA
-                store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
+                tiles.store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
         return k.finish()
 
-    def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, Affine]]:
+    def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:
         """Loop over a core's bands, equal ones in a loop; also how many are done."""
         size = self.plan.stage.rows
         count = size + self.rows.reach
@@ -152,7 +140,7 @@ class _Writer:
 
         for seen, run in groupby(range(*own), inside):
             members = list(run)
-            with repeat(self.k, "band", len(members)) as turn:
+            with tiles.repeat(self.k, "band", len(members)) as turn:
                 yield (turn, members[0], seen), turn + (members[0] - own[0])
 
     # -- L1 ---------------------------------------------------------------------------------------
@@ -161,7 +149,7 @@ class _Writer:
         shape, stage = self.shape, self.plan.stage
         plane = grad_plane(shape, stage)
         for slot in range(2):
-            x, grad = (Tile(queue.buffer, slot) for queue in self.l1)
+            x, grad = (isa.Tile(queue.buffer, slot) for queue in self.l1)
             for number, phase in enumerate(self.phases):
                 whole, p = stage.rows == shape.out_hw[0], self.rows.phases[phase[0]]
                 inside = (p.low, p.high) if whole else (0, stage.rows + self.rows.reach)
@@ -172,7 +160,7 @@ class _Writer:
                 count = grad.buffer.elements // (plane.pixels * C0)
                 self._zero(grad, 0, (count, plane.pixels), gap)
 
-    def _zero(self, tile: Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
+    def _zero(self, tile: isa.Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
         """Copy zeros to a gap of each of (count, pitch) planes."""
         most = ZEROS // C0
         for first in range(0, gap.length, most):
@@ -182,7 +170,7 @@ class _Writer:
             to = tile.region((start + gap.start + first) * C0, sizes, strides)
             self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 0, 1)))
 
-    def _load_stage(self, sides: Sides, group: Affine, band: Band) -> None:
+    def _load_stage(self, sides: Sides, group: isa.Affine, band: Band) -> None:
         """Bring the pixels of a stage to L1: the gradient's, and each phase of x."""
         shape, stage, ((m_at, m), channels) = self.shape, self.plan.stage, sides
         x, grad = (queue.alloc() for queue in self.l1)
@@ -202,11 +190,11 @@ class _Writer:
 
     def _load_phase(
         self,
-        tile: Tile,
+        tile: isa.Tile,
         start: int,
         phase: tuple[int, int],
-        image: Affine,
-        channels: Span,
+        image: isa.Affine,
+        channels: tiles.Span,
         band: Band,
     ) -> None:
         """Bring one phase of x: its rows inside the image, zeros for those outside."""
@@ -234,29 +222,31 @@ class _Writer:
         self.k.copy(to, self.x.region(at, sizes, there))
 
     # -- L0 ---------------------------------------------------------------------------------------
-    def _reduce(self, sizes: tuple[int, int], total: Tile, done: Affine) -> None:
+    def _reduce(self, sizes: tuple[int, int], total: isa.Tile, done: isa.Affine) -> None:
         """Add the products of the pixels in L1 to the sums; the first where `done` is 0."""
         k, plan, (m, c), (left, right) = self.k, self.plan, sizes, self.l0
         x, grad = (queue.dequeue() for queue in self.l1)
         views = list(self._views(c))
         pixels = grad_plane(self.shape, plan.stage).pixels
-        for at, depth in segments(k, "k", fractals_of(self.shape, plan.stage), plan.depth):
+        for at, depth in tiles.segments(
+            k, "k", plans.fractals_of(self.shape, plan.stage), plan.depth
+        ):
             tile = left.alloc()
-            with repeat(k, "block", m) as block:
-                to = tile.region(block * (depth * AREA), (depth, FRACTAL, C0))
-                k.load2d(to, _turned(grad, block * pixels + at * FRACTAL, depth))
+            with tiles.repeat(k, "block", m) as block:
+                to = tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))
+                k.load2d(to, _turned(grad, block * pixels + at * isa.FRACTAL, depth))
             left.enqueue()
-            a = left.dequeue().region(0, (m, depth, FRACTAL, C0))
+            a = left.dequeue().region(0, (m, depth, isa.FRACTAL, C0))
             for first in range(0, len(views), self.step):
                 some = views[first : first + self.step]
                 tile = right.alloc()
                 for number, view in enumerate(some):
                     steps = (len(some) * AREA, C0, 1)
-                    to = tile.region(number * AREA, (depth, FRACTAL, C0), steps)
-                    k.load2d(to, _turned(x, at * FRACTAL + view, depth))
+                    to = tile.region(number * AREA, (depth, isa.FRACTAL, C0), steps)
+                    k.load2d(to, _turned(x, at * isa.FRACTAL + view, depth))
                 right.enqueue()
-                b = right.dequeue().region(0, (depth, len(some), FRACTAL, C0))
-                sums = total.region(first * (m * AREA), (len(some), m, FRACTAL, FRACTAL))
+                b = right.dequeue().region(0, (depth, len(some), isa.FRACTAL, C0))
+                sums = total.region(first * (m * AREA), (len(some), m, isa.FRACTAL, isa.FRACTAL))
                 k.mmad(sums, a, b, accumulate=done + at)
                 right.free()
             left.free()
@@ -272,6 +262,6 @@ class _Writer:
                 yield plane * self.pixels + down * columns.pitch + right
 
 
-def _turned(tile: Tile, pixel: Affine, depth: int) -> Region:
+def _turned(tile: isa.Tile, pixel: isa.Affine, depth: int) -> isa.Region:
     """Return fractals of 16 pixels each with channels as rows: load2d transposes them."""
-    return tile.region(pixel * C0, (depth, FRACTAL, C0), (AREA, 1, C0))
+    return tile.region(pixel * C0, (depth, isa.FRACTAL, C0), (AREA, 1, C0))

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.conv_shape import ConvShape, Pair
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 
 SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
 """Blocks of channels of a tile that are tried."""
@@ -210,7 +209,7 @@ def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
             least, found = cycles, plan
     if found is None:
         needed = max(1024 * shape.taps, 2 * _slot_bytes(shape, Stage(1, 1), 1, 1))
-        raise CapacityError(
+        raise errors.CapacityError(
             f"sums of {shape.taps} taps in L0C, and a row of pixels twice in L1: {needed} bytes",
             f"{chip.buffers['L0C']} and {chip.buffers['L1']} on {chip.name}",
             "use a smaller kernel, or narrower images",
@@ -224,7 +223,7 @@ def has_plan(shape: ConvShape, chip: Chip) -> bool:
 
 
 def _pixel_bytes(shape: ConvShape) -> int:
-    return c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    return isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
 
 
 def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:

@@ -20,9 +20,8 @@ import numpy as np
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, LayoutError
-from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
+from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, live_bytes, simulate_graph
 from ascend_lab.graph.compile import DEFAULT_ROAD, Road
-from ascend_lab.graph.evaluate import live_bytes
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.zoo import build
 

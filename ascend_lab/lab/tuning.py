@@ -24,29 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import cli
-from ascend_lab import dsl as te
+from ascend_lab import cli, dsl as te, errors, isa, kernels
 from ascend_lab.aoe.drive import Steps
 from ascend_lab.aoe.operators import unit_of
 from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
-from ascend_lab.aoe.vector import VectorMeasure, VectorSpace
-from ascend_lab.aoe.vector.bound import NestWork, nest_work
+from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, bound
 from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.lower import lower_stage
-from ascend_lab.errors import InputError
-from ascend_lab.graph import Compiled, Graph, simulate_graph
-from ascend_lab.graph.compile import Road
+from ascend_lab.graph import Compiled, Graph, Road, passes, simulate_graph
 from ascend_lab.graph.layout import assign_layouts
-from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
-from ascend_lab.graph.lower.conv import conv_job
-from ascend_lab.graph.lower.matmul import batched_output, product_job
+from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul
 from ascend_lab.graph.lower.vector import vector_outputs
-from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.tasks import CpuKernel, lowered_once
-from ascend_lab.isa import Kernel
-from ascend_lab.kernels import GemmSchedule
 from ascend_lab.kernels.conv_schedules import conv_schedule
 from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.sim import simulate, simulate_kernel
@@ -190,13 +181,13 @@ def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]
     return best[0], int(best[1])
 
 
-def _work(nest: NestSpace) -> NestWork:
+def _work(nest: NestSpace) -> bound.NestWork:
     """Return what no layout of a nest does without."""
     phase = nest.nest.phase
-    return nest_work(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
+    return bound.nest_work(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
 
 
-def layout_bound(nest: NestSpace, work: NestWork, point: Point) -> float:
+def layout_bound(nest: NestSpace, work: bound.NestWork, point: Point) -> float:
     """Return cycles that a layout does not beat: the work of its core with most elements.
 
     All stages of a nest follow the axes that are cut: each computes something for every tile.
@@ -243,14 +234,14 @@ def _compiler(graph: Graph, chip: Chip, dtype: str) -> Callable[[frozenset[str]]
     def doubled(on: frozenset[str]) -> Compiled:
         believed = chip if "large tiles" in on else small_chip(chip)
         follow = "layouts" in on
-        road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
+        road = Road(passes.DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
                     layouts=partial(assign_layouts, follow=follow),
                     fusion="fusion" in on)  # fmt: skip
         return road.stages(graph, believed).compiled
 
     def compiled(on: frozenset[str]) -> Compiled:
         if unknown := sorted(on - set(TECHNIQUES)):
-            raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
+            raise errors.InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
         found = doubled(on - {"double buffers"})
         return replace(found if "double buffers" in on else single_buffered(found), chip=chip)
 
@@ -312,19 +303,19 @@ def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
 
 
 @lru_cache(1024)
-def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> Kernel:
-    outputs = [batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]
+def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> isa.Kernel:
+    outputs = [matmul.batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]
     steps = json.loads(te.auto_schedule(outputs, chip).to_json())
     steps["steps"] = [s for s in steps["steps"] if s[0] != "double_buffer"]
     return te.lower(te.replay(outputs, chip, json.dumps(steps)))
 
 
-def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
+def default_tiling(piece: Piece, chip: Chip) -> kernels.GemmSchedule:
     """Return the tiling that a convolution or product gets without a tuner."""
     if piece.graph.nodes[0].op in CONVOLUTIONS:
-        shape, epilogue, _ = conv_job(piece, chip)
+        shape, epilogue, _ = conv.conv_job(piece, chip)
         return lowered_once(piece, chip).tiling or conv_schedule(shape, chip, epilogue)
-    product, epilogue = product_job(piece, chip)
+    product, epilogue = matmul.product_job(piece, chip)
     return default_schedule(product, chip, epilogue)
 
 

@@ -15,19 +15,10 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from ascend_lab import cluster, isa, kernels
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cluster import load_topology
-from ascend_lab.graph import zoo
-from ascend_lab.graph.bound import bound_of
-from ascend_lab.graph.compile import Road
-from ascend_lab.graph.ledger import ledger
-from ascend_lab.isa import Launch, as_kernel
-from ascend_lab.kernels import GemmSchedule, GemmShape, best_grid
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.flash_shape import FlashShape, default_scale
-from ascend_lab.kernels.flash_split import flash_pipeline_launch
-from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.graph import Road, bound, ledger, zoo
+from ascend_lab.kernels import conv, conv_shape, flash_shape, flash_split, gemm
 from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
 from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 from ascend_lab.train import StepProfile, all_reduce_cost, profile_training, step_timeline
@@ -42,8 +33,8 @@ def _published(room: str) -> dict[str, Any]:
 TIME_LIMIT = 0.15
 SHARE_LIMIT = 0.10
 PIPES = ("cube", "mte1", "mte2", "store")
-GEMM_SCHEDULE = GemmSchedule(128, 64, 256, 4, 4, 6)
-CONV_SCHEDULE = GemmSchedule(128, 48, 256, 3, 4, 6)
+GEMM_SCHEDULE = kernels.GemmSchedule(128, 64, 256, 4, 4, 6)
+CONV_SCHEDULE = kernels.GemmSchedule(128, 48, 256, 3, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +70,12 @@ def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
     data, rows = _published("kernels"), []
     for entry in data["gemm"]:
         size = entry["size"]
-        launch = gemm_launch(GemmShape(size, size, size), chip, GEMM_SCHEDULE)
+        launch = gemm.gemm_launch(kernels.GemmShape(size, size, size), chip, GEMM_SCHEDULE)
         rows.append(_row(f"gemm {size}", entry, launch, chip))
     for entry in data["conv"]:
         n, c1, h, w, c0 = entry["x"]
-        shape = ConvShape(n, c1 * c0, h, w, entry["channels_out"], 3, 3, 1, 1)
-        launch = conv_launch(shape, chip, CONV_SCHEDULE)
+        shape = conv_shape.ConvShape(n, c1 * c0, h, w, entry["channels_out"], 3, 3, 1, 1)
+        launch = conv.conv_launch(shape, chip, CONV_SCHEDULE)
         rows.append(_row(f"conv {n}x{c1 * c0}x{h}x{w}", entry, launch, chip))
     return rows
 
@@ -95,8 +86,10 @@ def published_flash(chip: Chip | None = None) -> list[ValidationRow]:
     rows = []
     for entry in _published("kernels")["flash"]:
         n = entry["length"]
-        kernel = as_kernel(
-            flash_pipeline_launch(FlashShape(1, n, n, 128, 128, default_scale(128)), chip)
+        kernel = isa.as_kernel(
+            flash_split.flash_pipeline_launch(
+                flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128)), chip
+            )
         )
         memory = DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
         line = replace(simulate_kernel(kernel, chip, memory), start="queued")
@@ -104,7 +97,7 @@ def published_flash(chip: Chip | None = None) -> list[ValidationRow]:
     return rows
 
 
-def _row(name: str, entry: dict[str, Any], launch: Launch, chip: Chip) -> ValidationRow:
+def _row(name: str, entry: dict[str, Any], launch: isa.Launch, chip: Chip) -> ValidationRow:
     timeline = simulate(launch, chip)
     pipes = dict(zip(PIPES, ("M", "MTE1", "MTE2", "FIX"), strict=True))
     return ValidationRow(
@@ -158,11 +151,11 @@ def product_rows() -> Iterator[ProductRow]:
     for row in data["product"]:
         own, (m, n, k) = data["device"][row["device"]], row["size"]
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
-        shape = GemmShape(m, k, n, row.get("dtype", "fp16"))
+        shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if "tile" in row:
             base_m, base_k, base_n = row["tile"]
-            given = GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
-            schedule = best_grid(shape, chip, given)
+            given = kernels.GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
+            schedule = kernels.best_grid(shape, chip, given)
         else:
             schedule = default_product(shape, chip)
         cycles = warm_cycles(product_kernel(shape, chip, schedule), chip, ())
@@ -247,7 +240,7 @@ def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> Ne
     road = Road(small=entry.get("small_channel", False))
     stages = road.stages(graph, chip)
     times = stages.timeline()
-    terms = ledger(times, bound_of(stages.rewritten, chip))
+    terms = ledger(times, bound.bound_of(stages.rewritten, chip))
     rate = batch / times.time_s
     return NetworkRow(entry["name"], chip.name, batch, entry["kind"], published_per_s, rate, terms)
 
@@ -310,7 +303,7 @@ def training_validation_rows(
     """Return all rows with the model's numbers; `profiles` by batch save the simulation."""
     chip = chip or load_chip(CHIP)
     known = dict(profiles or {})
-    cost = all_reduce_cost(load_topology(SERVER))
+    cost = all_reduce_cost(cluster.load_topology(SERVER))
     found = []
     for row in published_rows():
         batch, devices = row["batch_per_device"], row["devices"]

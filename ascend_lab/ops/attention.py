@@ -10,22 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.kernels.flash import flash_launch
+from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_scale, fits
-from ascend_lab.kernels.flash_split import flash_pipeline_launch, widest
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.ops import gradients, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
-from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
 from ascend_lab.ops.reduction import softmax, softmax_grad, softmax_values
-from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, elementwise_rules, following
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
@@ -43,7 +40,7 @@ def _check_pair(where: str, a: Shape, b: Shape) -> None:
         raise ShapeError(needed, f"{a} and {b}", "reshape")
 
 
-def _site_scale(s: Site) -> float:
+def _site_scale(s: gradients.Site) -> float:
     return _scale(s.attrs["scale"], s.shape()[-1])
 
 
@@ -87,7 +84,7 @@ def _masked_shape(x: Shape, mask: Shape) -> Shape:
     return x
 
 
-def _masked_slopes(s: Site) -> Grads:
+def _masked_slopes(s: gradients.Site) -> Grads:
     slope = softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
     return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
 
@@ -97,7 +94,7 @@ define(
     lambda scores, mask: softmax_values(scores + mask, axis=-1),
     in_fp32(lambda scores, mask: softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
     "softmax of scores + mask along the last axis",
-    shape_rule=_masked_shape, slicing=lambda shapes: elementwise_rules(
+    shape_rule=_masked_shape, slicing=lambda shapes: slicing.elementwise_rules(
         shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
     ),
     backward=_masked_slopes, wide=True,
@@ -153,7 +150,7 @@ def _attention(
     return batched(narrow(softmax(scores, axis=-1), q.dtype), v, False, False, None)
 
 
-def _attention_slopes(s: Site) -> Grads:
+def _attention_slopes(s: gradients.Site) -> Grads:
     """Return the gradients of q, k, v: the probabilities are computed again, not kept."""
     net, scale, dtype = s.net, _site_scale(s), s.kind().dtype
     q, k, v = s.x(0), s.x(1), s.x(2)
@@ -171,17 +168,17 @@ def _attention_slopes(s: Site) -> Grads:
     return [*found, dmask] if masked else found
 
 
-def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> SliceRules:
+def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> slicing.SliceRules:
     q, k, v = shapes[:3]
     scores = product_shape(q, k, False, True)
     out = product_shape(scores, v, False, False)
-    batch = following((q[:-2], k[:-2], v[:-2]), out[:-2])
-    found = [*batch, (Source(0, len(q) - 2),), (Source(2, len(v) - 1),)]
+    batch = slicing.following((q[:-2], k[:-2], v[:-2]), out[:-2])
+    found = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
-        extra = following((mask,), scores)[:-1]
+        extra = slicing.following((mask,), scores)[:-1]
         for axis, sources in enumerate(extra):
-            found[axis] = (*found[axis], *(Source(3, s.axis) for s in sources))
-    return axis_rules("CubeMatmul", found)
+            found[axis] = (*found[axis], *(slicing.Source(3, s.axis) for s in sources))
+    return slicing.axis_rules("CubeMatmul", found)
 
 
 define(
@@ -233,17 +230,17 @@ def applies(call: Call, chip: Chip) -> bool:
     shape = flash_shape(call)
     if chip.combined:
         return fits(shape, FlashTiling(FRACTAL, FRACTAL), chip)
-    return max(shape.fractals[2:]) <= widest(chip)
+    return max(shape.fractals[2:]) <= flash_split.widest(chip)
 
 
-def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> Kernel:
+def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
     """Return the kernel of coupled cores, or the pipeline of separate ones.
 
     `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
     """
     if chip.combined:
-        return as_kernel(flash_launch(shape, chip, tiling))
-    return as_kernel(flash_pipeline_launch(shape, chip))
+        return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
+    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:

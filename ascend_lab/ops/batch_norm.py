@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.ops.expressions import along, narrow, wide
 from ascend_lab.ops.formats import EPSILON, Shape, TypeRule, Values, check_rank, elements, rounded
@@ -253,7 +252,7 @@ def _grad_values(
     return moment / np.sqrt(variance + epsilon), grad.sum(axis=PIXELS, keepdims=True)
 
 
-def _kernel(call: Call, chip: Chip) -> Kernel:
+def _kernel(call: Call, chip: Chip) -> isa.Kernel:
     n, c, h, w = call.shapes[0]
     job = ChannelSums(n, c, h, w, call.dtypes[0], call.attrs.get("epsilon"))
     return channel_sums_kernel(job, chip)

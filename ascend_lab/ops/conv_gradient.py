@@ -15,23 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel, Launch
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
-from ascend_lab.layout import address_map, maps_launch, unpack
-from ascend_lab.ops import convolution
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import convolution, formats as forms, gradients
 from ascend_lab.ops.convolution import ATTRS, CONV_TYPES, check_groups, convolved, geometry, grouped
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, narrow, out_size, reach, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, check_rank, pair, span
-from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source, Window
@@ -57,14 +50,14 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
         needed = f"weights of {x[1]} input channels, as x {x}"
-        raise ShapeError(needed, f"weight {weight}", "(c, k/groups, r, s)")
+        raise errors.ShapeError(needed, f"weight {weight}", "(c, k/groups, r, s)")
     if any(extra[i] >= max(step[i], spread[i]) for i in range(2)):
         needed = f"output_padding below stride {step} or dilation {spread}"
-        raise ShapeError(needed, str(extra), "reduce it")
+        raise errors.ShapeError(needed, str(extra), "reduce it")
     convolution.check_bias(bias, weight[1] * groups)
     out = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
     if min(out) < 1:
-        raise ShapeError("an output of at least 1 x 1", str(out), "use less padding")
+        raise errors.ShapeError("an output of at least 1 x 1", str(out), "use less padding")
     return (x[0], weight[1] * groups, *out)
 
 
@@ -87,7 +80,7 @@ def _dx_values(
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
-def _slopes(s: Site) -> Grads:
+def _slopes(s: gradients.Site) -> Grads:
     """Return dx: the convolution of the gradient; dw with image and gradient exchanged; db."""
     net, attrs, found = s.net, convolution.window_attrs(s), convolution.bias_slope(s)
     grad, image = net.in_format(s.g, s.kind().dtype), s.shape()
@@ -102,7 +95,7 @@ def _slopes(s: Site) -> Grads:
     return found
 
 
-def _reached(s: Site, grad: Any) -> Any:
+def _reached(s: gradients.Site, grad: Any) -> Any:
     """Return the gradient without the rows and columns of more than one stride of padding."""
     extra, step = _output_pads(s.attrs["output_padding"]), pair("stride", s.attrs["stride"])
     over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
@@ -238,7 +231,7 @@ def _dw_shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
     out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
     if grad != out:
         needed = f"a gradient of shape {out}: what conv2d makes of x {x}"
-        raise ShapeError(needed, str(grad), "check kernel, pad")
+        raise errors.ShapeError(needed, str(grad), "check kernel, pad")
     return (grad[1], x[1] // groups, *size)
 
 
@@ -338,7 +331,7 @@ def _on_cube(call: Call, chip: Chip) -> bool:
     return (shape.groups == 1 or is_depthwise(shape)) and has_plan(shape, chip)
 
 
-def weight_kernel(shape: ConvShape, chip: Chip) -> Kernel:
+def weight_kernel(shape: ConvShape, chip: Chip) -> isa.Kernel:
     """Return the product on the cube, and the sum of partial sums where cores share the pixels.
 
     Tensors are x, grad, zeros (`ZEROS` of them) and y, FRACTAL_Z; with a group per channel `eye`
@@ -348,32 +341,35 @@ def weight_kernel(shape: ConvShape, chip: Chip) -> Kernel:
     wide = replace(shape, out_dtype="fp32") if depthwise else shape
     plan = weight_plan(wide, chip)
     launch, splits = weight_gradient_launch(wide, chip, plan), splits_of(wide, plan)
-    phases = [renamed(launch, {"y": "total"}) if depthwise else launch]
+    phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
         partial = te.placeholder((splits, count), "fp32", "partial")
         y = te.renamed(narrow(te.reduce_sum(partial, 0), wide.out_dtype), "y")
         added = te.lower(te.auto_schedule(y, chip)).phases
-        phases += [renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
-    return Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
+        phases += [isa.renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
+    return isa.Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
 
 
-def _diagonals(shape: ConvShape, chip: Chip) -> tuple[Launch, ...]:
+def _diagonals(shape: ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
     blocks, out = shape.blocks[0] * shape.taps, shape.out_dtype
-    total = te.placeholder((blocks, FRACTAL, FRACTAL), "fp32", "total")
-    eye = te.placeholder((1, FRACTAL, FRACTAL), "fp32", "eye")
+    total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
+    eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
     taken = te.lower(te.auto_schedule(te.renamed(narrow(lanes, out), "lanes"), chip)).phases
     image = (1, shape.c, shape.r, shape.s)
-    maps = (address_map("NC1HWC0", image, out, c0=FRACTAL), address_map("NCHW", image, out))
-    return (*taken, renamed(maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
+    maps = (
+        layout.address_map("NC1HWC0", image, out, c0=isa.FRACTAL),
+        layout.address_map("NCHW", image, out),
+    )
+    return (*taken, isa.renamed(layout.maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
 
 
 def _dw_extra(call: Call) -> dict[str, Values]:
     tensors = {"zeros": np.zeros(ZEROS, forms.numpy_type(call.dtypes[0]))}
     if call.attrs["groups"] > 1:
-        tensors["eye"] = np.eye(FRACTAL, dtype=np.float32)
+        tensors["eye"] = np.eye(isa.FRACTAL, dtype=np.float32)
     return tensors
 
 
@@ -381,8 +377,8 @@ def _dw_fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     if call.attrs["groups"] > 1:
         return (memory["y"].reshape(call.outputs[0]),)
     out = cube_result(call.dtypes[0], call.attrs)
-    stored = address_map("FRACTAL_Z", call.outputs[0], out, c0=FRACTAL)
-    return (unpack(stored, memory["y"].reshape(-1)),)
+    stored = layout.address_map("FRACTAL_Z", call.outputs[0], out, c0=isa.FRACTAL)
+    return (layout.unpack(stored, memory["y"].reshape(-1)),)
 
 
 _DW_EXAMPLES = (

@@ -6,27 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError, UnsupportedError
-from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.launch import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
-from ascend_lab.ops import expressions
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import expressions, formats as forms, gradients, matmul
 from ascend_lab.ops.expressions import Pair, along, narrow, out_size, padded, reach, windows
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, rounded
-from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, Template, define
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in ACCUMULATOR)
+CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in isa.ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
-CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
+CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), matmul.cube_result, "cube")
 COLUMN_BYTES = 2**26
 """Most bytes of windows written out as columns at once."""
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
@@ -135,13 +129,13 @@ def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: A
     return rows, columns
 
 
-def window_attrs(s: Site) -> dict[str, Any]:
+def window_attrs(s: gradients.Site) -> dict[str, Any]:
     """Return stride, padding, dilation and groups."""
     own = {key: s.attrs[key] for key in ("stride", "pad", "dilation")}
     return {"groups": _groups(s.shape(), s.attrs), **own}
 
 
-def bias_slope(s: Site) -> list[Any | None]:
+def bias_slope(s: gradients.Site) -> list[Any | None]:
     """Return places for the gradients; that of a bias is the sum per channel."""
     found: list[Any | None] = [None] * len(s.inputs)
     if len(found) > 2 and s.wanted[2]:
@@ -150,7 +144,7 @@ def bias_slope(s: Site) -> list[Any | None]:
     return found
 
 
-def conv_slopes(s: Site) -> Grads:
+def conv_slopes(s: gradients.Site) -> Grads:
     """Return dx: the transposed convolution of the gradient; dw; db."""
     net, attrs, found = s.net, window_attrs(s), bias_slope(s)
     grad, kernel = net.in_format(s.g, s.kind().dtype), (s.shape(1)[2], s.shape(1)[3])
@@ -180,7 +174,7 @@ def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any)
     if attrs.get("pad_value", 0):
         raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
     window = {"stride": step, "pad": (*pads[0], *pads[1]), "dilation": spread}
-    out, groups = cube_result(x.dtype, attrs), _groups(x.shape, attrs)
+    out, groups = matmul.cube_result(x.dtype, attrs), _groups(x.shape, attrs)
     return convolved(x, weight, bias, out, groups=groups, **window)
 
 
@@ -214,7 +208,7 @@ def conv_shape(call: Call) -> ConvShape:
     step, pads, spread = geometry(**call.attrs)
     main, groups = call.dtypes[0], _groups(call.shapes[0], call.attrs)
     return ConvShape(
-        n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, cube_result(main, call.attrs),
+        n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, matmul.cube_result(main, call.attrs),
         spread, groups, pad_value=call.attrs.get("pad_value", 0),
     )  # fmt: skip
 
@@ -228,22 +222,22 @@ def conv_template(
 ) -> Template:
     """Return a template of a convolution as the kernels describe it; a third input adds a bias."""
 
-    def kernel(call: Call, chip: Chip) -> Kernel:
+    def kernel(call: Call, chip: Chip) -> isa.Kernel:
         if len(call.shapes) == 2:
-            return as_kernel(launch(describe(call), chip))
+            return isa.as_kernel(launch(describe(call), chip))
         main = call.dtypes[0]
-        without = replace(call, attrs={**call.attrs, "out_dtype": ACCUMULATOR[main]})
-        wide = as_kernel(launch(describe(without), chip))
-        phases = tuple(renamed(phase, {"y": "sums"}) for phase in wide.phases)
+        without = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
+        wide = isa.as_kernel(launch(describe(without), chip))
+        phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in wide.phases)
         pixels = next(t.elements for t in wide.tensors if t.name == "y")
-        added = _bias_kernel(call, chip, pixels, cube_result(main, call.attrs))
-        return Kernel(f"{wide.name}_bias", (*phases, *added.phases))
+        added = _bias_kernel(call, chip, pixels, matmul.cube_result(main, call.attrs))
+        return isa.Kernel(f"{wide.name}_bias", (*phases, *added.phases))
 
     def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
         packed = pack(describe(call), *arrays[:2])
         if len(arrays) > 2:
             channels = call.outputs[0][1]
-            packed["bias"] = np.zeros((-(-channels // FRACTAL), FRACTAL), arrays[2].dtype)
+            packed["bias"] = np.zeros((-(-channels // isa.FRACTAL), isa.FRACTAL), arrays[2].dtype)
             packed["bias"].reshape(-1)[:channels] = arrays[2]
         return packed
 
@@ -252,15 +246,15 @@ def conv_template(
     )
 
 
-def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> Kernel:
+def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kernel:
     """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
     n, channels = call.outputs[0][:2]
-    blocks = -(-channels // FRACTAL)
-    pixels = elements // (n * blocks * FRACTAL)
-    wide = ACCUMULATOR[call.dtypes[0]]
-    sums = te.placeholder((n, blocks, pixels, FRACTAL), wide, "sums")
-    bias = narrow(te.placeholder((blocks, FRACTAL), call.dtypes[2], "bias"), wide)
-    column = te.reshape(bias, (1, blocks, 1, FRACTAL))
+    blocks = -(-channels // isa.FRACTAL)
+    pixels = elements // (n * blocks * isa.FRACTAL)
+    wide = isa.ACCUMULATOR[call.dtypes[0]]
+    sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), wide, "sums")
+    bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), wide)
+    column = te.reshape(bias, (1, blocks, 1, isa.FRACTAL))
     total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
     return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))
 
@@ -280,7 +274,7 @@ define(
     attrs={**ATTRS, "pad_value": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=conv_slopes,
     template=conv_template(conv_shape, conv_launch, pack_conv, unpack_conv),
-    traits=("convolution",), weights=(1, 2), tolerances=SUMS,
+    traits=("convolution",), weights=(1, 2), tolerances=matmul.SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
 

@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, errors, isa, kernels, limits
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.fractals import matrices, matrix_map
 from ascend_lab.dsl.moves import axis_names, copied
-from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel, var
-from ascend_lab.kernels import GemmSchedule
 from ascend_lab.layout import pack, unpack
-from ascend_lab.limits import WINDOWS, refuse_above
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.formats import Pairs, Shape, Shapes, Values
 from ascend_lab.ops.operator import Call, Operator, resolve
@@ -101,7 +97,7 @@ def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> V
 def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Values:
     """Return each window of a padded image folded by a ufunc: (n, c, oh, ow)."""
     seen = windows(x, kernel, stride)
-    refuse_above("elements in all windows", seen.size, WINDOWS, "use smaller ones")
+    limits.refuse_above("elements in all windows", seen.size, limits.WINDOWS, "use smaller ones")
     if kernel[0] * kernel[1] > seen.shape[2] * seen.shape[3]:
         whole: Values = combine.reduce(seen, axis=(4, 5))
         return whole
@@ -209,12 +205,12 @@ def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
     if tensor.name not in inputs:
         return tensor
     names = axis_names(len(tensor.shape))
-    return copied(tensor[tuple(var(n) for n in names)], tensor.shape, names, "copy")
+    return copied(tensor[tuple(isa.var(n) for n in names)], tensor.shape, names, "copy")
 
 
 def compile(  # noqa: A001 - what it does
     operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], chip: Chip, **attrs: Any
-) -> Kernel:
+) -> isa.Kernel:
     """Return the kernel of the operator's template, or of its default schedule.
 
     Raises as `check`; `ShapeError` also for empty tensors, for which nothing is launched.
@@ -224,7 +220,8 @@ def compile(  # noqa: A001 - what it does
     for shape in (*shapes, *op.infer(*shapes, **attrs)):
         if forms.elements(tuple(shape)) == 0:
             needed = f"{op.name}: elements to compute"
-            raise ShapeError(needed, str(shape), "nothing is launched: give sizes of at least 1")
+            remedy = "nothing is launched: give sizes of at least 1"
+            raise errors.ShapeError(needed, str(shape), remedy)
     call = op.call(shapes, dtypes, attrs)
     template = op.template_for(call, chip)
     return template.kernel(call, chip) if template else te.lower(_schedule(op, call, chip))
@@ -238,7 +235,7 @@ def _schedule(op: Operator, call: Call, chip: Chip) -> te.Schedule:
 class Prepared:
     """A kernel with its GM tensors filled, and how to read the outputs from memory afterwards."""
 
-    kernel: Kernel
+    kernel: isa.Kernel
     tensors: dict[str, Values]
     fetch: Callable[[Mapping[str, Values]], tuple[Values, ...]]
 
@@ -308,7 +305,7 @@ def time(
     chip: Chip,
     *,
     warm_l2: bool = False,
-    tiling: GemmSchedule | None = None,
+    tiling: kernels.GemmSchedule | None = None,
     **attrs: Any,
 ) -> KernelTimeline:
     """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.

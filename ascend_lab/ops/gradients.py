@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.ops.expressions import NARROW
-from ascend_lab.ops.formats import Shape, Values, format_of, numpy_type, widen
+from ascend_lab.ops import expressions, formats
 from ascend_lab.ops.operator import OPERATORS, Grads, Operator, get, resolve
 
 
@@ -30,11 +29,11 @@ class Writer:
         """Return the method of operator `op`."""
         return partial(self.add_node, get(op).name)
 
-    def constant(self, data: Values, *, name: str = "const") -> Any:
+    def constant(self, data: formats.Values, *, name: str = "const") -> Any:
         """Return a constant array."""
         raise NotImplementedError
 
-    def number(self, value: float, shape: Shape, dtype: str) -> Any:
+    def number(self, value: float, shape: formats.Shape, dtype: str) -> Any:
         """Return the constant that holds one number everywhere."""
         raise NotImplementedError
 
@@ -48,7 +47,7 @@ class Writer:
 
     def wide(self, x: Any) -> Any:
         """Return x in fp32 if its format is narrower."""
-        return self.in_format(x, "fp32") if x.type.dtype in NARROW else x
+        return self.in_format(x, "fp32") if x.type.dtype in expressions.NARROW else x
 
     def in_format(self, x: Any, dtype: str) -> Any:
         """Return x in a format, cast where it has another."""
@@ -58,11 +57,11 @@ class Writer:
         """Return x in another shape of as many elements."""
         return x if x.shape == tuple(shape) else self.reshape(x, shape=tuple(shape))
 
-    def stretched(self, x: Any, shape: Shape) -> Any:
+    def stretched(self, x: Any, shape: formats.Shape) -> Any:
         """Return x repeated along its axes of size 1."""
         return x if x.shape == shape else self.expand(x, shape=shape)
 
-    def summed_to(self, x: Any, shape: Shape) -> Any:
+    def summed_to(self, x: Any, shape: formats.Shape) -> Any:
         """Return x summed over the axes along which a tensor of `shape` was repeated."""
         lead = len(x.shape) - len(shape)
         axes = [*range(lead)]
@@ -135,9 +134,9 @@ class Site:
         """Return the type of an input."""
         return self.net.kind(self.inputs[place])
 
-    def shape(self, place: int = 0) -> Shape:
+    def shape(self, place: int = 0) -> formats.Shape:
         """Return the shape of an input."""
-        shape: Shape = self.kind(place).shape
+        shape: formats.Shape = self.kind(place).shape
         return shape
 
     def out_kind(self, place: int = 0) -> Any:
@@ -169,7 +168,7 @@ def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
     if axis:
         front = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
         grad = net.transpose(grad, perm=front)
-    shape: Shape = (size, *grad.shape[width:])
+    shape: formats.Shape = (size, *grad.shape[width:])
     zeros = net.number(0.0, shape, grad.type.dtype)
     found: Any = net.scatter_add(zeros, indices, grad)
     if axis:
@@ -181,7 +180,7 @@ def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
 # -- at once, on arrays ---------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    shape: Shape
+    shape: formats.Shape
     dtype: str
 
 
@@ -189,15 +188,15 @@ class _Kind:
 class _Array:
     """An array that looks like a tensor of a graph."""
 
-    values: Values
+    values: formats.Values
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> formats.Shape:
         return self.values.shape
 
     @property
     def type(self) -> _Kind:
-        return _Kind(self.values.shape, format_of(self.values))
+        return _Kind(self.values.shape, formats.format_of(self.values))
 
 
 class _Arrays(Writer):
@@ -206,26 +205,26 @@ class _Arrays(Writer):
     def add_node(self, op: str, *inputs: _Array, **attrs: Any) -> Any:
         operator, arrays = get(op), [x.values for x in inputs]
         if any(a.dtype == np.float64 for a in arrays):
-            wide = (a if a.dtype == np.float64 else widen(a) for a in arrays)
+            wide = (a if a.dtype == np.float64 else formats.widen(a) for a in arrays)
             found = operator.formula(*wide, **{**operator.attrs, **attrs})
         else:
             found = operator.reference(*arrays, **attrs)
         return tuple(map(_Array, found)) if isinstance(found, tuple) else _Array(np.asarray(found))
 
-    def constant(self, data: Values, *, name: str = "const") -> _Array:
+    def constant(self, data: formats.Values, *, name: str = "const") -> _Array:
         return _Array(data)
 
-    def number(self, value: float, shape: Shape, dtype: str) -> _Array:
-        return _Array(np.full(shape, value, numpy_type(dtype)))
+    def number(self, value: float, shape: formats.Shape, dtype: str) -> _Array:
+        return _Array(np.full(shape, value, formats.numpy_type(dtype)))
 
 
 def gradient(
     operator: Operator | str,
-    grads: Sequence[Values | None],
-    inputs: Sequence[Values],
-    outputs: Sequence[Values],
+    grads: Sequence[formats.Values | None],
+    inputs: Sequence[formats.Values],
+    outputs: Sequence[formats.Values],
     **attrs: Any,
-) -> tuple[Values | None, ...]:
+) -> tuple[formats.Values | None, ...]:
     """Return d(loss)/d(input) for each input, None where there is none, from d(loss)/d(output).
 
     Raises `UnsupportedError` for an operator without a rule.

@@ -7,41 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel, Launch, as_kernel
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels.rearrange import gather_launch, one_hot_launch, scatter_launch
-from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.ops import formats as forms
+from ascend_lab.kernels import rearrange, transpose
+from ascend_lab.ops import formats as forms, gradients, moving
 from ascend_lab.ops.formats import Shape, TypeRule, Values, exact, rounded
-from ascend_lab.ops.gradients import Site, added
-from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, every_input
 
 INDICES = (("indices", "int32"),)
 
 
-def _gather_kernel(call: Call, chip: Chip) -> Kernel:
+def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     """Return the kernel of rows picked from a table; another axis is turned to the front first."""
     (x, indices), dtype = call.shapes, call.dtypes[0]
     at = forms.axis_of("gather", call.attrs.get("axis", 0), x)
     picks = forms.elements(indices)
-    rows = gather_launch(chip, x[at], forms.elements(x) // x[at], picks, dtype)
+    rows = rearrange.gather_launch(chip, x[at], forms.elements(x) // x[at], picks, dtype)
     if forms.elements(x[:at]) == 1:
-        return as_kernel(rows)
+        return isa.as_kernel(rows)
     # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
     before, after = forms.elements(x[:at]), forms.elements(x[at + 1 :])
-    front = transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
-    back = transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
+    front = transpose.transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
+    back = transpose.transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
     phases = (
-        renamed(front, {"y": "front"}),
-        renamed(rows, {"x": "front", "y": "picked"}),
-        renamed(back, {"x": "picked"}),
+        isa.renamed(front, {"y": "front"}),
+        isa.renamed(rows, {"x": "front", "y": "picked"}),
+        isa.renamed(back, {"x": "picked"}),
     )
-    return Kernel("gather", phases)
+    return isa.Kernel("gather", phases)
 
 
 GATHER = Template(_gather_kernel, ("x", "index"))
@@ -70,9 +64,9 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
     return te.transpose(rows, (*range(width, width + at), *range(width), *behind))
 
 
-def _gather_slope(s: Site) -> Grads:
+def _gather_slope(s: gradients.Site) -> Grads:
     axis = forms.axis_of("axis", s.attrs["axis"], s.shape())
-    return added(s, s.g, s.x(1), axis, s.shape()[axis]), None
+    return gradients.added(s, s.g, s.x(1), axis, s.shape()[axis]), None
 
 
 def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
@@ -84,7 +78,7 @@ define(
     "gather", ("x", "indices"), lambda x, indices, *, axis: np.take(x, indices, axis), _gather,
     "the slices of x along an axis that indices name, in their order",
     attrs={"axis": 0},
-    shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
+    shape_rule=_gather_shape, types=TypeRule(moving.ANY, INDICES), slicing=_gather_slices,
     backward=_gather_slope, template=GATHER, traits=("moves",), weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(
@@ -96,7 +90,7 @@ define(
 
 def _embedding_shape(table: Shape, indices: Shape) -> Shape:
     if len(table) != 2:
-        raise ShapeError("table (words, width)", str(table), "reshape it")
+        raise errors.ShapeError("table (words, width)", str(table), "reshape it")
     return (*indices, table[1])
 
 
@@ -105,7 +99,7 @@ define(
     lambda table, indices: te.gather(table, indices, 0),
     "rows of a (words, width) table; gather on axis 0",
     shape_rule=_embedding_shape, types=TypeRule(forms.FLOATS, INDICES), slicing=_gather_slices,
-    backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None), template=GATHER,
+    backward=lambda s: (gradients.added(s, s.g, s.x(1), 0, s.shape()[0]), None), template=GATHER,
     weights=(0,), index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
 )  # fmt: skip
@@ -122,21 +116,21 @@ def _one_hot_values(
 
 def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
     if not forms.is_whole(depth) or depth < 1:
-        raise ShapeError("depth of at least 1", repr(depth), "the number of classes")
+        raise errors.ShapeError("depth of at least 1", repr(depth), "the number of classes")
     return (*indices, depth)
 
 
-def _one_hot_kernel(call: Call, chip: Chip) -> Kernel:
+def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
     """Return the kernel that marks with 1 and 0, and behind it the scaling to other values."""
     picks, attrs = forms.elements(call.shapes[0]), call.attrs
-    marks = one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
+    marks = rearrange.one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
     on, off = attrs["on_value"], attrs["off_value"]
     if (on, off) == (1, 0):
-        return as_kernel(marks)
+        return isa.as_kernel(marks)
     hot = te.placeholder((picks, attrs["depth"]), attrs["dtype"], "hot")
     scaled = te.renamed(te.vadds(te.vmuls(hot, on - off), off), "y")
     phases = te.lower(te.auto_schedule(scaled, chip)).phases
-    return Kernel("one_hot", (renamed(marks, {"y": "hot"}), *phases))
+    return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
 
 
 define(
@@ -162,7 +156,7 @@ define(
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     if not x or updates != (*indices, *x[1:]):
         needed = f"updates of shape {(*indices, *x[1:])}: one row of x {x} per index"
-        raise ShapeError(needed, str(updates), "reshape the updates")
+        raise errors.ShapeError(needed, str(updates), "reshape the updates")
     return x
 
 
@@ -194,10 +188,10 @@ def _added(x: Values, indices: Values, updates: Values) -> Values:
 
 
 def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
-    def build(call: Call, chip: Chip) -> Launch:
+    def build(call: Call, chip: Chip) -> isa.Launch:
         x, indices, _ = call.shapes
         columns, picks = forms.elements(x[1:]), forms.elements(indices)
-        return scatter_launch(chip, x[0], columns, picks, call.dtypes[0], mode=mode)
+        return rearrange.scatter_launch(chip, x[0], columns, picks, call.dtypes[0], mode=mode)
 
     define(
         f"scatter_{mode}", ("x", "indices", "updates"), formula,
@@ -220,7 +214,7 @@ _register_scatter(
     _updated,
     None,
     "x with row indices[i] replaced by updates[i]; of equal indices the last wins",
-    types=TypeRule(ANY, INDICES),
+    types=TypeRule(moving.ANY, INDICES),
     tolerances=exact(),
 )
 _register_scatter(

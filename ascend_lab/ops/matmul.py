@@ -14,19 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
-from ascend_lab.isa import Buffer, Kernel, as_kernel, c0_of
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm, gemm_launch, timed_schedules
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm import parts_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels.timed_schedules import promising
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import formats as forms, gradients
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import Shape, TypeRule, Values, rounded
-from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Example, Grads, define
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 from ascend_lab.sim import DeviceMemory, simulate_kernel
@@ -83,7 +78,7 @@ def product(a: Values, b: Values, *, trans_a: bool, trans_b: bool, **attrs: Any)
     return result
 
 
-def slopes(s: Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
+def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
     """Return dA = G B^T and dB = A^T G as the same operator writes them, as A and B lie.
 
     B is the weight: its gradient comes first.
@@ -215,7 +210,7 @@ def _gemm_slices(
     return SliceRules("CubeMatmul", axes)
 
 
-def _gemm_slopes(s: Site) -> Grads:
+def _gemm_slopes(s: gradients.Site) -> Grads:
     """Return the product's gradients times alpha, and the bias's: the rows' sum times beta."""
     net, alpha, beta = s.net, s.attrs["alpha"], s.attrs["beta"]
     bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
@@ -260,20 +255,20 @@ def product_kernel(
     schedule: GemmSchedule,
     epilogue: Epilogue | None = None,
     finish: Finish | None = None,
-) -> Kernel:
+) -> isa.Kernel:
     """Return the kernel of a product, its output "c": one phase, or two where K is divided.
 
     What follows is `epilogue` in one phase, in two `finish`, by default the output's format only.
     Raises as `gemm_launch`.
     """
     if schedule.split_k == 1:
-        return as_kernel(gemm_launch(shape, chip, schedule, epilogue))
+        return isa.as_kernel(gemm_launch(shape, chip, schedule, epilogue))
     launch, (m1, _, n1) = gemm_launch(shape, chip, schedule), shape.fractals
-    parts, last = parts_of(shape, schedule), finish or partial(narrow, dtype=shape.out_dtype)
-    stored = (parts, n1, m1, FRACTAL, FRACTAL)
-    sums = te.reduce_sum(te.placeholder(stored, ACCUMULATOR[shape.dtype], "partial"), 0)
+    parts, last = gemm.parts_of(shape, schedule), finish or partial(narrow, dtype=shape.out_dtype)
+    stored = (parts, n1, m1, isa.FRACTAL, isa.FRACTAL)
+    sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
     added = te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip))
-    return Kernel(launch.name, (launch, *added.phases))
+    return isa.Kernel(launch.name, (launch, *added.phases))
 
 
 def default_product(
@@ -291,11 +286,11 @@ def default_product(
     def cycles(schedule: GemmSchedule) -> int:
         return warm_cycles(product_kernel(shape, chip, schedule, epilogue, finish), chip, warm)
 
-    found = promising(shape, chip, epilogue, warm)
+    found = timed_schedules.promising(shape, chip, epilogue, warm)
     timed = {s: cycles(s) for _, s in found}
     best = min(timed, key=timed.__getitem__)
     for fractals, step in DEPTHS:
-        one = replace(best, base_k=fractals * c0_of(shape.dtype), step_k=step)
+        one = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
         with suppress(CapacityError):
             timed[one] = cycles(one)
     body = min(timed.values()) - round(chip.launch_overhead_s * chip.clock_hz)
@@ -324,11 +319,11 @@ def divided(
     """Return the `TIMED` schedules with K divided that look best, of those estimated `below`."""
     m1, k1, n1 = shape.fractals
     loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
-    adding, found = m1 * n1 * FRACTAL * FRACTAL * 4 / loads, []
+    adding, found = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads, []
     for parts in SPLITS:
         if parts <= min(chip.core_count, k1 // LEAST):
-            part = replace(shape, k=-(-shape.k // parts), out_dtype=ACCUMULATOR[shape.dtype])
-            cycles, own = promising(part, _share(chip, parts), None, warm, 1)[0]
+            part = replace(shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype])
+            cycles, own = timed_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
             found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
     found.sort(key=lambda pair: pair[0])
     return [schedule for cycles, schedule in found[:TIMED] if cycles < below]
@@ -343,13 +338,13 @@ def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> fl
     return max(macs / (chip.macs_per_cycle(shape.dtype) * chip.core_count), memory)
 
 
-def warm_cycles(kernel: Kernel, chip: Chip, warm: Collection[str]) -> int:
+def warm_cycles(kernel: isa.Kernel, chip: Chip, warm: Collection[str]) -> int:
     """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
     tensors = kernel.tensors
     held = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
     return simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held)).total_cycles
 
 
-def base_name(buffer: Buffer) -> str:
+def base_name(buffer: isa.Buffer) -> str:
     """Return the name a tensor has in its piece: kernels may store it in several forms."""
     return buffer.name.partition(".")[0]

@@ -6,16 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa, layout
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Launch
-from ascend_lab.kernels import rearrange
-from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.layout import copy_launch, row_major
+from ascend_lab.kernels import rearrange, transpose
 from ascend_lab.limits import shown
-from ascend_lab.ops import formats as forms
-from ascend_lab.ops import slicing
+from ascend_lab.ops import formats as forms, slicing
 from ascend_lab.ops.formats import Shape, TypeRule, axis_of, elements, exact, is_whole, span
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
@@ -50,7 +46,7 @@ define(
         s.net.transpose(s.g, perm=tuple(np.argsort(_order(s.attrs["perm"], s.shape())).tolist())),
     ),
     template=Template(
-        lambda call, chip: transpose_launch(
+        lambda call, chip: transpose.transpose_launch(
             chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
         ),
     ),
@@ -157,13 +153,13 @@ def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     return slicing.axis_rules("Broadcast", slicing.following(shapes, out), adjust=_reshaped(out))
 
 
-def _expand_kernel(call: Call, chip: Chip) -> Launch:
+def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
     """Return a copy whose source stands still along the repeated axes."""
     x, out = call.shapes[0], call.outputs[0]
     wide, dtype = (1,) * (len(out) - len(x)) + x, call.dtypes[0]
-    steps = [0 if n == 1 else step for n, step in zip(wide, row_major(wide), strict=True)]
-    views = out, steps, row_major(out)
-    return copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
+    steps = [0 if n == 1 else step for n, step in zip(wide, layout.row_major(wide), strict=True)]
+    views = out, steps, layout.row_major(out)
+    return layout.copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
 
 
 define(
@@ -208,7 +204,7 @@ def _slice(x: te.Tensor, **attrs: Any) -> te.Tensor:
     return te.slice(x, [p.start for p in parts], [p.stop for p in parts], [p.step for p in parts])
 
 
-def _slice_kernel(call: Call, chip: Chip) -> Launch:
+def _slice_kernel(call: Call, chip: Chip) -> isa.Launch:
     parts = _taken(call.shapes[0], **call.attrs)
     begin, end, step = zip(*((p.start, p.stop, p.step) for p in parts), strict=True)
     return rearrange.slice_launch(chip, call.shapes[0], begin, end, call.dtypes[0], step=step)

@@ -7,26 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, errors, layout
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError, ShapeError
-from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.isa import Kernel, as_kernel, renamed, up
+from ascend_lab.kernels import conv, conv_windows, epilogue, images, pooling
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
-from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.epilogue import Epilogue, Step
-from ascend_lab.kernels.gemm_schedule import up
-from ascend_lab.kernels.images import BytePool, byte_pool_launch
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
-from ascend_lab.kernels.pooling import LEAST, max_pool_launch
-from ascend_lab.layout import address_map
-from ascend_lab.ops import expressions
-from ascend_lab.ops import formats as forms
+from ascend_lab.ops import expressions, formats as forms, reduction
 from ascend_lab.ops.expressions import NARROW, Pair, in_fp32, narrow, out_size, padded, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
-from ascend_lab.ops.reduction import shared
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
 C0 = 16
@@ -42,7 +32,7 @@ def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, P
     pads = forms.pad_pairs("pool", pad)
     if any(max(pads[i]) >= size[i] for i in range(2)):
         needed = f"padding smaller than the kernel {size}"
-        raise ShapeError(needed, str(pads), "a window needs a real element")
+        raise errors.ShapeError(needed, str(pads), "a window needs a real element")
     return size, step, pads
 
 
@@ -137,7 +127,7 @@ def as_convolution(call: Call, image: Shape, **formats: Any) -> ConvShape:
 
 
 def _image(call: Call) -> te.Tensor:
-    blocks = address_map("NC1HWC0", call.shapes[0], call.dtypes[0]).storage_shape
+    blocks = layout.address_map("NC1HWC0", call.shapes[0], call.dtypes[0]).storage_shape
     return te.placeholder(blocks, call.dtypes[0], "x")
 
 
@@ -146,12 +136,12 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
     if x.dtype == "int8":
         sizes, out = (x.shape[2], x.shape[3]), (call.outputs[0][2], call.outputs[0][3])
         planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
-        pool = BytePool(planes, sizes, size, step, sides, out)
-        return as_kernel(byte_pool_launch(pool, chip))
+        pool = images.BytePool(planes, sizes, size, step, sides, out)
+        return as_kernel(images.byte_pool_launch(pool, chip))
     if x.dtype == "fp16":  # the expression takes every window by itself
-        with suppress(CapacityError):
-            return as_kernel(max_pool_launch(as_convolution(call, call.shapes[0]), chip))
-    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LEAST)
+        with suppress(errors.CapacityError):
+            return as_kernel(pooling.max_pool_launch(as_convolution(call, call.shapes[0]), chip))
+    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), pooling.LEAST)
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
@@ -199,12 +189,14 @@ def _summed(call: Call) -> ConvShape | None:
 
 def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
     """Return the mean of each window: sums times a number, or in a second phase times `rate`."""
-    counts, place = _counts(call), dense_placement(shape)
+    counts, place = _counts(call), conv_windows.dense_placement(shape)
     if shape.out_dtype != "fp32":
-        scale = Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
-        steps = (scale, Step("vconv", (0,), None, shape.dtype))
-        return as_kernel(conv_launch(shape, chip, None, place, Epilogue((), steps, shape.dtype)))
-    first = renamed(conv_launch(shape, chip, None, place), {"y": "sums"})
+        scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
+        steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))
+        return as_kernel(
+            conv.conv_launch(shape, chip, None, place, epilogue.Epilogue((), steps, shape.dtype))
+        )
+    first = renamed(conv.conv_launch(shape, chip, None, place), {"y": "sums"})
     total = te.placeholder((shape.n, shape.blocks[1], *shape.out_hw, C0), "fp32", "sums")
     rate = te.placeholder((*counts.shape, 1), "fp32", "rate")
     mean = narrow(te.vmul(total, te.broadcast(rate, total.shape)), shape.dtype)
@@ -278,7 +270,7 @@ define(
     "largest element of each channel",
     shape_rule=_global_shape, types=TypeRule(),
     slicing=_global_slices(*(Reduction(((0, i),), "max") for i in (2, 3))),
-    backward=lambda s: (shared(s, s.g, s.y(), (2, 3)),), wide=True,
+    backward=lambda s: (reduction.shared(s, s.g, s.y(), (2, 3)),), wide=True,
     traits=("reduction", "image fold"), domains=_DISTINCT, tolerances=exact(),
     examples=_GLOBAL,
 )  # fmt: skip

@@ -10,19 +10,9 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
-from ascend_lab.ops import formats as forms
-from ascend_lab.ops.expressions import NARROW, in_fp32
+from ascend_lab.ops import expressions, formats as forms, gradients, slicing
 from ascend_lab.ops.formats import EPSILON, Shape, TypeRule, Values, axis_of, exact, rounded
-from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
-from ascend_lab.ops.slicing import (
-    Reduction,
-    SliceRules,
-    Source,
-    axis_rules,
-    elementwise_rules,
-    every_input,
-)
 
 Combine = Literal["sum", "max", "min", "prod"]
 EXAMPLES = (
@@ -45,12 +35,14 @@ def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
 
 def _fold_slices(
     shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool, combine: Any
-) -> SliceRules:
+) -> slicing.SliceRules:
     x = shapes[0]
     folded = forms.axes_of("reduce", axis, x)
     kept = [own for own in range(len(x)) if keepdims or own not in folded]
-    rules = axis_rules("Reduce", ["size 1" if a in folded else (Source(0, a),) for a in kept])
-    ways = tuple(Reduction(((0, a),), combine) for a in folded) if combine else ()
+    rules = slicing.axis_rules(
+        "Reduce", ["size 1" if a in folded else (slicing.Source(0, a),) for a in kept]
+    )
+    ways = tuple(slicing.Reduction(((0, a),), combine) for a in folded) if combine else ()
     return replace(rules, reductions=ways)
 
 
@@ -66,11 +58,11 @@ def _reduction(
     summary: str,
     formula: Callable[..., Values],
     compute: Callable[..., te.Tensor],
-    backward: Callable[[Site], Grads] | None,
+    backward: Callable[[gradients.Site], Grads] | None,
     combine: Combine | None,
     *,
     identity: bool = True,
-    lift: tuple[str, ...] = NARROW,
+    lift: tuple[str, ...] = expressions.NARROW,
     **more: Any,
 ) -> None:
     """Register a reduction; `combine` joins partial results, `identity` allows empty axes."""
@@ -88,7 +80,7 @@ def _reduction(
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
     }
     define(
-        name, ("x",), values, in_fp32(expression, lift),
+        name, ("x",), values, expressions.in_fp32(expression, lift),
         summary,
         attrs={"axis": None, "keepdims": False},
         shape_rule=reduced_shape if identity else _not_empty,
@@ -99,19 +91,19 @@ def _reduction(
     )  # fmt: skip
 
 
-def _restored(s: Site, value: Any) -> tuple[Any, Shape]:
+def _restored(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
     """Return a reduced tensor with its folded axes back as size 1, and the input's shape."""
     kept = reduced_shape(s.shape(), axis=s.attrs["axis"], keepdims=True)
     return s.net.shaped(value, kept), s.shape()
 
 
-def _reduce_mean(s: Site) -> Grads:
+def _reduce_mean(s: gradients.Site) -> Grads:
     grad, shape = _restored(s, s.g)
     share = forms.elements(grad.shape) / forms.elements(shape)
     return (s.net.stretched(s.net.scaled(grad, share), shape),)
 
 
-def shared(s: Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
+def shared(s: gradients.Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
     """Return the gradient shared equally by the elements that are the extreme one."""
     net = s.net
     hits = net.equal(s.x(), y)
@@ -119,7 +111,7 @@ def shared(s: Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
     return net.mul(hits, net.div(grad, count))
 
 
-def _reduce_extreme(s: Site) -> Grads:
+def _reduce_extreme(s: gradients.Site) -> Grads:
     axes = forms.axes_of("reduce", s.attrs["axis"], s.shape())
     return (shared(s, _restored(s, s.g)[0], _restored(s, s.y())[0], axes),)
 
@@ -161,9 +153,9 @@ def _same_shape(x: Shape, *, axis: int) -> Shape:
     return x
 
 
-def _keep_axis(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
+def _keep_axis(shapes: tuple[Shape, ...], *, axis: int) -> slicing.SliceRules:
     at = axis_of("axis", axis, shapes[0])
-    return elementwise_rules(
+    return slicing.elementwise_rules(
         shapes, shapes[0], whole={at: "each element needs the maximum and sum of the whole axis"}
     )
 
@@ -200,14 +192,14 @@ def _log_softmax_values(x: Values, *, axis: int) -> Values:
     return result
 
 
-def softmax_grad(s: Site, grad: Any, y: Any, axis: int) -> Any:
+def softmax_grad(s: gradients.Site, grad: Any, y: Any, axis: int) -> Any:
     """Return y (g - sum(g y)) along an axis."""
     net = s.net
     total = net.reduce_sum(net.mul(grad, y), axis=(axis,), keepdims=True)
     return net.mul(y, net.sub(grad, total))
 
 
-def _log_softmax_slope(s: Site) -> Grads:
+def _log_softmax_slope(s: gradients.Site) -> Grads:
     """Return g - e^y sum(g)."""
     net, axis = s.net, axis_of("axis", s.attrs["axis"], s.shape())
     total = net.reduce_sum(s.g, axis=(axis,), keepdims=True)
@@ -223,7 +215,7 @@ _AXIS_EXAMPLES = (
     Example(((31, 129),)),
 )
 define(
-    "softmax", ("x",), softmax_values, in_fp32(softmax),
+    "softmax", ("x",), softmax_values, expressions.in_fp32(softmax),
     "e^x / sum(e^x) along an axis",
     attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
     backward=lambda s: (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),),
@@ -232,7 +224,7 @@ define(
     examples=_AXIS_EXAMPLES,
 )  # fmt: skip
 define(
-    "log_softmax", ("x",), _log_softmax_values, in_fp32(_log_softmax),
+    "log_softmax", ("x",), _log_softmax_values, expressions.in_fp32(_log_softmax),
     "x - ln(sum(e^x)) along an axis",
     attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
     backward=_log_softmax_slope, wide=True, traits=("reduction",),
@@ -255,9 +247,9 @@ def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
     return x
 
 
-def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> SliceRules:
+def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> slicing.SliceRules:
     why = "mean and variance need the whole axis"
-    return elementwise_rules(
+    return slicing.elementwise_rules(
         shapes, shapes[0], whole=dict.fromkeys(_tail_axes(shapes[0], axis), why)
     )
 
@@ -297,7 +289,7 @@ def _norm_values(x: Values, scale: Values, *bias: Values, axis: int, epsilon: fl
     return result + bias[0] if bias else result
 
 
-def _norm_slopes(s: Site) -> Grads:
+def _norm_slopes(s: gradients.Site) -> Grads:
     """Return r (h - mean(h) - n mean(h n)), sum(g n), sum(g); h = g scale, n = normalised x.
 
     Without a bias nothing was centred: there is no mean(h), and no sum(g).
@@ -323,7 +315,7 @@ def _norm_slopes(s: Site) -> Grads:
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
 define(
-    "layer_norm", ("x", "scale", "bias"), _norm_values, in_fp32(_norm),
+    "layer_norm", ("x", "scale", "bias"), _norm_values, expressions.in_fp32(_norm),
     "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
@@ -331,7 +323,7 @@ define(
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
 define(
-    "rms_norm", ("x", "scale"), _norm_values, in_fp32(_norm),
+    "rms_norm", ("x", "scale"), _norm_values, expressions.in_fp32(_norm),
     "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
@@ -380,17 +372,17 @@ def _lrn(x: te.Tensor, *, size: int, alpha: float, beta: float, bias: float) -> 
     return te.reshape(te.vmul(flat, slope), x.shape)
 
 
-def _lrn_slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> SliceRules:
+def _lrn_slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> slicing.SliceRules:
     """Return free axes but for the channels, whose pieces need their neighbours."""
     before, after = _sides(size)
-    sources: list[Any] = [every_input(i) for i in range(len(shapes[0]))]
+    sources: list[Any] = [slicing.every_input(i) for i in range(len(shapes[0]))]
     if size > 1:
         sources[1] = f"{before} channels before and {after} after count"
-    return axis_rules("SlidingWindow", sources)
+    return slicing.axis_rules("SlidingWindow", sources)
 
 
 define(
-    "lrn", ("x",), _lrn_values, in_fp32(_lrn),
+    "lrn", ("x",), _lrn_values, expressions.in_fp32(_lrn),
     "x / (bias + alpha mean of x^2 over `size` neighbour channels)^beta",
     attrs={"size": REQUIRED, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
     shape_rule=_lrn_shape, slicing=_lrn_slices,

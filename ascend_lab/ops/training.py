@@ -17,17 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, ShapeError
-from ascend_lab.isa import Launch
 from ascend_lab.kernels.pooling import LEAST, PoolGradient, pool_gradient_launch
-from ascend_lab.ops import expressions
-from ascend_lab.ops import formats as forms
-from ascend_lab.ops.conv_gradient import stretched
+from ascend_lab.ops import conv_gradient, expressions, formats as forms, gradients
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, in_fp32, narrow, padded, wide
 from ascend_lab.ops.formats import EPSILON, Pairs, Shape, TypeRule, Values, rounded
-from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Grads, Template, define, get
 from ascend_lab.ops.pooling import as_convolution, geometry, window_counts
 from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
@@ -52,7 +48,7 @@ def _room(size: Pair, pads: Pairs) -> Pair:
 
 def _placed(part: te.Tensor, room: Pair, step: Pair, tap: Pair) -> te.Tensor:
     """Return an image of size `room`, zero but for `part` at the pixels tap + stride * index."""
-    spread = stretched(part, step)
+    spread = conv_gradient.stretched(part, step)
     edges = [(tap[i], room[i] - tap[i] - spread.shape[2 + i]) for i in range(2)]
     return te.pad(spread, ((0, 0), (0, 0), *edges))
 
@@ -105,11 +101,11 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
     return narrow(_middle(total, plane, pads), x.dtype)
 
 
-def _max_launch(call: Call, chip: Chip) -> Launch:
+def _max_launch(call: Call, chip: Chip) -> isa.Launch:
     return pool_gradient_launch(PoolGradient(as_convolution(call, call.shapes[0]), True), chip)
 
 
-def _in_fp16(launch: Callable[[Call, Chip], Launch]) -> Callable[[Call, Chip], bool]:
+def _in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip], bool]:
     """Return whether the hand-written kernel does it: fp16, and a block of rows fits UB."""
 
     def applies(call: Call, chip: Chip) -> bool:
@@ -173,7 +169,7 @@ def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
     return te.concat(pieces, axis)
 
 
-def _average_launch(call: Call, chip: Chip) -> Launch:
+def _average_launch(call: Call, chip: Chip) -> isa.Launch:
     counts = _pool_counts(**call.attrs)
     share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
     shape = as_convolution(call, call.outputs[0])
@@ -246,7 +242,7 @@ def _loss(logits: te.Tensor, target: te.Tensor) -> te.Tensor:
     return te.vmuls(te.reduce_sum(te.vmul(target, found), 1), -1.0)
 
 
-def _loss_slopes(s: Site) -> Grads:
+def _loss_slopes(s: gradients.Site) -> Grads:
     """Return g (softmax sum(target) - target) and -g log_softmax."""
     net, rows = s.net, s.shape()[0]
     grad, logits, target = net.shaped(s.g, (rows, 1)), s.x(0), s.x(1)

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import InputError, ShapeError
-from ascend_lab.isa import sanitize
 from ascend_lab.ops.expressions import prepare, run
 from ascend_lab.ops.formats import Shape, Values, format_of, is_float, numpy_type, round_to, widen
 from ascend_lab.ops.gradients import gradient
 from ascend_lab.ops.operator import OPERATORS, Domain, Example, Operator, resolve
 from ascend_lab.ops.slicing import Cut, Range, Reduction, combine, cut, take
-from ascend_lab.sim import simulate_kernel
 
 GRID = 2.0**-9
 WHOLE_SCALE = 10
@@ -110,10 +108,10 @@ def check_program(
     No pipe may be busy for longer than the whole kernel takes.
     """
     ready = prepare(operator, *sample(operator, shapes, dtype, attrs, seed), chip=chip, **attrs)
-    findings = sanitize(ready.kernel, chip, filled=ready.tensors)
+    findings = isa.sanitize(ready.kernel, chip, filled=ready.tensors)
     if findings:
         raise AssertionError(f"{operator.name} on {chip.name}: {findings[0]}")
-    line = simulate_kernel(ready.kernel, chip)
+    line = sim.simulate_kernel(ready.kernel, chip)
     if not line.cycles > 0 or any(share > 1 for share in line.busy.values()):
         raise AssertionError(f"{operator.name}: {line.cycles} cycles, busy {dict(line.busy)}")
 
@@ -195,7 +193,7 @@ def check_slices(
         def part(piece: Range, axis: int = rule.axis) -> Cut | None:
             try:
                 return cut(rules, shapes, attrs, axis, piece)
-            except ShapeError:
+            except errors.ShapeError:
                 return None
 
         if not rule.splits:
@@ -353,7 +351,7 @@ def make_test(
     if not lookup and op.name not in OPERATORS and not imports:
         what = f"{op.name}: a registered operator, or the import line of its module"
         remedy = 'pass imports="from my_ops import NAME", lookup="NAME"'
-        raise InputError(what, "neither", remedy)
+        raise errors.InputError(what, "neither", remedy)
     every = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
     examples = (op.examples or every)[:limit]
     some_empty = any(0 in shape for e in examples for shape in e.shapes)

@@ -13,22 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from ascend_lab import errors, sim, train
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import ClusterError
 from ascend_lab.graph import Graph, Node, zoo
 from ascend_lab.graph.aliases import aliases, view_nodes
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plan import HALF_BYTES, Unit
-from ascend_lab.sim import simulate
-from ascend_lab.train import (
-    SAMPLE,
-    StepProfile,
-    equal_layers,
-    layer_prefix,
-    profile_training,
-    training_graph,
-    update_s,
-)
 from ascend_lab.train.step import alive, in_compute_format, trainable
 
 Product = tuple[int, int, int]
@@ -63,7 +53,7 @@ class GraphModel:
     @cached_property
     def update_s_per_parameter(self) -> float:
         """Seconds the optimiser takes a parameter: a large one's update, simulated."""
-        whole = update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
+        whole = train.update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
         return whole / UPDATE_PARAMETERS
 
     @cached_property
@@ -80,17 +70,22 @@ class GraphModel:
         if tensor > 1 and tensor not in self._degrees:
             allowed = ", ".join(map(str, self._degrees))
             what = f"{self.name}: a tensor degree of {allowed}"
-            raise ClusterError(what, str(tensor), "choose one")
+            raise errors.ClusterError(what, str(tensor), "choose one")
         return _units(self, micro_batch, tensor, sequence)
 
 
 def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp16") -> GraphModel:
     """Return a model of the zoo as plans see it; raise `InputError` for an unknown name."""
-    layers = equal_layers(name)
+    layers = train.equal_layers(name)
     if not layers:
         return GraphModel(name, zoo.find(name), chip, optimizer, dtype)
     return GraphModel(
-        name, lambda batch: zoo.build(name, batch, layers=SAMPLE), chip, optimizer, dtype, layers
+        name,
+        lambda batch: zoo.build(name, batch, layers=train.SAMPLE),
+        chip,
+        optimizer,
+        dtype,
+        layers,
     )
 
 
@@ -115,16 +110,18 @@ def _parts(
     build: Build, chip: Chip, optimizer: str, dtype: str, micro_batch: int
 ) -> tuple["Part", ...]:
     graph = build(micro_batch)
-    return parts_of(graph, profile_training(graph, chip, optimizer=optimizer, dtype=dtype), dtype)
+    return parts_of(
+        graph, train.profile_training(graph, chip, optimizer=optimizer, dtype=dtype), dtype
+    )
 
 
 def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
     """Return the parts of a network of 3 layers with the middle layer's often enough."""
     names = [part.name.partition(":")[2] for part in parts]
-    middle = f"{layer_prefix(names)}1."
+    middle = f"{train.layer_prefix(names)}1."
     places = [i for i, name in enumerate(names) if name.startswith(middle)]
     own = [parts[i] for i in places]
-    return (*parts[: places[0]], *own * (layers - SAMPLE), *parts[places[0] :])
+    return (*parts[: places[0]], *own * (layers - train.SAMPLE), *parts[places[0] :])
 
 
 def attention_heads(graph: Graph) -> list[int]:
@@ -163,7 +160,7 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
 
 @lru_cache(maxsize=4096)
 def _product_s(m: int, k: int, n: int, dtype: str, chip: Chip) -> float:
-    return simulate(gemm_launch(GemmShape(m, k, n, dtype, dtype), chip), chip).time_s
+    return sim.simulate(gemm_launch(GemmShape(m, k, n, dtype, dtype), chip), chip).time_s
 
 
 # -- parts ----------------------------------------------------------------------------------------
@@ -189,7 +186,7 @@ class Part:
     attends: bool
 
 
-def parts_of(graph: Graph, profile: StepProfile, dtype: str) -> tuple[Part, ...]:
+def parts_of(graph: Graph, profile: train.StepProfile, dtype: str) -> tuple[Part, ...]:
     """Return the parts of a network with the times of its profile.
 
     A parameter that several parts read (a tied embedding) is counted in the first.
@@ -228,7 +225,7 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 
 def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
     """Return the bytes of each tensor that forward writes and backward reads; views count once."""
-    step = training_graph(graph, optimizer=None, dtype=dtype)
+    step = train.training_graph(graph, optimizer=None, dtype=dtype)
     full = step.graph
     owner = {name: alias.owner for name, alias in aliases(full, view_nodes(full)).items()}
     ahead = {name for node in full.nodes if step.phases[node.name] == "forward"
@@ -240,7 +237,7 @@ def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
 
 
 def _seconds(
-    profile: StepProfile, place: Mapping[str, int], typed: Graph
+    profile: train.StepProfile, place: Mapping[str, int], typed: Graph
 ) -> list[dict[str, list[float]]]:
     """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
     count = max(place.values()) + 1

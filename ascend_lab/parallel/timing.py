@@ -17,30 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ascend_lab.cluster import (
-    Interpolated,
-    Round,
-    Schedule,
-    Topology,
-    collective_time,
-    make,
-    servers_of,
-)
+from ascend_lab import cluster
+from ascend_lab.cluster import Interpolated, Round, Schedule, Topology, collective_time, make
 from ascend_lab.cluster.algorithms import laid
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
-from ascend_lab.parallel.plan import (
-    HALF_BYTES,
-    DeviceMemory,
-    Model,
-    PipelineTime,
-    Plan,
-    Unit,
-    orders,
-    peak_held,
-    run_pipeline,
-    split_units,
-    stage_memory,
-)
+from ascend_lab.parallel import plan as plans
+from ascend_lab.parallel.plan import HALF_BYTES, DeviceMemory, Model, Plan, Unit, orders, peak_held
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -141,7 +123,7 @@ class Cut:
         stages = self.plan.pipeline
         helds = ({s // stages: n for s, n in self.held[d].items()} for d in range(stages))
         return tuple(
-            stage_memory(self.of_device(d), held, self.plan, optimizer)
+            plans.stage_memory(self.of_device(d), held, self.plan, optimizer)
             for d, held in enumerate(helds)
         )
 
@@ -158,7 +140,7 @@ def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
     return Cut(plan, chunks, held)
 
 
-_ranges = lru_cache(512)(split_units)
+_ranges = lru_cache(512)(plans.split_units)
 
 
 @lru_cache(512)
@@ -215,7 +197,7 @@ def plan_time(
     back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
     ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    timed = run_pipeline(lists, ahead, back, ways)
+    timed = plans.run_pipeline(lists, ahead, back, ways)
     step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
     passes = 3 if plan.recompute else 2
     work, exchanges = max(
@@ -252,7 +234,7 @@ def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[f
 
 
 def _finished_s(
-    cut: Cut, model: Model, traffic: _Traffic, timed: PipelineTime, device: int
+    cut: Cut, model: Model, traffic: _Traffic, timed: plans.PipelineTime, device: int
 ) -> float:
     """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
     plan, last, chunks = cut.plan, timed.last_backward(device), cut.of_device(device)
@@ -321,7 +303,7 @@ class TopologyCosts:
             return first.time_s
         key = (op, groups, first.algorithm)
         if key not in self._prepared:
-            servers = servers_of(self.topology, groups[0])
+            servers = cluster.servers_of(self.topology, groups[0])
             one = make(op, first.algorithm, ranks, groups=servers)
             places = tuple(device for group in groups for device in group)
             self._prepared[key] = prepare(side_by_side(one, len(groups)), self.topology, places)

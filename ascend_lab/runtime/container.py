@@ -32,15 +32,12 @@ import numpy as np
 from ascend_lab import __version__
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task
+from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, lower, onnx, tiled
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
 from ascend_lab.graph.ir import LONGEST, Values, to_text
-from ascend_lab.graph.lower import packed
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
-from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
 from ascend_lab.graph.tasks import CpuKernel
-from ascend_lab.graph.tiled import TiledTimeline, simulate_within
 from ascend_lab.isa import Buffer, Kernel, Launch, Part, parse_program
 from ascend_lab.ops.formats import format_of
 
@@ -176,7 +173,7 @@ class _Weights:
 
 
 def compile_offline(
-    gears: Mapping[int | None, Imported],
+    gears: Mapping[int | None, onnx.Imported],
     chip: Chip,
     road: Road = DEFAULT_ROAD,
     *,
@@ -192,8 +189,8 @@ def compile_offline(
     parts, rows = [], []
     for number, (batch, found) in enumerate(gears.items()):
         front = front_stages(found.graph, chip, road)
-        times, _ = simulate_within(front, chip, None, road)
-        if isinstance(times, TiledTimeline):
+        times, _ = tiled.simulate_within(front, chip, None, road)
+        if isinstance(times, tiled.TiledTimeline):
             needed = f"{chip.name} to hold the network: {times.limit_bytes:,} bytes of memory"
             raise CapacityError(needed, f"{times.tiles} tiles", "compile it for a smaller batch")
         compiled = finish_stages(front, chip, road).compiled
@@ -238,7 +235,7 @@ def chip_checksum(chip: Chip) -> str:
 
 
 def _graphs(
-    found: Imported, compiled: Compiled, weights: _Weights, kernels: dict[str, int]
+    found: onnx.Imported, compiled: Compiled, weights: _Weights, kernels: dict[str, int]
 ) -> list[Values]:
     """Return both graphs, and the tasks with what their kernels read; `kernels` numbers these."""
     tasks = []
@@ -264,7 +261,7 @@ def _stored(task: Task, graph: Graph, name: str) -> Values:
     """Return a constant as the task's kernel reads it."""
     assert task.lowered is not None
     constant, form = graph.constants[task.piece.names[name]], task.lowered.forms.get(name)
-    return form(constant.array()) if form else packed(constant.type, constant.array())
+    return form(constant.array()) if form else lower.packed(constant.type, constant.array())
 
 
 def _bare(compiled: Compiled) -> Graph:

@@ -25,14 +25,13 @@ import numpy as np
 from ascend_lab import media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, ChipError, InputError
-from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph
+from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
 from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits
 from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
 from ascend_lab.graph.onnx.tensors import in_type
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks
-from ascend_lab.graph.zoo import load_model
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
 from ascend_lab.runtime.container import Kind, is_offline
@@ -239,7 +238,7 @@ class Inference:
         key = tuple(sorted(shapes.items()))
         if key not in self._known:
             start = time.perf_counter()
-            found = load_model(self._model, given=inputs)
+            found = zoo.load_model(self._model, given=inputs)
             compiled = compile_graph(found.graph, self.chip)
             self._known[key] = found, compiled, simulate_graph(compiled).time_s
             self.compile_s += time.perf_counter() - start

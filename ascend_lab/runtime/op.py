@@ -19,8 +19,7 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Compiled, GraphBuilder, compile_graph, run_tasks, simulate_graph
-from ascend_lab.graph.draft import given_attrs
+from ascend_lab.graph import Compiled, GraphBuilder, compile_graph, draft, run_tasks, simulate_graph
 from ascend_lab.graph.ir import Values, operator_of
 from ascend_lab.ops.formats import format_of, numpy_type
 from ascend_lab.runtime.container import engine_rows
@@ -114,7 +113,7 @@ def call(
         raise InputError("a chip outside acl.init, or a stream inside", "both", "drop one")
     chip = load_chip(chip or ALONE) if isinstance(chip, str) else chip
     kinds = tuple((a.shape, format_of(a)) for a in given)
-    key = name, kinds, repr(sorted(given_attrs(name, attrs).items())), chip
+    key = name, kinds, repr(sorted(draft.given_attrs(name, attrs).items())), chip
     compiled, rows = _CACHE.get(key, lambda: _compile(name, kinds, attrs, chip))
     types = [compiled.graph.types[n] for n in compiled.graph.outputs]
     results = tuple(np.empty(t.shape, numpy_type(t.dtype)) for t in types)

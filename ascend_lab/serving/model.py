@@ -23,12 +23,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Graph, evaluate, random_inputs, run_tasks
+from ascend_lab.graph import Graph, evaluate, onnx, random_inputs, run_tasks, zoo
 from ascend_lab.graph.compile import Road, compile_graph, compile_stages, front_stages
-from ascend_lab.graph.onnx import Imported
 from ascend_lab.graph.onnx.tensors import NUMPY
 from ascend_lab.graph.tiled import simulate_within
-from ascend_lab.graph.zoo import load_model, model_name
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
 from ascend_lab.limits import shown
@@ -148,19 +146,19 @@ def open_model(
 
     With `max_batch` 1, or `shapes` of its own, it is taken as it is. Raises as `load_model`.
     """
-    loaded: dict[int, Imported] = {}
+    loaded: dict[int, onnx.Imported] = {}
     batched = False
     if max_batch > 1 and not shapes:
         try:
-            loaded = {rows: load_model(path, batch=rows) for rows in (1, 2)}
+            loaded = {rows: zoo.load_model(path, batch=rows) for rows in (1, 2)}
             batched = _rows_apart(loaded[1].graph, loaded[2].graph)
         except AscendLabError:
             batched = False
     if not batched:
-        loaded = {1: load_model(path, shapes=shapes)}
+        loaded = {1: zoo.load_model(path, shapes=shapes)}
 
     def gear_of(rows: int) -> Callable[[Arrays], Arrays]:
-        return _runner((loaded.get(rows) or load_model(path, batch=rows)).graph, chip)
+        return _runner((loaded.get(rows) or zoo.load_model(path, batch=rows)).graph, chip)
 
     graph = loaded[1].graph
 
@@ -171,7 +169,7 @@ def open_model(
 
     first = {1: gear_of(1)}  # a chip that cannot run it says so now
     return Model(
-        model_name(path), f"ascend_lab_{chip or 'reference'}", ports(loaded[1].input_types),
+        zoo.model_name(path), f"ascend_lab_{chip or 'reference'}", ports(loaded[1].input_types),
         ports(loaded[1].output_types), max_batch if batched else 0, gear_of, first,
     )  # fmt: skip
 
@@ -255,7 +253,7 @@ def network_seconds(
     road = Road(dtype=dtype)
     timed: dict[int, float] = {}
     for size in batch_sizes(most):
-        graph = load_model(model, batch=size).graph
+        graph = zoo.load_model(model, batch=size).graph
         timed[size] = simulate_within(front_stages(graph, chip, road), chip, None, road)[0].time_s
     every = np.interp(np.arange(1, most + 1), list(timed), list(timed.values()))
     return tuple(every.tolist()), timed

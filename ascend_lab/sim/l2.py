@@ -12,9 +12,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.errors import SimulationError
-from ascend_lab.isa import Buffer, Launch
 from ascend_lab.sim.cost import Traffic, lowest_bytes
 
 PIECES = 256
@@ -54,7 +53,7 @@ class L2:
     def __init__(self, size_bytes: int, piece_bytes: int) -> None:
         """Start empty; raise `SimulationError` for a piece that is empty or does not fit."""
         if not 0 < piece_bytes <= size_bytes:
-            raise SimulationError(
+            raise errors.SimulationError(
                 f"pieces of 1 to {size_bytes} bytes", str(piece_bytes), "use L2.of(chip)"
             )
         self.size_bytes, self.piece_bytes = size_bytes, piece_bytes
@@ -245,7 +244,7 @@ class DeviceMemory:
 
     @classmethod
     def holding(
-        cls, chip: Chip, tensors: Sequence[Buffer], names: Collection[str]
+        cls, chip: Chip, tensors: Sequence[isa.Buffer], names: Collection[str]
     ) -> "DeviceMemory":
         """Return the memory of a chip whose L2 has read those `tensors` that `names` lists."""
         memory = cls.of(chip)
@@ -258,7 +257,7 @@ class DeviceMemory:
         """Return the same memory, L2 included, with the tensors of another kernel."""
         return replace(self, tensors=tensors)
 
-    def addresses(self, buffers: Sequence[Buffer]) -> dict[str, int]:
+    def addresses(self, buffers: Sequence[isa.Buffer]) -> dict[str, int]:
         """Return the first byte of every tensor.
 
         Raises `SimulationError` if one has no room, or an address belongs to none of them.
@@ -266,7 +265,7 @@ class DeviceMemory:
         names = [buffer.name for buffer in buffers]
         if unknown := sorted(self.tensors.keys() - set(names)):
             needed = f"addresses of {', '.join(names)}"
-            raise SimulationError(needed, ", ".join(unknown), "name them as the kernel does")
+            raise errors.SimulationError(needed, ", ".join(unknown), "name them as the kernel does")
         top = max((low + size for low, size in self.tensors.values()), default=0)
         top = top if self.workspace_bytes is None else self.workspace_bytes
         found = {}
@@ -277,7 +276,7 @@ class DeviceMemory:
                 continue
             low, size = self.tensors[buffer.name]
             if low < 0 or size < buffer.size_bytes:
-                raise SimulationError(
+                raise errors.SimulationError(
                     f"{buffer.size_bytes} bytes at 0 or above for tensor {buffer.name}",
                     f"{size} at {low}",
                     "plan the memory for this kernel's tensors",
@@ -287,7 +286,7 @@ class DeviceMemory:
 
 
 def accesses_of(
-    launch: Launch,
+    launch: isa.Launch,
     traffic: Traffic,
     addresses: Mapping[str, int],
     last: frozenset[str] = frozenset(),

@@ -14,9 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ascend_lab import errors, output
 from ascend_lab.chip import Chip
-from ascend_lab.errors import SimulationError
-from ascend_lab.output import write_whole
 from ascend_lab.sim.compiled import WAIT, WORK, Compiled, run_reference
 from ascend_lab.sim.cost import Surroundings
 from ascend_lab.sim.fast import Stretched, stretch
@@ -200,7 +199,7 @@ class Timeline(Timed):
         events = sum(self.compiled.runs())
         if events > MAX_SPANS:
             needed = f"at most {MAX_SPANS} instructions to draw"
-            raise SimulationError(needed, str(events), "simulate a smaller shape")
+            raise errors.SimulationError(needed, str(events), "simulate a smaller shape")
         _, _, record = run_reference(self.compiled, record=True)
         assert record is not None
         program = self.compiled
@@ -409,4 +408,4 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
 def write_trace(timeline: Timeline, file: str | Path) -> None:
     """Write the trace to `file`; raise `InputError` if that cannot be done."""
     data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
-    write_whole(file, json.dumps(data))
+    output.write_whole(file, json.dumps(data))

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, SimulationError
-from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region, as_kernel
+from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region, as_kernel, launch
 from ascend_lab.isa.instructions import check_instruction, check_program
-from ascend_lab.isa.launch import check_launch, crews
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
 from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 
@@ -73,7 +72,7 @@ def execute(
         if name not in memory:
             raise InputError("a tensor of the program", name, f"it has {', '.join(memory)}")
     for phase in kernel.phases:
-        check_launch(chip, phase)
+        launch.check_launch(chip, phase)
         for part in phase.parts:
             for instruction, _ in part.program.instructions():
                 check_instruction(chip, instruction)
@@ -83,7 +82,7 @@ def execute(
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
     with np.errstate(all="ignore"):
         for phase in kernel.phases:
-            for crew in crews(phase):
+            for crew in launch.crews(phase):
                 _work_together(chip, memory, crew, pick, phase.mix or 1)
     shapes = {name: np.shape(value) for name, value in tensors.items()}
     return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}

@@ -21,10 +21,7 @@ from itertools import accumulate
 # fmt: off
 # isort: off
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
-from ascend_lab.cluster import (
-    Cost, Interpolated, Segments, Topology, checked, closed, collective_time,
-)
-from ascend_lab.errors import InputError
+from ascend_lab import cluster, errors
 from ascend_lab.graph import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph, zoo
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.fusion import fuse
@@ -104,7 +101,7 @@ def profile_training(
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     if dtype not in ("fp16", "bf16"):
-        raise InputError("dtype fp16 or bf16", repr(dtype), "choose one")
+        raise errors.InputError("dtype fp16 or bf16", repr(dtype), "choose one")
     step = training_graph(graph, optimizer=None, dtype=dtype)
     compiled = compile_step(step, chip)
     times = simulate_graph(compiled)
@@ -223,7 +220,7 @@ def layer_prefix(names: Sequence[str]) -> str:
             found.setdefault(match[1], set()).add(match[2])
     fitting = [prefix for prefix, numbers in found.items() if numbers == {"0", "1", "2"}]
     if not fitting:
-        raise InputError("a network of 3 layers numbered from 0", "none", "profile it whole")
+        raise errors.InputError("a network of 3 layers numbered from 0", "none", "profile it whole")
     return fitting[0]
 
 
@@ -350,14 +347,14 @@ class StepTimeline:
 
 
 def step_timeline(
-    profile: StepProfile, cost: Cost, segments: Sequence[tuple[int, int]] | None = None
+    profile: StepProfile, cost: cluster.Cost, segments: Sequence[tuple[int, int]] | None = None
 ) -> StepTimeline:
     """Return a step whose gradients travel in these segments (default: buckets of 25 MiB).
 
     Raises `InputError` unless the segments are all gradients in order.
     """
     rows = profile.gradients
-    cuts = bucketed(rows) if segments is None else checked(segments, len(rows))
+    cuts = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
     start, back = profile.forward_s, profile.forward_s + profile.backward_s
     spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
     lane = total = 0.0
@@ -375,13 +372,13 @@ def step_timeline(
     )
 
 
-def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> Segments:
+def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> cluster.Segments:
     """Return the buckets that `closed` makes of gradients in the order they are written."""
-    return closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
+    return cluster.closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
 
 
-def all_reduce_cost(topology: Topology) -> Cost:
+def all_reduce_cost(topology: cluster.Topology) -> cluster.Cost:
     """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
     if topology.size == 1:
         return lambda size_bytes: 0.0
-    return Interpolated(lambda n: collective_time("all_reduce", topology, n).time_s)
+    return cluster.Interpolated(lambda n: cluster.collective_time("all_reduce", topology, n).time_s)

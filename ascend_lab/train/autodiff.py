@@ -13,36 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ascend_lab import graph as graphs
 from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph import (
-    Constant,
-    Fill,
-    Graph,
-    GraphBuilder,
-    Node,
-    TensorType,
-    Value,
-    infer,
-    pruned,
-    verify,
-)
-from ascend_lab.graph.ir import operator_of
+from ascend_lab.graph import Constant, Fill, Graph, GraphBuilder, Node, TensorType, Value, infer, ir
 from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import Shape
 from ascend_lab.ops.gradients import Site, Writer, written
-from ascend_lab.train.step import (
-    FORMATS,
-    NORMS,
-    RUNNING_MOMENTUM,
-    STATISTICS,
-    Optimiser,
-    TrainingGraph,
-    carried,
-    dropped_tensors,
-    in_compute_format,
-    optimiser,
-    trainable,
-)
+from ascend_lab.train import step as steps
+from ascend_lab.train.step import FORMATS, NORMS, RUNNING_MOMENTUM, STATISTICS, TrainingGraph
 
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
@@ -76,8 +54,8 @@ def training_graph(
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
     if master not in FORMATS:
         raise InputError(f"master {', '.join(FORMATS)}", repr(master), "choose one")
-    found = optimiser(optimizer, settings)
-    names = trainable(forward, parameters)
+    found = steps.optimiser(optimizer, settings)
+    names = steps.trainable(forward, parameters)
     step = _Step(forward, dtype, names, master, recompute)
     step.forward()
     rows = step.losses()
@@ -97,11 +75,11 @@ class _Step:
         recompute: Sequence[str] | int,
     ) -> None:
         self.given, self.names, self.master = given, names, master
-        typed, self.leaves = in_compute_format(given, dtype, names, master)
+        typed, self.leaves = steps.in_compute_format(given, dtype, names, master)
         self.typed = typed
-        dropped = dropped_tensors(typed, recompute, tuple(self.leaves))
+        dropped = steps.dropped_tensors(typed, recompute, tuple(self.leaves))
         self.net = Tape(f"{given.name}_training", "fp32", dropped)
-        self.wanted = carried(typed, tuple(self.leaves))
+        self.wanted = steps.carried(typed, tuple(self.leaves))
         self.grads: dict[str, Value] = {}
         self.statistics: dict[str, str] = {}
         self.initial: dict[str, Constant] = {}
@@ -217,7 +195,7 @@ class _Step:
         return found
 
     # -- update -----------------------------------------------------------------------------------
-    def finish(self, found: Optimiser | None, scale: float, strict: bool) -> TrainingGraph:
+    def finish(self, found: steps.Optimiser | None, scale: float, strict: bool) -> TrainingGraph:
         """Append the updates; return the graph with what its names mean."""
         net, grads = self.net, self._merged()
         missing = [name for name in self.names if name not in grads]
@@ -237,7 +215,9 @@ class _Step:
             new[name] = self._running(name, batch)
         return self._described(parameters, grads, states, new, scale)
 
-    def _updated(self, name: str, grad: Value, found: Optimiser, scale: float) -> dict[str, str]:
+    def _updated(
+        self, name: str, grad: Value, found: steps.Optimiser, scale: float
+    ) -> dict[str, str]:
         """Append a parameter's update; return the new tensor of the parameter and of each state."""
         net, old = self.net, self.net.value(name)
         states = [net.unique(f"{name}.{state}") for state in found.states]
@@ -272,11 +252,11 @@ class _Step:
         names[self.loss] = net.unique("loss")
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
         outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
-        graph = pruned(net.finished([self.loss, *outs, *new.values()], names))
+        graph = graphs.pruned(net.finished([self.loss, *outs, *new.values()], names))
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return TrainingGraph(
-            graph=verify(graph),
+            graph=graphs.verify(graph),
             parameters=parameters,
             gradients=slopes,
             loss=names[self.loss],
@@ -411,7 +391,7 @@ def gradients(
     Raises `UnsupportedError` for an operator without a rule.
     """
     net.prefix = f"{node.name}.grad"
-    operator = operator_of(node.op)
+    operator = ir.operator_of(node.op)
     full = operator.settings(node.attrs)
     tensors = (node.inputs, node.outputs)
     return written(

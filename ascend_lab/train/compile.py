@@ -15,27 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import graph as graphs
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import (
-    Compiled,
-    Constant,
-    Draft,
-    Fill,
-    Graph,
-    Node,
-    Stages,
-    TensorType,
-    pruned,
-    verify,
-)
+from ascend_lab.graph import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
 from ascend_lab.graph.compile import Road, front_stages
-from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.layout import Assigner
-from ascend_lab.graph.passes import DEFAULT
-from ascend_lab.graph.passes.rewrite import derived
-from ascend_lab.ops.convolution import geometry
+from ascend_lab.graph.passes import DEFAULT, rewrite
+from ascend_lab.ops import convolution, formats
 from ascend_lab.ops.expressions import Pair, reach
-from ascend_lab.ops.formats import axes_of, pair
 from ascend_lab.train.step import TrainingGraph
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
@@ -59,7 +46,7 @@ class _Images(Assigner):
         image = any("NC1HWC0" in self.forms[n] for n in given)
         if image and node.op in FOLDS and node.attr("keepdims", False):
             shape = self.graph.types[node.inputs[0]].shape
-            if len(shape) == 4 and axes_of("fold", node.attr("axis"), shape) in FOLDED:
+            if len(shape) == 4 and formats.axes_of("fold", node.attr("axis"), shape) in FOLDED:
                 return "NC1HWC0"
         if image and node.op in ALSO_LANES:
             fits = self.fits(node, "NC1HWC0")
@@ -81,7 +68,7 @@ def _apart(edit: Draft, node: Node) -> None:
     x, scale, bias = node.inputs[:3]
     kind, name = edit.types[x], node.name
     channels = (kind.shape[1],)
-    epsilon = operator_of(node.op).settings(node.attrs)["epsilon"]
+    epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
 
     def put(op: str, *inputs: str, **attrs: Any) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
@@ -103,7 +90,7 @@ def _column(edit: Draft, name: str, norm: str) -> str:
     if name not in edit.constants:
         return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
     kind = replace(edit.types[name], shape=shape)
-    made = derived(kind, lambda values: values.reshape(shape), edit.constants[name])
+    made = rewrite.derived(kind, lambda values: values.reshape(shape), edit.constants[name])
     return edit.add(made, f"{name}.column")
 
 
@@ -145,11 +132,11 @@ def as_convolutions(graph: Graph) -> Graph:
 
 def _convolution(edit: Draft, node: Node) -> str:
     """Append the convolution; return its output, "" where the padding exceeds the kernel's."""
-    attrs = operator_of(node.op).settings(node.attrs)
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    attrs = ir.operator_of(node.op).settings(node.attrs)
+    step, pads, spread = convolution.geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
     grad, weight = node.inputs
     kernel = edit.types[weight].shape[2:]
-    extra = pair("output_padding", attrs["output_padding"], least=0)
+    extra = formats.pair("output_padding", attrs["output_padding"], least=0)
     spans = reach((kernel[0], kernel[1]), spread)
     sides = tuple((n - 1 - low, n - 1 - high) for n, (low, high) in zip(spans, pads, strict=True))
     if min(map(min, sides)) < 0:
@@ -240,7 +227,7 @@ def weights_in_place(step: TrainingGraph) -> Graph:
     inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
     outputs = tuple(own_outputs(step))
     new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
-    return verify(pruned(new))
+    return graphs.verify(graphs.pruned(new))
 
 
 def averages(step: TrainingGraph) -> Mapping[str, int]:

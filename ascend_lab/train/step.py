@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Constant, Fill, Graph, Node, Seeded, evaluate
-from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.passes import convert
+from ascend_lab.graph import Constant, Fill, Graph, Node, Seeded, evaluate, ir, passes
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import Operator, get
 
@@ -72,7 +70,7 @@ def is_parameter(graph: Graph, name: str) -> bool:
 
 def _is_weight(constant: Constant, node: Node, place: int) -> bool:
     """Tell whether an array stands where weights do, or holds one number per channel."""
-    if place in operator_of(node.op).weights:
+    if place in ir.operator_of(node.op).weights:
         return True
     wide = [n for n in constant.type.shape if n != 1]
     return node.op in ("add", "mul") and len(wide) == 1
@@ -191,7 +189,7 @@ def in_compute_format(
         raise InputError(f"dtype {', '.join(FORMATS)}", dtype, "choose one")
     typed = forward
     for source in FORMATS:
-        typed = typed if source == dtype else convert(typed, dtype, source)[0]
+        typed = typed if source == dtype else passes.convert(typed, dtype, source)[0]
     masters = {}
     for name in typed.constants:
         found = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)

@@ -15,11 +15,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ascend_lab import __version__
+from ascend_lab import __version__, errors, output
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
-from ascend_lab.errors import InputError
-from ascend_lab.output import write_whole
 
 # -- what can go wrong -----------------------------------------------------------------------------
 
@@ -30,7 +28,7 @@ SURVIVABLE: frozenset[Reason] = frozenset({"unwritable", "full", "busy"})
 """Reasons that only keep results from being stored: tuning may go on without the file."""
 
 
-class BankError(InputError):
+class BankError(errors.InputError):
     """A knowledge bank, a JSON Lines file of entries, or a record cannot be used."""
 
     def __init__(self, reason: Reason, needed: str, got: str = "", remedy: str = "") -> None:
@@ -332,7 +330,7 @@ def _checked(data: object, record: type) -> dict[str, Any]:
 
 def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
     """Write `entries` to a regular file, all of them or none; raises `InputError`."""
-    write_whole(file, "".join(to_line(e) + "\n" for e in entries), only_files=True)
+    output.write_whole(file, "".join(to_line(e) + "\n" for e in entries), only_files=True)
 
 
 def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:

@@ -8,41 +8,29 @@ from functools import partial
 
 import numpy as np
 
+from ascend_lab.aoe import operators, workers
 from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
 from ascend_lab.aoe.cube.conv_space import CONV
 from ascend_lab.aoe.cube.space import GEMM, MOST, TEXTS, CubeSpace, Kind, Shape, number_of, word_of
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, TableSpace, completed
-from ascend_lab.aoe.workers import Deadline, Measure
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.auto import share_of
-from ascend_lab.graph.lower import CONVOLUTIONS, Choice
+from ascend_lab.graph import lower, tasks
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import product_job
-from ascend_lab.graph.tasks import lowered_once
-from ascend_lab.isa import Launch, as_kernel
-from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
+from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
 from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
-from ascend_lab.kernels.conv_shape import ConvShape, stacked
-from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
-from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    GemmSchedule,
-    GemmShape,
-    Tilings,
-    tilings_of,
-)
 from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
 from ascend_lab.sim.timeline import start_cycles
 
 
 def _kind(shape: Shape) -> Kind:
-    return CONV if isinstance(shape, ConvShape) else GEMM
+    return CONV if isinstance(shape, conv_shape.ConvShape) else GEMM
 
 
 def cube_space(
@@ -51,7 +39,7 @@ def cube_space(
     demand: Demand | None = None,
     most: int = MOST,
     *,
-    default: bool | GemmSchedule = True,
+    default: bool | gemm_schedule.GemmSchedule = True,
 ) -> CubeSpace:
     """Return the space of a product or a convolution, thinned out to about `most` points.
 
@@ -60,12 +48,12 @@ def cube_space(
     return _kind(shape).space(shape, chip, demand, most, default=default)
 
 
-def schedule_of(shape: Shape, point: Point) -> GemmSchedule:
+def schedule_of(shape: Shape, point: Point) -> gemm_schedule.GemmSchedule:
     """Return the schedule of a point of the space of `shape`."""
     return _kind(shape).schedule(shape, point)
 
 
-def point_of(space: CubeSpace, schedule: GemmSchedule) -> Point:
+def point_of(space: CubeSpace, schedule: gemm_schedule.GemmSchedule) -> Point:
     """Return the point of a schedule, or the nearest one where the space has no such tiling."""
     row = _kind(space.shape).row(space.shape, space.chip, schedule)
     return completed(space, [word_of(name, int(row[name][0])) for name in space.names])
@@ -78,7 +66,7 @@ class CubeMeasure(CubeProblem):
     `own` is the default where it is not the one of the closed form.
     """
 
-    own: GemmSchedule | None = None
+    own: gemm_schedule.GemmSchedule | None = None
 
     @property
     def demand(self) -> Demand | None:
@@ -86,7 +74,7 @@ class CubeMeasure(CubeProblem):
         return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
 
     @property
-    def default(self) -> GemmSchedule:
+    def default(self) -> gemm_schedule.GemmSchedule:
         """The tiling that is taken without a search."""
         return self.own or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
 
@@ -98,10 +86,10 @@ class CubeMeasure(CubeProblem):
     def launch(self, point: Point) -> Launch:
         """Return the kernel of a point."""
         schedule = schedule_of(self.shape, point)
-        if isinstance(self.shape, ConvShape):
-            place = dense_placement(self.shape)
+        if isinstance(self.shape, conv_shape.ConvShape):
+            place = conv_windows.dense_placement(self.shape)
             return conv_launch(self.shape, self.chip, schedule, place, self.epilogue)
-        return gemm_launch(self.shape, self.chip, schedule, self.epilogue)
+        return gemm.gemm_launch(self.shape, self.chip, schedule, self.epilogue)
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point."""
@@ -130,12 +118,12 @@ class SharedMeasure(CubeMeasure):
     it for them.
     """
 
-    operator: Tunable | None = None
+    operator: operators.Tunable | None = None
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
         assert self.operator is not None
-        return self.operator.cycles_of(Choice(tiling=schedule_of(self.shape, point)))
+        return self.operator.cycles_of(lower.Choice(tiling=schedule_of(self.shape, point)))
 
 
 class CubeJob:
@@ -143,11 +131,11 @@ class CubeJob:
 
     search = "genetic"
 
-    def __init__(self, operator: Tunable) -> None:
+    def __init__(self, operator: operators.Tunable) -> None:
         """Take an operator of the cube; raises what its space raises."""
         self.operator = operator
         piece, chip = operator.piece, operator.chip
-        if piece.graph.nodes[0].op in CONVOLUTIONS:
+        if piece.graph.nodes[0].op in lower.CONVOLUTIONS:
             shape, epilogue, _ = conv_job(piece, chip)
             self.measure = self._measure(shape, epilogue)
         else:
@@ -167,7 +155,7 @@ class CubeJob:
         warm = operator.warm.union(side for name, side in sides if name in operator.warm)
         again = {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
         shared = frozenset(n for pair in sides if pair[0] in again for n in pair)
-        own = lowered_once(operator.piece, operator.chip).tiling
+        own = tasks.lowered_once(operator.piece, operator.chip).tiling
         if not shared:
             return CubeMeasure(shape, operator.chip, epilogue, warm, own)
         return SharedMeasure(shape, operator.chip, epilogue, warm | shared, own, operator)
@@ -178,7 +166,7 @@ class CubeJob:
         Infinite where the default does not divide it.
         """
         shape, operator, own = self.measure.shape, self.operator, self.measure.own
-        if not isinstance(shape, GemmShape) or own is None or own.split_k == 1:
+        if not isinstance(shape, gemm_schedule.GemmShape) or own is None or own.split_k == 1:
             return math.inf
         least = least_cycles(shape, operator.chip, self.measure.warm)
         return start_cycles(operator.chip, "cold") + least
@@ -188,13 +176,13 @@ class CubeJob:
         """The point of the tiling that is taken without a search."""
         return point_of(self.space, self.measure.default)
 
-    def points(self, choices: Sequence[Choice]) -> list[Point]:
+    def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
         """Return the points closest to tilings of other shapes."""
         return [point_of(self.space, c.tiling) for c in choices if c.tiling is not None]
 
-    def choice(self, point: Point) -> Choice:
+    def choice(self, point: Point) -> lower.Choice:
         """Return the tiling of a point."""
-        return Choice(tiling=schedule_of(self.measure.shape, point))
+        return lower.Choice(tiling=schedule_of(self.measure.shape, point))
 
     def start(self) -> Sequence[Point]:
         """Return the default and the points with the least bounds."""
@@ -238,7 +226,7 @@ class Proof:
 class _Search:
     """Branch and bound: rows by their bounds, closed forms in `order`, tighter ones in a heap."""
 
-    def __init__(self, space: CubeSpace, bounds: Bounds, timed: Measure) -> None:
+    def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:
         self.space, self.bounds, self.timed = space, bounds, timed
         self.order = np.argsort(self.bounds.closed, kind="stable")
         self.sorted = self.bounds.closed[self.order]
@@ -274,7 +262,7 @@ class _Search:
 def prove(
     space: CubeSpace,
     measure: CubeMeasure,
-    timed: Measure | None = None,
+    timed: workers.Measure | None = None,
     *,
     most: int | None = None,
     time_limit_s: float | None = None,
@@ -284,7 +272,7 @@ def prove(
 
     `timed` measures instead of `measure`, which bounds.
     """
-    deadline = Deadline.of(time_limit_s)
+    deadline = workers.Deadline.of(time_limit_s)
     search = _Search(space, Bounds(measure, space.genes), timed or measure)
     most = most or space.size
     while min(search.least) < search.best[0] and search.trials < most:
@@ -296,19 +284,21 @@ def prove(
     return Proof(point, cycles, min(cycles, *search.least), search.trials)
 
 
-TILING_NAMES = tuple(f.name for f in fields(Tilings))
+TILING_NAMES = tuple(f.name for f in fields(gemm_schedule.Tilings))
 ORDERS = TEXTS["order"]
 
 
-def tiled_cycles(operator: Tunable, dtype: str, point: Point) -> float:
+def tiled_cycles(operator: operators.Tunable, dtype: str, point: Point) -> float:
     """Return the cycles of a point, launch included; raises what lowering raises."""
-    return operator.cycles_of(Choice(tiling=tiling_of(dtype, point)))
+    return operator.cycles_of(lower.Choice(tiling=tiling_of(dtype, point)))
 
 
-def tiling_of(dtype: str, point: Point) -> GemmSchedule:
+def tiling_of(dtype: str, point: Point) -> gemm_schedule.GemmSchedule:
     """Return the schedule of a point: a tiling, its window, and the order of its loops."""
     *sizes, window, order = point
-    found = Tilings(**{n: np.array([size]) for n, size in zip(TILING_NAMES, sizes, strict=True)})
+    found = gemm_schedule.Tilings(
+        **{n: np.array([size]) for n, size in zip(TILING_NAMES, sizes, strict=True)}
+    )
     return replace(found.schedule(0, dtype), window=str(window), order=str(order))
 
 
@@ -322,10 +312,10 @@ class TableJob:
 
     def __init__(
         self,
-        operator: Tunable,
+        operator: operators.Tunable,
         shape: Shape,
         times: int,
-        found: Mapping[str, Tilings],
+        found: Mapping[str, gemm_schedule.Tilings],
         orders: Sequence[str],
     ) -> None:
         """Take what is done `times` times, and the tilings for it."""
@@ -340,17 +330,17 @@ class TableJob:
         names = (*TILING_NAMES, "window", "order")
         self.space = TableSpace(names, [list(column) for column in zip(*rows, strict=True)])
 
-    def point(self, schedule: GemmSchedule) -> Point:
+    def point(self, schedule: gemm_schedule.GemmSchedule) -> Point:
         """Return the point of a schedule."""
-        one = tilings_of([schedule], self.shape.dtype)
+        one = gemm_schedule.tilings_of([schedule], self.shape.dtype)
         sizes = (int(getattr(one, name)[0]) for name in TILING_NAMES)
         return (*sizes, schedule.window, schedule.order)
 
-    def choice(self, point: Point) -> Choice:
+    def choice(self, point: Point) -> lower.Choice:
         """Return the tiling of a point."""
-        return Choice(tiling=tiling_of(self.shape.dtype, point))
+        return lower.Choice(tiling=tiling_of(self.shape.dtype, point))
 
-    def points(self, choices: Sequence[Choice]) -> list[Point]:
+    def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
         """Return nothing: few shapes are alike."""
         return []
 
@@ -365,13 +355,13 @@ class TableJob:
 class ProductJob(TableJob):
     """A batch of products by the schedule language: each tiled alike, on the cores it shares."""
 
-    def __init__(self, operator: Tunable) -> None:
+    def __init__(self, operator: operators.Tunable) -> None:
         """Take a batch of products; raises what its space raises."""
         node, piece = operator.piece.graph.nodes[0], operator.piece
         left, out = piece.type(node.inputs[0]), piece.type(node.output)
         k = left.shape[-2 if node.attr("trans_a", False) else -1]
         batch = math.prod(out.shape[:-2])
-        shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
+        shape = gemm_schedule.GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
         chip = share_of(operator.chip, batch)
         super().__init__(operator, shape, batch, {"": candidates(shape, chip)}, ORDERS[:1])
         self.default = self.point(default_schedule(shape, chip))
@@ -384,13 +374,13 @@ class ProductJob(TableJob):
 class JointJob(TableJob):
     """Two convolutions whose sums are added, and what follows."""
 
-    def __init__(self, operator: Tunable) -> None:
+    def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
         shape, epilogue, _ = conv_job(operator.piece, operator.chip)
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
-        for one, window in {stacked(shape): "stacked", shape: ""}.items():
+        for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
             some = conv_candidates(one, chip)
             some = some.take(fitting(demand, chip, some.tilings))
             cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings

@@ -21,9 +21,9 @@ from ascend_lab.aoe.cube.pipe_work import BLOCK, After, copied, fed, near
 from ascend_lab.aoe.cube.space import Array, Columns, Mask, Shape, up
 from ascend_lab.aoe.cube.work import CubeWork, Floats, conv_work, gemm_work, rows_of
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.isa import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 from ascend_lab.sim.timeline import start_cycles
 
 PIPES = ("load", "feed", "cube", "drain", "store")

@@ -18,12 +18,11 @@ from ascend_lab.aoe.cube import space
 from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, crossed, taken, up
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import Chip
-from ascend_lab.isa import c0_of
-from ascend_lab.kernels import conv_schedules
+from ascend_lab.isa import FRACTAL, c0_of
+from ascend_lab.kernels import conv_schedules, gemm_schedule
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_sides
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
 
 CONV_NAMES = (
@@ -42,7 +41,7 @@ def conv_space(
     demand: Demand | None = None,
     most: int = space.MOST,
     *,
-    default: bool | GemmSchedule = True,
+    default: bool | gemm_schedule.GemmSchedule = True,
 ) -> CubeSpace:
     """Return all tilings of a convolution; raises `InputError` if none fits.
 
@@ -51,7 +50,7 @@ def conv_space(
     """
     chip = chip_left(chip, demand)
     row = {}
-    if isinstance(default, GemmSchedule):
+    if isinstance(default, gemm_schedule.GemmSchedule):
         row = conv_row(shape, chip, default)
     elif default:
         row = _default_row(shape, chip, demand)
@@ -198,7 +197,7 @@ def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns
     return conv_row(shape, chip, found.tilings.schedule(best, shape.dtype))
 
 
-def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
+def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule) -> Columns:
     """Return the genes of a convolution's schedule as a table of one row."""
     bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
     window = schedule.window or ("strip" if strip else "flat")
@@ -224,11 +223,11 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
     return row | {"order": canonical_order(shape, row)}
 
 
-def conv_schedule_of(shape: ConvShape, point: Point) -> GemmSchedule:
+def conv_schedule_of(shape: ConvShape, point: Point) -> gemm_schedule.GemmSchedule:
     """Return the schedule of a point of a convolution's space."""
     g = dict(zip(CONV_NAMES, point, strict=True))
     c0, step = c0_of(shape.dtype), -(-g["stage"] * shape.taps // g["k"])
-    plain = GemmSchedule(
+    plain = gemm_schedule.GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]
     )
     slots = {f"{name}_slots": g[name] for name in space.SLOTS}

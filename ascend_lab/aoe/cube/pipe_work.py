@@ -18,10 +18,10 @@ import numpy as np
 from ascend_lab.aoe.cube.space import Array, Mask, same_rows, up
 from ascend_lab.aoe.cube.work import CubeWork, Floats
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.kernels.epilogue import Epilogue, pattern
 from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, plan_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, store_cycles_per_byte
+from ascend_lab.kernels.gemm_schedule import store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
 

@@ -14,25 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical
-from ascend_lab.aoe.bank.records import digest
-from ascend_lab.aoe.gradient.planning import (
-    BASELINES,
-    HCCL_SEGMENTS,
-    Forms,
-    GradientPlan,
-    bound,
-    end_of,
-    forms_of,
-    plan,
-)
+from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical, records
+from ascend_lab.aoe.gradient import planning
+from ascend_lab.aoe.gradient.planning import BASELINES, Forms, GradientPlan, bound, end_of, plan
 from ascend_lab.aoe.gradient.scenario import Improved, Scenario, evaluate, improve
 from ascend_lab.aoe.gradient.splits import AlphaBeta, Gradient, Piecewise, gradients_of, sampled
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import Cost, Topology, collective_time, load_topology
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph
-from ascend_lab.graph.lower import piece_of
+from ascend_lab.graph import Graph, lower
 
 __all__ = [
     "BASELINES", "AlphaBeta", "Cost", "Gradient", "GradientPlan", "GradientTuning", "Improved",
@@ -112,7 +102,7 @@ def tune_gradients(
     chip: Chip | str,
     topology: Topology | str,
     *,
-    max_segments: int | None = HCCL_SEGMENTS,
+    max_segments: int | None = planning.HCCL_SEGMENTS,
     max_bytes: float | None = None,
     knowledge: Knowledge | None = None,
     repeat: bool = False,
@@ -139,7 +129,7 @@ def tune_gradients(
     table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
     found = plan(rows, table, max_segments, max_bytes=max_bytes)
     error = 0.0 if cost else _error(found, profile, table, topology)
-    forms = forms_of(found, rows, table, max_bytes=max_bytes)
+    forms = planning.forms_of(found, rows, table, max_bytes=max_bytes)
     least_s = bound(rows, table, max_bytes=max_bytes)
     spent_s, warnings = time.monotonic() - started, tuple(bank.warnings)
     return GradientTuning(
@@ -204,7 +194,7 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
 
     Equal networks have one key, whatever they and their nodes are called.
     """
-    network = digest(piece_of(graph, graph.nodes).key)
+    network = records.digest(lower.piece_of(graph, graph.nodes).key)
     problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
     return BankKey.of(chip, "profile", "training", problem)
 

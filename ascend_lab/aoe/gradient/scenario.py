@@ -16,10 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.aoe.gradient import splits
-from ascend_lab.aoe.gradient.planning import BASELINES, baseline
-from ascend_lab.cluster import Cost, checked
-from ascend_lab.errors import InputError
+from ascend_lab import cluster, errors
+from ascend_lab.aoe.gradient import planning, splits
 
 NOTHING = 1e-12
 """A rest of work this small, relative to the whole, is rounding."""
@@ -41,7 +39,7 @@ class Scenario:
     `samples` times, log-normal with this sigma and mean 1; the end is the mean of the ends.
     """
 
-    cost: Cost
+    cost: cluster.Cost
     streams: int = 1
     sharing: float = 1.0
     slowdown: float = 0.0
@@ -53,10 +51,10 @@ class Scenario:
         """Raise `InputError` for numbers that mean nothing."""
         if self.streams < 1 or self.samples < 1:
             got = f"{self.streams} and {self.samples}"
-            raise InputError("at least 1 stream and 1 sample", got)
+            raise errors.InputError("at least 1 stream and 1 sample", got)
         for value in (self.sharing, self.slowdown, self.noise):
             if not (math.isfinite(value) and value >= 0):
-                raise InputError("sharing, slowdown and noise of at least 0", str(value))
+                raise errors.InputError("sharing, slowdown and noise of at least 0", str(value))
 
 
 def evaluate(
@@ -67,7 +65,7 @@ def evaluate(
     With one stream, no slowdown and no noise this is the end that `plan` minimises.
     """
     table = splits.table_of(rows)
-    return scorer(table, scenario)(checked(segments, table.count))
+    return scorer(table, scenario)(cluster.checked(segments, table.count))
 
 
 def scorer(table: splits.Table, scenario: Scenario) -> Callable[[splits.Split], float]:
@@ -163,7 +161,7 @@ def improve(
     nor than a baseline that keeps the limits, if the budget reaches them. Raises as `plan`.
     """
     if budget < 1:
-        raise InputError("a budget of at least 1", str(budget))
+        raise errors.InputError("a budget of at least 1", str(budget))
     table, price = splits.table_of(rows, max_bytes), splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
     walk = _Walk(table, scenario, max_segments, budget, seed)
@@ -171,10 +169,10 @@ def improve(
     for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
         try:
             walk.cost(splits.best_split(table, price, few)[0])
-        except InputError:  # so few cannot keep the formats apart
+        except errors.InputError:  # so few cannot keep the formats apart
             continue
-    for name in BASELINES:
-        walk.cost(baseline(name, table, scenario.cost))
+    for name in planning.BASELINES:
+        walk.cost(planning.baseline(name, table, scenario.cost))
     walk.run()
     return Improved(walk.best, walk.end_s, start_s, len(walk.known))
 

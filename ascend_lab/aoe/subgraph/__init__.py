@@ -27,11 +27,10 @@ from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, ranges_of, 
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Graph, Road, bound_of, simulate_graph
+from ascend_lab.graph import Compiled, Graph, Road, bound_of, lower, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front
 from ascend_lab.graph.evaluate import live_bytes, weight_bytes
-from ascend_lab.graph.lower import piece_of
 
 __all__ = [
     "Region", "Segments", "SlicePlan", "SubgraphResult", "cheapest", "compiled", "even", "every",
@@ -361,7 +360,7 @@ def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
         if node.op == "reshape":
             shape = graph.types[node.output].shape
             nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
-    return BankKey.of(chip, "graph", "network", piece_of(graph, nodes).key)
+    return BankKey.of(chip, "graph", "network", lower.piece_of(graph, nodes).key)
 
 
 def numbered(plan: SlicePlan, graph: Graph) -> dict[str, Any]:

@@ -33,8 +33,7 @@ from ascend_lab.graph.placement import Use, allocate, owners
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.isa import Launch
-from ascend_lab.sim import time_launch, traffic_of
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.sim import time_launch, timeline, traffic_of
 
 SLACK = 4.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
@@ -212,7 +211,7 @@ class Segments:
     def __post_init__(self) -> None:
         self.points = self.points or cut_points(self.graph, self.road)
         self.laid = self.road.lay_out(self.graph, self.chip)
-        self.launch_s = start_cycles(self.chip, "inside") / self.chip.clock_hz
+        self.launch_s = timeline.start_cycles(self.chip, "inside") / self.chip.clock_hz
 
     @property
     def count(self) -> int:

@@ -15,18 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.bank import BankEntry
+from ascend_lab.aoe import bank, operators
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.search import Prior
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.space import COUNTED, VectorSpace
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import Tensor, lower
-from ascend_lab.dsl.stages import Stage
-from ascend_lab.graph.lower import Choice
-from ascend_lab.graph.lower.vector import vector_outputs
+from ascend_lab.dsl import Tensor, lower, stages
+from ascend_lab.graph.lower import Choice, vector
 from ascend_lab.ops.matmul import warm_cycles
 from ascend_lab.sim import simulate_kernel
 
@@ -88,10 +85,10 @@ class VectorJob:
 
     search = "mcts"
 
-    def __init__(self, operator: Tunable) -> None:
+    def __init__(self, operator: operators.Tunable) -> None:
         """Take an operator of the vector unit; raises what its space raises."""
         self.operator = operator
-        self.outputs = tuple(vector_outputs(operator.piece)[0])
+        self.outputs = tuple(vector.vector_outputs(operator.piece)[0])
         self.measure = VectorMeasure(self.outputs, operator.chip, operator.warm)
         self.space: VectorSpace = self.measure.space()
 
@@ -158,7 +155,7 @@ class Decision:
 
 
 def _operator(space: VectorSpace) -> tuple[int, float]:
-    folds = sum(isinstance(s, Stage) and bool(s.fold) for s in space.default.state.stages)
+    folds = sum(isinstance(s, stages.Stage) and bool(s.fold) for s in space.default.state.stages)
     return folds, math.log2(max(math.prod(t.shape) for t in space.outputs))
 
 
@@ -183,7 +180,7 @@ def decisions_of(space: VectorSpace, point: Point) -> dict[str, Any]:
     return {"folds": folds, "size": round(size, 3), "chain": chain}
 
 
-def examples(entry: BankEntry) -> list[tuple[Decision, int]]:
+def examples(entry: bank.BankEntry) -> list[tuple[Decision, int]]:
     """Return the decisions of an entry and the places taken; none where it does not say."""
     try:
         data = entry.schedule[TAUGHT]
@@ -224,7 +221,7 @@ class Policy:
         return weigh
 
 
-def learn(entries: Iterable[BankEntry]) -> Policy:
+def learn(entries: Iterable[bank.BankEntry]) -> Policy:
     """Fit a policy to entries: maximum likelihood, less PULL / 2 times the squared weights."""
     known = [pair for entry in entries for pair in examples(entry)]
     if not known:

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
+from ascend_lab.dsl import schedule, stages
 from ascend_lab.dsl.emit_formula import ACROSS, COMBINE, GROUPS
-from ascend_lab.dsl.schedule import create_schedule
-from ascend_lab.dsl.stages import Fixed, Stage, State
 from ascend_lab.dsl.tensor import Call, Expr, Read, Tensor, leaves
 from ascend_lab.sim.timeline import start_cycles
 
@@ -27,7 +26,7 @@ ELEMENT_BYTES = 4
 
 def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collection[str] = ()) -> int:
     """Return cycles, launch included, that no schedule beats; L2 may hold the `warm` tensors."""
-    state = create_schedule(outputs, chip).state
+    state = schedule.create_schedule(outputs, chip).state
     need = _needed(state)
     loads, stores = _moved(state, chip, need, warm)
     ops = [op for _, op in _operations(state, chip, need)]
@@ -36,7 +35,7 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     first, last = _least_copy(chip, "GM", "UB", share), _least_copy(chip, "UB", "GM")
     ends = [s for s in state.stages if s.output]
     # something to do for every output, whatever is inlined
-    computed = all(isinstance(s, Stage) and not s.is_copy for s in ends)
+    computed = all(isinstance(s, stages.Stage) and not s.is_copy for s in ends)
     least = min((op.least_cycles for op in ops), default=0) if computed else 0
     tail = min((op.cost.tail_cycles for op in ops), default=0) if least else 0
     reads = first if loads else 0.0
@@ -53,21 +52,21 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
 # -- what has to be there --------------------------------------------------------------------------
 
 
-def _needed(state: State) -> dict[str, int]:
+def _needed(state: stages.State) -> dict[str, int]:
     """Return how many elements of every tensor are needed, at least."""
     need: dict[str, int] = {}
     for stage in reversed(state.stages):
         size = math.prod(stage.shape)
         if stage.output:
             need[stage.name] = size
-        if isinstance(stage, Fixed) or need.get(stage.name, 0) < size:
+        if isinstance(stage, stages.Fixed) or need.get(stage.name, 0) < size:
             continue
         for read in stage.reads:
             need[read.source] = max(need.get(read.source, 0), _distinct(state, stage, read))
     return need
 
 
-def _distinct(state: State, stage: Stage, read: Read) -> int:
+def _distinct(state: stages.State, stage: stages.Stage, read: Read) -> int:
     """Return how many elements of its source a read reaches, at least."""
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
     names = [n for i in read.index for n, _ in i.terms]
@@ -78,14 +77,14 @@ def _distinct(state: State, stage: Stage, read: Read) -> int:
     return math.prod(min(c, s) for c, s in zip(counts, shape, strict=True))
 
 
-def _cold_bytes(state: State, need: Mapping[str, int], warm: Collection[str]) -> int:
+def _cold_bytes(state: stages.State, need: Mapping[str, int], warm: Collection[str]) -> int:
     """Return the bytes that have to come from memory."""
     cold = [i for i in state.inputs if i.name not in warm]
     return sum(need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in cold)
 
 
 def _memory_cycles(
-    state: State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
+    state: stages.State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
 ) -> float:
     """Return the cycles device memory needs: for inputs, and for results L2 cannot hold.
 
@@ -99,7 +98,7 @@ def _memory_cycles(
     return (_cold_bytes(state, need, warm) + evicted) / rate
 
 
-def _read_bytes(state: State, warm: Collection[str]) -> dict[str, int]:
+def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
     """Return what the phase in which all of a tensor is computed reads from GM, at least.
 
     Each operand it reads there, or computes: all of it, if all is needed. With tensors `warm` in
@@ -108,12 +107,12 @@ def _read_bytes(state: State, warm: Collection[str]) -> dict[str, int]:
     least = dict.fromkeys((i.name for i in state.inputs), 0)
     for stage in state.stages:
         least[stage.name] = 0
-        if warm or isinstance(stage, Fixed):
+        if warm or isinstance(stage, stages.Fixed):
             continue
         for read in stage.reads:
             source, distinct = state.find(read.source), _distinct(state, stage, read)
             size = distinct * DTYPE_BYTES[source.dtype]
-            if isinstance(source, Stage | Fixed):
+            if isinstance(source, stages.Stage | stages.Fixed):
                 here = least[source.name] if distinct == math.prod(source.shape) else 0
                 size = min(size, here)
             least[stage.name] = max(least[stage.name], size)
@@ -121,7 +120,7 @@ def _read_bytes(state: State, warm: Collection[str]) -> dict[str, int]:
 
 
 def _moved(
-    state: State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
+    state: stages.State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
 ) -> tuple[float, float]:
     """Return the cycles of loads and of stores on the busiest core."""
     cores = chip.core_count * chip.vector_cores_per_core
@@ -158,7 +157,7 @@ def _least_copy(chip: Chip, src: str, dst: str, share: float = 0.0) -> float:
     return min(copy, _scalar_wait(chip)) if chip.combined else copy
 
 
-def _fresh_share(state: State, warm: Collection[str]) -> float:
+def _fresh_share(state: stages.State, warm: Collection[str]) -> float:
     """Return the share of all loaded bytes that comes from memory, at least.
 
     A byte is loaded once by every operation that needs it, and again where guarded tiles overlap,
@@ -167,7 +166,7 @@ def _fresh_share(state: State, warm: Collection[str]) -> float:
     times: dict[str, float] = {}
     for stage in reversed(state.stages):
         own = times.get(stage.name, 0.0) + (1.0 if stage.output else 0.0)
-        if isinstance(stage, Fixed):
+        if isinstance(stage, stages.Fixed):
             times |= dict.fromkeys(stage.sources, math.inf)
             continue
         size = math.prod(a.extent for a in (*stage.axes, *stage.reduce))
@@ -218,7 +217,7 @@ class NestWork:
         return self.around + sum(op.cycles(self.chip, share, tiles) for op in self.operations)
 
 
-def nest_work(state: State, chip: Chip, names: Collection[str]) -> NestWork:
+def nest_work(state: stages.State, chip: Chip, names: Collection[str]) -> NestWork:
     """Return the work of a nest of these stages; all else comes to them through memory."""
     ops = tuple(op for name, op in _operations(state, chip, _needed(state)) if name in names)
     loads = all(state.stage(name).reads for name in names)
@@ -227,12 +226,12 @@ def nest_work(state: State, chip: Chip, names: Collection[str]) -> NestWork:
 
 
 def _operations(
-    state: State, chip: Chip, need: Mapping[str, int]
+    state: stages.State, chip: Chip, need: Mapping[str, int]
 ) -> Iterator[tuple[str, _Operation]]:
     """Yield the stage and each operation that every schedule does, copies left out."""
     used: dict[str, list[bool]] = {i.name: [True] * len(i.shape) for i in state.inputs}
     for stage in state.stages:
-        if isinstance(stage, Fixed):
+        if isinstance(stage, stages.Fixed):
             used[stage.name] = [True] * len(stage.shape)
             continue
         full = need.get(stage.name, 0) == math.prod(stage.shape)
@@ -257,7 +256,7 @@ def _depends(expr: Expr, used: Mapping[str, Sequence[bool]]) -> set[str]:
 
 
 def _calls(
-    stage: Stage, expr: Expr, used: Mapping[str, Sequence[bool]], chip: Chip
+    stage: stages.Stage, expr: Expr, used: Mapping[str, Sequence[bool]], chip: Chip
 ) -> Iterator[_Operation]:
     if not isinstance(expr, Call):
         return
@@ -272,7 +271,7 @@ def _calls(
     yield _Operation(chip.vector_costs.get(expr.op, chip.vector_costs["default"]), repeats)
 
 
-def _folding(stage: Stage, axes: Collection[str], chip: Chip) -> _Operation:
+def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operation:
     """Return the cheapest fold: a repeat removes at most one element a lane, whatever folds it.
 
     `vadd` removes one of each lane, `vcgadd` all but one of each block, `vcadd` all but one.

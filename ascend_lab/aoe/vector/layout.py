@@ -5,10 +5,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab import dsl as steps
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.auto_fuse import Phase
-from ascend_lab.dsl.auto_tile import attach_tiles, fold_loops
-from ascend_lab.dsl.boxes import ub_bytes
-from ascend_lab.dsl.schedule import Schedule, complete
+from ascend_lab.dsl import auto_fuse, auto_tile, boxes, schedule
 from ascend_lab.dsl.stages import Stage, State
 
 
@@ -36,11 +33,11 @@ class Layout:
 class Nest:
     """Stages computed in one nest, and the axes of its root that may be cut."""
 
-    phase: Phase
+    phase: auto_fuse.Phase
     rows: tuple[str, ...]
 
 
-def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
+def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
     """Return the schedule with one more nest laid out; `ScheduleError` for impossible numbers."""
     phase, bound, loops, tiles = nest.phase, [], [], []
     name = phase.root
@@ -58,19 +55,19 @@ def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
             leaf = f"{leaf}_i"
         tiles.append(leaf)
     folds = dict(layout.folds)
-    s, inner, rest = fold_loops(s, name, s.state.stage(name).reduce, folds)
+    s, inner, rest = auto_tile.fold_loops(s, name, s.state.stage(name).reduce, folds)
     s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
     for loop in bound:
         s = steps.bind(s, name, loop)
     s = steps.vectorise(s, name, tiles[0])
     if phase.tiles or phase.outputs:
-        s = attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
+        s = auto_tile.attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
     for each in (name, *phase.outputs):
         s = steps.double_buffer(s, each, layout.depth)
     return s
 
 
-def read_layout(state: State, phase: Phase) -> Layout:
+def read_layout(state: State, phase: auto_fuse.Phase) -> Layout:
     """Return the numbers of a nest that is laid out already: the inverse of `lay`."""
     root = state.stage(phase.root)
     cuts = []
@@ -94,10 +91,10 @@ def read_layout(state: State, phase: Phase) -> Layout:
 
 def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
     """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
-    done, sizes = complete(laid, root), []
+    done, sizes = schedule.complete(laid, root), []
     for depth in (1, 2):
         stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
-        sizes.append(ub_bytes(replace(done, stages=tuple(stages)), root, chip))
+        sizes.append(boxes.ub_bytes(replace(done, stages=tuple(stages)), root, chip))
     return sizes[0], sizes[1] - sizes[0], queues(done)
 
 

@@ -13,7 +13,7 @@ from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import AscendLabError
-from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.isa import up
 
 DECISIONS = ("spread", "share", "share2", "cut", "width", "outer", "fold", "depth", "tail")
 """Axes the cores lie along; elements of each that one core takes; the axis cut into tiles, and the

@@ -11,12 +11,11 @@ from itertools import product, zip_longest
 
 import numpy as np
 
-from ascend_lab import dsl as steps
+from ascend_lab import dsl, dsl as steps
 from ascend_lab.aoe.space import Point, Value, random_completion
 from ascend_lab.aoe.vector.layout import Nest, lay, read_layout
 from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.dsl import Tensor, auto_schedule
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import core_count, keeps_lanes
 from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
@@ -283,12 +282,12 @@ class VectorSpace:
     others leaves the last ones at their only value.
     """
 
-    def __init__(self, outputs: Tensor | Sequence[Tensor], chip: Chip) -> None:
+    def __init__(self, outputs: dsl.Tensor | Sequence[dsl.Tensor], chip: Chip) -> None:
         """Find the groupings; raise what `auto_schedule` raises, and for products of the cube."""
-        self.outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+        self.outputs = (outputs,) if isinstance(outputs, dsl.Tensor) else tuple(outputs)
         self.chip = chip
-        self.default = auto_schedule(self.outputs, chip)
-        self.grouping = Grouping(auto_schedule(self.outputs, chip, parts=False), self.default)
+        self.default = dsl.auto_schedule(self.outputs, chip)
+        self.grouping = Grouping(dsl.auto_schedule(self.outputs, chip, parts=False), self.default)
         self._head = len(self.grouping.names)
         heads = self.grouping.heads()
         nests = list(zip_longest(*(self.structure(h).nests for h in heads)))

@@ -3,8 +3,6 @@
 A pointwise and a depthwise convolution may be one kernel: what lies between stays in L1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,33 +10,12 @@ from functools import partial
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, operator_of
-from ascend_lab.graph.lower.conv import (
-    added_convolutions,
-    conv_job,
-    lower_conv,
-    lower_deconv,
-    near_cycles,
-    packed_weights,
-)
-from ascend_lab.graph.lower.matmul import lower_product
+from ascend_lab.graph.lower import conv, matmul, vector
+from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
-from ascend_lab.graph.lower.vector import (
-    MOVES,
-    lower_mixed,
-    lower_moves,
-    lower_quantised_move,
-    lower_template,
-    lower_trans_data,
-    lower_vector,
-    lower_weight_gradient,
-    mixed_blocks,
-)
-from ascend_lab.isa import Kernel
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels.tandem_means import diagonal
-from ascend_lab.kernels.tandem_schedules import tandem_launches
-from ascend_lab.kernels.tandem_shape import Tandem
+from ascend_lab.isa import Kernel, renamed
+from ascend_lab.kernels import squeeze, tandem_launches, tandem_shape
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [
@@ -58,32 +35,32 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
-        return lower_vector(piece, chip, choice.steps)
+        return vector.lower_vector(piece, chip, choice.steps)
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])
-        return lower_tandem(piece, chip) if two else lower_conv(piece, chip, tiling)
+        return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
-        return lower_product(piece, chip, tiling)
+        return matmul.lower_product(piece, chip, tiling)
     if op == "mul" and len(nodes) > 1 and nodes[1].op == "conv2d":
         _refuse_packed_twice(piece)
         return lower_scaled(piece, chip)
     if tiling is not None:
         raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
-    if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
-        return lower_moves(piece, chip)
+    if len(nodes) > 1 and all(node.op in vector.MOVES for node in nodes):
+        return vector.lower_moves(piece, chip)
     if op == "trans_data":
-        return lower_trans_data(piece, chip)
+        return vector.lower_trans_data(piece, chip)
     if op == "conv_transpose2d":
-        return lower_deconv(piece, chip)
+        return conv.lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
-        return lower_weight_gradient(piece, chip)
+        return vector.lower_weight_gradient(piece, chip)
     if [node.op for node in nodes] == ["quantise", "trans_data"]:
-        return lower_quantised_move(piece, chip)
-    if mixed_blocks(piece) and op != "cast":
-        return lower_mixed(piece, chip)
-    return _from_template(piece, chip) or lower_vector(piece, chip)
+        return vector.lower_quantised_move(piece, chip)
+    if vector.mixed_blocks(piece) and op != "cast":
+        return vector.lower_mixed(piece, chip)
+    return _from_template(piece, chip) or vector.lower_vector(piece, chip)
 
 
 def by_template(piece: Piece, chip: Chip) -> bool:
@@ -95,7 +72,7 @@ def by_template(piece: Piece, chip: Chip) -> bool:
 def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
     """Return the template's kernel, unless it changes an input: the expression copies first."""
     first, *rest = piece.graph.nodes
-    return None if rest or first.has("in place") else lower_template(piece, chip)
+    return None if rest or first.has("in place") else vector.lower_template(piece, chip)
 
 
 def _refuse_packed_twice(piece: Piece) -> None:
@@ -150,12 +127,12 @@ def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     names |= {"y": parts[1].graph.outputs[-1]}
     if means:
         names["means"] = means[0].output
-    launches = tandem_launches(Tandem(point, depth, one, two, bool(means)), chip)
+    launches = tandem_launches(tandem_shape.Tandem(point, depth, one, two, bool(means)), chip)
     kernels = [Kernel("conv2d", (renamed(launch, names),)) for launch in launches]
     kernel = min(kernels, key=lambda kernel: near_cycles(kernel, piece, chip))
     own: dict[str, Form] = {weights[0]: partial(packed_weights, point)}
     forms = forms | more | own | {weights[1]: partial(packed_weights, depth)}
-    return Lowered(kernel, forms, {"ones": diagonal()} if means else {})
+    return Lowered(kernel, forms, {"ones": squeeze.diagonal()} if means else {})
 
 
 def _part(piece: Piece, nodes: Sequence[Node]) -> Piece:

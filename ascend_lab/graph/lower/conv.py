@@ -1,7 +1,5 @@
 """Convolutions, plain and transposed, with what follows them lane by lane, on NC1HWC0 images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,18 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa, kernels, sim
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph.ir import (
-    SMALL_PIXELS,
-    Graph,
-    Node,
-    TensorType,
-    Values,
-    only_reader,
-    operator_of,
-)
+from ascend_lab.graph import ir
 from ascend_lab.graph.lower.epilogue import (
     DEQUANTISING,
     channels,
@@ -31,24 +21,11 @@ from ascend_lab.graph.lower.epilogue import (
 )
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
-from ascend_lab.isa import SMALL_C0, Kernel, Launch
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels import (
-    ConvShape,
-    DeconvShape,
-    GemmSchedule,
-    conv_launch,
-    depthwise_launch,
-    pack_deconv,
-)
-from ascend_lab.kernels.conv_schedules import stacked_schedule
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
+from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
-from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
-from ascend_lab.kernels.epilogue_plan import demand_of
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
 from ascend_lab.ops.conv_gradient import deconv_shape
@@ -56,13 +33,12 @@ from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type, pair
 from ascend_lab.ops.operator import Call
-from ascend_lab.sim import simulate_kernel
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
 
 
-def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
+def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
     """Return the node's convolution as the kernels describe it."""
     (n, c, h, w), (k, _, r, t) = (piece.type(name).shape for name in node.inputs[:2])
     given = (node.attr(key, value) for key, value in (("stride", 1), ("pad", 0), ("dilation", 1)))
@@ -70,12 +46,12 @@ def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype, sides = piece.type(node.inputs[0]).dtype, (*pads[0], *pads[1])
     value = node.attr("pad_value", 0)
-    lanes = SMALL_C0 if piece.type(node.inputs[0]).layout == SMALL_PIXELS else 0
-    shape = ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
+    lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
+    shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
     return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
 
 
-def in_pairs(shape: ConvShape) -> ConvShape:
+def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
     """Return a convolution with features, or groups, added until they fill blocks of 32."""
     if shape.groups == 1:
         return replace(shape, k=up(shape.k, PAIR) * PAIR)
@@ -88,12 +64,12 @@ def in_pairs(shape: ConvShape) -> ConvShape:
     return replace(shape, c=c, k=k, groups=groups)
 
 
-def by_vector(shape: ConvShape) -> bool:
+def by_vector(shape: kernels.ConvShape) -> bool:
     """Tell whether every channel is a group of its own: work for the vector unit."""
     return shape.groups == shape.c == shape.k and (shape.dtype, shape.out_dtype) == ("fp16",) * 2
 
 
-def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
+def lower_conv(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None) -> Lowered:
     """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
 
     Where every channel is a group of its own there are two ways, on the cube with zeros between the
@@ -122,13 +98,13 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     return min(found, key=lambda way: near_cycles(way.kernel, piece, chip))
 
 
-def _by_cube(piece: Piece, chip: Chip, tiling: GemmSchedule | None) -> Lowered:
+def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
     """Return the convolution on the cube; without a tiling, tiles of all images are timed, too."""
     plain, node = _lower_conv(piece, chip, vector=False, tiling=tiling), piece.graph.nodes[0]
     if tiling or piece.type(node.inputs[0]).shape[0] == 1:
         return plain
     shape, epilogue, _ = conv_job(piece, chip)
-    together = stacked_schedule(shape, chip, epilogue)
+    together = conv_schedules.stacked_schedule(shape, chip, epilogue)
     if together is None:
         return plain
     other = _lower_conv(piece, chip, vector=False, tiling=together)
@@ -136,13 +112,13 @@ def _by_cube(piece: Piece, chip: Chip, tiling: GemmSchedule | None) -> Lowered:
     return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip))
 
 
-def near_cycles(kernel: Kernel, piece: Piece, chip: Chip) -> int:
+def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
     """Return the cycles of a kernel that finds in L2 what others wrote."""
-    return simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
+    return sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
 
 
 def _lower_conv(
-    piece: Piece, chip: Chip, *, vector: bool, tiling: GemmSchedule | None = None
+    piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
 ) -> Lowered:
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     piece, other = beside_of(piece)
@@ -150,9 +126,9 @@ def _lower_conv(
     x, weight = node.inputs[:2]
     form: Form = _depthwise_weights if vector else partial(packed_weights, shape)
     if vector:
-        launch = depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
+        launch = kernels.depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
     else:
-        launch = conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
+        launch = kernels.conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
     fixed = weight in piece.constants
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
     own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
@@ -161,10 +137,10 @@ def _lower_conv(
         refuse_computed(piece, other[0].inputs[1])
         own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
         forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
-    return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
+    return Lowered(isa.Kernel(node.op, (*packing, renamed(launch, own))), forms)
 
 
-def added_convolutions(graph: Graph, node: Node) -> list[tuple[Node, ...]]:
+def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
     """Return the two convolutions of one shape that a node adds and nobody else reads, or none.
 
     Of sums of bytes what scales them comes with its convolution.
@@ -174,15 +150,15 @@ def added_convolutions(graph: Graph, node: Node) -> list[tuple[Node, ...]]:
     return heads if len(heads) == 2 and all(heads) and heads[0] != heads[1] and alike else []
 
 
-def _head_of(graph: Graph, name: str) -> tuple[Node, ...]:
-    found = [node] if (node := graph.producers.get(name)) and only_reader(graph, node) else []
+def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
+    found = [node] if (node := graph.producers.get(name)) and ir.only_reader(graph, node) else []
     if found and found[0].op == "dequantise":
         conv = graph.producers.get(found[0].inputs[0])
-        found = [conv, *found] if conv and only_reader(graph, conv) else []
+        found = [conv, *found] if conv and ir.only_reader(graph, conv) else []
     return tuple(found) if found and found[0].op == "conv2d" else ()
 
 
-def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
+def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
     """Return a piece without the convolution whose sums are added to its first's, and that one.
 
     It has one tap: of two such the one without a bias, or with the larger stride. Of sums of bytes
@@ -190,7 +166,7 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
     """
     nodes = piece.graph.nodes
 
-    def order(nodes: tuple[Node, ...]) -> tuple[int, int, int]:
+    def order(nodes: tuple[ir.Node, ...]) -> tuple[int, int, int]:
         first, last = nodes[0], nodes[-1]
         taps, step = piece.type(first.inputs[1]).shape[2:], first.attr("stride", 1)
         return len(last.inputs) < 3, -math.prod(taps), pair("stride", step)[0]
@@ -212,20 +188,20 @@ def refuse_computed(piece: Piece, weight: str) -> None:
         raise UnsupportedError("constant weights, or neither groups nor phases", got, "fix them")
 
 
-def pack_launch(kind: TensorType, weight: str, chip: Chip) -> Launch:
+def pack_launch(kind: ir.TensorType, weight: str, chip: Chip) -> isa.Launch:
     """Return the phase that packs weights (c, 1, r, s) as an image (1, c, r, s) in NC1HWC0."""
     c, _, r, s = kind.shape
-    image = TensorType((1, c, r, s), kind.dtype)
+    image = ir.TensorType((1, c, r, s), kind.dtype)
     maps = maps_between(image, replace(image, layout="NC1HWC0"))
     return renamed(maps_launch(*maps, chip, "pack_weights"), {"x": weight, "y": PACKED})
 
 
-def _depthwise_weights(array: Values) -> Values:
+def _depthwise_weights(array: ir.Values) -> ir.Values:
     image = array.reshape(1, array.shape[0], *array.shape[2:])
     return pack(address_map("NC1HWC0", image.shape, "fp16"), image).reshape(-1)
 
 
-def packed_weights(shape: ConvShape, array: Values) -> Values:
+def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
     """Pack the weights; added ones are 0."""
     array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
     return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
@@ -233,7 +209,7 @@ def packed_weights(shape: ConvShape, array: Values) -> Values:
 
 def conv_job(
     piece: Piece, chip: Chip, *, vector: bool = False, cube_adds: bool = True
-) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
+) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return the convolution at the head of a piece, what follows it, and operands' forms.
 
     Where sums pass UB they are rounded to the result's format on the way, and a bias is added to
@@ -274,8 +250,8 @@ def conv_job(
 
 
 def _whole_job(
-    piece: Piece, chip: Chip, beside: ConvShape | None, other: Node | None = None
-) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
+    piece: Piece, chip: Chip, beside: kernels.ConvShape | None, other: ir.Node | None = None
+) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
     node, scaled = piece.graph.nodes[:2]
     epilogue, main = whole_epilogue(piece, "NC1HWC0", other)
@@ -291,19 +267,19 @@ def _whole_job(
     return shape, epilogue, forms
 
 
-def _cube_adds(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
+def _cube_adds(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
     """Tell whether the cube, one step deeper, has less to do for a result than the vector unit.
 
     The two take turns on a tile of sums: who has more to do sets the pace.
     """
-    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     if demand is None or not chip.combined or shape.dtype != shape.out_dtype:
         return False
     little = bias_bytes(shape) <= chip.buffers["L1"] // 4
     return little and demand.cycles * FRACTAL**2 > units_of(shape).every + 1
 
 
-def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
+def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
     """Return an epilogue of int32 sums, the bias left to the cube where that pays.
 
     The vector unit is spared more than a step; who has more to do then may be the other.
@@ -316,7 +292,7 @@ def _bias_moved(shape: ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
     plain = replace(deq, bias="")
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
     for one, steps in ((epilogue, depth), (moved, depth + 1)):
-        demand = demand_of(one, chip, ACCUMULATOR[shape.dtype])
+        demand = epilogue_plan.demand_of(one, chip, ACCUMULATOR[shape.dtype])
         paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
     little = size <= chip.buffers["L1"] // 4
     return moved if little and paces[1] + 1 < paces[0] else epilogue
@@ -332,29 +308,29 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     (node,) = piece.graph.nodes
     x, weight = node.inputs
     types, y = [piece.type(n) for n in node.inputs], piece.graph.outputs[0]
-    settings = operator_of(node.op).settings(node.attrs)
+    settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     single = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
     formats = {types[0].dtype, types[1].dtype, piece.output.dtype}
     if weight not in piece.constants and single and formats == {"fp16"} and spread == (1, 1):
         (n, c, h, w), (r, s) = piece.output.shape, types[1].shape[2:]
-        image = ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
+        image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
         own = renamed(launch, {"grad": x, "weight": PACKED, "y": y})
-        return Lowered(Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
+        return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
     refuse_computed(piece, weight)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
     shape = deconv_shape(Call(shapes, dtypes, settings, (piece.output.shape,)))
     oh, ow = shape.out_hw
     launches, forms = [], {}
-    for number, phase in enumerate(phases_of(shape)):
+    for number, phase in enumerate(deconv.phases_of(shape)):
         name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
         names = {"x": x, phase.place.weight: name, "y": y}
-        launches.append(renamed(conv_launch(phase.conv, chip, place=place), names))
+        launches.append(renamed(kernels.conv_launch(phase.conv, chip, place=place), names))
         forms[name] = partial(_phase_weights, shape, phase.place.weight)
-    return Lowered(Kernel(node.op, tuple(launches)), forms)
+    return Lowered(isa.Kernel(node.op, tuple(launches)), forms)
 
 
-def _phase_weights(shape: DeconvShape, name: str, array: Values) -> Values:
+def _phase_weights(shape: kernels.DeconvShape, name: str, array: ir.Values) -> ir.Values:
     image = np.zeros((shape.n, shape.c, shape.h, shape.w), array.dtype)
-    return pack_deconv(shape, image, array)[name].reshape(-1)
+    return kernels.pack_deconv(shape, image, array)[name].reshape(-1)

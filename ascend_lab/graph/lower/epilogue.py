@@ -4,8 +4,6 @@ The operators' tensor expressions are walked in order: every vector operation be
 broadcast or copy another name of its source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,14 +1,12 @@
 """Matrix products with what follows them lane by lane, on fractals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa, kernels
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values
@@ -23,16 +21,11 @@ from ascend_lab.graph.lower.epilogue import (
 )
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.graph.lower.vector import expressions, named
-from ascend_lab.isa import Kernel
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.weight_gradient import ZEROS
-from ascend_lab.ops.conv_gradient import GRADIENT_INPUTS, weight_kernel
+from ascend_lab.ops import conv_gradient, formats, matmul
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.ops.formats import numpy_type
-from ascend_lab.ops.matmul import Finish, default_product, product_kernel
 
 
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
@@ -53,7 +46,7 @@ def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
     """
     a, b = kinds[:2]
     turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
-    plain = node.op == "matmul" and a.dtype in GRADIENT_INPUTS and len(b.shape) == 2
+    plain = node.op == "matmul" and a.dtype in conv_gradient.GRADIENT_INPUTS and len(b.shape) == 2
     return turned and plain and a.shape[0] % FRACTAL == 0
 
 
@@ -64,7 +57,7 @@ def is_plain(piece: Piece) -> bool:
     return ranks == [2, 2] and not node.attr("trans_a", False)
 
 
-def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
+def lower_product(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None) -> Lowered:
     """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
 
     The second operand of a product of a tensor with itself is called "name.b": a constant is packed
@@ -86,17 +79,17 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
     if tiling is None:
         warm = frozenset(side for side, name in zip("ab", node.inputs, strict=True)
                          if _likely_held(piece, name, chip))  # fmt: skip
-        tiling = default_product(shape, chip, epilogue, finish, warm)
+        tiling = matmul.default_product(shape, chip, epilogue, finish, warm)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
     if tiling.split_k > 1:
         operands = operands_of(piece, piece.graph.nodes[1:], main)[1].values()
     elif epilogue and epilogue.width == PAIR:
         main = replace(main, dtype="int8")
     forms |= operand_forms(operands, piece, main)
-    kernel = product_kernel(shape, chip, tiling, epilogue, finish)
+    kernel = matmul.product_kernel(shape, chip, tiling, epilogue, finish)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     phases = tuple(renamed(phase, tensors) for phase in kernel.phases)
-    return Lowered(Kernel("matmul", phases), forms, tiling=tiling)
+    return Lowered(isa.Kernel("matmul", phases), forms, tiling=tiling)
 
 
 def _matrix_forms(
@@ -125,7 +118,7 @@ def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
     return name not in piece.constants and 2 * size_bytes <= chip.l2.size_bytes
 
 
-def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
+def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue | None]:
     """Return the product at the head of a plain piece, and what follows it."""
     node = piece.graph.nodes[0]
     (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
@@ -134,7 +127,7 @@ def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
     n = out.shape[1]
     if epilogue and epilogue.width == PAIR and node.inputs[1] in piece.constants:
         n = up(n, PAIR) * PAIR
-    return GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, last), epilogue
+    return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, last), epilogue
 
 
 def in_pairs(kind: TensorType, turned: bool) -> TensorType:
@@ -174,13 +167,13 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
     dtype, out_dtype = piece.type(names[0]).dtype, piece.output.dtype
     high = rows // FRACTAL
-    shape = ConvShape(1, columns, high, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype)
+    shape = kernels.ConvShape(1, columns, high, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype)
     own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
-    zeros = {"zeros": np.zeros(ZEROS, numpy_type(dtype))}
-    return Lowered(named(weight_kernel(shape, chip), own), forms, zeros)
+    zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
+    return Lowered(named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
 
 
-def _finish(piece: Piece, node: Node, shape: GemmShape) -> Finish | None:
+def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
     """Return what is done to the whole sums where K is divided; None: K is not, for bytes."""
     out, nodes = piece.type(node.output), piece.graph.nodes[1:]
     if shape.dtype == "int8" and nodes:

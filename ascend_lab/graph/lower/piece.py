@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import errors, isa, kernels
 from ascend_lab.chip import Chip
-from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Graph, Node, TensorType, Values, to_text
-from ascend_lab.isa import Kernel
-from ascend_lab.kernels import GemmSchedule
 from ascend_lab.layout import AddressMap, pack
 from ascend_lab.sim import DeviceMemory
 
@@ -71,17 +69,17 @@ class Lowered:
     tensors of the kernel's own; `tiling` is a product's, or one of stacked tiles.
     """
 
-    kernel: Kernel
+    kernel: isa.Kernel
     forms: Mapping[str, Form] = field(default_factory=dict)
     extra: Mapping[str, Values] = field(default_factory=dict)
-    tiling: GemmSchedule | None = None
+    tiling: kernels.GemmSchedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a tuner decides: a tiling of the cube's kernel, or the steps of a schedule in JSON."""
 
-    tiling: GemmSchedule | None = None
+    tiling: kernels.GemmSchedule | None = None
     steps: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,10 +93,10 @@ def choice_of(data: Mapping[str, Any], chip_name: str) -> Choice:
     """Return the choice that `Choice.as_dict` wrote; raise `InputError` for anything else."""
     try:
         if "tiling" in data:
-            return Choice(tiling=GemmSchedule(**data["tiling"]))
+            return Choice(tiling=kernels.GemmSchedule(**data["tiling"]))
         return Choice(steps=json.dumps({"chip": chip_name, "steps": data["steps"]}))
     except (KeyError, TypeError) as error:
-        raise InputError(
+        raise errors.InputError(
             "a tiling or the steps of a schedule", str(data)[:80], "tune it again"
         ) from error
 
@@ -138,7 +136,7 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     return Piece(small, constants, {new: old for old, new in names.items()})
 
 
-def near_memory(kernel: Kernel, piece: Piece, chip: Chip) -> DeviceMemory:
+def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> DeviceMemory:
     """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
     written = {*piece.graph.inputs} - piece.constants
     near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]

@@ -1,32 +1,21 @@
 """A convolution of images that are scaled per image and channel, and what follows it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.graph.ir import Graph, Node, Values
-from ascend_lab.graph.lower.conv import (
-    PACKED,
-    conv_job,
-    near_cycles,
-    packed_weights,
-    refuse_computed,
-)
+from ascend_lab.graph.lower import conv
+from ascend_lab.graph.lower.conv import PACKED, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
-from ascend_lab.isa import Kernel
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels import ConvShape, conv_launch
-from ascend_lab.kernels.conv_windows import dense_placement
+from ascend_lab.isa import FRACTAL, renamed, up
+from ascend_lab.kernels import ConvShape, conv_launch, conv_windows, squeeze
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.scaled import scaled_launch
 
 
 def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
@@ -48,7 +37,7 @@ def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
         raise UnsupportedError("images times a scale, then a convolution", str(first), "cut here")
     image, scale = found
     weight, y = node.inputs[1], piece.graph.outputs[-1]
-    refuse_computed(piece, weight)
+    conv.refuse_computed(piece, weight)
     plain = replace(node, inputs=(image, *node.inputs[1:]))
     graph = replace(piece.graph, nodes=(plain, *rest))
     shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)
@@ -56,11 +45,11 @@ def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
     apart = _weights_scaled((shape, epilogue), chip, (image, scale, weight, y), forms)
     try:
-        launch = scaled_launch(shape, chip, epilogue)
+        launch = squeeze.scaled_launch(shape, chip, epilogue)
     except (CapacityError, UnsupportedError):
         return apart
     names = {"x": image, "scale": scale, "weight": weight, "y": y}
-    whole = Kernel(node.op, (renamed(launch, names),))
+    whole = isa.Kernel(node.op, (renamed(launch, names),))
     together = Lowered(whole, forms | {weight: partial(packed_weights, shape)})
     return min((together, apart), key=lambda way: near_cycles(way.kernel, piece, chip))
 
@@ -84,12 +73,12 @@ def _weights_scaled(
     scales = te.placeholder((*sizes[:2], 1, FRACTAL), "fp16", scale)
     scaled = te.vmul(te.broadcast(weights, sizes), te.broadcast(scales, sizes))
     phases = te.lower(te.auto_schedule(te.renamed(scaled, PACKED), chip)).phases
-    launch = conv_launch(every, chip, place=dense_placement(every), epilogue=epilogue)
+    launch = conv_launch(every, chip, place=conv_windows.dense_placement(every), epilogue=epilogue)
     for operand in epilogue.of_kind("channel") if epilogue else ():
         forms[operand.name] = partial(_for_all, n, forms[operand.name])
     forms[weight] = partial(_padded_weights, one)
     own = {"x": image, "weight": PACKED, "y": y}
-    return Lowered(Kernel("conv2d", (*phases, renamed(launch, own))), forms)
+    return Lowered(isa.Kernel("conv2d", (*phases, renamed(launch, own))), forms)
 
 
 def _for_all(images: int, form: Form, array: Values) -> Values:

@@ -26,8 +26,7 @@ from ascend_lab.dsl.fractals import matrices
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import CUBE_LAYOUTS, SMALL_PIXELS, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
-from ascend_lab.isa import Kernel, as_kernel
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import Kernel, as_kernel, renamed
 from ascend_lab.kernels.images import ByteImage, SmallImage, byte_image_launch, small_image_launch
 from ascend_lab.layout import AddressMap, maps_launch
 from ascend_lab.layout.maps import Piece as Digits

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
-from ascend_lab.graph.draft import Value, pruned
-from ascend_lab.graph.ir import Graph
+from ascend_lab.graph import draft, ir
 
 # fmt: off
 # isort: off
@@ -54,7 +53,7 @@ FAMILIES = (elementwise, moves, quantised, sequences, shapes, signals, sums, win
 class Imported:
     """A graph and the ONNX element types ("int64", "bool", ...) of its inputs and outputs."""
 
-    graph: Graph
+    graph: ir.Graph
     input_types: Mapping[str, str]
     output_types: Mapping[str, str]
 
@@ -66,7 +65,7 @@ def import_onnx(
     batch: int | None = None,
     pinned: Mapping[str, Any] | None = None,
     limits: Limits | None = None,
-) -> Graph:
+) -> ir.Graph:
     """Return an ONNX model as a graph; names and formats are the model's, int64 is int32.
 
     `shapes` and `batch` pin symbolic sizes of inputs, `pinned` gives inputs a fixed value. A batch
@@ -202,9 +201,9 @@ class _Importer:
             tensor = self.tensors[entry.name]
             self.net.output(self._output(entry.name, tensor))
             elems[entry.name] = tensor.elem
-        return Imported(pruned(self.net.build()), self.types, elems)
+        return Imported(draft.pruned(self.net.build()), self.types, elems)
 
-    def _output(self, name: str, tensor: Tensor) -> Value:
+    def _output(self, name: str, tensor: Tensor) -> draft.Value:
         """Return an output under its own name, copied if the tensor has another."""
         if tensor.value is not None and tensor.value.name == name:
             return tensor.value
@@ -254,12 +253,12 @@ def _converted(ctx: Context) -> Sequence[Result]:
     except _MALFORMED as error:
         got = f"{type(error).__name__}: {error}"
         raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
-    return (found,) if isinstance(found, Value | Tensor) else tuple(found)
+    return (found,) if isinstance(found, draft.Value | Tensor) else tuple(found)
 
 
 def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Result]:
     """Return whole numbers computed from what is known as known: shapes depend on them."""
-    fresh = [found.name for found in results if isinstance(found, Value)]
+    fresh = [found.name for found in results if isinstance(found, draft.Value)]
     sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
     sizes += [ctx.net.type_of(name).elements for name in fresh]
     if not fresh or not any(ctx.inputs) or ctx.result not in (*kinds.INTEGERS, "bool"):
@@ -268,7 +267,7 @@ def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Resu
         return results
     arrays = ctx.net.computed(start, fresh)
     return tuple(
-        ctx.known(arrays[found.name], ctx.result) if isinstance(found, Value) else found
+        ctx.known(arrays[found.name], ctx.result) if isinstance(found, draft.Value) else found
         for found in results
     )
 

@@ -18,8 +18,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph.evaluate import evaluate
-from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
-from ascend_lab.graph.onnx.tensors import NUMPY, beyond_32_bits, sizes_of
+from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model, tensors
 
 Values = NDArray[Any]
 KEPT = 8
@@ -36,7 +35,7 @@ class PreparedModel(BackendRep):
         entries = [entry for entry in model.graph.input if entry.name not in weights]
         self.inputs = tuple(entry.name for entry in entries)
         self.outputs = tuple(entry.name for entry in model.graph.output)
-        sizes = {e.name: sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
+        sizes = {e.name: tensors.sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
         self._open = tuple(
             name
             for name, found in sizes.items()
@@ -59,14 +58,14 @@ class PreparedModel(BackendRep):
         imported = self._imported(feed)
         given = {name: feed[name] for name in imported.graph.inputs}
         for name, array in given.items():
-            if beyond := beyond_32_bits(array):
+            if beyond := tensors.beyond_32_bits(array):
                 needed = f"input {name}: whole numbers that fit in 32 bits"
                 raise UnsupportedError(needed, beyond, "scale them")
         try:
             found = evaluate(imported.graph, given)
         except GraphError as error:  # a sound graph, but an index outside its tensor
             raise UnsupportedError(error.needed, error.got, error.remedy) from error
-        types = {name: NUMPY[imported.output_types[name]] for name in self.outputs}
+        types = {name: tensors.NUMPY[imported.output_types[name]] for name in self.outputs}
         values = [found[name].astype(kind, copy=False) for name, kind in types.items()]
         made: tuple[Any, ...] = namedtupledict("Outputs", self.outputs)(*values)
         return made

@@ -20,8 +20,7 @@ from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
-from ascend_lab.graph.onnx import tensors as kinds
-from ascend_lab.graph.onnx.tensors import Known, Limits, Shape, Tensor, Values
+from ascend_lab.graph.onnx import tensors, tensors as kinds
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024
@@ -144,12 +143,12 @@ class Context:
     name: str
     opset: int
     net: Builder
-    inputs: Sequence[Tensor | None]
+    inputs: Sequence[tensors.Tensor | None]
     attrs: Mapping[str, Any]
     out_count: int
     result: str
     """Element type of the outputs; a converter may set it."""
-    limits: Limits
+    limits: tensors.Limits
     folder: Path | None = None
     rebatch: tuple[int, int] | None = None
     """The batch the model fixes, and the one it is imported with instead."""
@@ -167,14 +166,14 @@ class Context:
         """Tell whether input i is given; optional ones may be left out."""
         return i < len(self.inputs) and self.inputs[i] is not None
 
-    def tensor(self, i: int) -> Tensor:
+    def tensor(self, i: int) -> tensors.Tensor:
         """Return input i, in the graph or known; raise `GraphError` if it is left out."""
         found = self.inputs[i] if i < len(self.inputs) else None
         if found is None:
             raise GraphError(f"{self.where}: input {i}", "none", "the standard requires it")
         return found
 
-    def shape(self, i: int) -> Shape:
+    def shape(self, i: int) -> tensors.Shape:
         """Return the shape of input i."""
         return self.tensor(i).shape
 
@@ -203,7 +202,7 @@ class Context:
         return self.emit("cast", value, dtype=dtype)
 
     # -- known inputs -----------------------------------------------------------------------------
-    def const(self, i: int) -> Values:
+    def const(self, i: int) -> tensors.Values:
         """Return the values of input i; raise `NeedsConstant` if graph inputs decide them."""
         tensor = self.tensor(i)
         if tensor.known is None:
@@ -249,7 +248,7 @@ class Context:
         found = self.net.add_node(op, *inputs, **attrs)
         return found if isinstance(found, tuple) else (found,)
 
-    def value(self, tensor: Tensor) -> Value:
+    def value(self, tensor: tensors.Tensor) -> Value:
         """Return a tensor as a value of the graph; a known one becomes a constant, once."""
         if tensor.value is not None:
             return tensor.value
@@ -264,7 +263,7 @@ class Context:
             found = self.net.emitted[id(tensor)] = (made, tensor)
         return found[0]
 
-    def _data(self, data: Known, tensor: Tensor) -> Data:
+    def _data(self, data: tensors.Known, tensor: tensors.Tensor) -> Data:
         """Return constant data in the graph's format; int64 beyond 32 bits is refused.
 
         Small data are read now: passes see the numbers of arrays, not of what is read later.
@@ -279,10 +278,10 @@ class Context:
             self.unsupported("int64 numbers that fit in 32 bits", beyond)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
-    def known(self, array: Any, elem: str) -> Tensor:
+    def known(self, array: Any, elem: str) -> tensors.Tensor:
         """Return a result that is known before the graph runs."""
         values = np.asarray(array, kinds.NUMPY[elem])
-        return Tensor(elem, values.shape, known=values)
+        return tensors.Tensor(elem, values.shape, known=values)
 
     def table(self, array: Any, dtype: str, name: str = "table") -> Value:
         """Return a constant of the graph with these numbers."""
@@ -300,7 +299,7 @@ class Context:
             self.unsupported(f"an axis of a tensor of {rank} axes", str(axis))
         return axis % rank
 
-    def reshape(self, x: Value, shape: Shape) -> Value:
+    def reshape(self, x: Value, shape: tensors.Shape) -> Value:
         """Return x in another shape; itself if it has it."""
         return x if x.shape == shape else self.emit("reshape", x, shape=shape)
 
@@ -327,10 +326,10 @@ class Context:
         shape = tuple(size if i == axis else 1 for i in range(rank))
         return self.table(np.arange(size).reshape(shape), "int32", "counting")
 
-    def typed(self, value: Value, elem: str) -> Tensor:
+    def typed(self, value: Value, elem: str) -> tensors.Tensor:
         """Return an output of an element type of its own."""
         roots = frozenset().union(*(t.roots for t in self.inputs if t))
-        return Tensor(elem, value.shape, value, roots=roots)
+        return tensors.Tensor(elem, value.shape, value, roots=roots)
 
     def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
         """Raise `UnsupportedError` naming the node."""
@@ -338,7 +337,7 @@ class Context:
 
 
 # -- converters ----------------------------------------------------------------------------------
-Result = Value | Tensor
+Result = Value | tensors.Tensor
 Convert = Callable[[Context], Result | Sequence[Result]]
 
 

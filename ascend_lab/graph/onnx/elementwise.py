@@ -10,9 +10,8 @@ import numpy as np
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx import tensors as kinds
+from ascend_lab.graph.onnx import quantised, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
-from ascend_lab.graph.onnx.quantised import divided, modulo
 from ascend_lab.graph.onnx.tensors import BITS, FLOATS, INTEGERS, NUMBERS, WHOLE, Tensor, Values
 
 SAME = {
@@ -156,7 +155,7 @@ def _is_inf(ctx: Context) -> Value:
 def _arithmetic(ctx: Context) -> Value:
     x, y = ctx.input(0), _second(ctx)
     if ctx.op == "Div" and ctx.elem(0) not in FLOATS:
-        return ctx.cast(divided(ctx, x, y)[0], x.type.dtype)
+        return ctx.cast(quantised.divided(ctx, x, y)[0], x.type.dtype)
     return ctx.emit(SAME[ctx.op], x, y)
 
 
@@ -182,7 +181,7 @@ def _second(ctx: Context, dtype: str = "") -> Value:
 def _mod(ctx: Context) -> Value:
     """Return the remainder, of y's sign or, with fmod, of x's."""
     x, y = ctx.input(0), ctx.input(1)
-    rest = divided(ctx, x, y)[1] if ctx.attr("fmod") else modulo(ctx, x, y)
+    rest = quantised.divided(ctx, x, y)[1] if ctx.attr("fmod") else quantised.modulo(ctx, x, y)
     return ctx.cast(rest, x.type.dtype)
 
 

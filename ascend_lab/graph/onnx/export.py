@@ -13,23 +13,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
-from ascend_lab.graph.onnx import quantised  # noqa: F401 - its rules
+from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.graph.onnx.elementwise import SAME
-from ascend_lab.graph.onnx.export_writer import (
-    NARROW,
-    ONNX_TYPES,
-    RULES,
-    Result,
-    Rule,
-    Site,
-    Writer,
-    rule,
-)
+from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
-from ascend_lab.output import write_whole
 
 OPSET = 22
 """Operator set written: the first in which convolutions and pooling take bf16."""
@@ -69,13 +59,13 @@ def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Pa
     """Write the graph as an ONNX file; return its path. Raises like `export_onnx`."""
     target = Path(path)
     data = export_onnx(graph, fill_nodes=fill_nodes).SerializeToString()
-    write_whole(target, data)
+    output.write_whole(target, data)
     return target
 
 
 def _check_size(graph: Graph, fill_nodes: bool) -> None:
     total = sum(
-        c.type.elements * DTYPE_BYTES[c.type.dtype]
+        c.type.elements * chip.DTYPE_BYTES[c.type.dtype]
         for c in graph.constants.values()
         if not (fill_nodes and isinstance(c.data, Fill))
     )
@@ -98,7 +88,10 @@ def _export_node(writer: Writer, graph: Graph, node: Node) -> None:
 
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
     types = ((name, graph.types[name]) for name in names)
-    return [helper.make_tensor_value_info(n, ONNX_TYPES[t.dtype], t.shape) for n, t in types]
+    return [
+        helper.make_tensor_value_info(n, export_writer.ONNX_TYPES[t.dtype], t.shape)
+        for n, t in types
+    ]
 
 
 # -- element by element ---------------------------------------------------------------------------

@@ -11,10 +11,8 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
-from ascend_lab.graph.onnx import tensors as kinds
+from ascend_lab.graph.onnx import shapes, tensors, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
-from ascend_lab.graph.onnx.shapes import axes_of
-from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values
 
 
 @converter("Concat", since=4)
@@ -32,9 +30,9 @@ def _split(ctx: Context) -> Sequence[Result]:
 
     Pieces without elements are known; only the others are nodes.
     """
-    (at,) = axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
+    (at,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
     size, count = ctx.shape(0)[at], ctx.attr("num_outputs") or ctx.out_count
-    sizes: Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
+    sizes: tensors.Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
             ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
@@ -59,11 +57,11 @@ def _split(ctx: Context) -> Sequence[Result]:
 def _slice(ctx: Context) -> Result:
     """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
     x = ctx.tensor(0)
-    given: list[Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
+    given: list[tensors.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
     if ctx.opset >= 10:
         given = [ctx.ints(i) if ctx.has(i) else () for i in range(1, 5)]
     starts, ends, axes, *more = given
-    axes = axes_of(ctx, axes or tuple(range(len(starts))), len(x.shape))
+    axes = shapes.axes_of(ctx, axes or tuple(range(len(starts))), len(x.shape))
     steps = (more[0] if more else ()) or (1,) * len(starts)
     if any(s < 0 and e >= 2**31 - 1 for e, s in zip(ends, steps, strict=False)):
         ctx.unsupported("an end before the start for steps below 0", str(ends))
@@ -105,7 +103,7 @@ def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     return value
 
 
-def _picked(ctx: Context, x: Value, places: Values, axis: int) -> Value:
+def _picked(ctx: Context, x: Value, places: tensors.Values, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
     return ctx.emit("gather", x, ctx.value(ctx.known(places, "int32")), axis=axis)
 
@@ -113,7 +111,7 @@ def _picked(ctx: Context, x: Value, places: Values, axis: int) -> Value:
 @converter("Gather", types=(kinds.ANY, kinds.INTEGERS))
 def _gather(ctx: Context) -> Value:
     """Pick slices; known indices may be negative, computed ones are refused if they are."""
-    (axis,) = axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
+    (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
     indices = ctx.tensor(1)
     if indices.known is not None:
         array, size = ctx.const(1), ctx.shape(0)[axis]
@@ -130,7 +128,7 @@ def _expand(ctx: Context) -> Result:
     if shape == x.shape:
         return x
     if isinstance(x.known, Fill):
-        return Tensor(x.elem, shape, known=x.known)
+        return tensors.Tensor(x.elem, shape, known=x.known)
     return ctx.emit("expand", ctx.input(0), shape=shape)
 
 
@@ -157,7 +155,7 @@ def _pad(ctx: Context) -> Result:
     pads, value = ctx.attr("pads"), ctx.attr("value")
     if ctx.opset >= 11:
         pads, value = ctx.ints(1), ctx.scalar(2) if ctx.has(2) else 0
-    axes = axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
+    axes = shapes.axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
     if len(pads) != 2 * len(axes):
         ctx.unsupported(f"{2 * len(axes)} pads", str(pads))
     sides = [(0, 0)] * rank
@@ -291,19 +289,19 @@ _TYPES = (kinds.ANY, kinds.INTEGERS, kinds.ANY)
 _MOST = 2**22
 
 
-def _strides(shape: Shape) -> Values:
+def _strides(shape: tensors.Shape) -> tensors.Values:
     """Return the elements between neighbours along each axis, row-major."""
     return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
 
 
-def _counted(ctx: Context, indices: Value, sizes: Values) -> Value:
+def _counted(ctx: Context, indices: Value, sizes: tensors.Values) -> Value:
     """Return indices counted from 0: those below 0 grow by the sizes."""
     below = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
     raised = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
     return ctx.choose(below, raised, indices)
 
 
-def _elements(ctx: Context, shape: Shape, axis: int) -> Value:
+def _elements(ctx: Context, shape: tensors.Shape, axis: int) -> Value:
     """Return the row-major numbers of the elements that indices name along one axis."""
     indices = ctx.input(1, "int32")
     if len(indices.shape) != len(shape) or any(
@@ -349,7 +347,7 @@ def _way(ctx: Context) -> str:
     return way
 
 
-def _rows(ctx: Context, shape: Shape, batch: int = 0) -> tuple[Value, Shape]:
+def _rows(ctx: Context, shape: tensors.Shape, batch: int = 0) -> tuple[Value, tensors.Shape]:
     """Return the numbers of the slices that index tuples name, and the shape of a slice."""
     indices = ctx.input(1, "int32")
     depth = indices.shape[-1] if indices.shape else 0

@@ -7,10 +7,9 @@ Products and sums wrap at 32 bits, which leaves differences of near numbers exac
 import numpy as np
 
 from ascend_lab.graph.draft import Value
+from ascend_lab.graph.onnx import export_writer, windows
 from ascend_lab.graph.onnx.context import Context, converter
-from ascend_lab.graph.onnx.export_writer import Result, Site, rule
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
-from ascend_lab.graph.onnx.windows import convolved
 from ascend_lab.ops.casts import OFFSETS, SCALES
 
 _NARROW = ("int8", "uint8")
@@ -184,7 +183,7 @@ def _matmul_integer(ctx: Context) -> Value:
 @converter("ConvInteger", types=(_NARROW,), result="int32", since=10)
 def _conv_integer(ctx: Context) -> Value:
     sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 1, 3, column=True))
-    return convolved(ctx, *sides)
+    return windows.convolved(ctx, *sides)
 
 
 def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
@@ -215,18 +214,18 @@ def _qlinear_matmul(ctx: Context) -> Value:
 @converter("QLinearConv", types=(*_EIGHT, ("int32",)), since=10)
 def _qlinear_conv(ctx: Context) -> Value:
     sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 3, 5, column=True))
-    total = convolved(ctx, *sides, *((ctx.input(8),) if ctx.has(8) else ()))
+    total = windows.convolved(ctx, *sides, *((ctx.input(8),) if ctx.has(8) else ()))
     return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))
 
 
 # -- and back -------------------------------------------------------------------------------------
-def _as_whole(site: Site, x: str, dtype: str) -> str:
+def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
     a = site.attrs
     step = site.writer.number(a["scale"] if "dtype" in a else 1.0, "fp32")
     return site.one("QuantizeLinear", x, step, site.writer.number(a["offset"], dtype))
 
 
-def _as_float(site: Site, x: str, dtype: str, *bias: str) -> str:
+def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
     a, least = site.attrs, {"int8": -128, "uint8": 0}.get(dtype, 256)
     whole = float(a["offset"]).is_integer()
@@ -241,13 +240,13 @@ def _as_float(site: Site, x: str, dtype: str, *bias: str) -> str:
     return site.one("Mul", wide, site.writer.number(a["scale"], "fp32"))
 
 
-@rule("quantise")
-def _quantised_out(site: Site) -> Result:
+@export_writer.rule("quantise")
+def _quantised_out(site: export_writer.Site) -> export_writer.Result:
     return _as_whole(site, site.wide()[0], site.attrs["dtype"])
 
 
-@rule("dequantise", "requantise")
-def _scaled_out(site: Site) -> Result:
+@export_writer.rule("dequantise", "requantise")
+def _scaled_out(site: export_writer.Site) -> export_writer.Result:
     found = _as_float(site, site.inputs[0], site.dtype, *site.inputs[2:])
     found = site.one("Mul", found, site.inputs[1]) if len(site.inputs) > 1 else found
     if site.op == "dequantise":
@@ -256,7 +255,7 @@ def _scaled_out(site: Site) -> Result:
     return _as_whole(site, found, "int8")
 
 
-@rule("add_dequantised")
-def _sum_out(site: Site) -> Result:
+@export_writer.rule("add_dequantised")
+def _sum_out(site: export_writer.Site) -> export_writer.Result:
     total = site.one("Add", site.wide()[0], _as_float(site, site.inputs[1], "int8"))
     return site.back(total)

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import GraphError
-from ascend_lab.graph.draft import Value
-from ascend_lab.graph.ir import Fill, TensorType
-from ascend_lab.graph.onnx import tensors as kinds
+from ascend_lab.graph import draft, ir
+from ascend_lab.graph.onnx import model_file, quantised, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
-from ascend_lab.graph.onnx.model_file import tensor_of
-from ascend_lab.graph.onnx.quantised import wrapped
 from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values, check_size
 
 
@@ -41,7 +38,7 @@ def _dropout(ctx: Context) -> Sequence[Result]:
         ctx.unsupported("inference", "is_test = 0")
     if ctx.has(2) and ctx.scalar(2) and not (ctx.has(1) and ctx.scalar(1) == 0):
         ctx.unsupported("inference", "training_mode = true")
-    mask = Tensor("bool", ctx.shape(0), known=Fill(1))
+    mask = Tensor("bool", ctx.shape(0), known=ir.Fill(1))
     return (ctx.tensor(0), mask) if ctx.opset >= 10 else (ctx.tensor(0),)
 
 
@@ -143,7 +140,7 @@ def _cast(ctx: Context) -> Result:
     if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
     if elem in ("int8", "uint8") and x.elem not in (*kinds.FLOATS, "bool"):
-        return wrapped(ctx, value, dtype)
+        return quantised.wrapped(ctx, value, dtype)
     return ctx.cast(value, dtype)
 
 
@@ -155,10 +152,10 @@ def _recast(tensor: Tensor, elem: str) -> Tensor:
         with np.errstate(all="ignore"):
             return tensor.array().astype(kind)
 
-    if isinstance(tensor.known, Fill):
+    if isinstance(tensor.known, ir.Fill):
         with np.errstate(all="ignore"):
             value = np.array(tensor.known.value, kinds.NUMPY[tensor.elem]).astype(kind).item()
-        return Tensor(elem, tensor.shape, known=Fill(value))
+        return Tensor(elem, tensor.shape, known=ir.Fill(value))
     return Tensor(elem, tensor.shape, known=made)
 
 
@@ -179,7 +176,7 @@ def _stored(ctx: Context) -> Tensor:
     proto = ctx.attr("value")
     if not hasattr(proto, "dims"):
         ctx.unsupported("a tensor as value", repr(proto)[:40])
-    return tensor_of(proto, ctx.folder, ctx.limits)
+    return model_file.tensor_of(proto, ctx.folder, ctx.limits)
 
 
 @converter("ConstantOfShape")
@@ -187,12 +184,12 @@ def _constant_of_shape(ctx: Context) -> Tensor:
     shape: Shape = ctx.ints(0)
     check_size(f"{ctx.where}: shape", shape, ctx.limits)
     if ctx.attr("value") is None:
-        return Tensor("float32", shape, known=Fill(0.0))
+        return Tensor("float32", shape, known=ir.Fill(0.0))
     one = _stored(ctx)
     if one.elements != 1:
         ctx.unsupported("a value of one element", str(one.shape))
     number: Any = one.array().reshape(()).item()
-    return Tensor(one.elem, shape, known=Fill(number))
+    return Tensor(one.elem, shape, known=ir.Fill(number))
 
 
 @converter("Shape", "Size")
@@ -223,7 +220,7 @@ def _eye_like(ctx: Context) -> Tensor:
 
 
 @converter("Trilu", types=(kinds.ANY, kinds.EVERY))
-def _trilu(ctx: Context) -> Value | Tensor:
+def _trilu(ctx: Context) -> draft.Value | Tensor:
     """Keep one triangle: elsewhere 0 is selected."""
     x, k = ctx.tensor(0), int(ctx.scalar(1)) if ctx.has(1) else 0
     if len(x.shape) < 2:
@@ -234,7 +231,7 @@ def _trilu(ctx: Context) -> Value | Tensor:
     if x.known is not None:
         return Tensor(x.elem, x.shape, known=lambda: half(x.array(), k))
     value = ctx.value(x)
-    kind = TensorType((rows, columns), value.type.dtype)
+    kind = ir.TensorType((rows, columns), value.type.dtype)
 
     def mask() -> Values:
         return half(np.ones((rows, columns), np.float32), k)
@@ -244,7 +241,7 @@ def _trilu(ctx: Context) -> Value | Tensor:
 
 
 @converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.EVERY, kinds.ANY))
-def _one_hot(ctx: Context) -> Value:
+def _one_hot(ctx: Context) -> draft.Value:
     """Mark classes counted from 0, or back from the last; an index outside marks none.
 
     Indices are compared in fp32: numbers it rounds are larger than any depth accepted.

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ascend_lab.graph.draft import Value
-from ascend_lab.graph.ir import Fill, TensorType
-from ascend_lab.graph.onnx import tensors as kinds
+from ascend_lab.graph import draft, ir
+from ascend_lab.graph.onnx import shapes, tensors, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
-from ascend_lab.graph.onnx.shapes import axes_given, axes_of
-from ascend_lab.graph.onnx.tensors import FLOATS, Shape, Tensor
 
 
-@converter("Gemm", types=(FLOATS,), since=6)
-def _gemm(ctx: Context) -> Value:
+@converter("Gemm", types=(tensors.FLOATS,), since=6)
+def _gemm(ctx: Context) -> draft.Value:
     trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
     a, b, alpha = ctx.input(0), ctx.input(1), ctx.attr("alpha")
     if ctx.has(2):
@@ -26,8 +23,8 @@ def _gemm(ctx: Context) -> Value:
     return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
 
 
-@converter("MatMul", types=((*FLOATS, "int32"),))
-def _matmul(ctx: Context) -> Value:
+@converter("MatMul", types=((*tensors.FLOATS, "int32"),))
+def _matmul(ctx: Context) -> draft.Value:
     """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
     a, b = ctx.input(0), ctx.input(1)
     if not a.shape or not b.shape:
@@ -44,14 +41,14 @@ def _matmul(ctx: Context) -> Value:
 # -- Einsum ---------------------------------------------------------------------------------------
 # Operands are taken from the left, two at a time. A letter of both that is still needed is a batch
 # axis, one that is not is summed in the product; letters of one side are its rows or columns.
-Named = tuple[Value, str]
+Named = tuple[draft.Value, str]
 """A tensor and a letter for each of its axes."""
 _DOTS = "0123456789"
 """Names of the axes that an ellipsis stands for, counted from the last."""
 
 
-@converter("Einsum", types=(FLOATS,), since=12)
-def _einsum(ctx: Context) -> Value:
+@converter("Einsum", types=(tensors.FLOATS,), since=12)
+def _einsum(ctx: Context) -> draft.Value:
     terms, result = _parsed(ctx)
     x: Named = (ctx.input(0), terms[0])
     for i in range(1, len(terms)):
@@ -88,7 +85,7 @@ def _written(ctx: Context, term: str, rank: int) -> str:
     return term.replace("...", _DOTS[:hidden][::-1])
 
 
-def _summed(ctx: Context, x: Value, names: str, needed: set[str]) -> Named:
+def _summed(ctx: Context, x: draft.Value, names: str, needed: set[str]) -> Named:
     """Sum over the axes nobody needs."""
     axes = tuple(i for i, name in enumerate(names) if name not in needed)
     kept = "".join(name for name in names if name in needed)
@@ -108,7 +105,7 @@ def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
     inner = "".join(name for name in a if name in b and name not in needed)
     rows, columns = ("".join(n for n in one if n not in two) for one, two in ((a, b), (b, a)))
 
-    def matrices(x: Value, names: str, *groups: str) -> Value:
+    def matrices(x: draft.Value, names: str, *groups: str) -> draft.Value:
         """Return an operand as a batch of matrices, its axes grouped; sizes of 1 stretch."""
         wide = tuple(sizes[name] for name in names)
         x = x if wide == x.shape else ctx.emit("expand", x, shape=wide)
@@ -125,21 +122,21 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """About the largest number of each type, which an infinite maximum is limited to."""
 
 
-def _axes(ctx: Context) -> Shape:
+def _axes(ctx: Context) -> tensors.Shape:
     """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
-    rank, given = len(ctx.shape(0)), axes_given(ctx)
+    rank, given = len(ctx.shape(0)), shapes.axes_given(ctx)
     if not given:
         return () if ctx.attr("noop_with_empty_axes") else tuple(range(rank))
-    return axes_of(ctx, given, rank)
+    return shapes.axes_of(ctx, given, rank)
 
 
-def _fold(ctx: Context, op: str, value: Value, *, keep: bool | None = None) -> Value:
+def _fold(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = None) -> draft.Value:
     kept = bool(ctx.attr("keepdims")) if keep is None else keep
     return ctx.emit(op, value, axis=_axes(ctx), keepdims=kept)
 
 
 @converter("ReduceSum", "ReduceProd", types=(kinds.NUMBERS, kinds.INTEGERS))
-@converter("ReduceMean", types=(FLOATS, kinds.INTEGERS))
+@converter("ReduceMean", types=(tensors.FLOATS, kinds.INTEGERS))
 @converter("ReduceMax", "ReduceMin", types=(kinds.ANY, kinds.INTEGERS))
 def _reduced(ctx: Context) -> Result:
     """Fold; without an axis to fold the input is the result, without elements the least value."""
@@ -154,11 +151,11 @@ def _empty(ctx: Context) -> bool:
     return any(ctx.shape(0)[a] == 0 for a in _axes(ctx))
 
 
-def _least(ctx: Context, sign: int) -> Tensor:
+def _least(ctx: Context, sign: int) -> tensors.Tensor:
     """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
     kind, axes, kept = kinds.NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
-    if ctx.elem(0) in FLOATS:
+    if ctx.elem(0) in tensors.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
@@ -166,7 +163,7 @@ def _least(ctx: Context, sign: int) -> Tensor:
 
 @converter(
     "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-    types=(FLOATS, kinds.INTEGERS),
+    types=(tensors.FLOATS, kinds.INTEGERS),
 )  # fmt: skip
 def _composed(ctx: Context) -> Result:
     """Fold with functions before and behind."""
@@ -181,7 +178,7 @@ def _composed(ctx: Context) -> Result:
     return ctx.emit(behind, total) if behind else total
 
 
-def _log_sum_exp(ctx: Context, x: Value) -> Result:
+def _log_sum_exp(ctx: Context, x: draft.Value) -> Result:
     """Return max + log sum exp(x - max): no exponential can overflow, nor infinity less itself."""
     if _empty(ctx):
         return _least(ctx, 1)
@@ -191,8 +188,8 @@ def _log_sum_exp(ctx: Context, x: Value) -> Result:
     return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
 
 
-@converter("Softmax", "LogSoftmax", types=(FLOATS,))
-def _softmax(ctx: Context) -> Value:
+@converter("Softmax", "LogSoftmax", types=(tensors.FLOATS,))
+def _softmax(ctx: Context) -> draft.Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
     x, at = ctx.input(0), ctx.attr("axis")
@@ -207,8 +204,8 @@ def _softmax(ctx: Context) -> Value:
     return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
 
 
-@converter("LpNormalization", types=(FLOATS,))
-def _lp_norm(ctx: Context) -> Value:
+@converter("LpNormalization", types=(tensors.FLOATS,))
+def _lp_norm(ctx: Context) -> draft.Value:
     """Divide by the norm along an axis; zeros stay zeros."""
     x, p = ctx.input(0), ctx.attr("p")
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
@@ -221,7 +218,7 @@ def _lp_norm(ctx: Context) -> Value:
 
 
 # -- normalisation --------------------------------------------------------------------------------
-@converter("BatchNormalization", types=(FLOATS,), since=6)
+@converter("BatchNormalization", types=(tensors.FLOATS,), since=6)
 def _batch_norm(ctx: Context) -> Sequence[Result]:
     """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
     if ctx.attr("spatial") == 0:
@@ -237,8 +234,8 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 
 
-@converter("LRN", types=(FLOATS,))
-def _lrn(ctx: Context) -> Value:
+@converter("LRN", types=(tensors.FLOATS,))
+def _lrn(ctx: Context) -> draft.Value:
     """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
     x, size = ctx.input(0), ctx.attr("size")
     if len(x.shape) < 2 or not 1 <= size <= 2 * x.shape[1] + 1:
@@ -246,7 +243,7 @@ def _lrn(ctx: Context) -> Value:
     return ctx.emit("lrn", x, **ctx.attrs)
 
 
-@converter("LayerNormalization", types=(FLOATS,))
+@converter("LayerNormalization", types=(tensors.FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
     x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
@@ -263,21 +260,21 @@ def _layer_norm(ctx: Context) -> Sequence[Result]:
     return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
 
 
-@converter("RMSNormalization", types=(FLOATS,))
-def _rms_norm(ctx: Context) -> Value:
+@converter("RMSNormalization", types=(tensors.FLOATS,))
+def _rms_norm(ctx: Context) -> draft.Value:
     tail = _tail(ctx)
     scale = _stretched(ctx, ctx.input(1), tail)
     return ctx.emit("rms_norm", ctx.input(0), scale, axis=-len(tail), epsilon=ctx.attr("epsilon"))
 
 
-def _tail(ctx: Context) -> Shape:
+def _tail(ctx: Context) -> tensors.Shape:
     shape, axis = ctx.shape(0), ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
         ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
     return shape[axis % len(shape) :]
 
 
-def _stretched(ctx: Context, value: Value, shape: Shape) -> Value:
+def _stretched(ctx: Context, value: draft.Value, shape: tensors.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
     extra = value.shape[: max(0, len(value.shape) - len(shape))]
     own = value.shape[len(extra) :]
@@ -287,14 +284,14 @@ def _stretched(ctx: Context, value: Value, shape: Shape) -> Value:
     return value if own == shape else ctx.emit("expand", value, shape=shape)
 
 
-def _fill(ctx: Context, like: Value, shape: Shape, number: float) -> Value:
-    kind = TensorType(shape, like.type.dtype)
-    return ctx.net.lasting(Fill(number), kind, f"{ctx.name}/fill")
+def _fill(ctx: Context, like: draft.Value, shape: tensors.Shape, number: float) -> draft.Value:
+    kind = ir.TensorType(shape, like.type.dtype)
+    return ctx.net.lasting(ir.Fill(number), kind, f"{ctx.name}/fill")
 
 
-@converter("InstanceNormalization", types=(FLOATS,), since=6)
-@converter("GroupNormalization", types=(FLOATS,))
-def _group_norm(ctx: Context) -> Value:
+@converter("InstanceNormalization", types=(tensors.FLOATS,), since=6)
+@converter("GroupNormalization", types=(tensors.FLOATS,))
+def _group_norm(ctx: Context) -> draft.Value:
     """Scale and bias are one per channel, before opset 21 of groups one per group."""
     x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"
     if len(shape) < 3:

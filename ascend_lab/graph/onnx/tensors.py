@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph.draft import Value
-from ascend_lab.graph.ir import Fill
+from ascend_lab.graph import draft, ir
 from ascend_lab.sim.values import numpy_type
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def free_name(wanted: str, taken: set[str]) -> str:
     return name
 
 
-Known = Values | Fill | Callable[[], Values]
+Known = Values | ir.Fill | Callable[[], Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Tensor:
 
     elem: str
     shape: Shape
-    value: Value | None = None
+    value: draft.Value | None = None
     known: Known | None = None
     roots: frozenset[str] = frozenset()
     name: str = ""
@@ -118,7 +117,7 @@ class Tensor:
 
     def array(self) -> Values:
         """Return the values of a known tensor; a fill or a lazy one is made now."""
-        if isinstance(self.known, Fill):
+        if isinstance(self.known, ir.Fill):
             return np.full(self.shape, self.known.value, NUMPY[self.elem])
         found = self.known() if callable(self.known) else self.known
         return np.asarray(found, NUMPY[self.elem]).reshape(self.shape)
@@ -126,7 +125,7 @@ class Tensor:
     def mapped(self, shape: Shape, change: Callable[[Values], Values]) -> Tensor:
         """Return a known tensor moved or cut; a fill stays one, a lazy one is read when needed."""
         known: Known
-        if isinstance(self.known, Fill):
+        if isinstance(self.known, ir.Fill):
             known = self.known
         elif callable(self.known):
             known = lambda: change(self.array())  # noqa: E731

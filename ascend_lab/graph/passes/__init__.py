@@ -3,8 +3,6 @@
 `run_passes(graph)` runs the default ones; `PASSES` holds all by name.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,19 +10,9 @@ from functools import partial
 
 import numpy as np
 
+from ascend_lab.graph import ir
 from ascend_lab.graph.draft import Draft, given_attrs
 from ascend_lab.graph.evaluate import evaluate, random_inputs
-from ascend_lab.graph.ir import (
-    Constant,
-    Fill,
-    Graph,
-    Node,
-    Seeded,
-    TensorType,
-    Values,
-    infer,
-    operator_of,
-)
 from ascend_lab.graph.passes.quantised import PRODUCTS, fold
 from ascend_lab.graph.passes.rewrite import Pass, derived
 from ascend_lab.ops.formats import FLOATS
@@ -34,7 +24,7 @@ STEPS = 127
 
 
 # -- fp16, bf16 -----------------------------------------------------------------------------------
-def convert(graph: Graph, dtype: str, source: str = "fp32") -> tuple[Graph, int]:
+def convert(graph: ir.Graph, dtype: str, source: str = "fp32") -> tuple[ir.Graph, int]:
     """Compute in `dtype` what is computed in `source`: inputs, constants and outputs change too.
 
     What an operator keeps in a format of its own stays (batch norm's statistics in fp32, indices),
@@ -57,7 +47,7 @@ def convert(graph: Graph, dtype: str, source: str = "fp32") -> tuple[Graph, int]
 class _Conversion:
     """The graph converted so far; `names` holds each tensor in each format it exists in."""
 
-    def __init__(self, graph: Graph, dtype: str, source: str) -> None:
+    def __init__(self, graph: ir.Graph, dtype: str, source: str) -> None:
         self.graph, self.dtype, self.source = graph, dtype, source
         self.draft = Draft(graph, nodes=())
         self.names: dict[tuple[str, str], str] = {}
@@ -80,13 +70,13 @@ class _Conversion:
             else:
                 new = draft.new_name(f"{name}_{dtype}")
                 kind = replace(draft.types[name], dtype=dtype)
-                draft.put(Node(new, "cast", (name,), (new,), {"dtype": dtype}), kind)
+                draft.put(ir.Node(new, "cast", (name,), (new,), {"dtype": dtype}), kind)
             self.names[name, dtype] = new
         return self.names[name, dtype]
 
-    def node(self, node: Node) -> None:
+    def node(self, node: ir.Node) -> None:
         """Append a node in the format it computes in now, its inputs cast where they differ."""
-        operator = operator_of(node.op)
+        operator = ir.operator_of(node.op)
         names, rule = operator.names(len(node.inputs)), operator.types
         before = tuple(t.dtype for t in self.graph.in_types(node))
         main = rule.main(names, before)
@@ -102,9 +92,9 @@ class _Conversion:
             main = self.dtype if moves else main
             formats = rule.inputs(names, main, attrs)
         inputs = tuple(map(self.wanted, node.inputs, formats))
-        kinds = infer(node.op, [self.draft.types[name] for name in inputs], attrs)
+        kinds = ir.infer(node.op, [self.draft.types[name] for name in inputs], attrs)
         given = given_attrs(node.op, attrs)
-        self.draft.put(Node(node.name, node.op, inputs, node.outputs, given), *kinds)
+        self.draft.put(ir.Node(node.name, node.op, inputs, node.outputs, given), *kinds)
 
     def cast_output(self, name: str) -> None:
         """Let a graph output that is still in the old format be written by a cast."""
@@ -119,10 +109,10 @@ class _Conversion:
                 for names in (node.inputs, node.outputs)
             )
             draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
-        cast = Node(title, "cast", (old,), (name,), {"dtype": self.dtype})
+        cast = ir.Node(title, "cast", (old,), (name,), {"dtype": self.dtype})
         draft.put(cast, replace(kind, dtype=self.dtype))
 
-    def scales_sums(self, node: Node, before: tuple[str, ...]) -> bool:
+    def scales_sums(self, node: ir.Node, before: tuple[str, ...]) -> bool:
         """Tell whether a node casts int32 to the old format, or scales what such a cast gave."""
         casts = node.op == "cast" and before[0] == "int32" and node.attr("dtype") == self.source
         if casts:
@@ -130,16 +120,16 @@ class _Conversion:
         return casts or (node.op == "muls" and node.inputs[0] in self.sums)
 
 
-def in_format(constant: Constant, dtype: str) -> Constant:
+def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
     """Return a constant in another format: floats saturate; large ones convert when asked for."""
     kind = replace(constant.type, dtype=dtype)
     most = LARGEST.get(dtype, np.inf)
-    if isinstance(constant.data, Seeded) and dtype in FLOATS:
-        return Constant(kind, constant.data)
-    if isinstance(constant.data, Fill):
-        return Constant(kind, Fill(min(max(constant.data.value, -most), most)))
+    if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
+        return ir.Constant(kind, constant.data)
+    if isinstance(constant.data, ir.Fill):
+        return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -most), most)))
 
-    def converted(values: Values) -> Values:
+    def converted(values: ir.Values) -> ir.Values:
         wide = values if values.dtype == np.float32 else values.astype(np.float64)
         return np.where(np.isinf(wide), wide, np.clip(wide, -most, most))
 
@@ -147,7 +137,7 @@ def in_format(constant: Constant, dtype: str) -> Constant:
 
 
 # -- int8 -----------------------------------------------------------------------------------------
-def weighted(graph: Graph) -> list[Node]:
+def weighted(graph: ir.Graph) -> list[ir.Node]:
     """Return the nodes that can run in int8: floats times constant weights."""
     return [
         node
@@ -160,14 +150,14 @@ def weighted(graph: Graph) -> list[Node]:
     ]
 
 
-def measured_scales(graph: Graph, seed: int = 0) -> dict[str, float]:
+def measured_scales(graph: ir.Graph, seed: int = 0) -> dict[str, float]:
     """Return max|x| / 127 of what those nodes read, in one run on seeded inputs."""
     names = tuple(dict.fromkeys(node.inputs[0] for node in weighted(graph)))
     values = evaluate(replace(graph, outputs=names), random_inputs(graph, seed)) if names else {}
     return {name: scale_of(array) for name, array in values.items()}
 
 
-def scale_of(values: Values) -> float:
+def scale_of(values: ir.Values) -> float:
     """Return the step of a symmetric int8 scale that holds all values; 1 if all are 0."""
     most = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
     return most / STEPS if most > 0 and np.isfinite(most) else 1.0
@@ -183,7 +173,7 @@ class Steps:
     weight_bits: int = 8
 
 
-def quantise(graph: Graph, scales: Mapping[str, float] | None = None) -> tuple[Graph, int]:
+def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
     """Run convolutions and products with constant weights in int8.
 
     `scales` gives the step of each tensor they read; None measures it on seeded inputs.
@@ -199,7 +189,7 @@ def quantise(graph: Graph, scales: Mapping[str, float] | None = None) -> tuple[G
     return fold(in_pairs(graph, layers))[0] if layers else graph, len(layers)
 
 
-def in_pairs(graph: Graph, layers: Mapping[str, Steps]) -> Graph:
+def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
     """Return the graph with what layers read, and their weights, quantised and dequantised.
 
     Equal steps of one tensor are one pair. Weights have a scale, or one per output channel.
@@ -220,7 +210,7 @@ def in_pairs(graph: Graph, layers: Mapping[str, Steps]) -> Graph:
     return draft.finish()
 
 
-def _whole_weights(draft: Draft, node: Node, one: Steps) -> str:
+def _whole_weights(draft: Draft, node: ir.Node, one: Steps) -> str:
     """Insert a layer's weights as whole numbers, dequantised."""
     name = node.inputs[1]
     weight, found = draft.constants[name], np.asarray(one.weight_scales, np.float32)
@@ -232,8 +222,8 @@ def _whole_weights(draft: Draft, node: Node, one: Steps) -> str:
     )
     most = 2 ** (one.weight_bits - 1) - 1
 
-    def whole(values: Values) -> Values:
-        found: Values = np.rint(values.astype(np.float32) / scales)
+    def whole(values: ir.Values) -> ir.Values:
+        found: ir.Values = np.rint(values.astype(np.float32) / scales)
         return np.clip(found, -most - 1, most)
 
     kind = weight.type.dtype
@@ -241,7 +231,7 @@ def _whole_weights(draft: Draft, node: Node, one: Steps) -> str:
     if scales.size == 1:
         attrs = {"scale": float(found[0]), "dtype": kind}
         return draft.insert("dequantise", (byte,), attrs, f"{name}_back")
-    steps = draft.add(Constant(TensorType(scales.shape, "fp32"), scales), f"{name}_scales")
+    steps = draft.add(ir.Constant(ir.TensorType(scales.shape, "fp32"), scales), f"{name}_scales")
     return draft.insert("dequantise", (byte, steps), {"dtype": kind}, f"{name}_back")
 
 

@@ -15,8 +15,7 @@ import numpy as np
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Fill, Node, TensorType, Values
 from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings, sweep
-from ascend_lab.ops.formats import axes_of, pad_pairs, pair
-from ascend_lab.ops.pooling import geometry
+from ascend_lab.ops import formats, pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def _into_one(draft: Draft, node: Node) -> bool:
         return False
 
     def size(conv: Node) -> tuple[int, int]:
-        wide = pair("stride", settings(conv)["stride"])
+        wide = formats.pair("stride", settings(conv)["stride"])
         return -math.prod(draft.type(conv.inputs[1]).shape[2:]), wide[0]
 
     one, other = sorted(both, key=size)
@@ -189,7 +188,7 @@ def pad_conv(draft: Draft, node: Node) -> bool:
     outer = settings(source)["pads"]
     if any(any(p) for p in outer[:2]):
         return False
-    own = pad_pairs("conv2d", settings(node)["pad"])
+    own = formats.pad_pairs("conv2d", settings(node)["pad"])
     pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(outer[2:], own, strict=True))
     reads = (*source.inputs, *node.inputs[1:])
     return draft.become(node, node.op, reads, {**node.attrs, "pad": pads})
@@ -205,10 +204,10 @@ def fully_connected(draft: Draft, node: Node) -> bool:
     options, out = settings(node), draft.type(node.output)
     constants = [draft.constant(name) for name in node.inputs[1:]]
     whole = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
-    padded = any(map(any, pad_pairs("conv2d", options["pad"])))
+    padded = any(map(any, formats.pad_pairs("conv2d", options["pad"])))
     if not whole or padded or options["groups"] != 1 or constants[0] is None or None in constants:
         return False
-    if pair("dilation", options["dilation"]) != (1, 1) and weight.shape[2:] != (1, 1):
+    if formats.pair("dilation", options["dilation"]) != (1, 1) and weight.shape[2:] != (1, 1):
         return False
     if options["out_dtype"] or x.dtype == "int8":
         return False
@@ -226,14 +225,14 @@ def fully_connected(draft: Draft, node: Node) -> bool:
 # -- pooling --------------------------------------------------------------------------------------
 def _window(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
     options = settings(node)
-    return geometry(*(options[key] for key in ("kernel", "stride", "pad")))
+    return pooling.geometry(*(options[key] for key in ("kernel", "stride", "pad")))
 
 
 @rewrites("AReduceMeanFusionPass", "reduce_mean")
 def mean_of_image(draft: Draft, node: Node) -> bool:
     """Turn a mean over the pixels into global average pooling."""
     shape, options = draft.type(node.inputs[0]).shape, settings(node)
-    if len(shape) != 4 or axes_of("reduce_mean", options["axis"], shape) != (2, 3):
+    if len(shape) != 4 or formats.axes_of("reduce_mean", options["axis"], shape) != (2, 3):
         return False
     if options["keepdims"]:
         return draft.become(node, "global_avg_pool", node.inputs)

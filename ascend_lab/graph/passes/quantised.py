@@ -12,8 +12,6 @@ y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)); pads of x hold 
 Source: github hicann/amct, graph_based; the vendor's V100/V200RequantFusionPass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -14,15 +14,11 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.bound import bound_of
+from ascend_lab.graph import bound, ir, onnx
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.evaluate import macs, parameters, published_macs
-from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.onnx import Imported, import_pinning
 from ascend_lab.graph.onnx.tensors import FORMATS, Limits, check_size
-from ascend_lab.graph.zoo import convolutional as c
-from ascend_lab.graph.zoo import formers, mobile
-from ascend_lab.graph.zoo import transformers as t
+from ascend_lab.graph.zoo import convolutional as c, formers, mobile, transformers as t
 
 _TORCH = "torchvision's definition"
 _TIMM = "the definition in pytorch-image-models (timm)"
@@ -56,7 +52,7 @@ SOURCES = {
     "efficientformer_v2": f"Li et al. 2023, arXiv 2212.08059; {_TIMM}",
 }
 """By the start of a model's name; the longest that fits counts."""
-_BUILDERS: tuple[Callable[..., Graph], ...] = (
+_BUILDERS: tuple[Callable[..., ir.Graph], ...] = (
     c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.resnext50, *mobile.BUILDERS, *c.SHUFFLED,
     *c.SQUEEZENETS, c.inception_v1, c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small,
     t.vit_b16, t.mobilevit_block, *t.MOBILEVITS, *formers.BUILDERS,
@@ -73,7 +69,7 @@ def _letters(name: str) -> str:
 _SPELLED = {_letters(name): name for name in ZOO}
 
 
-def find(name: str) -> Callable[..., Graph]:
+def find(name: str) -> Callable[..., ir.Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
     known = name if name in ZOO else _SPELLED.get(_letters(name), "")
     if not known:
@@ -83,7 +79,7 @@ def find(name: str) -> Callable[..., Graph]:
     return ZOO[known]
 
 
-def _wanted(name: str) -> tuple[Callable[..., Graph], dict[str, Any]]:
+def _wanted(name: str) -> tuple[Callable[..., ir.Graph], dict[str, Any]]:
     """Return a builder and the width that a name such as mobilenet_v2_0_75 ends with."""
     plain = name.lower().replace(".", "_")
     found = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
@@ -94,7 +90,7 @@ def _wanted(name: str) -> tuple[Callable[..., Graph], dict[str, Any]]:
     return find(name), {}
 
 
-def build(name: str, *args: Any, **settings: Any) -> Graph:
+def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
     """Return a model by name, arguments as its builder takes them.
 
     A name may end with the width: mobilenet_v2_0_75. Raises `InputError` for an unknown model or
@@ -134,7 +130,7 @@ def counts_of(
 
 def sized(
     name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
-) -> Graph:
+) -> ir.Graph:
     """Return a model of a batch, a width and a size; raises as `counts_of`."""
     builder, sizes = _wanted(name)
     settings: dict[str, Any] = {"batch": batch, **sizes}
@@ -167,7 +163,7 @@ def why(
         graph = sized(name, **sizes)
         stages = compile_stages(graph, on, dtype=dtype)
         times, macs = stages.timeline(), published_macs(graph)
-        bound_s = bound_of(stages.rewritten, on).time_s
+        bound_s = bound.bound_of(stages.rewritten, on).time_s
         peak = on.peak_ops_per_s(dtype) / 2
         busy = [op for op in times.operators if not op.timeline.macs]
         rows.append({
@@ -221,7 +217,7 @@ def load_model(
     given: Mapping[str, Any] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
-) -> Imported:
+) -> onnx.Imported:
     """Return the graph of an ONNX file or of `zoo:NAME`, and its ONNX element types.
 
     `shapes` and the arrays `given` by input name say the sizes that the model leaves open; inputs
@@ -235,13 +231,13 @@ def load_model(
             {name: ELEMENTS[graph.types[name].dtype] for name in names}
             for names in (graph.inputs, graph.outputs)
         )
-        return Imported(graph, inputs, outputs)
+        return onnx.Imported(graph, inputs, outputs)
     if model in ZOO and not Path(model).exists():
         raise InputError("a model file", f"{model}: no such file", f"did you mean {PREFIX}{model}?")
-    return import_pinning(model, given or {}, shapes=sizes, batch=batch)
+    return onnx.import_pinning(model, given or {}, shapes=sizes, batch=batch)
 
 
-def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> Graph:
+def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> ir.Graph:
     """Return a model of the zoo; the sizes given must be ones that its builder can take."""
     settings: dict[str, Any] = {} if batch is None else {"batch": batch}
     for shape in sizes.values():

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
-from ascend_lab.errors import MachineError
-from ascend_lab.isa import Program, c0_of, sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, units_touched
 from ascend_lab.lab.machines.simt import Step, _simulate
-from ascend_lab.sim import execute, simulate
 
 WARP = 32
 SECTOR_BYTES = 32
@@ -63,7 +61,7 @@ def _judge_add(got: Any, case: ex.Case, rng: np.random.Generator) -> str | None:
     expected[z : z + n] = before[x : x + n] + before[y : y + n]
     try:
         after = run_vector(got, before)
-    except MachineError as error:
+    except errors.MachineError as error:
         return f"which the vector unit refuses: {error}"
     wrong = np.flatnonzero(after != expected)
     if wrong.size:
@@ -172,18 +170,18 @@ def _judge_hops(hops: Any, case: ex.Case) -> str | None:
 
 def _judge_relu(program: Any, case: ex.Case) -> str | None:
     """Judge a program y = max(x, 0) over `tiles` tiles: ordered by flags, right in every order."""
-    if not isinstance(program, Program):
+    if not isinstance(program, isa.Program):
         return "expected the Program that k.finish() returns"
     chip = load_chip("Toy")
     if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
         return "use a flag: a barrier stops all pipes"
-    findings = sanitize(program, chip)
+    findings = isa.sanitize(program, chip)
     if findings:
         return f"the sanitizer finds {ex.show(str(findings[0]), 110)}"
     x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
     x = x.astype(np.float16)
     for order in PROGRAM_SEEDS:
-        y = execute(program, {"x": x}, chip, seed=order)["y"]
+        y = sim.execute(program, {"x": x}, chip, seed=order)["y"]
         if not np.array_equal(y, np.maximum(x, 0)):
             return f"expected y = max(x, 0), wrong with execute(..., seed={order})"
     return None
@@ -198,35 +196,35 @@ def _long_cycles(m: int, k: int, n: int) -> int:
     """Return the cycles of our long product: the chip's own matmul on one core, two slots."""
     chip = load_chip("Ascend910A")
     launch = gemm_launch(GemmShape(m, k, n), chip, GemmSchedule(m, 128, n, 1, 1, 1))
-    return simulate(launch, chip).cycles
+    return sim.simulate(launch, chip).cycles
 
 
 def _judge_long(program: Any, case: ex.Case) -> str | None:
     """Judge C = A B on one core of an Ascend910A: findings, values, cycles."""
-    if not isinstance(program, Program):
+    if not isinstance(program, isa.Program):
         return "expected the Program that finish() returns"
     chip, (m, k, n) = load_chip("Ascend910A"), (case[side] for side in "mkn")
     sizes = {t.name: (t.dtype, t.elements) for t in program.tensors}
     wanted = {"a": ("fp16", m * k), "b": ("fp16", n * k), "c": ("fp32", m * n)}
     if sizes != wanted:
         return f"expected tensors {wanted}"
-    if findings := sanitize(program, chip):
+    if findings := isa.sanitize(program, chip):
         return f"the sanitizer finds {ex.show(str(findings[0]), 110)}"
     rng = np.random.default_rng(k)
     a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (n, k))
     feed = {"a": a.astype(np.float16), "b": b.astype(np.float16)}
     for order in (None, 1):
-        c = execute(program, feed, chip, seed=order)["c"].reshape(m, n)
+        c = sim.execute(program, feed, chip, seed=order)["c"].reshape(m, n)
         if not np.array_equal(c, a @ b.T):
             return f"expected c = a b, {int((c != a @ b.T).sum())} of {m * n} numbers differ"
-    cycles, ours = simulate(program, chip).cycles, _long_cycles(m, k, n)
+    cycles, ours = sim.simulate(program, chip).cycles, _long_cycles(m, k, n)
     slow = cycles > LONG_SLACK * ours
     return f"expected at most {int(LONG_SLACK * ours)} cycles, it takes {cycles}" if slow else None
 
 
 def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     """Return the largest k, a multiple of C0, with two A and two B tiles in L0 and C in L0C."""
-    chip, itemsize, c0 = load_chip(chip_name), DTYPE_BYTES[dtype], c0_of(dtype)
+    chip, itemsize, c0 = load_chip(chip_name), DTYPE_BYTES[dtype], isa.c0_of(dtype)
     if 4 * m * n > chip.buffers["L0C"]:
         return 0
     room = min(chip.buffers["L0A"] // (2 * m), chip.buffers["L0B"] // (2 * n)) // itemsize

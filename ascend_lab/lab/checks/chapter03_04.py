@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import sim
+from ascend_lab import errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import AscendLabError, CapacityError, SyncError
-from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of, parse_program, sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
@@ -61,7 +59,7 @@ def _missing(chip: Chip, side: int) -> str | None:
     shape = GemmShape(side, DEPTH, side, "fp16", "fp16")
     try:
         launch = gemm_launch(shape, chip, GemmSchedule(side, STEP, side, 1, 1, 1))
-    except CapacityError as error:
+    except errors.CapacityError as error:
         return f"it does not fit: {error}"
     moved = sim.analyse(launch, chip).path_bytes
     cube = side * side * DEPTH / chip.macs_per_cycle("fp16")
@@ -91,7 +89,7 @@ def _fetched(nest: Nodes, l2_bytes: int) -> int:
     """Write a nest as a program on one core and return what memory delivers for it."""
     base = load_chip("Ascend910A")
     chip = replace(base, l2=replace(base.l2, size_bytes=l2_bytes))
-    k = KernelBuilder("nest", chip)
+    k = isa.KernelBuilder("nest", chip)
     tile = k.buffer("tile", "UB", "fp16", 4096)
 
     def write(nodes: Nodes, around: dict[str, tuple[Any, int]]) -> None:
@@ -107,7 +105,7 @@ def _fetched(nest: Nodes, l2_bytes: int) -> int:
             k.copy(tile.region(0, size // 2), tensor.region(place, size // 2))
 
     write(nest, {})
-    launch = Launch("nest", (Part(k.finish(), (binding_of({}),)),))
+    launch = isa.Launch("nest", (isa.Part(k.finish(), (isa.binding_of({}),)),))
     return sim.analyse(launch, chip).memory_read_bytes
 
 
@@ -250,14 +248,14 @@ def _judge_power(got: Any, case: ex.Case) -> str | None:
 
 
 def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Program):
+    if not isinstance(got, isa.Program):
         return "expected a Program (end with k.finish())"
     chip, pairs = load_chip("Toy"), case["pairs"]
     tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
     size = 2 * pairs * TILE
     if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
         return f"expected fp16 tensors x and y of {size} elements"
-    findings = sanitize(got, chip)
+    findings = isa.sanitize(got, chip)
     if findings:
         worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
         return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
@@ -268,12 +266,12 @@ def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
     return slow if cycles > SLACK * ours else None
 
 
-def _wrong_values(program: Program, chip: Chip, size: int) -> str | None:
+def _wrong_values(program: isa.Program, chip: Chip, size: int) -> str | None:
     x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
     for order in (None, 1, 2):
         try:
             y = sim.execute(program, {"x": x}, chip, seed=order)["y"]
-        except AscendLabError as error:
+        except errors.AscendLabError as error:
             return f"expected a program that runs, but: {error}"
         wrong = int((y != np.maximum(x, 0)).sum())
         if wrong:
@@ -286,9 +284,9 @@ def _our_cycles(pairs: int) -> int:
     return sim.simulate(_ping_pong(pairs), load_chip("Toy")).cycles
 
 
-def _ping_pong(pairs: int) -> Program:
+def _ping_pong(pairs: int) -> isa.Program:
     """Return relu in place on two slots, flags by hand: the kernel the exercise asks for."""
-    k = KernelBuilder("ping_pong", load_chip("Toy"))
+    k = isa.KernelBuilder("ping_pong", load_chip("Toy"))
     x, y = (k.tensor(name, "fp16", 2 * pairs * TILE) for name in "xy")
     slots = [k.buffer(f"slot{s}", "UB", "fp16", TILE) for s in (0, 1)]
     for s in (0, 1):
@@ -335,7 +333,7 @@ def _queues(compiled: sim.Compiled) -> Queues:
             queues[compiled.pipes[step.pipe]].append((KINDS[step.kind], *flag, cycles, *more))
 
     visit(compiled.tree)
-    with suppress(SyncError):
+    with suppress(errors.SyncError):
         queues.cycles = sim.run_reference(compiled)[0]
     return queues
 
@@ -343,7 +341,7 @@ def _queues(compiled: sim.Compiled) -> Queues:
 def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool) -> ex.Case:
     """Return the queues of a load, `works` vector instructions and a store, `rounds` times."""
     chip = load_chip("Toy")
-    k = KernelBuilder("kernel", chip)
+    k = isa.KernelBuilder("kernel", chip)
     x, y = (k.tensor(name, "fp16", 512 * rounds) for name in "xy")
     x_in = k.queue("x_in", "UB", "fp16", 512, src="MTE2", dst="V", depth=depths[0])
     y_out = k.queue("y_out", "UB", "fp16", 512, src="V", dst="MTE3", depth=depths[1])
@@ -359,7 +357,7 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
         y_out.free()
     text = str(k.finish())
     start = next(line for line in text.splitlines() if line.startswith("set_flag V>MTE2"))
-    program = parse_program(text.replace(f"{start}\n", "", 1) if damaged else text)
+    program = isa.parse_program(text.replace(f"{start}\n", "", 1) if damaged else text)
     return {"queues": _queues(sim.compile_program(program, chip, sim.Surroundings()))}
 
 

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
+from ascend_lab import chip, dsl as te, errors, sim
 from ascend_lab.dsl import Tensor
-from ascend_lab.errors import AscendLabError, ShapeError, TypeMismatchError
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.figures.expressions import EXPRESSIONS, per_operation
 from ascend_lab.lab.figures.nests import gm_bytes
-from ascend_lab.sim import simulate_kernel
 
 Array = NDArray[Any]
 
@@ -32,7 +29,7 @@ overflow; in the last the variance is of the size of epsilon.
 
 def computed(y: Tensor, feed: Mapping[str, Array]) -> Array:
     """Return what the default schedule of `y` computes; arrays it does not read are left out."""
-    schedule = te.auto_schedule(te.renamed(y, "checked"), load_chip(CHIP))
+    schedule = te.auto_schedule(te.renamed(y, "checked"), chip.load_chip(CHIP))
     read = {entry.name for entry in schedule.state.inputs}
     values: Array = te.run(schedule, {n: x for n, x in feed.items() if n in read})["checked"]
     return values.astype(np.float64)
@@ -52,7 +49,7 @@ def _wrong_values(
     """Return what is wrong with the values of a tensor: the worst element, with its inputs."""
     try:
         values = computed(got, feed)
-    except AscendLabError as error:
+    except errors.AscendLabError as error:
         return f"expected a tensor that runs, but: {error}"
     miss = np.abs(values - expected) / tolerance
     miss = np.where(np.isfinite(values), miss, np.inf)
@@ -101,7 +98,7 @@ def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
     def caught(condition: Tensor, a: Tensor, b: Tensor) -> Any:
         try:
             return fn(condition, a, b)
-        except AscendLabError as error:
+        except errors.AscendLabError as error:
             return error
 
     return caught
@@ -140,11 +137,11 @@ def _judge_where(got: Any, case: ex.Case) -> str | None:
 
 def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> str | None:
     """Judge the refusal of bad operands; with wrong shapes and wrong formats either will do."""
-    allowed: list[tuple[type[AscendLabError], list[Any]]] = []
+    allowed: list[tuple[type[errors.AscendLabError], list[Any]]] = []
     if shapes:
-        allowed.append((ShapeError, shapes))
+        allowed.append((errors.ShapeError, shapes))
     if len(set(dtypes)) > 1:
-        allowed.append((TypeMismatchError, dtypes))
+        allowed.append((errors.TypeMismatchError, dtypes))
     for kind, words in allowed:
         if isinstance(got, kind):
             absent = [str(w) for w in words if str(w) not in str(got)]
@@ -152,7 +149,7 @@ def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> 
                 return None
             return f"a {kind.__name__} that reads {str(got)!r}; expected {absent[0]} in it too"
     wanted = " or ".join(kind.__name__ for kind, _ in allowed)
-    if isinstance(got, AscendLabError):
+    if isinstance(got, errors.AscendLabError):
         return f"a {type(got).__name__} ({got}); expected a {wanted}"
     return f"expected a {wanted}"
 
@@ -194,7 +191,7 @@ def _diamonds(x: Tensor) -> Tensor:
 
 
 def _judge_bytes(got: Any, case: ex.Case) -> str | None:
-    run = simulate_kernel(te.lower(per_operation(case["y"], CHIP)), load_chip(CHIP))
+    run = sim.simulate_kernel(te.lower(per_operation(case["y"], CHIP)), chip.load_chip(CHIP))
     return ex.equal_to(gm_bytes(run))(got)
 
 

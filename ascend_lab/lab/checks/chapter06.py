@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl, dsl as te, errors, isa
 from ascend_lab.chip import load_chip
-from ascend_lab.dsl import Schedule
 from ascend_lab.dsl.boxes import Range
 from ascend_lab.dsl.run import steps
-from ascend_lab.errors import AscendLabError, CapacityError
-from ascend_lab.isa import Affine, sanitize
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
@@ -36,7 +33,7 @@ def _parts(n: int, factor: int, tail: str) -> list[tuple[int, int]]:
     x = te.placeholder((n,), name="x")
     y = te.compute((n,), lambda i: x[i] * 2.0, name="y")
     s = te.split(te.create_schedule(y, load_chip("Toy")), "y", "i", factor, tail=tail)
-    walked = steps(s.state.stage("y").loops[0], Range(Affine(), n))
+    walked = steps(s.state.stage("y").loops[0], Range(isa.Affine(), n))
     return [(part.start.const, part.count) for part in walked]
 
 
@@ -63,7 +60,7 @@ def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
     s = te.double_buffer(te.split(s, "y", "i", min(factor, n)), "y", slots)
     try:
         te.lower(s)
-    except CapacityError:
+    except errors.CapacityError:
         return False
     return True
 
@@ -73,11 +70,11 @@ def _judge(
     feed: Arrays,
     expected: NDArray[Any],
     near: float,
-    ours: Schedule,
+    ours: dsl.Schedule,
     slack: float = SLACK,
 ) -> str | None:
     """Judge a schedule by inputs, values, findings and cycles, in this order."""
-    if not isinstance(got, Schedule):
+    if not isinstance(got, dsl.Schedule):
         return "expected a schedule"
     if got.chip.name != ours.chip.name:
         return f"expected a schedule for the {ours.chip.name}"
@@ -87,8 +84,8 @@ def _judge(
     try:
         kernel = te.lower(got)
         out = te.run(got, feed)
-        findings, cycles = sanitize(kernel, got.chip), simulate_kernel(kernel, got.chip).cycles
-    except AscendLabError as error:
+        findings, cycles = isa.sanitize(kernel, got.chip), simulate_kernel(kernel, got.chip).cycles
+    except errors.AscendLabError as error:
         return f"expected a schedule that runs, but: {error}"
     wrong = abs(out["y"].astype(float) - expected).max() if "y" in out else np.inf
     if not wrong <= near:
@@ -102,24 +99,24 @@ def _judge(
 
 
 @cache
-def _table(rows: int, columns: int, chip_name: str = CHIP) -> Schedule:
+def _table(rows: int, columns: int, chip_name: str = CHIP) -> dsl.Schedule:
     """Return our schedule of x + p: columns or rows over the cores, or the default."""
     x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
     y = te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
     chip = load_chip(chip_name)
     cores, found = chip.cores_of("vector"), {te.auto_schedule(y, chip): 0}
     for by_columns, height in product((True, False), (2, 4, 16)):
-        with suppress(AscendLabError):
+        with suppress(errors.AscendLabError):
             found[_on_cores(te.create_schedule(y, chip), by_columns, height, cores)] = 0
     for s in found:
         try:
             found[s] = simulate_kernel(te.lower(s), chip).cycles
-        except AscendLabError:
+        except errors.AscendLabError:
             found[s] = 1 << 60
     return min(found, key=lambda s: found[s])
 
 
-def _on_cores(s: Schedule, by_columns: bool, height: int, cores: int) -> Schedule:
+def _on_cores(s: dsl.Schedule, by_columns: bool, height: int, cores: int) -> dsl.Schedule:
     """Give the cores columns or rows of y, tiles of `height` rows, p loaded once per piece."""
     rows, columns = s.state.stage("y").loops[0].extent, s.state.stage("y").loops[1].extent
     if by_columns:
@@ -131,7 +128,7 @@ def _on_cores(s: Schedule, by_columns: bool, height: int, cores: int) -> Schedul
     return te.double_buffer(te.compute_at(te.cache_read(s, "p", "UB"), "p_ub", "y", "j_o"), "y")
 
 
-def _sums(rows: int, columns: int) -> Schedule:
+def _sums(rows: int, columns: int) -> dsl.Schedule:
     """Return our schedule of the sums: 32 partial sums of each row on 32 cores, then their sum."""
     x, k = te.placeholder((rows, columns), "fp32", "x"), te.reduce_axis(columns, "k")
     y = te.compute((rows,), lambda i: te.sum(x[i, k], k), name="y")

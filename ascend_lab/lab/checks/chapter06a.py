@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl, dsl as te, errors, isa
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import Schedule
-from ascend_lab.errors import AscendLabError, CapacityError
-from ascend_lab.isa import KernelBuilder, Program, sanitize
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
@@ -27,13 +24,13 @@ def _chip_with(ub_bytes: int) -> Chip:
 
 
 def _addresses(tiles: Sequence[Tile], ub_bytes: int) -> list[int] | None:
-    k = KernelBuilder("tiles", _chip_with(ub_bytes))
+    k = isa.KernelBuilder("tiles", _chip_with(ub_bytes))
     try:
         made = [
             k.buffer(f"t{i}", "UB", FORMATS[size], elements, slots)
             for i, (elements, size, slots) in enumerate(tiles)
         ]
-    except CapacityError:
+    except errors.CapacityError:
         return None
     return [buffer.address for buffer in made]
 
@@ -65,11 +62,11 @@ def check_ex_06a_1(rng: ex.Rng) -> ex.Case:
 def _deepest(queues: Sequence[tuple[str, str, int]], ub_bytes: int) -> int:
     depth = 0
     while True:
-        k = KernelBuilder("deep", _chip_with(ub_bytes))
+        k = isa.KernelBuilder("deep", _chip_with(ub_bytes))
         try:
             for i, (src, dst, size) in enumerate(queues):
                 k.queue(f"q{i}", "UB", "int8", size, src=src, dst=dst, depth=depth + 1)
-        except CapacityError:
+        except errors.CapacityError:
             return depth
         depth += 1
 
@@ -204,7 +201,7 @@ def _formula(steps: Steps, n: int) -> te.Tensor:
     return known[steps[-1][1]]
 
 
-def schedule_of(steps: Steps, n: int, chip: Chip, tile: int) -> Schedule:
+def schedule_of(steps: Steps, n: int, chip: Chip, tile: int) -> dsl.Schedule:
     """Return the chain as one nest on one core, with two slots for each tile."""
     s, last = te.create_schedule(_formula(steps, n), chip), steps[-1][1]
     for _, name, *_ in steps[:-1]:
@@ -219,14 +216,14 @@ def goal_cycles(steps: Steps, n: int, chip: Chip) -> int:
     for tile in (128 * 2**k for k in range(3, 10) if 128 * 2**k <= n):
         try:
             found.append(simulate_kernel(te.lower(schedule_of(steps, n, chip, tile)), chip).cycles)
-        except CapacityError:
+        except errors.CapacityError:
             break
     return min(found)
 
 
 def _judge_lowering(got: Any, case: ex.Case) -> str | None:
     steps, n, chip = case["steps"], case["n"], case["chip"]
-    if not isinstance(got, Program):
+    if not isinstance(got, isa.Program):
         return "expected a program"
     names = {*inputs_of(steps), steps[-1][1]}
     if {(b.name, b.elements) for b in got.tensors} != {(name, n) for name in names}:
@@ -234,9 +231,9 @@ def _judge_lowering(got: Any, case: ex.Case) -> str | None:
     rng = np.random.default_rng(n)
     feed = {name: np.asarray(rng.normal(size=n), np.float16) for name in inputs_of(steps)}
     try:
-        findings = sanitize(got, chip)
+        findings = isa.sanitize(got, chip)
         out = {} if findings else execute(got, feed, chip)
-    except AscendLabError as error:
+    except errors.AscendLabError as error:
         return f"expected a program that runs, but: {error}"
     if findings:
         return f"expected no findings, the sanitizer says {findings[0]}"

@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
-from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import Affine, KernelBuilder, Program, Region, c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
-from ascend_lab.sim import simulate
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 
@@ -74,7 +72,7 @@ def _judge_nest(got: Any, case: ex.Case) -> str | None:
     side, tile = case["tile"] // 16, case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
-    moved = simulate(nest(chip, case["order"], trips, side), chip).path_bytes
+    moved = sim.simulate(nest(chip, case["order"], trips, side), chip).path_bytes
     c = moved["GM", "UB"] + moved["UB", "GM"]
     return ex.equal_to((moved["GM", "L0A"], moved["GM", "L0B"], c))(got)
 
@@ -87,19 +85,19 @@ AXES = {
 """Per operand of the nest: the loops it depends on, its buffer, its number format."""
 
 
-def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> Program:
+def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa.Program:
     """Return C += A B in tiles of `tile` x `tile` fractals, loops in `order` from outer to inner.
 
     Every operand is loaded under the innermost loop that it depends on; C is stored where that
     loop's body ends. Tiles lie in GM one after the other. Barriers everywhere: it is for counting.
     """
-    k, area = KernelBuilder(order, chip), (tile * tile, 256)
-    size, at = tile * tile * 256, dict[str, Affine]()
+    k, area = isa.KernelBuilder(order, chip), (tile * tile, 256)
+    size, at = tile * tile * 256, dict[str, isa.Affine]()
     gm = {x: k.tensor(x, t, size * trips[p] * trips[q]) for x, ((p, q), _, t) in AXES.items()}
     l0 = {x: k.buffer(f"{x}_l0", space, t, size) for x, (_, space, t) in AXES.items()}
     ub = k.buffer("c_ub", "UB", "fp32", size).region(0, area)
 
-    def move(*way: Region) -> None:
+    def move(*way: isa.Region) -> None:
         for src, dst in pairwise(way):
             (k.load2d if dst.space in ("L0A", "L0B") else k.copy)(dst, src)
             k.barrier()
@@ -122,7 +120,7 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> Pro
 
 def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
     chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
-    c0, sides = c0_of(dtype), _three_sides(got)
+    c0, sides = isa.c0_of(dtype), _three_sides(got)
     if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
         return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
     m, k, n = sides
@@ -170,8 +168,8 @@ def _judge_schedule(got: Any, case: ex.Case) -> str | None:
         return "expected a GemmSchedule"
     shape, chip = GemmShape(case["m"], case["k"], case["n"]), load_chip("Ascend910A")
     try:
-        cycles = simulate(gemm_launch(shape, chip, got), chip).cycles
-    except AscendLabError as error:
+        cycles = sim.simulate(gemm_launch(shape, chip, got), chip).cycles
+    except errors.AscendLabError as error:
         return f"which cannot run: {error}"
     enough = int(PRODUCT_SLACK * _best_cycles(shape))
     return None if cycles <= enough else f"which takes {cycles} cycles; expected at most {enough}"
@@ -190,8 +188,8 @@ def _best_cycles(shape: GemmShape) -> int:
 
     def cycles_of(s: GemmSchedule) -> int:
         try:
-            return simulate(gemm_launch(shape, chip, s), chip).cycles
-        except AscendLabError:
+            return sim.simulate(gemm_launch(shape, chip, s), chip).cycles
+        except errors.AscendLabError:
             return 1 << 60
 
     best = default_schedule(shape, chip)

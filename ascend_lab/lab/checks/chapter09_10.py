@@ -14,17 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import dsl
+from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import Schedule, Tensor
-from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, GraphBuilder
-from ascend_lab.graph.fusion import automatic_groups
-from ascend_lab.isa import Program, sanitize
+from ascend_lab.graph import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.layout import AddressMap, address, address_map, pack
-from ascend_lab.layout import addresses as addresses_of
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 
@@ -209,7 +203,7 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
     graph = network(case["network"])
     if wrong := misgrouped(graph, got):
         return wrong
-    ours = automatic_groups(graph, ())
+    ours = fusion.automatic_groups(graph, ())
     made, enough = (sum(len(g) - 1 for g in groups if g) for groups in (got, ours))
     if made < enough:
         return f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
@@ -217,7 +211,7 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
-def tanh_gradient(elements: int) -> Tensor:
+def tanh_gradient(elements: int) -> dsl.Tensor:
     """Return y = dy * (1 - t * t) with t = tanh(x), which is read twice."""
     x, dy = (dsl.placeholder((elements,), name=name) for name in ("x", "dy"))
     power = dsl.vadds(dsl.vexp(dsl.vmuls(x, -2.0)), 1.0)
@@ -226,7 +220,7 @@ def tanh_gradient(elements: int) -> Tensor:
     return dsl.renamed(dsl.vmul(dy, dsl.vadds(dsl.vmuls(square, -1.0), 1.0)), "y")
 
 
-def fused_gradient(y: Tensor, chip: Chip, width: int = 8192) -> Schedule:
+def fused_gradient(y: dsl.Tensor, chip: Chip, width: int = 8192) -> dsl.Schedule:
     """Return the schedule exercise 10.4 asks for: t is a tile with two slots, computed once."""
     s = dsl.create_schedule(y, chip)
     for stage in [stage.name for stage in s.state.stages]:
@@ -239,15 +233,15 @@ def fused_gradient(y: Tensor, chip: Chip, width: int = 8192) -> Schedule:
 
 
 def _judge_gradient(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Schedule) or got.chip.name != "Ascend910A":
+    if not isinstance(got, dsl.Schedule) or got.chip.name != "Ascend910A":
         return "expected a Schedule for the Ascend910A"
     chip, count = load_chip("Ascend910A"), case["elements"]
     try:
         kernel = dsl.lower(got)
-        findings = sanitize(kernel, chip)
-        run = simulate_kernel(kernel, chip)
+        findings = isa.sanitize(kernel, chip)
+        run = sim.simulate_kernel(kernel, chip)
         right = _right_values(got, count)
-    except AscendLabError as error:
+    except errors.AscendLabError as error:
         return f"expected a schedule that lowers, but: {error}"
     if findings or not right:
         return f"expected y = dy (1 - tanh(x)^2) and no findings, there are {len(findings)}"
@@ -262,10 +256,10 @@ def _judge_gradient(got: Any, case: ex.Case) -> str | None:
 @cache
 def _our_cycles(count: int) -> int:
     chip = load_chip("Ascend910A")
-    return simulate_kernel(dsl.lower(fused_gradient(tanh_gradient(count), chip)), chip).cycles
+    return sim.simulate_kernel(dsl.lower(fused_gradient(tanh_gradient(count), chip)), chip).cycles
 
 
-def _right_values(schedule: Schedule, count: int) -> bool:
+def _right_values(schedule: dsl.Schedule, count: int) -> bool:
     x = np.linspace(-3, 3, count).astype(np.float16)
     dy = np.linspace(2, -1, count).astype(np.float16)
     y = dsl.run(schedule, {"x": x, "dy": dy}).get("y")
@@ -275,13 +269,13 @@ def _right_values(schedule: Schedule, count: int) -> bool:
 
 # -- in place --------------------------------------------------------------------------------------
 def _judge_shifted(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Program):
+    if not isinstance(got, isa.Program):
         return "expected a Program (end with k.finish())"
     chip, count, shift = load_chip("Toy"), case["tiles"] * TILE, case["shift"]
     tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
     if tensors != [("b", "fp16", count), ("x", "fp16", count + shift)]:
         return f"expected fp16 tensors x of {count + shift} and b of {count} elements"
-    findings = sanitize(got, chip, filled={"x", "b"})
+    findings = isa.sanitize(got, chip, filled={"x", "b"})
     if findings:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
     rng = np.random.default_rng(count + shift)
@@ -289,13 +283,13 @@ def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     expected = x.copy()
     expected[shift:] = np.maximum(x[:count] + b, 0)
     try:
-        result = execute(got, {"x": x, "b": b}, chip, seed=1)["x"]
-    except AscendLabError as error:
+        result = sim.execute(got, {"x": x, "b": b}, chip, seed=1)["x"]
+    except errors.AscendLabError as error:
         return f"expected a program that runs, but: {error}"
     wrong = int((result != expected).sum())
     if wrong:
         return f"expected relu(x + b) from place {shift} on, {wrong} elements differ"
-    moved = sum(simulate(got, chip).path_bytes.values())
+    moved = sum(sim.simulate(got, chip).path_bytes.values())
     if moved != 6 * count:
         return f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
     return None

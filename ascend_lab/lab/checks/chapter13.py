@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs
-from ascend_lab.graph.onnx import import_onnx
+from ascend_lab.graph import Graph, GraphBuilder, evaluate, onnx, random_inputs
 from ascend_lab.lab.checks import core as ex
 
 Values = NDArray[Any]
@@ -229,7 +228,7 @@ def _judge_13_5(got: Any, case: ex.Case) -> str | None:
     (found,) = evaluate(got, {"x": x}).values()
     if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4, atol=1e-4):
         return "which computes other scores than the evaluator of the onnx package"
-    if len(got.nodes) > (enough := len(import_onnx(model).nodes)):
+    if len(got.nodes) > (enough := len(onnx.import_onnx(model).nodes)):
         return f"of {len(got.nodes)} nodes; {enough} are enough"
     return None
 

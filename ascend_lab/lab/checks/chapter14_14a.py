@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
+from ascend_lab.graph import Graph, GraphBuilder, evaluate, passes, random_inputs, to_text
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
-from ascend_lab.graph.passes import Draft, sweep
 from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import core as ex
 
@@ -25,7 +24,7 @@ PLAIN = ("exp", "relu", "neg")
 
 
 # -- two transposes are one -----------------------------------------------------------------------
-def merge_transposes(rw: Draft, node: Any) -> bool:
+def merge_transposes(rw: passes.Draft, node: Any) -> bool:
     """Let a transpose of a transpose read what the first one reads; drop it if nothing moves."""
     first = rw.maker(node.inputs[0])
     if first is None or first.op != "transpose":
@@ -54,7 +53,7 @@ def chain_graph(steps: Sequence[int], reads: Sequence[int]) -> Graph:
 def rewritten(rule: Any, graph: Graph) -> Graph:
     """Return what a rule for transposes makes of a graph, in 12 sweeps at most."""
     for _ in range(12):
-        graph, matches = sweep(rule, "transpose")(graph)
+        graph, matches = passes.sweep(rule, "transpose")(graph)
         if not matches:
             break
     return graph
@@ -191,7 +190,7 @@ MOST = 500
 """Matches after which rules count as endless."""
 
 
-def _twice(rw: Draft, node: Any) -> bool:
+def _twice(rw: passes.Draft, node: Any) -> bool:
     """Let what a second relu, or a second neg, writes be what the first one wrote, or read."""
     first = rw.maker(node.inputs[0]) if node.op in ("relu", "neg") else None
     if first is None or first.op != node.op:
@@ -199,11 +198,11 @@ def _twice(rw: Draft, node: Any) -> bool:
     return rw.forward(node, node.inputs[0] if node.op == "relu" else first.inputs[0])
 
 
-def _turned(rw: Draft, node: Any) -> bool:
+def _turned(rw: passes.Draft, node: Any) -> bool:
     return node.op == "transpose" and merge_transposes(rw, node)
 
 
-def _earlier(rw: Draft, node: Any) -> bool:
+def _earlier(rw: passes.Draft, node: Any) -> bool:
     """Let a transpose of a relu or neg be the relu or neg of a new transpose."""
     first = rw.maker(node.inputs[0]) if node.op == "transpose" else None
     if first is None or first.op not in ("relu", "neg"):
@@ -212,7 +211,7 @@ def _earlier(rw: Draft, node: Any) -> bool:
     return rw.become(node, first.op, [inner])
 
 
-def _restless(rw: Draft, node: Any) -> bool:
+def _restless(rw: passes.Draft, node: Any) -> bool:
     return node.op == "exp" and rw.become(node, "exp", node.inputs)
 
 
@@ -221,10 +220,10 @@ RULES = (_twice, _turned, _earlier)
 
 def _managed(fn: Any) -> Any:
     def run(steps: Sequence[int], reads: Sequence[int], endless: bool) -> Any:
-        rw, answers = Draft(chain_graph(steps, reads)), list[bool]()
+        rw, answers = passes.Draft(chain_graph(steps, reads)), list[bool]()
 
         def counted(rule: Any) -> Any:
-            def offer(draft: Draft, node: Any) -> bool:
+            def offer(draft: passes.Draft, node: Any) -> bool:
                 answers.append(bool(rule(draft, node)))
                 return answers[-1]
 
@@ -246,7 +245,7 @@ def _judge_14_5(got: Any, case: ex.Case) -> str | None:
     wanted, found = evaluate(before, given), evaluate(graph, given)
     if any(not np.array_equal(found[name], values) for name, values in wanted.items()):
         return "and the graph computes something else"
-    if any(sweep(rule)(graph)[1] for rule in RULES) or done is not True:
+    if any(passes.sweep(rule)(graph)[1] for rule in RULES) or done is not True:
         return "and a rule still fits" if done is True else "expected True: nothing fits any more"
     most = len(RULES) * (len(before.nodes) + 4 * matches)
     return None if offers <= most else f"after {offers} offers for {matches} matches, not {most}"

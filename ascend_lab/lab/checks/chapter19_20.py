@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe import Point, Space, TableSpace, drive
-from ascend_lab.aoe.cube import CubeMeasure
+from ascend_lab import chip, dsl, kernels
+from ascend_lab.aoe import Point, Space, TableSpace, cube, drive, vector
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.drive import Search
 from ascend_lab.aoe.search import Mcts, random_order
-from ascend_lab.aoe.vector import VectorMeasure
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl import placeholder, vrelu
-from ascend_lab.kernels import GemmShape
-from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.checks.wall import Tell, Verdict
+from ascend_lab.lab.checks import core as ex, wall
 from ascend_lab.lab.tuning import SimpleGenetic
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (2, 600), (9, 80))
@@ -60,8 +55,8 @@ def pruned(space: Space, keep: Any) -> list[Point]:
 @lru_cache(maxsize=len(SHAPES))
 def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
     """Return the space of relu on the Toy chip, and the cycles of all its schedules."""
-    x = placeholder(shape, "fp16", "x")
-    measure = VectorMeasure((vrelu(x),), load_chip("Toy"))
+    x = dsl.placeholder(shape, "fp16", "x")
+    measure = vector.VectorMeasure((dsl.vrelu(x),), chip.load_chip("Toy"))
     space = measure.space()
     return space, {point: measure(point) for point in space.points()}
 
@@ -208,7 +203,7 @@ def _follows(got: Any, space: Space, wishes: Sequence[tuple[int, ...]]) -> str |
 @lru_cache(maxsize=1)
 def product_costs() -> tuple[CubeSpace, NDArray[np.float64]]:
     """Return the space of a product of 256x256x256 on the 910A, and the bounds of all tilings."""
-    measure = CubeMeasure(GemmShape(256, 256, 256), load_chip("Ascend910A"))
+    measure = cube.CubeMeasure(kernels.GemmShape(256, 256, 256), chip.load_chip("Ascend910A"))
     space = measure.space()
     return space, Bounds(measure, space.genes).closed
 
@@ -268,7 +263,7 @@ def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     seeds = [1000 * seed + i for i in range(SEEDS)]
     product_costs()  # kept here: what a check computes ends with it
 
-    def run(tell: Tell) -> Verdict:
+    def run(tell: wall.Tell) -> wall.Verdict:
         def watched() -> Search:
             tell(SEEDS, "your search")
             return _watched(fn)

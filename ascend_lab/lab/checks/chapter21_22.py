@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import cluster, errors
 from ascend_lab.aoe.subgraph import Region, SlicePlan, plan_time, prepared
 from ascend_lab.chip import load_chip
-from ascend_lab.cluster import Round, Schedule, execute
-from ascend_lab.errors import AscendLabError, ClusterError
 from ascend_lab.graph import Graph, GraphBuilder
 from ascend_lab.lab.checks import core as ex
 
@@ -91,7 +90,7 @@ def _judge_regions(got: Any, case: ex.Case) -> str | None:
         return "expected a list of regions"
     try:
         time_s = plan_time(graph, SlicePlan(tuple(got)), load_chip(EYES_CHIP))
-    except AscendLabError as error:
+    except errors.AscendLabError as error:
         return f"expected regions that can be sliced: {error}"
     told = f"{time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
     return None if time_s < limit_s else f"which take {told}"
@@ -202,10 +201,10 @@ def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
         if any(len({m[i] for m in step}) < len(step) for i in (0, 1)):
             return f"expected one message a rank each way in round {number}"
     arrays = [rng.integers(-9, 10, 3 * ranks) for _ in range(ranks)]
-    plan = Schedule("all_reduce", "yours", ranks, ranks, tuple(one for one, _ in steps))
+    plan = cluster.Schedule("all_reduce", "yours", ranks, ranks, tuple(one for one, _ in steps))
     try:
-        found = execute(plan, arrays)
-    except (ClusterError, IndexError) as error:
+        found = cluster.execute(plan, arrays)
+    except (errors.ClusterError, IndexError) as error:
         return f"which fails: {error}"
     wanted = np.sum(arrays, axis=0)
     for rank, one in enumerate(found):
@@ -217,9 +216,9 @@ def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
     return f"in which a rank sends {max(sent)} blocks of {ranks}" if over else None
 
 
-def _round(step: Sequence[Any], adds: bool) -> Round:
+def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
     sources, targets, blocks = zip(*step, strict=True)
-    return Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
+    return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
 
 
 def chain_s(

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan, splits
-from ascend_lab.aoe.gradient.planning import mg_wfbp
-from ascend_lab.cluster import checked
-from ascend_lab.errors import AscendLabError
+from ascend_lab import cluster, errors
+from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan, planning, splits
 from ascend_lab.lab.checks import core as ex
 
 WORSE = 1.5
@@ -67,7 +65,7 @@ def _draw(rng: np.random.Generator, count: int) -> ex.Case:
 
 def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -> list[int]:
     """Return the buckets' last gradients by the released MG-WFBP rule."""
-    split = mg_wfbp(splits.table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
+    split = planning.mg_wfbp(splits.table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
     return [last for _, last in split]
 
 
@@ -145,8 +143,8 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
     table, price = splits.table_of(rows_of(case["ready"], case["sizes"])), case["cost"].many
     try:
         lasts = [int(last) for last in got]
-        checked(splits.split_at(lasts), len(case["ready"]))
-    except (TypeError, ValueError, IndexError, AscendLabError):
+        cluster.checked(splits.split_at(lasts), len(case["ready"]))
+    except (TypeError, ValueError, IndexError, errors.AscendLabError):
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:
         return f"expected at most {case['most']} buckets"
@@ -191,7 +189,7 @@ def _judge_24_4(got: Any, case: ex.Case) -> str | None:
             return "expected sizes in whole bytes"
         rows, cost = rows_of(ready, sizes), AlphaBeta(float(a), float(b))
         best = plan(rows, cost)
-    except (TypeError, ValueError, AscendLabError) as error:
+    except (TypeError, ValueError, errors.AscendLabError) as error:
         return f"expected ready times, whole sizes, a and b ({error})"
     if any(x > y for x, y in pairwise(ready)):
         return "expected ready times in ascending order"

@@ -20,8 +20,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.lab.checks.core import CheckResult
-from ascend_lab.lab.checks.wall import CheckError
+from ascend_lab.lab.checks import core, wall
 
 STUB = "exercise-stub"
 SOLUTION = "exercise-solution"
@@ -50,7 +49,7 @@ class Attempt:
     side: str
     subject: Any
     defined_here: bool
-    results: tuple[CheckResult, ...]
+    results: tuple[core.CheckResult, ...]
 
 
 def read_code_cells(notebook: Path) -> list[CodeCell]:
@@ -113,13 +112,13 @@ class Page:
         """Return the cells of one side and the call of its check."""
         own = [cell for cell in self.cells if cell.exercise == exercise and side in cell.tags]
         if not own:
-            raise CheckError(f"{self.where}: {exercise} has no cell tagged {side}; tag one")
+            raise wall.CheckError(f"{self.where}: {exercise} has no cell tagged {side}; tag one")
         name = f"check_{exercise}"
         later = [cell for cell in self.cells if cell.index >= own[0].index]
         call = next((c for cell in later for c in _calls(cell.source, name)), None)
         if call is None or not call.args:
             where = f"after the {side} of {exercise}"
-            raise CheckError(f"{self.where}: no cell calls {name}(fn) {where}")
+            raise wall.CheckError(f"{self.where}: no cell calls {name}(fn) {where}")
         return own, call
 
     def _needed(self) -> list[CodeCell]:

@@ -15,8 +15,7 @@ from ascend_lab.compress import Scale, calibrate
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
-from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, play
-from ascend_lab.media.dvpp import Image
+from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, dvpp, play
 from ascend_lab.serving import Arrivals, Policy, Scenario, Served, Service, Step, simulate_serving
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
@@ -101,7 +100,7 @@ def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFi
 WIDTH, HEIGHT = 96, 64
 
 
-def scene() -> Image:
+def scene() -> dvpp.Image:
     """Return a small picture (3, h, w) in RGB: sky, sun, a house on a meadow."""
     row, column = np.mgrid[0:HEIGHT, 0:WIDTH]
     picture = np.stack([90 + row, 150 + row, 235 - row // 2]).astype(np.uint8)
@@ -113,7 +112,7 @@ def scene() -> Image:
     return picture
 
 
-def camera_frame(standard: str = "601 narrow") -> Image:
+def camera_frame(standard: str = "601 narrow") -> dvpp.Image:
     """Return the scene as a camera sends it: flat NV12, chroma of every second pixel and row."""
     yuv = convert(scene()[None], csc_of(standard, "YUV"))[0]
     pairs = yuv[1:, ::2, ::2].transpose(1, 2, 0)

@@ -5,17 +5,11 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import Schedule, Tensor
-from ascend_lab.dsl.boxes import Range
+from ascend_lab.dsl import Schedule, Tensor, boxes, stages
 from ascend_lab.dsl.run import steps
-from ascend_lab.dsl.stages import Stage
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine
-from ascend_lab.lab.figures import nests as ns
-from ascend_lab.lab.figures import style as st
-from ascend_lab.sim import KernelTimeline, simulate_kernel
+from ascend_lab.lab.figures import nests as ns, style as st
 
 # -- formulas, each in three loop nests scheduled with the primitives of the DSL -------------------
 TILE_ROWS = 16
@@ -45,7 +39,7 @@ def _start(y: Tensor, chip_name: str, *, keep: bool) -> Schedule:
     s = te.create_schedule(y, load_chip(chip_name))
     for name in [x.name for x in s.state.stages if not x.output]:
         stage = s.state.stage(name)
-        reads = [r for x in s.state.readers(name) if isinstance(x, Stage) for r in x.reads]
+        reads = [r for x in s.state.readers(name) if isinstance(x, stages.Stage) for r in x.reads]
         once = len([r for r in reads if r.source == name]) == 1
         moves = getattr(stage.expr, "op", "vcopy") in ("vcopy", "vconv")
         if not stage.fold and (moves or (once and not keep)):
@@ -75,7 +69,7 @@ def per_operation(y: Tensor, chip_name: str) -> Schedule:
     """
     s = _start(y, chip_name, keep=True)
     for stage in s.state.stages:
-        if isinstance(stage, Stage):
+        if isinstance(stage, stages.Stage):
             s = _in_pieces(_on_cores(s, stage.name), stage.name, 2 * PIECE)
             s = te.double_buffer(s, stage.name)
     return s
@@ -105,7 +99,7 @@ def rows_in_pieces(y: Tensor, chip_name: str) -> Schedule:
     """
     s = _start(y, chip_name, keep=False)
     for stage in s.state.stages:
-        if isinstance(stage, Stage) and not stage.fold and not stage.output:
+        if isinstance(stage, stages.Stage) and not stage.fold and not stage.output:
             s = te.inline(s, stage.name)
     name = s.outputs[0].label
     s = _in_pieces(_on_cores(s, name), name, PIECE)
@@ -196,19 +190,19 @@ def _input(rows: int, columns: int) -> Tensor:
 
 def _runs(
     operator: Operator, chip: str, shape: tuple[int, int]
-) -> dict[str, KernelTimeline | None]:
+) -> dict[str, sim.KernelTimeline | None]:
     """Time the three nests; None for one whose tiles do not fit."""
-    found: dict[str, KernelTimeline | None] = {}
+    found: dict[str, sim.KernelTimeline | None] = {}
     for name, make in three_nests(operator(_input(*shape)), chip).items():
         try:
-            found[name] = simulate_kernel(te.lower(make()), load_chip(chip))
-        except CapacityError:
+            found[name] = sim.simulate_kernel(te.lower(make()), load_chip(chip))
+        except errors.CapacityError:
             found[name] = None
     return found
 
 
 def _bars_of_bytes(
-    ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
+    ax: Any, runs: Mapping[str, sim.KernelTimeline | None], shape: tuple[int, int]
 ) -> None:
     values = [ns.gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
     for row, value in enumerate(values):
@@ -219,7 +213,7 @@ def _bars_of_bytes(
 
 
 def _bars_of_cycles(
-    ax: Any, runs: list[dict[str, KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
+    ax: Any, runs: list[dict[str, sim.KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
 ) -> None:
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for each in runs for r in each.values() if r)
@@ -250,7 +244,7 @@ def _letters(ax: Any, count: int, right: float) -> None:
 
 
 def _alt(
-    chip: str, runs: list[dict[str, KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
+    chip: str, runs: list[dict[str, sim.KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
 ) -> str:
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):
@@ -272,7 +266,7 @@ def fig_expression(
     y = EXPRESSIONS[expression](_input(rows, columns))
     schedule = te.auto_schedule(y, load_chip(chip))
     nest = ns.nest_of(schedule)
-    run = simulate_kernel(te.lower(schedule), load_chip(chip))
+    run = sim.simulate_kernel(te.lower(schedule), load_chip(chip))
     per_element = ns.gm_bytes(run) / (rows * columns)
     rows_drawn = max(14.0, ns.height_of(nest))
     fig, (left, right) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
@@ -307,7 +301,7 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     y = te.compute((n,), lambda i: x[i] * 2.0, name="y")
     for line, tail in enumerate(("cut", "guard")):
         s = te.split(te.create_schedule(y, load_chip("Toy")), "y", "i", factor, tail=tail)
-        parts = list(steps(s.state.stage("y").loops[0], Range(Affine(), n)))
+        parts = list(steps(s.state.stage("y").loops[0], boxes.Range(isa.Affine(), n)))
         ranges = [(part.start.const, part.count) for part in parts]
         twice = sum(count for _, count in ranges) - n
         for number, (start, count) in enumerate(ranges):
@@ -371,9 +365,9 @@ def fig_choices(
     """Draw the nest of relu(a + b) under five choices, and its cycles beside the default's."""
     machine = load_chip(chip)
     schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
-    run = simulate_kernel(te.lower(schedule), machine)
+    run = sim.simulate_kernel(te.lower(schedule), machine)
     default = te.auto_schedule(add_relu(machine, n), machine)
-    best = simulate_kernel(te.lower(default), machine)
+    best = sim.simulate_kernel(te.lower(default), machine)
     fig, (left, right) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
     ns.draw_nest(
         left, ns.compact(schedule), rows=max(ns.height_of(ns.compact(schedule)), 11.0), size=8

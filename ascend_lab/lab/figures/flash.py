@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import Kernel
-from ascend_lab.kernels import FlashShape, FlashTiling
-from ascend_lab.kernels import flash_shape as fs
+from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
 from ascend_lab.lab.figures import style as st
-from ascend_lab.ops.attention import DTYPE, flash_kernel
-from ascend_lab.ops.expressions import compile as compile_operator
-from ascend_lab.sim import Timeline, run_reference, simulate_kernel
+from ascend_lab.ops import attention, expressions
 from ascend_lab.sim.compiled import WORK
 
 MIB = 2**20
@@ -88,28 +85,28 @@ def flash_traffic(
 ) -> AttentionTraffic:
     """Return the cost of the FlashAttention kernel; raises as `flash_kernel`."""
     tiling = fs.default_tiling(shape, chip) if chip.combined and tiling is None else tiling
-    line = simulate_kernel(flash_kernel(shape, chip, tiling), chip)
+    line = sim.simulate_kernel(attention.flash_kernel(shape, chip, tiling), chip)
     used = fs.tile_bytes(shape, tiling)["UB"] if tiling and chip.combined else None
     return AttentionTraffic(_gm(line.path_bytes), line.memory_bytes, line.cycles, used)
 
 
-def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[Kernel, ...]:
+def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
     """Return the kernels of attention as three operators: scores, softmax, weighted sum."""
     n, t = shape.rows, shape.keys
     q, k, v = (shape.batch, n, shape.depth), (shape.batch, t, shape.depth), (t, shape.width)
-    scores, both = (shape.batch, n, t), (DTYPE, DTYPE)
+    scores, both = (shape.batch, n, t), (attention.DTYPE, attention.DTYPE)
     masks = {"": [], "rows": [(shape.batch, 1, t)], "full": [scores]}[shape.mask]
     name = "masked_softmax" if masks else "softmax"
     return (
-        compile_operator("attention_scores", [q, k], both, chip, scale=shape.scale),
-        compile_operator(name, [scores, *masks], both[: 1 + len(masks)], chip),
-        compile_operator("attention_context", [scores, (shape.batch, *v)], both, chip),
+        expressions.compile("attention_scores", [q, k], both, chip, scale=shape.scale),
+        expressions.compile(name, [scores, *masks], both[: 1 + len(masks)], chip),
+        expressions.compile("attention_context", [scores, (shape.batch, *v)], both, chip),
     )
 
 
 def separate_traffic(shape: FlashShape, chip: Chip) -> AttentionTraffic:
     """Return the cost of attention as three operators, whose scores pass through GM."""
-    lines = [simulate_kernel(kernel, chip) for kernel in separate_kernels(shape, chip)]
+    lines = [sim.simulate_kernel(kernel, chip) for kernel in separate_kernels(shape, chip)]
     return AttentionTraffic(
         sum(_gm(line.path_bytes) for line in lines),
         sum(line.memory_bytes for line in lines),
@@ -258,7 +255,7 @@ ROWS = {
 
 
 @st.styled
-def fig_flash_pipeline(timeline: Timeline, window: tuple[int, int]) -> st.LabFigure:
+def fig_flash_pipeline(timeline: sim.Timeline, window: tuple[int, int]) -> st.LabFigure:
     """Draw what the pipes of an AI core do in `window` (cycles), coloured by stage.
 
     Numbers on what a stage does are those of its tile. `timeline` is that of one block of rows.
@@ -289,14 +286,14 @@ def fig_flash_pipeline(timeline: Timeline, window: tuple[int, int]) -> st.LabFig
     return st.finish(fig, alt=alt)
 
 
-def _stage_pieces(timeline: Timeline) -> list[tuple[str, str, int, int, int]]:
+def _stage_pieces(timeline: sim.Timeline) -> list[tuple[str, str, int, int, int]]:
     """Return (pipe, stage, tile, start, end) of work without gaps; times in cycles.
 
     A move tells by its tensor in GM whose it is, and so of what is written behind it until the
     next. A tile begins with a wait for its turn; only keys and values are loaded before it.
     """
     program = timeline.compiled
-    record = run_reference(program, record=True)[2]
+    record = sim.run_reference(program, record=True)[2]
     assert record is not None
     stages, stage, before = list[str](), "", ""
     for step in program.steps:

@@ -9,12 +9,11 @@ import numpy as np
 from matplotlib.patches import Polygon
 from numpy.typing import NDArray
 
-from ascend_lab import dsl
+from ascend_lab import dsl, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, Launch
 from ascend_lab.lab.figures import style as st
-from ascend_lab.sim import KernelTimeline, simulate_kernel
 from ascend_lab.sim.cost import Traffic, analyse
 
 
@@ -152,7 +151,7 @@ def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
     Each column is a tensor that goes to the vector unit or comes from it; the width of an arrow is
     its share of bytes. Arrows that fusing took away are dashed.
     """
-    runs = [simulate_kernel(kernel, chip) for kernel in (before, after)]
+    runs = [sim.simulate_kernel(kernel, chip) for kernel in (before, after)]
     ways = [crossings(kernel, chip) for kernel in (before, after)]
     most = max(c.port_bytes for way in ways for c in way)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=5.0, width_ratios=(3.1, 1))
@@ -170,7 +169,7 @@ def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
     return st.finish(fig, alt=f"Bytes across the levels of {chip.name}. {'; '.join(parts)}.")
 
 
-def _title(run: KernelTimeline) -> str:
+def _title(run: sim.KernelTimeline) -> str:
     count = len(run.phases)
     what = f"{count} operators apart" if count > 1 else "one kernel"
     worst = max(run.phases, key=lambda phase: phase.cycles).limit

@@ -8,9 +8,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.patheffects import Normal, Stroke
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import Program
 from ascend_lab.lab.figures import style as st
 from ascend_lab.sim import Span, Timeline, simulate
 
@@ -26,7 +25,7 @@ MAX_BARS = 1500
 Window = tuple[int, int]
 
 
-class WindowError(AscendLabError):
+class WindowError(errors.AscendLabError):
     """A part of the timeline that cannot be drawn."""
 
 
@@ -231,7 +230,7 @@ def fig_gantt(
 
 
 # -- the overlap chapter: Gantt charts compared, circuits, what one more buffer buys ---------------
-Kernel = Callable[[Chip, Sequence[int], int, int], Program]
+Kernel = Callable[[Chip, Sequence[int], int, int], isa.Program]
 """A queue kernel as the chapter writes it: (chip, polynomial degree of each tile, slots of each
 queue, number of rounds over those tiles) -> program."""
 

@@ -10,13 +10,11 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from ascend_lab.aoe import Point, Space, completed, drive
+from ascend_lab.aoe import Point, Space, completed, drive, workers
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.search import Mcts, Node, tree_of
-from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
-from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.gantt import describe, draw_gantt, gantt_legend, pipes_of
+from ascend_lab.lab.figures import gantt, style as st
 from ascend_lab.lab.tuning import Person, SimpleGenetic
 from ascend_lab.sim import Timeline
 
@@ -155,7 +153,7 @@ def _draw(
 @st.styled
 def fig_grown_tree(
     space: Space,
-    measure: Measure,
+    measure: workers.Measure,
     exploration: float = 1.0,
     budget: int = 60,
     seed: int = 0,
@@ -175,14 +173,14 @@ def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """
     if not timelines:
         raise InputError("at least one timeline", "none", "simulate a schedule")
-    rows = len(pipes_of(timelines.values()))
+    rows = len(gantt.pipes_of(timelines.values()))
     last = max(line.cycles for line in timelines.values())
     fig, axes = st.new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
     for ax, (name, line) in zip(st.panels(axes), timelines.items(), strict=True):
-        draw_gantt(ax, line, critical=True, numbers=False)
+        gantt.draw_gantt(ax, line, critical=True, numbers=False)
         ax.set(xlim=(0, last), title=f"{name}: {line.cycles:,} cycles")
-    gantt_legend(fig, timelines.values())
-    said = " ".join(f"{name}: {describe(line)}" for name, line in timelines.items())
+    gantt.gantt_legend(fig, timelines.values())
+    said = " ".join(f"{name}: {gantt.describe(line)}" for name, line in timelines.items())
     return st.finish(fig, alt=f"Gantt charts. {said}")
 
 

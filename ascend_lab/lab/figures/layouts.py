@@ -9,9 +9,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import c0_of
+from ascend_lab.isa import FRACTAL, c0_of, up
 from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
-from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
 from ascend_lab.layout import AddressMap, address, address_map, addresses, element_at

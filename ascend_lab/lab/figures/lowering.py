@@ -8,16 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl, dsl as te, isa
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import Schedule
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Compiled, buffers_of, compile_graph, plan_network
+from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_network
 from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.graph.zoo import build
-from ascend_lab.isa import Instruction, Loop, Program, parse_program, pipe_stream
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import style as st
 
@@ -32,7 +29,7 @@ LOOKS: Sequence[dict[str, Any]] = (
 
 
 # -- programs -------------------------------------------------------------------------------------
-def residual_sum(n: int, tile: int, slots: int, chip: str, inputs: int = 2) -> Program:
+def residual_sum(n: int, tile: int, slots: int, chip: str, inputs: int = 2) -> isa.Program:
     """Return relu of a sum of vectors as the program of one core: one loop over tiles."""
     names = "abcd"[:inputs]
     x = [te.placeholder((n,), name=name) for name in names]
@@ -45,11 +42,11 @@ def residual_sum(n: int, tile: int, slots: int, chip: str, inputs: int = 2) -> P
     return _only(te.double_buffer(te.split(s, "y", "i", tile), "y", slots))
 
 
-def _only(s: Schedule) -> Program:
+def _only(s: dsl.Schedule) -> isa.Program:
     return te.lower(s).phases[-1].parts[0].program
 
 
-def five_programs() -> dict[str, tuple[Program, Chip]]:
+def five_programs() -> dict[str, tuple[isa.Program, Chip]]:
     """Return a sum, a sum with a table held in UB, a block's last step, a softmax, a product."""
     chip, toy = load_chip("Ascend910B2"), load_chip("Toy")
     a, b = (te.placeholder((65536,), name=name) for name in "ab")
@@ -73,27 +70,27 @@ def five_programs() -> dict[str, tuple[Program, Chip]]:
 
 
 # -- programs as text -----------------------------------------------------------------------------
-def rewritten(program: Program, *edits: tuple[str, str]) -> Program:
+def rewritten(program: isa.Program, *edits: tuple[str, str]) -> isa.Program:
     """Return the program with (old, new) replaced in its text form, in this order."""
     text = str(program)
     for old, new in edits:
         if old not in text:
             raise InputError("text of the program", repr(old), "print the program")
         text = text.replace(old, new)
-    return parse_program(text)
+    return isa.parse_program(text)
 
 
-def without(program: Program, event: str) -> Program:
+def without(program: isa.Program, event: str) -> isa.Program:
     """Return the program without the sets and waits of one kind of flag, such as V>MTE2:0x2."""
     kept = (line for line in str(program).splitlines() if f"_flag {event}" not in line)
-    return parse_program("\n".join(kept))
+    return isa.parse_program("\n".join(kept))
 
 
-def same_order(one: Program, two: Program) -> bool:
+def same_order(one: isa.Program, two: isa.Program) -> bool:
     """Tell whether every pipe runs the same instructions in the same order in both."""
     start = {name: 0 for name, _ in one.params}
     return one.pipes == two.pipes and all(
-        list(pipe_stream(one, pipe, start)) == list(pipe_stream(two, pipe, start))
+        list(isa.pipe_stream(one, pipe, start)) == list(isa.pipe_stream(two, pipe, start))
         for pipe in one.pipes
     )
 
@@ -129,15 +126,15 @@ def fig_addresses(
 
 
 # -- flags ----------------------------------------------------------------------------------------
-def turn_of(program: Program) -> list[Instruction]:
+def turn_of(program: isa.Program) -> list[isa.Instruction]:
     """Return the instructions of one turn of the first loop; of the whole if there is none."""
-    loop = next((node for node in program.body if isinstance(node, Loop)), None)
+    loop = next((node for node in program.body if isinstance(node, isa.Loop)), None)
     nodes = program.body if loop is None else loop.body
-    return [node for node in nodes if isinstance(node, Instruction)]
+    return [node for node in nodes if isinstance(node, isa.Instruction)]
 
 
 @st.styled
-def fig_flags(program: Program) -> st.LabFigure:
+def fig_flags(program: isa.Program) -> st.LabFigure:
     """Draw one turn of a program's loop: pipes side by side, an arrow from every set to its wait.
 
     A dashed arrow leaves at the bottom and comes in at the top: the wait is in a later turn.
@@ -205,7 +202,7 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
         raise InputError(f"a graph: {', '.join(choices.OWN)}", repr(name))
     own = choices.heads(channels, count=count) if name == "heads" else choices.OWN[name]()
     graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
-    sides = {"the rule": assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
+    sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
     rows = max(len(side.nodes) for side in sides.values())
     fig, axes = st.new_figure(ncols=2, height_in=0.9 + 0.26 * rows)
     told = []

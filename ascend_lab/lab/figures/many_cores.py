@@ -8,13 +8,12 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, sim
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, c0_of
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels import cross_core_folds
-from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 WAYS: Mapping[str, tuple[str, str, str]] = {
     "kept": (st.BLUE, "-", ""),
@@ -49,10 +48,10 @@ def row_sums(rows: int, columns: int, *, wide: bool = False) -> te.Tensor:
 
 def fold_time(
     chip: Chip, shape: Shape, way: str, cores: int, *, wide: bool = False
-) -> KernelTimeline:
+) -> sim.KernelTimeline:
     """Return the timeline of row sums of a matrix by one of `WAYS` on `cores` cores."""
     made = getattr(cross_core_folds, way)(row_sums(*shape, wide=wide), chip, cores)
-    return simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
+    return sim.simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
 
 
 @st.styled
@@ -202,7 +201,7 @@ def _cut_cycles(chip: Chip, shape: Shape, axis: str, counts: Sequence[int]) -> i
     s = te.split(s, "y", "i_i", max(1, min(counts[0], 16, 2**14 // shape[1])))
     s = te.compute_at(te.double_buffer(s, "reduce_sum"), "reduce_sum", "y", "i_i_o")
     s = te.double_buffer(s, "y")
-    return simulate_kernel(te.lower(s), chip).cycles
+    return sim.simulate_kernel(te.lower(s), chip).cycles
 
 
 def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:

@@ -9,9 +9,8 @@ from matplotlib.patches import Polygon
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
+from ascend_lab import errors, kernels
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline, simulate
@@ -170,15 +169,15 @@ def fig_tile_fit(
     pipe of the busiest core works. Raises `InputError` for sides that are no multiples of 16.
     """
     chip = load_chip(chip_name)
-    shape = GemmShape(size, size, size, "fp16", "fp16")
-    schedule = GemmSchedule(tile_m, tile_k, tile_n, step_k, *squarest_grid(chip))
-    needs = tile_bytes(shape, schedule)
+    shape = kernels.GemmShape(size, size, size, "fp16", "fp16")
+    schedule = kernels.GemmSchedule(tile_m, tile_k, tile_n, step_k, *squarest_grid(chip))
+    needs = kernels.tile_bytes(shape, schedule)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
     over = _capacity_bars(left, chip, needs)
     run = None
     try:
-        run = simulate(gemm_launch(shape, chip, schedule), chip)
-    except CapacityError:
+        run = simulate(kernels.gemm_launch(shape, chip, schedule), chip)
+    except errors.CapacityError:
         text, big = f"does not fit:\n{', '.join(over)}", {"fontsize": 11, "fontweight": "bold"}
         st.put(right, 0.5, 0.5, text, transform=right.transAxes, **big)
         right.axis("off")
@@ -406,8 +405,8 @@ def _tiled_matmul(chip: Chip, size: int, tile_m: int, tile_n: int) -> Timeline:
     """All cores in the squarest grid, tiles as deep in k as L0 allows, deepest L1 stage."""
     room = min(chip.buffers["L0A"] // tile_m, chip.buffers["L0B"] // tile_n) // 4
     depth = min(256, max(16, room // 16 * 16))
-    shape = GemmShape(size, size, size, "fp16", "fp16")
+    shape = kernels.GemmShape(size, size, size, "fp16", "fp16")
     grid = squarest_grid(chip)
-    choices = [GemmSchedule(tile_m, depth, tile_n, step, *grid) for step in range(8, 0, -1)]
-    fits = [s for s in choices if tile_bytes(shape, s)["L1"] <= chip.buffers["L1"]]
-    return simulate(gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)
+    choices = [kernels.GemmSchedule(tile_m, depth, tile_n, step, *grid) for step in range(8, 0, -1)]
+    fits = [s for s in choices if kernels.tile_bytes(shape, s)["L1"] <= chip.buffers["L1"]]
+    return simulate(kernels.gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)

@@ -10,15 +10,12 @@ from typing import Any
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl import Schedule, lower
+from ascend_lab import chip, errors, sim
+from ascend_lab.dsl import Schedule, lower, tensor
 from ascend_lab.dsl.boxes import first_boxes, row_steps, tile_sizes
 from ascend_lab.dsl.schedule import complete, loop_count, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
-from ascend_lab.dsl.tensor import Call, Expr, Read
-from ascend_lab.errors import CapacityError
 from ascend_lab.lab.figures import style as st
-from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 SHADES = ("#F1F1EC", "#E4E4DD", "#D6D6CE", "#C8C8BF")
 
@@ -111,11 +108,11 @@ def _name(name: str) -> str:
     return re.sub(r"_ub(_\d+)?$", "", name).removeprefix("reduce_")
 
 
-def formula(expr: Expr, inside: bool = False) -> str:
+def formula(expr: tensor.Expr, inside: bool = False) -> str:
     """Return an expression as a short formula without indices and casts: exp(x − max)."""
-    if isinstance(expr, Read):
+    if isinstance(expr, tensor.Read):
         return _name(expr.source)
-    assert isinstance(expr, Call)
+    assert isinstance(expr, tensor.Call)
     if expr.op in ("vconv", "vcopy"):
         return formula(expr.args[0], inside)
     args = [formula(a, expr.op in INFIX) for a in expr.args]
@@ -291,7 +288,7 @@ def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
     elements = math.prod(sizes)
     if stage.scope == "UB":
         elements = row_steps(stage, sizes)[1]
-    size = -(-elements * DTYPE_BYTES[stage.dtype] // 32) * 32
+    size = -(-elements * chip.DTYPE_BYTES[stage.dtype] // 32) * 32
     amount = f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size} B"
     slots = f"{stage.depth} × " if stage.depth > 1 else ""
     return f"{slots}{amount} of {stage.scope}"
@@ -371,12 +368,12 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
 def cost_text(schedule: Schedule) -> str:
     """Return cycles and bytes between GM and the cores, or why the schedule cannot be lowered."""
     try:
-        run = simulate_kernel(lower(schedule), schedule.chip)
-    except CapacityError:
+        run = sim.simulate_kernel(lower(schedule), schedule.chip)
+    except errors.CapacityError:
         return "does not fit in UB"
     return f"{run.cycles:,} cycles, {gm_bytes(run) / 1e6:.3g} MB"
 
 
-def gm_bytes(run: KernelTimeline) -> int:
+def gm_bytes(run: sim.KernelTimeline) -> int:
     """Return the bytes that cross between GM and the buffers of all cores, both ways."""
     return sum(size for path, size in run.path_bytes.items() if "GM" in path)

@@ -12,8 +12,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages
-from ascend_lab.graph.passes import DEFAULT, Report, run_passes
+from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages, passes
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab import graph_examples as ge
 from ascend_lab.lab.figures import style as st
@@ -201,7 +200,7 @@ def fig_batches(
     """Draw `fig_dispatch` of a model of the zoo, compiled for a chip as it stands or fused."""
     there = load_chip(chip)
     stages = compile_stages(build(model, batch), there, fusion=fusion,
-                            passes=DEFAULT if fusion else ())  # fmt: skip
+                            passes=passes.DEFAULT if fusion else ())  # fmt: skip
     times = list(ge.kernel_times(stages.compiled).values())
     name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
     return fig_dispatch(times, there.launch_overhead_s, there.queued_launch_s, name=name)
@@ -212,7 +211,7 @@ EXPORTED = "exported block"
 
 MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mobilevit_block")
 
-ORDERS = {"default": DEFAULT, "backwards": DEFAULT[::-1]}
+ORDERS = {"default": passes.DEFAULT, "backwards": passes.DEFAULT[::-1]}
 
 
 def model(name: str) -> Graph:
@@ -223,7 +222,7 @@ def model(name: str) -> Graph:
 
 
 # -- what passes leave ----------------------------------------------------------------------------
-def history(report: Report) -> list[tuple[str, int, int]]:
+def history(report: passes.Report) -> list[tuple[str, int, int]]:
     """Return (pass, nodes, bytes moved) after the start and each pass that matched."""
     graphs = [("as imported", report.start), *((step.name, step.after) for step in report.steps)]
     return [(name, len(graph.nodes), ge.moved_bytes(graph)) for name, graph in graphs]
@@ -241,7 +240,7 @@ def fig_passes(
         raise InputError(f"an order: {', '.join(ORDERS)}", repr(order), "choose one")
     names = [one for one in ORDERS[order] if one != leave_out]
     graph = model(name)
-    _, report = run_passes(graph, names, rounds=rounds)
+    _, report = passes.run_passes(graph, names, rounds=rounds)
     rows = history(report)
     fig, axes = st.new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
     _bars(axes[0], [row[1] for row in rows], st.BLUE, "operators", "{:,.0f}")

@@ -14,9 +14,8 @@ from ascend_lab.cluster import checked
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 from ascend_lab.lab.figures import style as st
+from ascend_lab.parallel import timing, values
 from ascend_lab.parallel.plan import FORWARD, DeviceMemory, PipelineTime, orders, run_pipeline
-from ascend_lab.parallel.timing import PlanTime
-from ascend_lab.parallel.values import vanishing
 
 MOST = 4
 """Devices along an axis, and stages of a timeline, that can still be read."""
@@ -182,7 +181,7 @@ def fig_loss_scale(
     largest = max(float(np.abs(g).max()) for g in gradients.values())
     real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
     flat = np.concatenate([g.ravel() for g in real.values()])
-    lost = [100 * vanishing(real, 2.0**k) for k in powers]
+    lost = [100 * values.vanishing(real, 2.0**k) for k in powers]
     too_large = float(np.finfo(np.float16).max)
     over = [100 * float(np.mean(np.abs(flat) * 2.0**k > too_large)) for k in powers]
     fig, ax = st.new_figure(height_in=2.4)
@@ -204,7 +203,7 @@ def fig_loss_scale(
 
 
 @st.styled
-def fig_placements(plans: Sequence[PlanTime]) -> st.LabFigure:
+def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
     """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after.
 
     Rows are named by the order of axes, the fastest counted first.

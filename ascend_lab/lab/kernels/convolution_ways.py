@@ -14,47 +14,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import Affine, Buffer, Kernel, KernelBuilder, Launch, Program, Tile, c0_of
-from ascend_lab.kernels import planes
+from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import gemm, gemm_schedule, planes
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 
 
-def explicit_gemm(shape: ConvShape) -> GemmShape:
+def explicit_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:
     """Return the product of the second phase: pixels x (c1 r s C0) x output channels."""
     oh, ow = shape.out_hw
-    depth = shape.blocks[0] * c0_of(shape.dtype) * shape.taps
-    return GemmShape(shape.n * oh * ow, depth, shape.k, shape.dtype, shape.out_dtype)
+    depth = shape.blocks[0] * isa.c0_of(shape.dtype) * shape.taps
+    return gemm_schedule.GemmShape(shape.n * oh * ow, depth, shape.k, shape.dtype, shape.out_dtype)
 
 
-def explicit_conv(shape: ConvShape, chip: Chip) -> Kernel:
+def explicit_conv(shape: ConvShape, chip: Chip) -> isa.Kernel:
     """Return im2col to GM followed by a matrix product, tensors x -> a, (a, b) -> c.
 
     b is the weights in FRACTAL_Z; c is (N1, M1, 16, 16) over the pixels of all images. Raises
     `InputError` for groups, `CapacityError` where a row does not fit UB.
     """
-    product = gemm_launch(explicit_gemm(shape), chip)
+    product = gemm.gemm_launch(explicit_gemm(shape), chip)
     name = f"explicit_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return Kernel(name, (im2col_launch(shape, chip), product))
+    return isa.Kernel(name, (im2col_launch(shape, chip), product))
 
 
-def im2col_launch(shape: ConvShape, chip: Chip) -> Launch:
+def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
     """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
     if shape.groups > 1:
         wanted, got = "a convolution without groups", f"{shape.groups} groups"
-        raise InputError(wanted, got, "use conv_launch")
+        raise errors.InputError(wanted, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return planes.plane_launch(
         name, planes.image_sizes(shape, chip), lambda own: _program(shape, chip, own)
     )
 
 
-def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> Program:
-    k, c0, (oh, ow) = KernelBuilder("im2col", chip), c0_of(shape.dtype), shape.out_hw
+def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
+    k, c0, (oh, ow) = isa.KernelBuilder("im2col", chip), isa.c0_of(shape.dtype), shape.out_hw
     size, row = planes.rows_per_block(own, _most_rows(shape, chip)), shape.w * c0
     x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row)
     high, deep, _ = explicit_gemm(shape).fractals
@@ -84,12 +82,12 @@ def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> Program:
 
 def _most_rows(shape: ConvShape, chip: Chip) -> int:
     """Output rows whose image rows fit UB twice, beside the zeros."""
-    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    pixel = isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     step, edge, zeros = shape.strides[0], max(shape.pads[2:]), _zero_pixels(shape, 1)
     rows, room = min(shape.reach[0], shape.h), chip.buffers["UB"]
     fixed = (2 * rows * shape.w + zeros) * pixel
     if fixed > room:
-        raise CapacityError(
+        raise errors.CapacityError(
             f"UB for {rows} image rows of {shape.w} pixels twice, and {zeros} zeros: {fixed} bytes",
             f"{room} bytes on {chip.name}",
             "cut the image into columns or use conv_launch",
@@ -102,10 +100,10 @@ def _zero_pixels(shape: ConvShape, rows: int) -> int:
     return max(shape.out_hw[1], rows * max(shape.pads[2:])) if max(shape.pads) else 0
 
 
-def _zeros(k: KernelBuilder, shape: ConvShape, rows: int) -> Buffer:
+def _zeros(k: isa.KernelBuilder, shape: ConvShape, rows: int) -> isa.Buffer:
     """Fill a buffer with zeros on V, for MTE3 to copy."""
     lanes = k.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
-    size = up(_zero_pixels(shape, rows) * c0_of(shape.dtype), lanes) * lanes
+    size = up(_zero_pixels(shape, rows) * isa.c0_of(shape.dtype), lanes) * lanes
     zeros = k.buffer("zeros", "UB", shape.dtype, size)
     k.each("vdup", size, (zeros, 0), scalar=0.0)
     k.set_flag("V", "MTE3", 0)
@@ -121,16 +119,16 @@ def _inside(outputs: int, stride: int, zeros: int, size: int, offset: int) -> tu
 
 
 def _tap(
-    k: KernelBuilder,
+    k: isa.KernelBuilder,
     shape: ConvShape,
-    to: tuple[Buffer, Affine],
-    held: Tile | None,
-    zeros: Buffer | None,
+    to: tuple[isa.Buffer, isa.Affine],
+    held: isa.Tile | None,
+    zeros: isa.Buffer | None,
     block: planes.RowBlock,
     tap: tuple[int, int],
 ) -> None:
     """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""
-    c0, ow, w, (a, start) = c0_of(shape.dtype), shape.out_hw[1], shape.w, to
+    c0, ow, w, (a, start) = isa.c0_of(shape.dtype), shape.out_hw[1], shape.w, to
     (sh, sw), offset = shape.strides, (tap[0] * shape.dilations[0], tap[1] * shape.dilations[1])
     low, high = _inside(block.rows, sh, block.before, block.count, offset[0])
     left, right = _inside(ow, sw, shape.pads[2], w, offset[1])
@@ -180,27 +178,27 @@ def is_plain_product(shape: ConvShape) -> bool:
 def pointwise_launch(
     shape: ConvShape,
     chip: Chip,
-    schedule: GemmSchedule | None = None,
+    schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
-) -> Launch:
+) -> isa.Launch:
     """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free.
 
     Its output c is dense, (Cout1, H, W, 16); so are the tiles an `epilogue` reads.
     """
     if not is_plain_product(shape):
-        raise InputError(
+        raise errors.InputError(
             "one image, a 1x1 kernel, stride 1, no pads, no groups and H*W a multiple of 16",
             f"{shape.n} images, kernel {shape.r}x{shape.s}, stride {shape.stride}, "
             f"pad {shape.pad}, {shape.groups} groups, H*W = {shape.h * shape.w}",
             "use conv_launch",
         )
-    return gemm_launch(pointwise_gemm(shape), chip, schedule, epilogue)
+    return gemm.gemm_launch(pointwise_gemm(shape), chip, schedule, epilogue)
 
 
-def pointwise_gemm(shape: ConvShape) -> GemmShape:
+def pointwise_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:
     """Return the product: pixels x (whole blocks of) input channels x output channels."""
-    depth = shape.blocks[0] * c0_of(shape.dtype)
-    return GemmShape(shape.h * shape.w, depth, shape.k, shape.dtype, shape.out_dtype)
+    depth = shape.blocks[0] * isa.c0_of(shape.dtype)
+    return gemm_schedule.GemmShape(shape.h * shape.w, depth, shape.k, shape.dtype, shape.out_dtype)
 
 
 def pack_pointwise(
@@ -272,7 +270,7 @@ def _wide(values: Values, rank: int) -> Values:
     """Return the values in the format they are summed in."""
     values = np.asarray(values)
     if values.ndim != rank:
-        raise InputError(f"an array of rank {rank}", str(values.shape), "reshape it")
+        raise errors.InputError(f"an array of rank {rank}", str(values.shape), "reshape it")
     if values.dtype.kind in "iub":
         return values.astype(np.int64)
     return values if values.dtype == np.float32 else values.astype(np.float64)
@@ -290,7 +288,7 @@ def _shape_of(
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:
         needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
         got = f"{x.shape} and {weight.shape}"
-        raise InputError(needed, got, "check the channels and the groups")
+        raise errors.InputError(needed, got, "check the channels and the groups")
     n, c, h, w = x.shape
     k, _, r, s = weight.shape
     return ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation, groups=groups)

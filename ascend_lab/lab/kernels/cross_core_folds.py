@@ -19,12 +19,11 @@ from dataclasses import replace
 
 from ascend_lab import isa
 from ascend_lab.chip import BLOCK_BYTES, Chip
-from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, split
+from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, split, stages
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
-from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa.launch import renamed
+from ascend_lab.isa import renamed
 
 
 def vector_cores(chip: Chip) -> int:
@@ -89,7 +88,7 @@ def core_limit(chip: Chip, cores: int | None) -> int:
 def _fold_of(output: Tensor, chip: Chip) -> tuple[Schedule, str, Phase]:
     """Return the fused schedule of an output, the name of its only fold, and its phase."""
     s, phases = fuse_stages(create_schedule(output, chip))
-    folds = [x.name for x in s.state.stages if isinstance(x, Stage) and x.fold]
+    folds = [x.name for x in s.state.stages if isinstance(x, stages.Stage) and x.fold]
     if len(folds) != 1 or len(phases) != 1:
         needed = f"{output.label}: one fold and elementwise operations, in one phase"
         got = f"{len(folds)} folds, {len(phases)} phases"
@@ -169,7 +168,7 @@ def _pieces(
 ) -> tuple[isa.Launch, isa.Buffer, tuple[isa.Launch, ...]]:
     """Return the launch of partial sums, the tensor they add up to, and the launches after it."""
     several = two_pass(output, chip, parts)
-    fold = next(x for x in several.state.stages if isinstance(x, Stage) and x.fold)
+    fold = next(x for x in several.state.stages if isinstance(x, stages.Stage) and x.fold)
     if fold.fold != "sum":
         raise ScheduleError(f"{fold.name}: a sum, which memory can add", fold.fold, "use two_pass")
     first = lower(several).phases[0]

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import errors, isa, layout
 from ascend_lab.chip import Chip
-from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, Tile
 from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
 from ascend_lab.kernels.rearrange import check_indices
-from ascend_lab.layout import item_bytes
 
 MOST = 64
 """Most updates of one row that a core sums before it goes to memory."""
@@ -70,7 +68,7 @@ def group_indices(
     """Return the lists for `cores` cores. Raises `InputError` for bad indices and names."""
     if mode not in ("update", "add") or method not in ("owner", "sorted"):
         wanted, got = "mode update or add, method owner or sorted", f"{mode}, {method}"
-        raise InputError(wanted, got, "choose one of each")
+        raise errors.InputError(wanted, got, "choose one of each")
     flat = check_indices(indices, rows)
     if method == "sorted" and mode == "add":
         return _by_count(flat, rows, cores)
@@ -131,7 +129,7 @@ def _by_count(flat: NDArray[np.int32], rows: int, cores: int) -> Groups:
 
 def grouped_launch(
     chip: Chip, groups: Groups, rows: int, columns: int, picks: int, dtype: str, *, mode: str
-) -> Launch:
+) -> isa.Launch:
     """Scatter `picks` updates u into y (rows, columns) by lists; tensors u, order, index, y.
 
     Adds go through atomic copies. Raises `ShapeError` for rows that are not whole 32-byte blocks,
@@ -140,16 +138,16 @@ def grouped_launch(
     table = Table(rows, columns, picks, dtype)
     if columns % table.block:
         wanted, got = f"rows of whole blocks, multiples of {table.block} columns", str(columns)
-        raise ShapeError(wanted, got, "pad them")
+        raise errors.ShapeError(wanted, got, "pad them")
     if mode == "add" and dtype not in ATOMIC_FORMATS:
         wanted, got = f"an add in {', '.join(ATOMIC_FORMATS)}", dtype
-        raise TypeMismatchError(wanted, got, "use scatter_launch, method owner")
-    parts = [Part(_program(chip, groups, mine, table, mode)) for mine in groups.cores]
-    return Launch(f"scatter_{mode}_grouped", tuple(parts))
+        raise errors.TypeMismatchError(wanted, got, "use scatter_launch, method owner")
+    parts = [isa.Part(_program(chip, groups, mine, table, mode)) for mine in groups.cores]
+    return isa.Launch(f"scatter_{mode}_grouped", tuple(parts))
 
 
-def _program(chip: Chip, groups: Groups, mine: CoreList, table: Table, mode: str) -> Program:
-    k = KernelBuilder(f"scatter_{mode}_grouped", chip)
+def _program(chip: Chip, groups: Groups, mine: CoreList, table: Table, mode: str) -> isa.Program:
+    k = isa.KernelBuilder(f"scatter_{mode}_grouped", chip)
     writer = _ListWriter(k, groups, mine, table, mode)
     if groups.looks:
         k.scalar(steps=groups.looks)
@@ -164,7 +162,7 @@ class _ListWriter:
     """Loads rows of u by `order`, sums those of one row of y, stores by `index`."""
 
     def __init__(
-        self, k: KernelBuilder, groups: Groups, mine: CoreList, table: Table, mode: str
+        self, k: isa.KernelBuilder, groups: Groups, mine: CoreList, table: Table, mode: str
     ) -> None:
         self.k, self.mine, self.table = k, mine, table
         self.how = "add" if mode == "add" else None
@@ -175,14 +173,14 @@ class _ListWriter:
         self.order = Feed.make(k, order, "MTE2", most=8 * MOST)
         self.index = Feed.make(k, k.tensor("index", "int32", groups.index.size), "MTE3")
         self.sums = max(run.updates for run in mine.runs) > 1
-        row_bytes = columns * item_bytes(table.dtype)
+        row_bytes = columns * layout.item_bytes(table.dtype)
         self.some = max(min(8, k.chip.buffers["UB"] // 2 // (2 * row_bytes)), 1)
         drain = "V" if self.sums else "MTE3"
         self.rows = k.queue("rows", "UB", table.dtype, self.some * columns, src="MTE2", dst=drain)
         if self.sums:
             self.total = k.queue("total", "UB", table.dtype, columns, src="V", dst="MTE3")
 
-    def batch(self, run: Run, at: Affine | int, count: int) -> None:
+    def batch(self, run: Run, at: isa.Affine | int, count: int) -> None:
         """Emit `count` rows of a run, from row `at` of it on."""
         self.order.open(at * run.updates + run.order_start, count * run.updates)
         self.index.open(at + run.index_start, count)
@@ -193,7 +191,7 @@ class _ListWriter:
                 self.total.free()
         else:
             for first, some in batches(self.k, "r", count, self.some):
-                self._load(Affine() + first, some)
+                self._load(isa.Affine() + first, some)
                 tile = self.rows.dequeue()
                 with self.k.loop("g", some) as g:
                     self._store(tile, g * self.table.columns, first + g)
@@ -201,7 +199,7 @@ class _ListWriter:
         self.order.close()
         self.index.close()
 
-    def _load(self, first: Affine, count: int) -> None:
+    def _load(self, first: isa.Affine, count: int) -> None:
         """Bring the rows of u that indices first .. first+count-1 of the batch name."""
         tile, columns = self.rows.alloc(), self.table.columns
         with self.k.loop("l", count) as i:
@@ -210,13 +208,13 @@ class _ListWriter:
             self.k.copy_row(target, self.u.region(0, columns), row, columns, self.table.picks)
         self.rows.enqueue()
 
-    def _store(self, tile: Tile, place: Affine | int, i: Affine) -> None:
+    def _store(self, tile: isa.Tile, place: isa.Affine | int, i: isa.Affine) -> None:
         columns = self.table.columns
         goal = self.y.region(self.mine.first * columns, columns)
         row, source = self.index.take(i), tile.region(place, columns)
         self.k.copy_row(goal, source, row, columns, self.mine.rows, atomic=self.how)
 
-    def _sum(self, first: Affine, updates: int) -> None:
+    def _sum(self, first: isa.Affine, updates: int) -> None:
         """Emit total = the sum of `updates` rows of u, some at a time."""
         total = self.total.alloc()
         head = min(updates, self.some)
@@ -229,7 +227,7 @@ class _ListWriter:
             self._add(total, first + (updates - rest), rest)
         self.total.enqueue()
 
-    def _add(self, total: Tile, first: Affine, count: int, *, fresh: bool = False) -> None:
+    def _add(self, total: isa.Tile, first: isa.Affine, count: int, *, fresh: bool = False) -> None:
         self._load(first, count)
         tile, columns = self.rows.dequeue(), self.table.columns
         if fresh:

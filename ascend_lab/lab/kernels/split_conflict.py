@@ -20,16 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import isa, ops
+from ascend_lab import isa, layout, ops
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, GraphError, InputError, ShapeError
-from ascend_lab.graph import Graph, GraphBuilder, Node
-from ascend_lab.graph.slice import rules_of
-from ascend_lab.isa.launch import renamed
-from ascend_lab.kernels import elementwise_launch
-from ascend_lab.kernels.indexed_rows import Feed
+from ascend_lab.graph import Graph, GraphBuilder, Node, rules_of
+from ascend_lab.kernels import elementwise_launch, indexed_rows
 from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch
-from ascend_lab.layout import item_bytes
 from ascend_lab.ops.slicing import AxisRule, Window
 from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
 from ascend_lab.sim.l2 import ALIGN_BYTES, L2
@@ -147,11 +143,11 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
     if split == "outer":
         launch = block_launch(chip, dtype, permutation(shape, perm), elements, relu=True)
         return isa.Kernel("relu_transpose", (launch,))
-    most = 1 << (chip.buffers["UB"] // (4 * item_bytes(dtype))).bit_length() - 1
+    most = 1 << (chip.buffers["UB"] // (4 * layout.item_bytes(dtype))).bit_length() - 1
     tile = math.gcd(elements // chip.cores_of("vector"), most)
     relu = elementwise_launch(chip, elements, op="vrelu", tile=tile, dtype=dtype)
     turn = transpose_launch(chip, shape, perm, dtype)
-    phases = renamed(relu, {"x1": "x", "y": "h"}), renamed(turn, {"x": "h"})
+    phases = isa.renamed(relu, {"x1": "x", "y": "h"}), isa.renamed(turn, {"x": "h"})
     return isa.Kernel("relu_transpose", phases)
 
 
@@ -218,7 +214,7 @@ class _Writer:
         index = k.tensor("index", "int32", sizes.channels)
         self.y = k.tensor("y", "fp16", sizes.rows * sizes.points)
         # all indices at once: MTE2 would wait with a second batch for the stores of the first
-        self.feed = Feed.make(k, index, "MTE3", most=sizes.channels)
+        self.feed = indexed_rows.Feed.make(k, index, "MTE3", most=sizes.channels)
         tile = points * sizes.group * most
         self.load = k.queue("tile", "UB", "fp16", tile, src="MTE2", dst="V")
         self.most = k.buffer("most", "UB", "fp16", points * most)
@@ -299,7 +295,7 @@ def apart_kernels(sizes: Points, chip: Chip) -> tuple[isa.Kernel, ...]:
         shapes, dtypes = [t.shape for t in types], [t.dtype for t in types]
         kernel = ops.compile(node.op, shapes, dtypes, chip, **node.attrs)
         names = {"x": node.inputs[0], written.get(node.output, ""): node.output}
-        phases = tuple(renamed(phase, names) for phase in kernel.phases)
+        phases = tuple(isa.renamed(phase, names) for phase in kernel.phases)
         kernels.append(isa.Kernel(node.op, phases))
     return tuple(kernels)
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines import matrix_units, simd
-from ascend_lab.lab.machines import program as pr
+from ascend_lab.lab.machines import matrix_units, program as pr, simd
 
 # fmt: off
 # isort: off

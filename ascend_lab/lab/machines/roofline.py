@@ -16,8 +16,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, get_args
 
-from ascend_lab.chip import Chip
-from ascend_lab.chip.model import Trust
+from ascend_lab.chip import Chip, model
 from ascend_lab.errors import MachineError
 from ascend_lab.sim import Timeline
 
@@ -179,7 +178,7 @@ class MachineFact:
 
     value: float
     source: str
-    trust: Trust
+    trust: model.Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ class Efficiency:
     peak_tops: float | None
     power_w: float | None
     sources: tuple[str, ...]
-    trust: Trust
+    trust: model.Trust
 
     @property
     def tops_per_watt(self) -> float | None:
@@ -252,8 +251,8 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
         used = [facts[key] for key in (entry["peak"], "power_w") if key in facts]
         peak = facts.get(entry["peak"])
         power = facts.get("power_w")
-        rank = get_args(Trust).index
-        trust: Trust = max((f.trust for f in used), key=rank, default="published")
+        rank = get_args(model.Trust).index
+        trust: model.Trust = max((f.trust for f in used), key=rank, default="published")
         rows.append(
             Efficiency(
                 machine,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines import program as pr
+from ascend_lab.lab.machines import program as pr, simd
 from ascend_lab.lab.machines.lanes import Port, Timing, Trace, bank_ways, execute, operands, product
-from ascend_lab.lab.machines.simd import kernel_total
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +203,8 @@ def _reduce(machine: Simt, kernel: pr.Kernel, trace: Trace) -> pr.Run:
         part = part[:, :half] + part[:, half:]
     first = _pass_run(machine, kernel, trace, blocks)
     if blocks == 1:
-        return replace(first, values={**trace.values, kernel_total(kernel): part[0].copy()})
-    name = kernel_total(kernel)
+        return replace(first, values={**trace.values, simd.kernel_total(kernel): part[0].copy()})
+    name = simd.kernel_total(kernel)
     rest = pr.Kernel(kernel.name, blocks, (pr.Load("x", "partial"), pr.Total(name, "x")))
     return _then(first, simt_kernel(machine, rest, {"partial": part[:, 0]}))
 

@@ -20,13 +20,11 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
+from ascend_lab import errors, ops
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cluster import Topology, collective_time
-from ascend_lab.errors import ClusterError
-from ascend_lab.graph import Graph
-from ascend_lab.graph import Node as GraphNode
+from ascend_lab.graph import Graph, Node as GraphNode
 from ascend_lab.graph.evaluate import STATISTICS, node_macs
-from ascend_lab.ops import OPERATORS, Reduction
 from ascend_lab.parallel.redistribution import Cost, Layout, cheapest, price
 from ascend_lab.parallel.strategy.problem import Edge, Node, Problem
 
@@ -59,7 +57,7 @@ def on_topology(topology: Topology) -> Cost:
     @lru_cache(None)
     def cost(operation: str, devices: int, size_bytes: float) -> float:
         if devices > topology.size:
-            raise ClusterError(f"at most {topology.size} devices", str(devices))
+            raise errors.ClusterError(f"at most {topology.size} devices", str(devices))
         return collective_time(operation, topology, size_bytes, placement=range(devices)).time_s
 
     return cost
@@ -157,7 +155,7 @@ def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
     """
     inputs = tuple(kind.shape for kind in graph.in_types(node))
     outputs = tuple(kind.shape for kind in graph.out_types(node))
-    rules = OPERATORS[node.op].slice_rules(inputs, dict(node.attrs))
+    rules = ops.OPERATORS[node.op].slice_rules(inputs, dict(node.attrs))
     images = len(outputs[0]) == 4 and any(n.op in IMAGE_OPS for n in graph.nodes)
     ways = []
     for rule in rules.axes:
@@ -173,14 +171,14 @@ def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
     return Cuttable(node, tuple(ways), inputs, outputs)
 
 
-def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[Reduction, ...]:
+def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ...]:
     """Return the reductions of an operator that adds a bias: those of the sum before it."""
     plain = WITHOUT_BIAS.get(node.op)
     if plain is None or len(inputs) != 3:
         return ()
-    known = OPERATORS[plain].attrs
+    known = ops.OPERATORS[plain].attrs
     attrs = {key: value for key, value in node.attrs.items() if key in known}
-    return OPERATORS[plain].slice_rules(inputs[:2], attrs).reductions
+    return ops.OPERATORS[plain].slice_rules(inputs[:2], attrs).reductions
 
 
 class Joint(NamedTuple):
@@ -235,7 +233,7 @@ def problem_of(
     """
     if not 1 <= devices <= MOST_DEVICES or devices & (devices - 1):
         needed = f"a power of two of at most {MOST_DEVICES} devices"
-        raise ClusterError(needed, str(devices), "search one server, copy it to the others")
+        raise errors.ClusterError(needed, str(devices), "search one server, copy it to the others")
     halvings = devices.bit_length() - 1
     operators = tuple(cuttable(graph, node) for node in graph.nodes)
     shardings = tuple(tuple(op.shardings(halvings)) for op in operators)

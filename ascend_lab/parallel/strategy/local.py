@@ -25,14 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.parallel.strategy.graph_problem import (
-    IMAGE_OPS,
-    Counts,
-    Cuttable,
-    GraphProblem,
-    Joint,
-    joints,
-)
+from ascend_lab.parallel.strategy import graph_problem
 from ascend_lab.parallel.strategy.problem import Costs, Problem, Reduced
 
 RAISE, LOWER = 1.1, 0.97
@@ -235,12 +228,12 @@ def greedy(problem: Problem) -> tuple[int, ...]:
 class _Round:
     """Cuts before a round, cuts so far, and the way each operator took in it (-1: none)."""
 
-    before: list[Counts]
-    counts: list[Counts]
+    before: list[graph_problem.Counts]
+    counts: list[graph_problem.Counts]
     taken: dict[int, int] = field(default_factory=dict)
 
 
-def halving(given: GraphProblem, own_costs: bool = False) -> tuple[int, ...]:
+def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple[int, ...]:
     """Return the strategies of recursive halving on a problem made from a graph.
 
     With `own_costs` the rule is the same but weighs the problem's own costs, not MindSpore's: what
@@ -250,7 +243,7 @@ def halving(given: GraphProblem, own_costs: bool = False) -> tuple[int, ...]:
     places = [{c: i for i, c in enumerate(options)} for options in given.shardings]
     weigh = _own(given, places) if own_costs else _published(operators)
     order = sorted(range(len(operators)), key=lambda v: -_weight(operators[v]))
-    counts: list[Counts] = [(0,) * len(op.ways) for op in operators]
+    counts: list[graph_problem.Counts] = [(0,) * len(op.ways) for op in operators]
     for _ in range(given.halvings):
         now = _Round(list(counts), counts)
         for v in order:
@@ -265,20 +258,20 @@ Weigh = Callable[[_Round, int, int], float]
 """The cost of cutting an operator a way in a round."""
 
 
-def _more(counts: Counts, way: int) -> Counts:
+def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:
     """Return counts with one more use of a way."""
     return tuple(c + (i == way) for i, c in enumerate(counts))
 
 
-def _open(op: Cuttable) -> list[int]:
+def _open(op: graph_problem.Cuttable) -> list[int]:
     """Return the ways MindSpore considers: of a convolution only the batch."""
-    image = op.node.op in IMAGE_OPS
+    image = op.node.op in graph_problem.IMAGE_OPS
     return [i for i, way in enumerate(op.ways) if not image or way.outputs[0] == 0]
 
 
-def _inner(op: Cuttable, counts: Counts, way: int) -> float:
+def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -> float:
     """Return the published cost of a cut: what it leaves whole, in elements of a device's part."""
-    if op.node.op not in (*PRODUCTS, *IMAGE_OPS):
+    if op.node.op not in (*PRODUCTS, *graph_problem.IMAGE_OPS):
         return 0.0
     whole = 0.0
     for side, index in (("inputs", 0), ("inputs", 1), ("outputs", 0)):
@@ -288,17 +281,17 @@ def _inner(op: Cuttable, counts: Counts, way: int) -> float:
     return whole / 2 * (ROWS if rows else 1.0)
 
 
-def _weight(op: Cuttable) -> float:
+def _weight(op: graph_problem.Cuttable) -> float:
     """Return what operators are sorted by: a product's dearest cut, a convolution's cheapest."""
     costs = [_inner(op, (0,) * len(op.ways), way) for way in _open(op)]
     pick = max if op.node.op in PRODUCTS else min
     return pick(costs, default=0.0)
 
 
-def _published(operators: tuple[Cuttable, ...]) -> Weigh:
+def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
     """Return MindSpore's cost of a cut, towards neighbours cut in the same round too."""
-    near: list[list[Joint]] = [[] for _ in operators]
-    for joint in joints(operators):
+    near: list[list[graph_problem.Joint]] = [[] for _ in operators]
+    for joint in graph_problem.joints(operators):
         near[joint.source].append(joint)
         near[joint.target].append(joint)
 
@@ -317,12 +310,12 @@ def _published(operators: tuple[Cuttable, ...]) -> Weigh:
     return weigh
 
 
-def _axis(op: Cuttable, way: int, side: str, index: int) -> int:
+def _axis(op: graph_problem.Cuttable, way: int, side: str, index: int) -> int:
     """Return the axis of a tensor that a way cuts; -1: none."""
     return -1 if way < 0 else int(getattr(op.ways[way], side)[index])
 
 
-def _own(given: GraphProblem, places: list[dict[Counts, int]]) -> Weigh:
+def _own(given: graph_problem.GraphProblem, places: list[dict[graph_problem.Counts, int]]) -> Weigh:
     """Return the same weighing with the problem's own node and edge costs."""
     nodes, edges = given.problem.nodes, given.problem.edges
     near: list[list[int]] = [[] for _ in nodes]

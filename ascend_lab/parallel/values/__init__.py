@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_lab.cluster import Segments
-from ascend_lab.errors import ClusterError
+from ascend_lab import cluster, errors
 from ascend_lab.parallel.plan import (
     BACKWARD, FORWARD, Plan, Task, orders, run_pipeline,
 )
@@ -105,7 +104,7 @@ def train(
     optimizer: Optimizer,
     plan: Plan,
     *,
-    segments: Segments | None = None,
+    segments: cluster.Segments | None = None,
     order: Sequence[Sequence[Task]] | None = None,
 ) -> Run:
     """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
@@ -177,11 +176,11 @@ class _Trainer:
         self.order = made if order is None else order
         if [set(row) for row in self.order] != [set(row) for row in made]:
             what = f"for each of {plan.pipeline} stages all its tasks"
-            raise ClusterError(what, "others", "reorder what `orders` gives")
+            raise errors.ClusterError(what, "others", "reorder what `orders` gives")
         count = plan.pipeline * plan.virtual
         if count > len(model.pieces):
             what = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
-            raise ClusterError(what, str(len(model.pieces)), "use fewer stages")
+            raise errors.ClusterError(what, str(len(model.pieces)), "use fewer stages")
         owned = np.array_split(np.arange(len(model.pieces)), count)
         self.chunks = [
             _Chunk([model.pieces[i] for i in own], self.groups, cuts, optimizer) for own in owned
@@ -271,7 +270,7 @@ class _Trainer:
             whole = np.concatenate([ranked[r] for r in group.members[0]], shard.axis)
         if not same(copies):
             what = f"{key}: equal copies on every rank"
-            raise ClusterError(what, "copies that differ", "add them up")
+            raise errors.ClusterError(what, "copies that differ", "add them up")
         return whole
 
 

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import ops
+from ascend_lab import errors, ops
 from ascend_lab.cluster import ALGORITHMS, Round, Schedule, execute, make
-from ascend_lab.errors import ClusterError
 
 Values = NDArray[Any]
 Ranked = list[Values]
@@ -179,7 +178,7 @@ def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis")
     size = array.shape[axis]
     if size % ranks:
         needed = f"{what} divisible by {ranks} ranks"
-        raise ClusterError(needed, str(size), "use fewer ranks or pad")
+        raise errors.ClusterError(needed, str(size), "use fewer ranks or pad")
     step = size // ranks
     index = (slice(None),) * (axis % array.ndim) + (slice(rank * step, (rank + 1) * step),)
     found: Values = array[index]

@@ -21,20 +21,8 @@ import math
 import numpy as np
 
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.values.group import (
-    SEQUENCE,
-    Batch,
-    Group,
-    Model,
-    Net,
-    Piece,
-    Ranked,
-    Shard,
-    Tape,
-    Values,
-    Var,
-    exchange,
-)
+from ascend_lab.parallel.values import group as comm
+from ascend_lab.parallel.values.group import Model, Net, Piece, Ranked, Shard, Values, Var, exchange
 
 MASKED = -10000.0
 """Added to the scores of later positions."""
@@ -78,7 +66,7 @@ def experts_transformer(
 
 def sentences(
     batches: int = 3, batch: int = 8, length: int = 8, vocabulary: int = 24, seed: int = 1
-) -> list[Batch]:
+) -> list[comm.Batch]:
     """Return batches of a language where word w is mostly followed by 3 w + 1 modulo the words."""
     rng = np.random.default_rng(seed)
     found = []
@@ -87,7 +75,7 @@ def sentences(
         for t in range(length):
             follows = rng.random(batch) < 0.9
             words[:, t + 1] = np.where(follows, (3 * words[:, t] + 1) % vocabulary, words[:, t + 1])
-        found.append(Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
+        found.append(comm.Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
     return found
 
 
@@ -251,7 +239,7 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
     return net.apply("div", chosen, total)
 
 
-def _dispatch(tape: Tape, y: Var, sent: Ranked) -> Var:
+def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
     """Return each expert's tokens: (expert, batch, slot, width)."""
 
     def slope(grads: Ranked) -> list[Ranked]:
@@ -282,7 +270,7 @@ def _turned(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
     return net.apply("transpose", y, perm=(1, 0, 2, 3))
 
 
-def _combine(tape: Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
+def _combine(tape: comm.Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
     """Return each token's sum of gate times expert output: (batch, sequence, width)."""
     spread = [m * g[..., None] for m, g in zip(sent, gates.values, strict=True)]
 
@@ -304,14 +292,14 @@ def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Ge
 
     def forward(net: Net, tokens: Var, targets: Ranked) -> Var:
         y = net.leave(_rows(net.tape, net["table"], tokens, net.groups["tensor"]))
-        return net.apply("add", y, _positions(net, y.shape[SEQUENCE]))
+        return net.apply("add", y, _positions(net, y.shape[comm.SEQUENCE]))
 
     table, position = rng.normal(size=(vocabulary, width)), normal(rng, length, width)
     weights = {"table": table, "position": position}
     return Piece(name, weights, forward, {"table": Shard("tensor", 0)})
 
 
-def _rows(tape: Tape, table: Var, tokens: Var, group: Group) -> Var:
+def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     """Return the table's rows for the tokens this rank has, zeros for the others."""
     rows = table.shape[0]
     local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
@@ -357,7 +345,7 @@ def head(name: str, width: int, vocabulary: int, rng: np.random.Generator) -> Pi
     return Piece(name, weights, forward, {"weight": COLUMNS})
 
 
-def cross_entropy(tape: Tape, logits: Var, targets: Ranked, group: Group) -> Var:
+def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Group) -> Var:
     """Return ln(sum(e^l)) - l[target] of each token in fp32 or better.
 
     Each rank has the logits of its own words, (..., vocabulary / ranks). The gradient is softmax

@@ -14,23 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ascend_lab import ops
-from ascend_lab.cluster import Segments, checked
-from ascend_lab.errors import ClusterError
+from ascend_lab import cluster, errors, ops
 from ascend_lab.parallel.plan import Plan
-from ascend_lab.parallel.values.group import (
-    Group,
-    Piece,
-    Ranked,
-    Shard,
-    Tape,
-    Traffic,
-    Values,
-    Var,
-    grid,
-    part,
-    parts,
-)
+from ascend_lab.parallel.values import group as comm
+from ascend_lab.parallel.values.group import Group, Piece, Ranked, Shard, Tape, Values, Var, grid
 
 State = tuple[Values, ...]
 
@@ -85,18 +72,18 @@ class Cuts:
     """
 
     plan: Plan
-    segments: Segments | None = None
+    segments: cluster.Segments | None = None
 
     def __post_init__(self) -> None:
         """Check that choices fit together."""
         if self.segments and self.plan.zero_stage:
             what = "segments only where gradients are all-reduced"
-            raise ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
+            raise errors.ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
         if self.plan.expert > 1 and self.plan.sequence:
             what = "whole sequences for experts, whose capacity counts a sequence's tokens"
-            raise ClusterError(what, "a split sequence", "drop one")
+            raise errors.ClusterError(what, "a split sequence", "drop one")
 
-    def groups(self, traffic: Traffic) -> dict[str, Group]:
+    def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
         plan, inner = self.plan, {"tensor": self.plan.tensor}
         outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
@@ -125,14 +112,14 @@ class Cuts:
                     found[key] = [full] * (self.plan.data * self.plan.tensor)
                 else:
                     what = f"axis {shard.axis} of {key} {full.shape}"
-                    found[key] = parts(full, groups[shard.group], shard.axis, what)
+                    found[key] = comm.parts(full, groups[shard.group], shard.axis, what)
         return found
 
-    def buckets(self, count: int) -> Segments:
+    def buckets(self, count: int) -> cluster.Segments:
         """Return the segments of `count` gradients; `InputError` unless they cover them."""
         if self.segments is None:
             return tuple((i, i) for i in range(count))
-        return checked(self.segments, count)
+        return cluster.checked(self.segments, count)
 
 
 # -- flat vectors ---------------------------------------------------------------------------------
@@ -297,7 +284,7 @@ class Sharded(Replicas):
         """Return every rank's part of the weights."""
         group = self._group(flat)
         vectors = enumerate(self._vectors(flat, self.weights))
-        return [part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
+        return [comm.part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
 
     def _gathered(self, flat: Flat, shards: Ranked) -> dict[str, Ranked]:
         return _named(flat, self._group(flat).all_gather(shards))
