@@ -291,6 +291,7 @@ def test_what_takes_the_most_time_is_printed_and_the_shares_of_it(capsys, small,
     times = [float(re.search(r"\) +\d+ +[\d.]+ +([\d.]+)", line)[1]) for line in table]
     assert len(times) == 5 and times == sorted(times, reverse=True)
     (shares,) = [line for line in out.splitlines() if line.startswith("time of the kernels")]
+    assert "each alone with a launch of its own: " in shares
     assert sum(map(float, re.findall(r"([\d.]+) % [a-z]", shares))) == pytest.approx(100)
 
 

@@ -320,6 +320,7 @@ def test_kernels_for_one_launch_are_saved_and_read_again(tmp_path, capsys):
     net.output(net.conv2d(x, net.numbers(32, 32, 1, 1)))
     tuning = tune(net.build(), chip, "1,2", settings=FEW)
     assert tuning.subgraph.plan.inside
+    assert "own (in the network one launch starts all): " in Report("inverted", tuning).top(8)
     saved = save_tuned(tmp_path, "inverted", tuning)
     assert saved.time_s == pytest.approx(tuning.result_s, rel=1e-9)
     files = [str(saved.model), "--tuned", str(saved.schedules), "--chip", chip.name]
