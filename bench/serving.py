@@ -27,9 +27,9 @@ from ascend_lab.serving import (
     Service,
     Step,
     interval,
+    queues as theory,
     simulate_serving,
 )
-from ascend_lab.serving import queues as theory
 from ascend_lab.serving.model import open_model
 from bench.table import Figure, below
 

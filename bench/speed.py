@@ -23,8 +23,7 @@ from ascend_lab.sim import (
     run_reference,
     simulate,
 )
-from bench import graph as graphs
-from bench import operators
+from bench import graph as graphs, operators
 from bench.table import CHIPS, Figure, below, median_s, times
 
 PUBLISHED = GemmSchedule(128, 64, 256, 4, 1, 1)

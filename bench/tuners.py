@@ -25,8 +25,7 @@ from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import compile_graph, zoo
 from ascend_lab.lab.contest import read_problem, solve, unfused_floor
-from bench.search import recorded_cases
-from bench.search import report as search_report
+from bench.search import recorded_cases, report as search_report
 from bench.table import CHIPS, Figure, below
 
 NETWORKS = ("resnet50", "mobilenet_v2", "bert_base")
