@@ -21,10 +21,8 @@ from onnx import helper, numpy_helper
 from ascend_lab import ops
 from ascend_lab.aoe.bank import Store
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import aoe
-from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cli.aoe_words import bank_parser
-from ascend_lab.cli.aoe_words import parser as aoe_parser
+from ascend_lab.cli import aoe, ascend_lab as lab
+from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.data import data_path
 from ascend_lab.graph.onnx import import_model

@@ -11,9 +11,7 @@ import pytest
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx
-from bench import __main__ as bench
-from bench import peers
-from bench import peers as files
+from bench import __main__ as bench, peers, peers as files
 
 REPORT = """\
 LayerID, Total Cycles (incl. prefetch), Total Cycles, Stall Cycles, Overall Util %,

@@ -11,8 +11,7 @@ import pytest
 from onnx_models import model_of
 
 from ascend_lab import ops
-from ascend_lab.cli import aoe
-from ascend_lab.cli import ascend_lab as lab
+from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cluster.loader import KEYS, LINK_KEYS
 from ascend_lab.compress import read_config
 from ascend_lab.graph import rules_restored

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ascend_lab import dsl as te
-from ascend_lab import ops
+from ascend_lab import dsl as te, ops
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl.emit_vector import View, rows_side_by_side
 from ascend_lab.isa import KernelBuilder

@@ -10,8 +10,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl.tbe import fusion_manager, util
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import sanitize
-from ascend_lab.lab.figures import expressions as fx
-from ascend_lab.lab.figures import nests as ns
+from ascend_lab.lab.figures import expressions as fx, nests as ns
 from ascend_lab.lab.figures.nests import gm_bytes
 from ascend_lab.sim import simulate_kernel
 

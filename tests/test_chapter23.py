@@ -13,8 +13,15 @@ from ascend_lab.parallel import best_plans, placements
 from ascend_lab.parallel.model import GraphModel
 from ascend_lab.parallel.plan import Unit, bubble_share
 from ascend_lab.parallel.timing import PlanTime, TopologyCosts, plan_time
-from ascend_lab.parallel.values import Plan, Sgd, sentences, train, train_single, transformer
-from ascend_lab.parallel.values import group as pieces
+from ascend_lab.parallel.values import (
+    Plan,
+    Sgd,
+    group as pieces,
+    sentences,
+    train,
+    train_single,
+    transformer,
+)
 
 # -- exercises -------------------------------------------------------------------------------------
 

@@ -18,12 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzz_cases import GOOD, OUTPUTS, PARSERS, QUICK, check, command, files, fill, relu_model, run
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ascend_lab import output
-from ascend_lab.cli import aoe, tune, verbs
-from ascend_lab.cli import ascend_lab as lab
+from ascend_lab.cli import aoe, ascend_lab as lab, tune, verbs
 from ascend_lab.cli.terminal import printable
 
 ROOT = Path(__file__).resolve().parent.parent

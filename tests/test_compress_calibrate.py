@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 from command_lines import refused, run, run_json
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
-from ascend_lab.compress import METHODS, calibrate, channel_scales, scale_between
-from ascend_lab.compress import calibrators as rules
+from ascend_lab.compress import (
+    METHODS,
+    calibrate,
+    calibrators as rules,
+    channel_scales,
+    scale_between,
+)
 from ascend_lab.compress.scales import along, fake, quantise, signal_to_noise_db
 from ascend_lab.errors import InputError
 

@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compress import fake_quantised, mixed, quantise_graph
 from ascend_lab.errors import InputError

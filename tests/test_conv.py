@@ -6,8 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from cube_checks import CHIPS, assert_conv, on
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError

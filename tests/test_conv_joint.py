@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import CHIPS
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds

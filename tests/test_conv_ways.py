@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import CHIPS, bytes_or_numbers, conv_operands, conv_sums, on
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from test_conv import SIDES, conv_shapes, sum_of_parts
 
 from ascend_lab.chip import load_chip

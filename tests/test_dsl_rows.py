@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from dsl_oracles import Known, binary, fold, known, layer_norm, softmax, unary
 from dsl_strategies import check_auto, chip_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.aoe.vector.bound import vector_bound

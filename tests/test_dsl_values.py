@@ -42,8 +42,7 @@ from dsl_strategies import (
     programs,
     shapes,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import PathError

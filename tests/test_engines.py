@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from strategies import flag_programs, gemm_cases, kernels, launches
 
 from ascend_lab.chip import load_chip
@@ -18,13 +17,13 @@ from ascend_lab.sim import (
     Surroundings,
     analyse,
     compile_program,
+    compiled as reference_engine,
     numba_available,
     run_batch,
     run_fast,
     run_reference,
     simulate,
 )
-from ascend_lab.sim import compiled as reference_engine
 from ascend_lab.sim.fast import run_walked
 
 TOY = load_chip("Toy")

@@ -14,8 +14,7 @@ from cube_checks import (
     pack_pixels,
     values,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases, kernels, launches, vector_values, without_flags
 
 from ascend_lab.chip import load_chip

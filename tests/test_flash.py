@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import on
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import ops
 from ascend_lab.chip import load_chip

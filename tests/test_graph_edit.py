@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import GraphError, ShapeError
 from ascend_lab.graph import (

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import GraphError, InputError, ShapeError, TypeMismatchError
 from ascend_lab.graph import (

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_strategies import smooth_graphs, whole_graphs, whole_inputs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import ops
 from ascend_lab.chip import load_chip

@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import AlignmentError, AscendLabError, CapacityError, PathError, ProgramError

@@ -6,8 +6,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import through
 
 from ascend_lab.chip import PRESETS, load_chip

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from cube_checks import assert_gemm, on
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases
 
 from ascend_lab.chip import PRESETS, load_chip

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import MachineError
 from ascend_lab.lab import figures, machines
@@ -29,12 +28,12 @@ from ascend_lab.lab.machines import (
     bank_ways,
     occupancy,
     plain_ops,
+    roofline as fact_file,
     run,
     run_vector,
     sample_inputs,
     units_touched,
 )
-from ascend_lab.lab.machines import roofline as fact_file
 from ascend_lab.lab.machines.lanes import blocking
 from ascend_lab.lab.machines.matrix_units import array_cycles, frames, systolic_product
 from ascend_lab.lab.machines.program import tiled, walk

@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from fuzz_cases import run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image as Picture
 
 from ascend_lab import media as m

@@ -4,8 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.data import data_path

@@ -15,13 +15,10 @@ from onnx import helper
 from onnx_models import model_of
 
 import ascend_lab
-from ascend_lab.cli import aoe
-from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cli.aoe_words import bank_parser
-from ascend_lab.cli.aoe_words import parser as aoe_parser
+from ascend_lab.cli import aoe, ascend_lab as lab
+from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
 from ascend_lab.cli.common import in_flags
-from ascend_lab.cli.verbs import VERBS
-from ascend_lab.cli.verbs import _parser as lab_parser
+from ascend_lab.cli.verbs import VERBS, _parser as lab_parser
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx import import_model
 

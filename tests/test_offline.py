@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from command_lines import run
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.compress.config import parse_config

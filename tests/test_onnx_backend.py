@@ -22,8 +22,7 @@ from onnx_models import INT64, model_of, node
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.onnx import CONVERTERS
-from ascend_lab.graph.onnx import backend as onnx_backend
+from ascend_lab.graph.onnx import CONVERTERS, backend as onnx_backend
 
 PASSED_NODES = 1298
 """Node cases that passed when this was written; of 1884 in onnx 1.23.2."""

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx_models import assert_close, run_onnx
 
 from ascend_lab import ops

@@ -8,16 +8,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INT64, assert_close, model_of, one_node, run_onnx
 
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import evaluate
-from ascend_lab.graph.onnx import backend as onnx_backend
-from ascend_lab.graph.onnx import import_model, import_onnx
+from ascend_lab.graph.onnx import backend as onnx_backend, import_model, import_onnx
 
 SEEDS = range(3)
 

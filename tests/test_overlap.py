@@ -1,8 +1,7 @@
 """The sanitizer's finding `overlap`: against an oracle that follows every byte by hand."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError

@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import pytest
 import simpy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import InputError
 from ascend_lab.runtime import (

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import edited, gemm_cases, kernels, launches, through, without_flags
 
 from ascend_lab.chip import load_chip

@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 from cube_checks import assert_conv, assert_gemm
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 from test_epilogue import PIPE, RESIDUAL
 
 from ascend_lab.chip import load_chip

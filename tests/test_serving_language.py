@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.graph import evaluate
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.zoo import build
-from ascend_lab.serving import interval, model, queues
-from ascend_lab.serving import language as lm
+from ascend_lab.serving import interval, language as lm, model, queues
 
 
 # -- sizes ----------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.lab.figures import fig_knee
 from ascend_lab.serving import (
@@ -21,9 +20,9 @@ from ascend_lab.serving import (
     Step,
     Version,
     interval,
+    queues as theory,
     simulate_serving,
 )
-from ascend_lab.serving import queues as theory
 from ascend_lab.serving.simulate import BUCKETS, bucket_of, guard
 
 ONE = Policy()

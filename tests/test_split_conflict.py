@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from cube_checks import on
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, GraphError, ShapeError

@@ -1,8 +1,7 @@
 """Programs as text: what is printed reads back equal, what cannot be read names its line."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import flag_programs, gemm_cases, kernels, launches
 
 from ascend_lab.chip import load_chip

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 from bank_cases import ENTRY, KEY, banks, entries, entry
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from ascend_lab.aoe.bank import (
     MODEL_VERSION,

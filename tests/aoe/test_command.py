@@ -13,8 +13,7 @@ import pytest
 from small_jobs import SmallJob, write_convolutions, write_mlp
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import aoe as main
-from ascend_lab.cli import ascend_lab as lab
+from ascend_lab.cli import aoe as main, ascend_lab as lab
 from ascend_lab.cli.aoe_words import REFUSED
 
 CHIP = ("--soc_version", "Ascend310")

@@ -5,8 +5,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.data import data_path

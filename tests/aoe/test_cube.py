@@ -18,8 +18,7 @@ from cube_cases import (
     gemm_shapes,
     rows_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of, prove, schedule_of
 from ascend_lab.aoe.cube.bound import Bounds

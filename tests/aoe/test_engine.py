@@ -12,11 +12,9 @@ import engine_cases as cases
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Knowledge, Settings, tune
-from ascend_lab.aoe import engine as engine_module
+from ascend_lab.aoe import Knowledge, Settings, engine as engine_module, tune
 from ascend_lab.aoe.drive import Trace, Trial, replay
 from ascend_lab.aoe.saved import (
     Report,
@@ -31,8 +29,7 @@ from ascend_lab.aoe.space import read_recorded, recorded
 from ascend_lab.aoe.subgraph import named, numbered, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import ascend_lab as lab
-from ascend_lab.cli import solve as cli_replay
+from ascend_lab.cli import ascend_lab as lab, solve as cli_replay
 from ascend_lab.cli.verbs import run
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError

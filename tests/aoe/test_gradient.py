@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from gradient_cases import costs, profiles, rows_of, waiting_chain
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import gradient
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store

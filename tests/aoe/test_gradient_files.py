@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 from gradient_cases import costs, profiles, rows_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import by_size, forms_of, split_by_size

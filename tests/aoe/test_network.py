@@ -12,14 +12,19 @@ import engine_cases as cases
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Knowledge, Settings, operators_of, tune_network, tune_operator
-from ascend_lab.aoe import engine as engine_module
-from ascend_lab.aoe import tuning as tuning_module
-from ascend_lab.aoe import workers as clock_module
-from ascend_lab.aoe import workers as workers_module
+from ascend_lab.aoe import (
+    Knowledge,
+    Settings,
+    engine as engine_module,
+    operators_of,
+    tune_network,
+    tune_operator,
+    tuning as tuning_module,
+    workers as clock_module,
+    workers as workers_module,
+)
 from ascend_lab.aoe.bank.records import from_line, to_line
 from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import search_cases as cases
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import aoe
 from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated, nearest

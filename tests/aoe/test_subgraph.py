@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from ascend_lab.aoe.subgraph import (
     Region,

@@ -5,11 +5,9 @@ from typing import ClassVar
 
 import engine_cases as cases
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Settings, tune_operator, workers_of
-from ascend_lab.aoe import tuning as tuning_module
+from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module, workers_of
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
 from ascend_lab.aoe.workers import TimeUpError
 from ascend_lab.errors import InputError

@@ -5,17 +5,13 @@ from dataclasses import dataclass, replace
 import engine_cases as cases
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Settings, tune_network, tune_operator
-from ascend_lab.aoe import operators as values_module
-from ascend_lab.aoe.operators import agree, random_inputs
-from ascend_lab.aoe.operators import run as run_kernel
+from ascend_lab.aoe import Settings, operators as values_module, tune_network, tune_operator
+from ascend_lab.aoe.operators import agree, random_inputs, run as run_kernel
 from ascend_lab.aoe.tuning import job_of
 from ascend_lab.errors import InputError
-from ascend_lab.graph import compile_graph, evaluate, run_tasks
-from ascend_lab.graph import random_inputs as inputs_of
+from ascend_lab.graph import compile_graph, evaluate, random_inputs as inputs_of, run_tasks
 from ascend_lab.graph.lower import lower
 
 chips = st.sampled_from(cases.CHIPS)

@@ -5,8 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from dsl_strategies import ANYTHING, CHIPS, FUSABLE, assert_values, chip_of, programs
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, vector_bound

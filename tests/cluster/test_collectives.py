@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from collective_cases import CASES, FLAT, LEVELLED, RANKS, check, divisors, inputs, rows, slowed
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import cluster
 from ascend_lab.cluster import (

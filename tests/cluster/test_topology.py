@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from matplotlib.patches import Circle, Rectangle
 
 from ascend_lab.cluster import Link, Topology, full_mesh, load_topology, ring, star

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.errors import ClusterError, InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, zoo
-from ascend_lab.graph import Node as GraphNode
+from ascend_lab.graph import Graph, GraphBuilder, Node as GraphNode, zoo
 from ascend_lab.parallel.strategy import (
     FORBIDDEN,
     Edge,

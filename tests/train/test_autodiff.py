@@ -37,8 +37,7 @@ from ascend_lab.graph import (
 from ascend_lab.graph.ir import infer
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.placement import lifetimes
-from ascend_lab.ops import OPERATORS
-from ascend_lab.ops import verify as verify_ops
+from ascend_lab.ops import OPERATORS, verify as verify_ops
 from ascend_lab.train import (
     DynamicLossScale,
     at_step,
