@@ -14,7 +14,7 @@ ROUNDINGS = ("rint", "floor", "ceil", "trunc")
 """How vconv reaches a whole number; rint, to nearest even, is the default."""
 ATOMIC_FORMATS = ("fp32", "fp16", "int32")
 """Number formats a copy can add in memory."""
-CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
+CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "bf16": ("fp32",), "int8": ("int32",)}
 """Accumulator formats per input format (hardware facts, mmad types)."""
 ACCUMULATOR = {dtype: formats[0] for dtype, formats in CUBE_OUTPUT.items()}
 FRACTAL, FRACTAL_BYTES = 16, 512
