@@ -207,7 +207,6 @@ def _quantize(arguments: argparse.Namespace) -> int:
     graph, is_open = _imported(arguments.model, arrays)
     plan = _plan(arguments, graph)
     samples = common.wanted(graph.inputs, arrays, "--calibration")
-    inputs.warn_infinite(samples, "--calibration")
     feeds = c.batches_of(graph, samples)
     found = c.quantise_graph(graph, feeds, plan)
     model = _opened(arguments.model, arrays, found, plan) if is_open else None
