@@ -9,7 +9,6 @@ from ascend_lab.chip.model import Chip, Fact, Trust
 
 TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """From the best to the weakest."""
-
 SECTIONS = {
     "core": "Cores, clock, control",
     "cube": "Cube: matrix multiplied per cycle",
@@ -20,7 +19,6 @@ SECTIONS = {
     "vector_op": "Vector instructions",
 }
 """The tables of a chip: name -> caption. Every fact of a chip stands in exactly one of them."""
-
 _UNITS = {  # how the key of a fact ends -> the factor and the unit it is shown with
     "rate_bytes_per_cycle": (1.0, "B/cycle"),
     "rate_bytes_per_s": (1e-9, "GB/s"),

@@ -18,7 +18,6 @@ from ascend_lab.lab.checks.core import (
 )
 
 __all__ = ["CheckResult", "Prediction", "check_against", "check_property", "compare", "predict"]
-
 HOMES = {
     name: module.stem
     for module in sorted(Path(__file__).parent.glob("chapter*.py"))

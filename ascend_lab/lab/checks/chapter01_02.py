@@ -122,7 +122,6 @@ def _judge_issue(got: Any, case: ex.Case) -> str | None:
 # -- chapter 2 -------------------------------------------------------------------------------------
 TILE = 256
 """Elements of one tile in exercise 2.2."""
-
 PROGRAM_SEEDS = (None, 1, 2, 3)
 """Orders of the pipes in which exercise 2.2 is run for values."""
 

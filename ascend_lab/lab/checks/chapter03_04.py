@@ -363,11 +363,7 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
 
 @ex.judged(_judge_ping_pong, cases=6)
 def check_ex_04_2(rng: ex.Rng) -> ex.Case:
-    """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip.
-
-    No finding of the sanitizer, y = relu(x) in every order the flags allow, and still overlapped:
-    barriers everywhere are no repair.
-    """
+    """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip."""
     return {"pairs": int(rng.integers(1, 7))}
 
 
@@ -383,10 +379,7 @@ def check_ex_04_2(rng: ex.Rng) -> ex.Case:
     ],
 )
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:
-    """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1.
-
-    At most 2 log2(n) + 2 calls of `product` are allowed: a loop over n is right, and too slow.
-    """
+    """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1."""
     n, size = int(rng.integers(1, 2 ** int(rng.integers(2, 12)))), int(rng.integers(1, 6))
     a = rng.integers(0, 500, (size, size)).astype(np.float64)
     a[rng.random((size, size)) < 0.4] = -np.inf

@@ -16,7 +16,6 @@ from ascend_lab.lab.figures.expressions import EXPRESSIONS, per_operation
 from ascend_lab.lab.figures.nests import gm_bytes
 
 Array = NDArray[Any]
-
 CHIP = "Ascend910A"
 EPSILON = 1e-5
 CENTRES = ((0.0, 1.0), (100.0, 0.1), (-2000.0, 300.0), (0.0, 0.003))
@@ -331,11 +330,7 @@ def check_ex_05_4(rng: ex.Rng) -> ex.Case:
     wrap=_telling,
 )
 def check_ex_05_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(condition, a, b)`: a where condition is not 0, else b; shapes broadcast.
-
-    Shapes that do not go together must raise `ShapeError` with all three shapes in its text,
-    formats that differ `TypeMismatchError` with all three formats.
-    """
+    """Check `fn(condition, a, b)`: a where condition is not 0, else b; shapes broadcast."""
     full = tuple(int(n) for n in rng.integers(2, 20, int(rng.integers(1, 4))))
     shapes = []
     for _ in range(3):

@@ -18,13 +18,10 @@ from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910B2"
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
-
 UNIT = 128
 """Elements of fp16 in one repeat of the vector unit: the step of tile sizes."""
-
 SLACK = 1.25
 """A repaired schedule may take this many times the cycles of ours, not more."""
-
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -155,11 +152,7 @@ def check_ex_06_2(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(_judge_tile, cases=12)
 def check_ex_06_3(rng: ex.Rng) -> ex.Case:
-    """Check a tile: `fn(ub_bytes, inputs, slots)` returns the largest factor that fits.
-
-    The formula adds `inputs` fp16 vectors; factors are multiples of 128. The judge lowers the
-    schedule with that factor, which must fit, and with the next larger one, which must not.
-    """
+    """Check a tile: `fn(ub_bytes, inputs, slots)` returns the largest factor that fits."""
     chip = load_chip(CHIPS[rng.integers(len(CHIPS))])
     inputs, slots = int(rng.integers(1, 6)), int(rng.integers(1, 5))
     return {"ub_bytes": chip.buffers["UB"], "inputs": inputs, "slots": slots}
@@ -188,11 +181,7 @@ SCHEDULER_SLACK = 1.1
     cases=1,
 )
 def check_ex_06_4(rng: ex.Rng) -> ex.Case:
-    """Check a scheduler: `fn(rows, columns, chip_name)` schedules y = x + p, p added to every row.
-
-    Inputs x (rows, columns) and p (columns,), fp16: the same bits, no finding of the sanitizer, and
-    at most 1.1 times the cycles of the best of ours.
-    """
+    """Check a scheduler: `fn(rows, columns, chip_name)` schedules y = x + p, p added to every row."""
     shapes = ((16, 32768), (48, 20000), (400, 1000), (1000, 300), (1, 20000))
     rows, columns = shapes[rng.integers(len(shapes))]
     name = ("Ascend910B2", "Ascend910A", "Ascend310P3")[rng.integers(3)]
@@ -208,10 +197,6 @@ def _judge_06_5(got: Any, case: ex.Case) -> str | None:
 
 @ex.judged(_judge_06_5, edges=[{"rows": 4, "columns": 262144}], cases=1)
 def check_ex_06_5(rng: ex.Rng) -> ex.Case:
-    """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k].
-
-    Input x (rows, columns) in fp32, columns a multiple of 131,072, on the Ascend910B2: the sums
-    within rounding, no finding, and at most 1.25 times the cycles of ours.
-    """
+    """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k]."""
     rows, columns = ((2, 524288), (8, 131072))[rng.integers(2)]
     return {"rows": rows, "columns": columns}

@@ -22,9 +22,7 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
-
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
-
 PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
@@ -363,11 +361,7 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
     cases=20,
 )
 def check_ex_08_3(rng: ex.Rng) -> ex.Case:
-    """Check Winograd's F(2x2, 3x3): `fn(image, weights, multiply)`, a layer with pad 1.
-
-    image (c, h, w), weights (k, c, 3, 3); products of data with weights go through `multiply`,
-    which counts them: 16 for 2x2 outputs, channel and kernel, the ragged edge counted as whole.
-    """
+    """Check Winograd's F(2x2, 3x3): `fn(image, weights, multiply)`, a layer with pad 1."""
     c, h, w, k = (int(v) for v in rng.integers(1, (4, 10, 10, 5)))
     return _image_case(rng.integers(-9, 10, (c, h, w)), 2 * rng.integers(-4, 5, (k, c, 3, 3)))
 
@@ -382,11 +376,7 @@ def check_ex_08_3(rng: ex.Rng) -> ex.Case:
     cases=25,
 )
 def check_ex_08_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels.
-
-    The result is (k, 4c, ceil(r/2), ceil(s/2)); with `folded` images, stride 1 must give what
-    stride 2 gave.
-    """
+    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels."""
     sizes = [int(v) for v in rng.integers(1, (4, 4, 8, 8))]
     return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
 
@@ -403,11 +393,7 @@ RNG_8_2 = np.random.default_rng(0)
     ],
 )
 def check_ex_08_2(rng: ex.Rng) -> ex.Case:
-    """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`.
-
-    image is (C1, H, W, C0), m and k are arrays of rows and columns of the matrix; the result is
-    the flat address of each element in the image, and -1 where the window lies on a pad.
-    """
+    """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`."""
     kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
     stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
     pad = int(rng.integers(0, 3))

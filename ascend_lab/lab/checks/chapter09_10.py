@@ -21,7 +21,6 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
-
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 
 
@@ -63,7 +62,6 @@ def _judge_09_3(got: Any, case: ex.Case) -> str | None:
 
 
 MATRICES = "ND", "FRACTAL_NZ", "FRACTAL_ZZ", "FRACTAL_ZN"
-
 IMAGES = "NCHW", "NHWC", "NC1HWC0", "FRACTAL_Z"
 
 
@@ -84,11 +82,7 @@ def _maps(source: str, target: str, shape: tuple[int, ...], dtype: str = "fp16")
     cases=20,
 )
 def check_ex_09_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(source, target)`: the loops of a conversion between two layouts without padding.
-
-    Each loop is (count, source step, target step), outermost first, steps in elements; together
-    they visit every element once, in rising order of the target, and no fewer loops would do.
-    """
+    """Check `fn(source, target)`: the loops of a conversion between two layouts without padding."""
     lead, high, wide, side = (int(n) for n in rng.integers(1, 4, 4))
     matrix = bool(rng.integers(0, 2))
     shape = (lead, 32 * high, 32 * wide) if matrix else (16 * lead, 32 * high, wide, side)
@@ -141,7 +135,6 @@ def check_ex_09_2(rng: ex.Rng) -> ex.Case:
 
 # -- chapter 10 -----------------------------------------------------------------------------------
 CORES, TILE = 32, 1024
-
 SLACK = 1.05
 
 
@@ -175,7 +168,6 @@ def network(text: str) -> Graph:
 
 
 ELEMENTWISE = ("relu", "tanh", "exp", "sigmoid")
-
 JOINS = ("add", "mul", "sub")
 
 
@@ -336,10 +328,7 @@ DIAMONDS = (
     wrap=lambda fn: lambda line: fn(network(line)),
 )
 def check_ex_10_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours.
-
-    A group has one convolution at most, which no other of its nodes feeds, and one result.
-    """
+    """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours."""
     names, parts = ["x"], []
     for i in range(int(rng.integers(3, 11))):
         recent = names[-4:]

@@ -21,11 +21,9 @@ from ascend_lab.sim import execute, simulate, simulate_kernel
 
 FP16_UNIT = 2.0**-11
 """Half the distance from 1 to the next fp16 number: the largest relative error of one rounding."""
-
 CHIP = "Ascend910A"
 SLACK = 1.1
 """A bound may be this many times ours."""
-
 GOALS = {
     (8, 65536): 1.0, (16, 16384): 0.96, (64, 8192): 1.0, (256, 2048): 0.8,
     (32, 1024): 0.55, (1024, 512): 1.05,
@@ -153,11 +151,7 @@ def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
 
 @ex.judged(_judge_teeth, edges=ex.rows("units most", (63, 32), (1, 8), (48, 48)))
 def check_ex_11_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(units, most)`: the numbers of cores worth using, in rising order.
-
-    Units are dealt out in equal shares of ceil(units / n); n of 1..most is worth using if no fewer
-    cores are as fast.
-    """
+    """Check `fn(units, most)`: the numbers of cores worth using, in rising order."""
     return ex.drawn(rng, units=range(1, 400), most=range(1, 50))
 
 
@@ -169,12 +163,7 @@ def check_ex_11_1(rng: ex.Rng) -> ex.Case:
     ],
 )
 def check_ex_11_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works.
-
-    The shares follow each other from 0 to `elements`, start at whole 32-byte blocks, and differ by
-    at most one block, counting the ragged one at the end as whole; no core is left idle that could
-    have a block.
-    """
+    """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works."""
     return ex.drawn(rng, elements=range(1, 3000), itemsize=(1, 2, 4), cores=range(1, 50))
 
 
@@ -182,22 +171,13 @@ def check_ex_11_2(rng: ex.Rng) -> ex.Case:
     tree_pays_from, edges=[{"parts": p, "step_cycles": 350} for p in (2, 8, 16, 32)], rel_tol=1e-9
 )
 def check_ex_11_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass.
-
-    A row of partial results takes t cycles to move. The second pass, on one core: one step and
-    parts * t. The tree: log2(parts) rounds of one step and 3 t. The answer is the t at which both
-    take as long, infinity where there is none.
-    """
+    """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass."""
     return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
 
 
 @ex.judged(_judge_fold, edges=ex.rows("rows columns", *GOALS), cases=1)
 def check_ex_11_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rows, columns)`: a schedule for the 910A of the sums of rows of any shape.
-
-    x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
-    sanitizer, and for every shape at most its share of the better of `kept` and `two_pass`.
-    """
+    """Check `fn(rows, columns)`: a schedule for the 910A of the sums of rows of any shape."""
     return {"rows": 8 * int(2 ** rng.integers(0, 6)), "columns": 4096}
 
 
@@ -221,11 +201,7 @@ LOST = 0.99 * FP16_UNIT
     ],
 )
 def check_ex_11_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree".
-
-    It must not be below the error that happens, nor above 1.1 times gamma * sum |x|, where gamma
-    stands for the additions an element goes through.
-    """
+    """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree"."""
     size = int(rng.integers(2, 257))
     low = float(rng.choice([-1.0, 0.0]))
     x = rng.uniform(low, 1.0, size).astype(np.float16)
@@ -235,7 +211,6 @@ def check_ex_11_5(rng: ex.Rng) -> ex.Case:
 # -- chapter 12 ------------------------------------------------------------------------------------
 SIDE = 16
 """Side of the block vtranspose turns."""
-
 INDEX_BYTES = 4
 
 
@@ -318,22 +293,14 @@ def _judge_way(got: Any, case: ex.Case) -> str | None:
     ),
 )
 def check_ex_12_1(rng: ex.Rng) -> ex.Case:
-    """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`.
-
-    It returns (loads, stores, wire_bytes) of a transpose of fp16 numbers, block after block; the
-    blocks at the edges are smaller, and a burst takes whole 32-byte blocks on the wires.
-    """
+    """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`."""
     sides = range(1, 70)
     return ex.drawn(rng, rows=sides, columns=sides, block_rows=sides, block_columns=sides)
 
 
 @ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 8), (8, 1), (8, 8)), cases=4)
 def check_ex_12_2(rng: ex.Rng) -> ex.Case:
-    """Check a block transpose: `fn(m, n)` returns a `Launch` for the cores of the Toy chip.
-
-    y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and at most 1.1 times
-    the cycles of `transpose_launch`.
-    """
+    """Check a block transpose: `fn(m, n)` returns a `Launch` for the cores of the Toy chip."""
     return ex.drawn(rng, m=range(1, 9), n=range(1, 9))
 
 
@@ -341,11 +308,7 @@ def check_ex_12_2(rng: ex.Rng) -> ex.Case:
     _judge_last, edges=[{"index": np.array(i)} for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])]
 )
 def check_ex_12_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(index)`: positions of the updates that survive a scatter, by row.
-
-    The last update of a row wins. Position p of the answer belongs to the p-th smallest row that is
-    updated at all; with these positions no row is written twice.
-    """
+    """Check `fn(index)`: positions of the updates that survive a scatter, by row."""
     rows = int(rng.integers(1, 12))
     return {"index": rng.integers(0, rows, int(rng.integers(1, 40)))}
 
@@ -366,11 +329,7 @@ def check_ex_12_3(rng: ex.Rng) -> ex.Case:
     ],
 )
 def check_ex_12_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted.
-
-    The way that moves the fewest bytes between memory and cores for a scatter-add; `reproducible`
-    rules out atomic.
-    """
+    """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted."""
     updates = int(rng.integers(1, 5000))
     sizes = {"distinct": range(1, updates + 1), "row_bytes": [32 << k for k in range(6)]}
     rest = ex.drawn(rng, **sizes, cores=(2, 32, 48), reproducible=(False, True))

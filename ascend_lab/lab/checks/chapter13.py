@@ -11,7 +11,6 @@ from ascend_lab.graph import Graph, GraphBuilder, evaluate, onnx, random_inputs
 from ascend_lab.lab.checks import core as ex
 
 Values = NDArray[Any]
-
 DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """What the attributes of ONNX's Gemm are where a node does not say."""
 

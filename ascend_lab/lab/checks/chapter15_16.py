@@ -19,15 +19,11 @@ from ascend_lab.lab.checks import core as ex
 
 Life = tuple[int, int, int]
 """When a buffer is born, when it is dead, and its size."""
-
 Step = tuple[str, str, tuple[str, ...]]
 """A node: what it writes, its operator, what it reads."""
-
 Values = NDArray[Any]
-
 IN_PLACE = ("neg", "add")
 """Operators that compute an element from the elements at the same place."""
-
 MOST_LIVES = 10
 
 
@@ -236,7 +232,6 @@ def _judge_15_2(got: Any, case: ex.Case) -> str | None:
 
 
 EIGHT = [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)]
-
 TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
 
 
@@ -255,11 +250,7 @@ TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
     wrap=_counted,
 )
 def check_ex_15_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(lives, height, put)`: offsets of all buffers within a height, or None.
-
-    The random cases are rectangles cut apart, so that a plan exists and wastes no byte; every
-    placement that is tried is told to `put`, which counts them.
-    """
+    """Check `fn(lives, height, put)`: offsets of all buffers within a height, or None."""
     pieces, parts = int(rng.integers(12, 31)), [(0, 40, 0, 64)]
     while len(parts) < pieces:
         born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
@@ -279,7 +270,6 @@ def check_ex_15_2(rng: ex.Rng) -> ex.Case:
 
 # -- chapter 16 -----------------------------------------------------------------------------------
 Array = NDArray[np.float64]
-
 State = tuple[float, float, Array]
 """Maximum m, sum l of e^(s - m), and sum o of e^(s - m) v."""
 
@@ -371,22 +361,14 @@ SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
     rel_tol=1e-9,
 )
 def check_ex_16_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each.
-
-    The state of no scores at all is (-inf, 0, 0).
-    """
+    """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each."""
     spread = float(rng.choice([1.0, 400.0]))
     return {name: _state(rng, int(rng.integers(1, 9)), spread) for name in "ab"}
 
 
 @ex.against(keys_outside, edges=ex.rows("n t d keys", (4096, 4096, 64, 128), (64, 100, 16, 128)))
 def check_ex_16_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside.
-
-    k and v (t, d) are read once. For each block of `keys` all of q (n, d) is read, and of all n
-    rows o (d numbers), m and l in fp32 are read and written; the first block reads no state, the
-    last writes the result in fp16 instead of a state. q, k, v are fp16.
-    """
+    """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside."""
     return ex.drawn(rng, n=range(1, 5000), t=range(1, 5000), d=range(1, 257), keys=range(1, 600))
 
 

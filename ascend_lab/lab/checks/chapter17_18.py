@@ -164,11 +164,7 @@ def _case_17_5(options: Options, budget: int, best: int | None) -> ex.Case:
     wrap=lambda fn: lambda options, budget, best: fn(options, budget),
 )
 def check_ex_17_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(options, budget)`: the places of options with fewest bytes, or None.
-
-    `options` has for each layer a list of (bytes, harm); the sum of harms may reach the budget.
-    Small cases are compared with every choice, one has twenty layers of twelve options.
-    """
+    """Check `fn(options, budget)`: the places of options with fewest bytes, or None."""
     layers = int(rng.integers(1, 6))
     options = [
         [(int(rng.integers(1, 60)), int(rng.integers(0, 25))) for _ in range(rng.integers(1, 5))]
@@ -291,7 +287,6 @@ def _judge_18_5(got: Any, case: ex.Case) -> str | None:
 
 _SWITCH = {"times": [(1.0, 9.0), (3.0, 2.0), (1.0, 9.0)], "edges": [(0, 1, 1.0), (1, 2, 1.0)]}
 _TWICE = {**_SWITCH, "edges": [(0, 1, 0.3), (1, 2, 0.3), (0, 1, 0.3), (2, 1, 0.3)]}
-
 _BACK = {
     "times": [(2.0, 3.0), (0.0, 2.0), (0.0, 3.0), (2.0, 0.0), (2.0, 1.0)],
     "edges": [(0, 3, 1.0), (0, 4, 2.0), (1, 3, 2.0), (2, 3, 1.0)],
@@ -301,11 +296,7 @@ _BACK = {
 
 @ex.judged(_judge_18_5, edges=[_SWITCH, _TWICE, _BACK], cases=20)
 def check_ex_18_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(times, edges)`: the engine, 0 or 1, of each operator, at the least cost.
-
-    `times[i]` are seconds on engine 0 and on engine 1; an edge (i, j, cost) is paid where its ends
-    are on different engines. Compared with every placement of up to 12 operators.
-    """
+    """Check `fn(times, edges)`: the engine, 0 or 1, of each operator, at the least cost."""
     count = int(rng.integers(2, MOST_OPERATORS + 1))
     times = [(float(a), float(b)) for a, b in rng.exponential(1.0, (count, 2))]
     edges = [

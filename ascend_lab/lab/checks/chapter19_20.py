@@ -81,11 +81,7 @@ def _kept(fn: Any) -> Any:
 
 @ex.judged(_judge_kept, edges=[{"shape": shape} for shape in SHAPES], cases=0, wrap=_kept)
 def check_ex_19_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(name, options)`: the values of a decision worth keeping.
-
-    On elementwise operators of the Toy chip, all schedules are enumerated: a best one must stay,
-    and at least three quarters of the schedules must go.
-    """
+    """Check `fn(name, options)`: the values of a decision worth keeping."""
     return {}
 
 
@@ -255,11 +251,7 @@ def _watched(fn: Any) -> Search:
 
 
 def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds.
-
-    All have the same seeds and 150 trials; the 95 % interval of the mean difference of
-    log(best / optimum) must lie below zero, that to our simple genetic search not above it.
-    """
+    """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds."""
     seeds = [1000 * seed + i for i in range(SEEDS)]
     product_costs()  # kept here: what a check computes ends with it
 
@@ -295,11 +287,7 @@ def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     ],
 )
 def check_ex_19_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
-
-    The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
-    enter with one visit.
-    """
+    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum."""
 
     def point() -> Point:
         return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
@@ -312,21 +300,14 @@ def check_ex_19_2(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(_judge_repair, cases=60)
 def check_ex_20_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
-
-    Decisions are taken in order; where the value is no option, the one of closest ratio is.
-    """
+    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can."""
     space = _space(rng)
     return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
 
 
 @ex.judged(_judge_child, edges=[_forced(row) for row in FORCED], cases=60)
 def check_ex_20_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
-
-    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
-    no option the value of the other parent, and if neither is, the option closest to the first.
-    """
+    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents."""
     space = _space(rng)
     mother, father = space.sample(rng), space.sample(rng)
     coins = tuple(bool(p) for p in rng.integers(0, 2, 4))

@@ -104,10 +104,7 @@ def _beside_opponent(fn: Any) -> Any:
 
 @ex.judged(_judge_regions, cases=1, wrap=_beside_opponent)
 def check_ex_21_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn()`: regions under which the chapter's network beats the tuner's plan.
-
-    The function returns a list of `Region`s of `eyes()`, prepared for the Ascend310P3.
-    """
+    """Check `fn()`: regions under which the chapter's network beats the tuner's plan."""
     return {}
 
 
@@ -123,11 +120,7 @@ def check_ex_21_4(rng: ex.Rng) -> ex.Case:
     ),
 )
 def check_ex_21_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits.
-
-    A slice of n has at most ceil(rows / n) rows and needs `halo` more, but never more than all;
-    `row_bytes` are alive for each row, beside the weights. 0 if single rows do not fit.
-    """
+    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits."""
     rows, row_bytes = int(rng.integers(1, 60)), int(rng.integers(1, 50))
     weights = int(rng.integers(0, 200))
     room = weights + int(rng.integers(0, 2 * rows * row_bytes))
@@ -137,10 +130,7 @@ def check_ex_21_1(rng: ex.Rng) -> ex.Case:
 
 @ex.against(chain_rows, edges=ex.rows("layers rows", ([(1, 1)], 3), ([(3, 1), (4, 4)], 14)))
 def check_ex_21_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last.
-
-    `layers` are pairs (window, stride), the first layer first; padding is not counted.
-    """
+    """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last."""
     count = int(rng.integers(1, 6))
     layers = [(int(rng.integers(1, 8)), int(rng.integers(1, 4))) for _ in range(count)]
     return {"layers": layers, "rows": int(rng.integers(1, 30))}
@@ -156,10 +146,7 @@ def check_ex_21_2(rng: ex.Rng) -> ex.Case:
     cases=60,
 )
 def check_ex_21_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost.
-
-    `cost[i, j]` is the cost of units i .. j-1 together; all 32 chains of six units are tried.
-    """
+    """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost."""
     ends = combinations(range(UNITS + 1), 2)
     return {"count": UNITS, "cost": {e: float(rng.integers(1, 60)) for e in ends}}
 
@@ -173,11 +160,7 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
 
 
 def check_ex_22_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace.
-
-    Right values, 2 ceil(log2 ranks) rounds at most, one message a rank and round each way, and no
-    rank sends more than 2 (ranks - 1) blocks.
-    """
+    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
 
     def draw(rng: np.random.Generator) -> ex.Case:
         return {"ranks": int(rng.integers(2, 20))}
@@ -255,10 +238,7 @@ def two_levels_s(
     rel_tol=1e-9,
 )
 def check_ex_22_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster.
-
-    Against recursive doubling, for powers of two; infinite where that always wins.
-    """
+    """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster."""
     return {
         "ranks": 2 ** int(rng.integers(1, 9)),
         "alpha_s": float(rng.uniform(1e-6, 1e-4)),
@@ -283,11 +263,7 @@ def _judge_22_3(got: Any, case: ex.Case) -> str | None:
     ),
 )
 def check_ex_22_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain.
-
-    A broadcast along a chain of p ranks in k chunks takes (p - 2 + k) (a + n b / k). Any count
-    whose time is the least passes.
-    """
+    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain."""
     return {
         "ranks": int(rng.integers(2, 40)),
         "size_bytes": int(2 ** rng.uniform(8, 28)),
@@ -305,11 +281,7 @@ EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
     rel_tol=1e-9,
 )
 def check_ex_22_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce.
-
-    `inner` and `outer` are (alpha_s, beta_s_per_byte); rings at both levels, one rail for each
-    device of a server.
-    """
+    """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce."""
     pairs = rng.uniform((1e-6, 1e-11), (2e-5, 1e-9), (2, 2))
     return {
         "servers": int(rng.integers(1, 65)),

@@ -125,10 +125,7 @@ def check_ex_23_1(rng: ex.Rng) -> ex.Case:
     rel_tol=1e-9,
 )
 def check_ex_23_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
-
-    Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
-    """
+    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device."""
     return ex.drawn(rng, parameters=range(1, 10**10), ranks=range(1, 1025), stage=range(4))
 
 
@@ -144,11 +141,7 @@ def check_ex_23_2(rng: ex.Rng) -> ex.Case:
     rel_tol=1e-9,
 )
 def check_ex_23_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
-
-    Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
-    a layer, layers a multiple of the stages.
-    """
+    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends."""
     data, tensor, pipeline = (int(2**k) for k in rng.integers(0, 5, 3))
     return {
         "data": data,
@@ -174,10 +167,7 @@ def _judge_23_5(got: Any, case: ex.Case) -> str | None:
     edges=ex.rows("devices heads layers batch", (1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)),
 )
 def check_ex_23_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
-
-    Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
-    """
+    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
     devices, heads = (1, 2, 6, 8, 12, 16, 24, 64, 96), (1, 12, 16, 25, 40)
     layers, batch = (1, 12, 24, 48), (1, 8, 32, 96, 256)
     return ex.drawn(rng, devices=devices, heads=heads, layers=layers, batch=batch)
@@ -207,12 +197,7 @@ def _judge_23_4(got: Any, case: ex.Case) -> str | None:
 
 @ex.judged(_judge_23_4, wrap=_counted)
 def check_ex_23_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks.
-
-    `ups` are columns of a matrix, `downs` rows, one of each a rank; `x` and `slope`, that of the
-    output, are the same everywhere. Returns four lists with one array a rank: the output, the
-    slopes of x, of the rank's columns and of its rows. `all_reduce` may be called twice.
-    """
+    """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks."""
     tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
     hidden = ranks * int(rng.integers(1, 5))
     return {
@@ -266,11 +251,7 @@ def _judge_23_6(got: Any, case: ex.Case) -> str | None:
     cases=12,
 )
 def check_ex_23_6(rng: ex.Rng) -> ex.Case:
-    """Check `fn(stages, micro, virtual)`: tasks of each device, as quick and small as ours.
-
-    A task is (virtual stage, micro-batch, "forward" or "backward"); 1F1B for one virtual stage a
-    device, else interleaved.
-    """
+    """Check `fn(stages, micro, virtual)`: tasks of each device, as quick and small as ours."""
     stages, virtual = int(rng.integers(2, 7)), int(rng.integers(1, 4))
     micro = int(rng.integers(1, 13)) if virtual == 1 else stages * int(rng.integers(1, 4))
     return {"stages": stages, "micro": micro, "virtual": virtual}

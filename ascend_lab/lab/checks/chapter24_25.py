@@ -175,10 +175,7 @@ EDGE_3 = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "cost": Stairs(1.0, 1.0
     cases=30,
 )
 def check_ex_24_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ready, sizes, cost, most)`: last gradients of the best split in `most` buckets.
-
-    Compared with the exact answer; any split of the earliest end passes. `cost(size)` may jump.
-    """
+    """Check `fn(ready, sizes, cost, most)`: last gradients of the best split in `most` buckets."""
     return _tuned(rng, int(rng.integers(1, 11)), int(rng.integers(1, 5)))
 
 
@@ -228,11 +225,7 @@ def check_ex_25_1(rng: ex.Rng) -> ex.Case:
     ),
 )
 def check_ex_25_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(operators, least)`: names of those whose perfect tuning gains less than `least`.
-
-    `operators` are rows (name, count, cycles, bound); a gain is (before - after) / after of the
-    whole network, if that operator alone reached its bound.
-    """
+    """Check `fn(operators, least)`: names of those whose perfect tuning gains less than `least`."""
     rows = []
     for i in range(int(rng.integers(2, 12))):
         cycles = int(rng.integers(100, 100_000))
@@ -252,10 +245,7 @@ def check_ex_25_2(rng: ex.Rng) -> ex.Case:
     ),
 )
 def check_ex_25_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(times, limit)`: the batch of the highest rate within a limit of latency, or None.
-
-    `times` maps batches to milliseconds; of equal rates the smaller batch.
-    """
+    """Check `fn(times, limit)`: the batch of the highest rate within a limit of latency, or None."""
     batches = sorted({int(b) for b in rng.integers(1, 65, 6)})
     times = {b: float(rng.uniform(0.5, 2) * (5 + b)) for b in batches}
     return {"times": times, "limit": float(rng.uniform(3, 90))}

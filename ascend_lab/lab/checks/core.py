@@ -24,19 +24,15 @@ from ascend_lab.lab.checks.wall import CheckError, Run, Tell, Verdict, behind_wa
 
 DEFAULT_CASES = 40
 DEFAULT_SEED = 7
-
 Case = Mapping[str, Any]
 """One call: parameter name -> value. Values are passed by position, names are for the message."""
-
 Rng = np.random.Generator
 MakeCase = Callable[[Rng], Case]
 Judge = Callable[[Any, Case], str | None]
 """Given what the function returned and the case, return None if right, else what is wrong,
 as the end of the sentence "your function returned ..., "."""
-
 Check = Callable[..., "CheckResult"]
 """Called with the answer, a function, and `seed=`."""
-
 _EXERCISE = re.compile(r"ex_(\d\d)([a-z]?)_(\d+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

@@ -41,31 +41,22 @@ from ascend_lab.errors import AscendLabError
 CASE_S = 20
 """Processor seconds a case may take. By the clock, a case that waits may take twice that and a
 check ten times, so that an answer has its time on a loaded computer, too."""
-
 MEMORY_BYTES = 2 << 30
 """What a check may allocate beyond what the notebook has; with 64 MiB for each processor."""
-
 OUTPUT_BYTES = 100_000
 """What a check may print; the rest is dropped."""
-
 ENDING_S = 5.0
 """By the clock, between the last word of a check and its end."""
-
 IDLE = 0.02
 """A case that is busy for less than this share of the time waits for something."""
-
 PIPE_BYTES = 1 << 20
 """More than a pipe holds."""
-
 Verdict = tuple[bool, str, int]
 """Passed, message, and how many cases were tried."""
-
 Tell = Callable[[int, str], None]
 """Called before each step with the number of the case and the subject of the sentence that says
 how the step ended, such as "for n=5 your function"."""
-
 Run = Callable[[Tell], Verdict]
-
 _leave = os._exit
 
 

@@ -268,11 +268,7 @@ def contributions(
 
 @st.styled
 def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> st.LabFigure:
-    """Draw, after some rounds of an all-reduce, of how many ranks each block holds the sum.
-
-    One panel a round, one row a rank, one column a block. Raises `InputError` for another
-    operation, or more rounds than can be drawn.
-    """
+    """Draw, after some rounds of an all-reduce, of how many ranks each block holds the sum."""
     shown = tuple(range(len(schedule.rounds) + 1)) if after is None else tuple(after)
     if not 0 < len(shown) <= MOST_PANELS:
         raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")

@@ -17,16 +17,11 @@ from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline
 
 Point = tuple[float, float]
-
 Hop = tuple[str, str]
 """One path, as (source space, destination space)."""
-
 KIB = 1024
-
 WHITE = "#FFFFFF"
-
 WIDTH, HEIGHT = 100.0, 58.0
-
 BOXES: Mapping[str, tuple[float, float, float, float]] = {
     "GM": (0.5, 0.5, 11, 57),
     "L1": (27, 33, 12, 13),
@@ -39,7 +34,6 @@ BOXES: Mapping[str, tuple[float, float, float, float]] = {
     "V": (84, 1, 14, 9),
 }
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
-
 WAYS: Mapping[Hop, tuple[tuple[Point, ...], Point]] = {
     ("GM", "L1"): (((11.5, 39), (27, 39)), (20, 39)),
     ("GM", "L0A"): (((11.5, 47.5), (59, 47.5)), (20, 47.5)),
@@ -225,11 +219,7 @@ def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> No
 
 @st.styled
 def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> st.LabFigure:
-    """Draw the cores of chips (preset names or chip files) one below the other.
-
-    Boxes are memories with their size and the units with their width; an arrow is a path of the
-    chip file, labelled with its pipe and its rate in bytes per cycle, the thicker the faster.
-    """
+    """Draw the cores of chips (preset names or chip files) one below the other."""
     chips = [load_chip(name) for name in chip_names]
     fig, axes = st.new_figure(nrows=len(chips), height_in=3.85 * len(chips))
     texts = []
@@ -247,11 +237,7 @@ def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> s
 def fig_core_path(
     chip_name: str = "Ascend910A", src: str = "L1", dst: str = "L0A", size_kib: int = 32
 ) -> st.LabFigure:
-    """Answer on the map: is there a path src -> dst, by which pipe, how many cycles for n KiB?
-
-    Without a direct path the shortest chain is drawn; its moves follow one another. Raises
-    `PathError` (no such buffer, no chain) and `CapacityError` (the data do not fit on the way).
-    """
+    """Answer on the map: is there a path src -> dst, by which pipe, how many cycles for n KiB?"""
     chip = load_chip(chip_name)
     moves = find_route(chip, src, dst, size_kib * KIB)
     for space in {src, *(move.hop[1] for move in moves)} - {"GM"}:

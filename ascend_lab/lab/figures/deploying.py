@@ -39,7 +39,7 @@ def fig_clipping(
 ) -> st.LabFigure:
     """Draw the error of rounding against the largest number kept, and where methods cut.
 
-    Above lies the histogram of the values. Raises `InputError` for zeros.
+    Above lies the histogram of the values.
     """
     most = float(np.abs(values).max())
     if not most > 0:
@@ -76,10 +76,7 @@ def fig_clipping(
 
 @st.styled
 def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
-    """Draw accuracies against bits, a curve a way of choosing, and that of the float network.
-
-    Raises `InputError` for no curve.
-    """
+    """Draw accuracies against bits, a curve a way of choosing, and that of the float network."""
     if not rows:
         raise InputError("a curve", "none", "give some")
     fig, ax = st.new_figure(height_in=3.0)
@@ -193,7 +190,6 @@ def fig_cards(
 
 LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Shares of a server's capacity at which it is simulated."""
-
 TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -256,10 +252,7 @@ def fig_served(served: Served) -> st.LabFigure:
 # -- the model against published measurements ------------------------------------------------------
 @st.styled
 def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
-    """Draw, per published row, the error of the time and of each pipe's busy share.
-
-    Shaded bands mark the goals; a filled marker lies inside its band, an open one outside.
-    """
+    """Draw, per published row, the error of the time and of each pipe's busy share."""
     shown = list(rows)
     fig, (left, right) = st.new_figure(1, 2, height_in=0.9 + 0.26 * len(shown), sharey=True)
     for y, row in enumerate(shown):

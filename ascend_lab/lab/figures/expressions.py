@@ -14,10 +14,8 @@ from ascend_lab.lab.figures import nests as ns, style as st
 # -- formulas, each in three loop nests scheduled with the primitives of the DSL -------------------
 TILE_ROWS = 16
 """Rows of a tile: 16 numbers of 2 bytes are one 32-byte block, so results stay aligned."""
-
 PIECE = 512
 """Columns of a piece; the slots of tiles of pieces leave UB room for the arithmetic."""
-
 Operator = Callable[[Tensor], Tensor]
 
 
@@ -147,7 +145,6 @@ EXPRESSIONS: Mapping[str, Operator] = {
     "sum of rows": lambda x: te.renamed(te.reduce_sum(x, -1), "y"),
     "sum of columns": lambda x: te.renamed(te.reduce_sum(x, 0), "y"),
 }
-
 PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
 
 
@@ -158,10 +155,7 @@ def fig_three_nests(
     shapes: tuple[tuple[int, int], ...] = ((16384, 1024), (512, 32768)),
     title: str = "",
 ) -> st.LabFigure:
-    """Draw the three nests of an operator over rows, with bytes per element and cycles beneath.
-
-    The nests are those of the first shape; a bar is missing where a tile of rows does not fit.
-    """
+    """Draw the three nests of an operator over rows, with bytes per element and cycles beneath."""
     runs = [_runs(operator, chip, shape) for shape in shapes]
     first = three_nests(operator(_input(*shapes[0])), chip)
     nests = {name: ns.nest_of(make()) for name, make in first.items()}

@@ -24,11 +24,7 @@ DTYPE_SIZE = 2
 def fig_online_softmax(
     scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2
 ) -> st.LabFigure:
-    """Draw online softmax after every block of `block` scores, and the quotient at the end.
-
-    Bars are e^(s - m) for the maximum m so far; outlines show what stood there before m grew.
-    Raises `InputError` for no scores or a block below 1.
-    """
+    """Draw online softmax after every block of `block` scores, and the quotient at the end."""
     if not len(scores) or block < 1:
         raise InputError("at least one score, blocks of at least 1", f"{scores}, {block}", "change")
     values, ends = np.asarray(scores, float), list(range(block, len(scores) + block, block))
@@ -126,7 +122,6 @@ def fig_attention_bytes(
 
     Dots are counted from programs; lines on the left are 8 n^2 (scores and weights of fp16 written
     and read once) and `traffic_bytes` for blocks of `rows`, dashes q, k, v and the result once.
-    Raises as `flash_traffic`.
     """
     device = load_chip(chip)
     shapes = [FlashShape(1, n, n, depth, depth, fs.default_scale(depth)) for n in lengths]
@@ -183,11 +178,7 @@ def _mib(size: float) -> str:
 def fig_flash_blocks(
     length: int = 1024, depth: int = 64, rows: int = 128, keys: int = 128, chip: str = "Ascend910A"
 ) -> st.LabFigure:
-    """Draw the blocks of the scores that exist one at a time, and what they take on the core.
-
-    The title of the right half gives the bytes between cores and GM. Where the blocks do not fit,
-    the memory that overflows is hatched and nothing is timed.
-    """
+    """Draw the blocks of the scores that exist one at a time, and what they take on the core."""
     device = load_chip(chip)
     shape = FlashShape(1, length, length, depth, depth, fs.default_scale(depth))
     blocks = -(-length // rows)

@@ -146,11 +146,7 @@ def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Ke
 
 @st.styled
 def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
-    """Draw the bytes that cross every level, before fusing and after.
-
-    Each column is a tensor that goes to the vector unit or comes from it; the width of an arrow is
-    its share of bytes. Arrows that fusing took away are dashed.
-    """
+    """Draw the bytes that cross every level, before fusing and after."""
     runs = [sim.simulate_kernel(kernel, chip) for kernel in (before, after)]
     ways = [crossings(kernel, chip) for kernel in (before, after)]
     most = max(c.port_bytes for way in ways for c in way)
@@ -268,7 +264,7 @@ def fig_fusion(
 ) -> st.LabFigure:
     """Draw `fig_levels` for a chain of `length` operators on tensors of `mib` MiB of fp16.
 
-    `ub_kib` replaces the size of UB. Raises `ScheduleError` or `CapacityError` where no tile fits.
+    `ub_kib` replaces the size of UB.
     """
     base = load_chip(chip)
     small = replace(base, buffers={**base.buffers, "UB": 1024 * ub_kib})
@@ -280,7 +276,7 @@ def fig_fusion(
 def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float]]) -> st.LabFigure:
     """Draw how many times faster one kernel is than a chain's operators apart, over its length.
 
-    `gains` holds one number per length under each label. Raises `InputError` for other lengths.
+    `gains` holds one number per length under each label.
     """
     wrong = next((f"{k}: {len(v)}" for k, v in gains.items() if len(v) != len(lengths)), None)
     if wrong:

@@ -15,13 +15,10 @@ from ascend_lab.sim import Span, Timeline, simulate
 
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 """Rows from top to bottom: the way data goes through a core."""
-
 BAR, STALL, RAIL = 0.62, 0.24, 0.42
 """Height of a working bar and of a stall, and how far below its row the critical path runs."""
-
 MAX_BARS = 1500
 """Above this many bars in a window, neighbours closer than a pixel are drawn as one."""
-
 Window = tuple[int, int]
 
 
@@ -216,9 +213,8 @@ def fig_gantt(
 ) -> st.LabFigure:
     """Draw a timeline as a Gantt chart: pipes as rows, stalls hollow, critical path underlined.
 
-    `window` (first, last) cuts out some cycles. A dotted line behind a bar is latency: the pipe
-    is free again but the result is not yet visible. Raises `WindowError` for an empty window and
-    `SimulationError` for more than `sim.timeline.MAX_SPANS` instructions.
+    `window` (first, last) cuts out some cycles. A dotted line behind a bar is latency: the pipe is
+    free again but the result is not yet visible.
     """
     pipes = pipes_of([timeline])
     fig, ax = st.new_figure(height_in=0.95 + 0.36 * len(pipes))
@@ -233,7 +229,6 @@ def fig_gantt(
 Kernel = Callable[[Chip, Sequence[int], int, int], isa.Program]
 """A queue kernel as the chapter writes it: (chip, polynomial degree of each tile, slots of each
 queue, number of rounds over those tiles) -> program."""
-
 LOOKS = ((st.BLUE, "o"), (st.VERMILLION, "s"), (st.GREEN, "^"), (st.ORANGE, "D"))
 
 
@@ -344,11 +339,7 @@ def fig_more_buffers(
     degrees: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     depths: Sequence[int] = (2, 3, 4),
 ) -> st.LabFigure:
-    """Draw how many times faster d buffers are than one, steadily, against compute / load.
-
-    One panel per chip; every marker is a program that was simulated. d buffers never give more
-    than a factor d, drawn as a thin line.
-    """
+    """Draw how many times faster d buffers are than one, steadily, against compute / load."""
     fig, axes = st.new_figure(ncols=len(chips), height_in=2.9, sharey=True)
     panels = st.panels(axes)
     said = []
@@ -382,11 +373,7 @@ def fig_overlap(
     latency_cycles: int = 0,
     tiles: int = 8,
 ) -> st.LabFigure:
-    """Draw `kernel` with tiles of one degree, on `chip` with a memory of that latency.
-
-    The title gives compute / load and the speed-up over one buffer. Raises `CapacityError` when
-    the slots do not fit.
-    """
+    """Draw `kernel` with tiles of one degree, on `chip` with a memory of that latency."""
     memory = replace(chip.device_memory, latency_cycles=latency_cycles)
     chip = replace(chip, device_memory=memory)
     one, many = (simulate(kernel(chip, (degree,), d, tiles), chip) for d in (1, buffers))

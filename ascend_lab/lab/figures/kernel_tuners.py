@@ -30,7 +30,7 @@ def fig_toy_tree(
 ) -> st.LabFigure:
     """Draw a tree of two decisions: costs at the leaves, edges as wide as they were visited.
 
-    Leaves never visited are grey; `path` is drawn bold. Raises `InputError` without leaves.
+    Leaves never visited are grey; `path` is drawn bold.
     """
     if not costs or any(len(point) != 2 for point in costs):
         raise InputError("points of two decisions", f"{len(costs)} points", "give some")
@@ -67,7 +67,6 @@ def fig_search_tree(
 
     One column a decision; decisions in which every prefix had one value tried are left out. The
     path to the best point has a bold edge. Bars lower than `labels` of the height stay nameless.
-    Raises `InputError` for a tree without trials.
     """
     if not root.visits or not math.isfinite(root.best):
         raise InputError("a tree of trials", f"{root.visits} visits", "run the search first")
@@ -167,10 +166,7 @@ def fig_grown_tree(
 
 @st.styled
 def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
-    """Draw the Gantt charts of several schedules of one operator below each other, to one scale.
-
-    Raises `InputError` without timelines.
-    """
+    """Draw the Gantt charts of several schedules of one operator below each other, to one scale."""
     if not timelines:
         raise InputError("at least one timeline", "none", "simulate a schedule")
     rows = len(gantt.pipes_of(timelines.values()))
@@ -192,10 +188,7 @@ SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 
 @st.styled
 def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
-    """Draw cycles by tile: rows m down, columns n across, in fractals; None for what does not fit.
-
-    Raises `InputError` if nothing fits.
-    """
+    """Draw cycles by tile: rows m down, columns n across, in fractals; None for what does not fit."""
     good = {tile: cost for tile, cost in cycles.items() if cost is not None}
     if not good:
         raise InputError("a tile that fits", "none", "use smaller ones")
@@ -229,10 +222,7 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
 
 @st.styled
 def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> st.LabFigure:
-    """Draw two parents, their mix (a decision of `one` where a pick is true) and the legal child.
-
-    What repair changed is hatched. Raises `InputError` for picks of another length.
-    """
+    """Draw two parents, their mix (a decision of `one` where a pick is true) and the legal child."""
     if not len(one) == len(two) == len(picks) == len(space.names):
         raise InputError(f"{len(space.names)} picks", str(len(picks)), "give one per decision")
     mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
@@ -278,7 +268,7 @@ def fig_population(
     Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
     white is not legal. Dots are points, at random places in their cell, the star the best one.
     Below: every point of every generation, relative to `best` (by default the least of `costs`),
-    and how many tilings of the space are cheaper. Raises `InputError` without a generation.
+    and how many tilings of the space are cheaper.
     """
     if not log:
         raise InputError("at least one generation", "none", "give the log of a search that ran")
@@ -364,10 +354,7 @@ def fig_evolution(
     seed: int = 0,
     budget: int = 200,
 ) -> st.LabFigure:
-    """Run the simple genetic search on a table of costs and draw it as `fig_population`.
-
-    Raises `InputError` if as many are kept as make a generation.
-    """
+    """Run the simple genetic search on a table of costs and draw it as `fig_population`."""
     if keep >= size:
         raise InputError(f"fewer than {size} points kept", str(keep), "keep fewer")
     search = SimpleGenetic(size, keep, mutation)
@@ -381,7 +368,7 @@ def fig_anytime(
 ) -> st.LabFigure:
     """Draw best cost so far over trials: median and quartiles over seeds, one row a seed.
 
-    `lines` are levels to mark. Raises `InputError` without curves.
+    `lines` are levels to mark.
     """
     if not curves:
         raise InputError("at least one search", "none", "give its curves")

@@ -17,10 +17,8 @@ from ascend_lab.layout import AddressMap, address, address_map, addresses, eleme
 from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 
 COLOURS = "cividis"
-
 FORMATS = {"ND": "ND", "zZ": "FRACTAL_ZZ", "zN": "FRACTAL_ZN", "nZ": "FRACTAL_NZ"}
 """Short name in the book and name in the documentation."""
-
 SMALL = 64
 """Up to this many elements every cell shows its address."""
 
@@ -32,11 +30,7 @@ def matrix_maps(rows: int = 32, columns: int = 48, dtype: str = "fp16") -> dict[
 
 @st.styled
 def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
-    """Draw one matrix in up to four layouts, each element coloured by its address.
-
-    Small matrices show every address; large ones number the fractals in storage order, and an
-    arrow runs along the first elements of each.
-    """
+    """Draw one matrix in up to four layouts, each element coloured by its address."""
     small = all(layout.elements <= SMALL for layout in maps.values())
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=3.6 if small else 4.6)
     top = max(layout.elements for layout in maps.values()) - 1
@@ -65,10 +59,7 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
 def fig_element(
     row: int = 17, column: int = 21, dtype: str = "fp16", rows: int = 28, columns: int = 44
 ) -> st.LabFigure:
-    """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each.
-
-    Hatched cells are padding. Raises `LayoutError` for an element outside the matrix.
-    """
+    """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each."""
     maps = matrix_maps(rows, columns, dtype)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
@@ -180,9 +171,7 @@ def _arrow(ax: Any, layout: AddressMap, start: int, length: int) -> None:
 
 # -- convolutions: windows as rows of a matrix, the matrix stored or not, reuse, groups ------------
 Grid = NDArray[np.int64]
-
 TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", st.SKY, st.BLUE])
-
 NUMBERED = (26, 12)
 """Rows and columns up to which cells carry their number."""
 
@@ -235,11 +224,7 @@ def fig_windows(
     dilation: int = 1,
     channels: int = 16,
 ) -> st.LabFigure:
-    """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied.
-
-    Below: the elements of both in multiples of the image, copies and zeros apart. One pixel and
-    its copies are framed. Raises `InputError` where the kernel does not fit.
-    """
+    """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied."""
     shape = ConvShape(1, channels, side, side, 16, kernel, kernel, stride, pad, dilation=dilation)
     matrix, copies = copies_of(shape)
     sizes = matrix_sizes(shape)
@@ -319,11 +304,7 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
 def fig_stored(
     shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 5, 7)
 ) -> st.LabFigure:
-    """Draw bytes of device memory and time with the matrix stored and not, per kernel side.
-
-    Every bar is a program; the image keeps its size (pad = side // 2). The second phase finds in L2
-    what the first has left there.
-    """
+    """Draw bytes of device memory and time with the matrix stored and not, per kernel side."""
     fig, (left, right) = st.new_figure(1, 2, 2.9)
     said = []
     for x, side in enumerate(kernels):
@@ -388,10 +369,7 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
 
 @st.styled
 def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
-    """Draw the time of a layer against channels per group, beside what its work would cost.
-
-    The last point, one channel a group, is a depthwise convolution; the vector unit does it too.
-    """
+    """Draw the time of a layer against channels per group, beside what its work would cost."""
     widths = [w for w in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if shape.c % w == 0]
     runs = {w: _timed(replace(shape, groups=shape.c // w), chip) for w in widths}
     dense = _timed(shape, chip)

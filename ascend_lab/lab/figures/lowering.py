@@ -100,10 +100,7 @@ def same_order(one: isa.Program, two: isa.Program) -> bool:
 def fig_addresses(
     tile: int = 6272, slots: int = 2, inputs: int = 2, chip: str = "Ascend910B2"
 ) -> st.LabFigure:
-    """Draw where the tiles of relu(a + b + ...) lie in UB, slot by slot.
-
-    Raises `CapacityError` for tiles that do not fit.
-    """
+    """Draw where the tiles of relu(a + b + ...) lie in UB, slot by slot."""
     if not 1 <= inputs <= 4:
         raise InputError("1 to 4 inputs", str(inputs))
     program = residual_sum(4 * tile, tile, slots, chip, inputs)
@@ -135,10 +132,7 @@ def turn_of(program: isa.Program) -> list[isa.Instruction]:
 
 @st.styled
 def fig_flags(program: isa.Program) -> st.LabFigure:
-    """Draw one turn of a program's loop: pipes side by side, an arrow from every set to its wait.
-
-    A dashed arrow leaves at the bottom and comes in at the top: the wait is in a later turn.
-    """
+    """Draw one turn of a program's loop: pipes side by side, an arrow from every set to its wait."""
     turn = turn_of(program)
     pipes: list[str] = [
         p for p in ("MTE2", "MTE1", "M", "V", "FIX", "MTE3") if p in {i.pipe for i in turn}
@@ -269,10 +263,7 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
 def fig_arenas(
     networks: Mapping[str, int] | None = None, methods: Sequence[str] = RULES
 ) -> st.LabFigure:
-    """Draw the plans of some networks (name: batch) in rows, one column a method, to one scale.
-
-    Operators do not work in place here. Raises as `build` and `plan_network`.
-    """
+    """Draw the plans of some networks (name: batch) in rows, one column a method, to one scale."""
     chosen = networks or NETWORKS
     fig, axes = st.new_figure(len(chosen), len(methods), 0.7 + 1.55 * len(chosen))
     grid, told = np.reshape(axes, (len(chosen), -1)), []
@@ -361,7 +352,6 @@ def fig_arena_traffic(
     """Draw MiB through the memory interface per plan, over the MiB of L2.
 
     A dotted line stands where L2 is as large as the plan is high; `heights` may miss plans.
-    Raises `InputError` for series of other lengths than `sizes`.
     """
     if not moved or any(len(values) != len(sizes) for values in moved.values()):
         got = ", ".join(f"{name}: {len(values)}" for name, values in moved.items())

@@ -23,9 +23,7 @@ WAYS: Mapping[str, tuple[str, str, str]] = {
     "atomic": (st.ORANGE, "--", "v"),
 }
 """Colour, line and marker of the fold without a cross-core step and of those with one."""
-
 LABELS = {"kept": "kept axis cut", "two_pass": "two-pass", "atomic": "atomic add"}
-
 Shape = tuple[int, int]
 
 
@@ -115,7 +113,6 @@ def fig_fold_crossover(
     """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows.
 
     `cycles` gives one number per entry of `rows` for each way; `floor_cycles` is what memory needs.
-    Raises `InputError` for a way not in `WAYS`, or other lengths.
     """
     for name, values in cycles.items():
         if name not in WAYS or len(values) != len(rows):
@@ -158,7 +155,6 @@ def fig_shares(
 
     `axis` "rows": cores make whole results, 16 at a time if `aligned`; "columns": cores make a part
     of every result, as many equal parts as there are cores at most, of 16 columns if `aligned`.
-    Raises `InputError` for another axis or numbers below 1.
     """
     if axis not in ("rows", "columns") or min(rows, columns, cores) < 1:
         needed = "axis rows or columns, and at least one row, column and core"
@@ -241,9 +237,7 @@ def _work(ax: Any, counts: Sequence[int], even: float, label: str) -> None:
 
 # -- the transpose and scatter chapter: block shapes, conflicts, ways to scatter -------------------
 SIDES = (1, 2, 4, 8, 16, 32, 64)
-
 SCATTERS = {"owner": (st.BLUE, "o"), "atomic": (st.VERMILLION, "s"), "sorted": (st.GREEN, "^")}
-
 HEAT = LinearSegmentedColormap.from_list("heat", [st.PAPER, "#f3c98b", "#d55e00"])
 
 
@@ -374,7 +368,7 @@ def fig_scatter_ways(
     """Draw bytes and cycles of ways to scatter over how often each row is updated.
 
     `moved_bytes` and `cycles` give per way (owner, atomic, sorted) one number per entry of
-    `times_each`. Raises `InputError` for another way or other lengths.
+    `times_each`.
     """
     for name, values in (*moved_bytes.items(), *cycles.items()):
         if name not in SCATTERS or len(values) != len(times_each):

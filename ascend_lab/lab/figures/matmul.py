@@ -21,23 +21,16 @@ OPERANDS: Mapping[str, Mapping[str, Any]] = {
     "C": {"facecolor": st.LIGHT, "hatch": "", "edgecolor": st.INK},
 }
 """How the three matrices look in every figure of the chapter."""
-
 STAYS = {"k": "C", "n": "A", "m": "B"}
 """The operand that does not depend on a loop stays while that loop runs innermost."""
-
 LINES = ((st.BLUE, "-", "o"), (st.VERMILLION, "--", "s"), (st.GREEN, "-.", "^"))
-
 OVERFULL = {"facecolor": st.VERMILLION, "hatch": "xxx", "edgecolor": st.INK}
-
 FITS = {"facecolor": st.SKY, "hatch": "", "edgecolor": st.INK}
 
 
 @st.styled
 def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> st.LabFigure:
-    """Draw side^3 multiply-adds as one block, and cut into smaller cubes pulled apart.
-
-    Volume is work; the visible faces are the operands that the block reads (A, B) and sums (C).
-    """
+    """Draw side^3 multiply-adds as one block, and cut into smaller cubes pulled apart."""
     fig, axes = st.new_figure(ncols=len(cuts), height_in=2.9)
     facts = []
     for ax, cut in zip(st.panels(axes), cuts, strict=True):
@@ -166,7 +159,7 @@ def fig_tile_fit(
     """Draw what a tile needs of each buffer, red and hatched beyond its size, and how it runs.
 
     On the right a matmul of `size` cubed is simulated with the tile: share of the time that each
-    pipe of the busiest core works. Raises `InputError` for sides that are no multiples of 16.
+    pipe of the busiest core works.
     """
     chip = load_chip(chip_name)
     shape = kernels.GemmShape(size, size, size, "fp16", "fp16")
@@ -231,10 +224,7 @@ def _pipe_bars(ax: Any, run: Timeline) -> str:
 def fig_rule(
     estimates: Mapping[str, NDArray[np.float64]], simulated: Mapping[str, NDArray[np.int64]]
 ) -> st.LabFigure:
-    """Draw, per problem, the rule's estimate of every tiling against its simulated cycles.
-
-    The circle is the rule's choice (least estimate), the diamond the fastest. Cycles, log axes.
-    """
+    """Draw, per problem, the rule's estimate of every tiling against its simulated cycles."""
     fig, axes = st.new_figure(ncols=len(estimates), height_in=3.0)
     facts = []
     for ax, (title, guess) in zip(st.panels(axes), estimates.items(), strict=True):
@@ -267,9 +257,7 @@ def fig_rule(
 
 # -- one roofline per level of memory, and tiles under them ----------------------------------------
 LOOK = {rf.INTO_L0: (st.BLUE, "-"), rf.INTO_L1: (st.VERMILLION, "--"), rf.INTO_L2: (st.GREEN, "-.")}
-
 MARKERS = "osD^vP"
-
 WIDGET_XLIM = (4.0, 2000.0)
 
 
@@ -392,11 +380,7 @@ def _roof_alt(
 def fig_tile_roofline(
     tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A", size: int = 4096
 ) -> st.LabFigure:
-    """Simulate C = A @ B, `size` cubed, with tiles of tile_m x tile_n under the three roofs.
-
-    Raises `CapacityError` for a tile that overflows a buffer, `InputError` for sides that are no
-    multiples of 16.
-    """
+    """Simulate C = A @ B, `size` cubed, with tiles of tile_m x tile_n under the three roofs."""
     run = _tiled_matmul(load_chip(chip_name), size, tile_m, tile_n)
     return _nested({f"{size} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
 

@@ -18,7 +18,6 @@ from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.lab.figures import style as st
 
 SHADES = ("#F1F1EC", "#E4E4DD", "#D6D6CE", "#C8C8BF")
-
 INFIX = {"vadd": "+", "vadds": "+", "vsub": "−", "vmul": "×", "vmuls": "×", "vdiv": "/"}
 
 
@@ -207,10 +206,8 @@ def _draw_note(ax: Any, note: str, right: float, middle: float, size: float) -> 
 
 
 PIPES = ("MTE2", "MTE1", "M", "V", "FIX", "MTE3")
-
 ROW_IN = 0.235
 """Height of one statement of a nest."""
-
 Sizes = Mapping[str, tuple[int, ...]]
 
 
@@ -322,10 +319,7 @@ def compact(schedule: Schedule) -> Items:
 # -- the figures ---------------------------------------------------------------------------------
 @st.styled
 def fig_nest(schedule: Schedule) -> st.LabFigure:
-    """Draw the loop nests of a schedule: cores, loops, tiles with buffer and slots, instructions.
-
-    A box is a loop; a bar is done by whole-tile instructions of the pipe whose colour it has.
-    """
+    """Draw the loop nests of a schedule: cores, loops, tiles with buffer and slots, instructions."""
     items = nests(schedule)
     rows = height_of(items)
     fig, ax = st.new_figure(height_in=min(12.0, ROW_IN * rows + 0.5))

@@ -18,13 +18,10 @@ from ascend_lab.lab import graph_examples as ge
 from ascend_lab.lab.figures import style as st
 
 MOST_ROWS = 30
-
 LANE, BOX, ROW = 1.0, 0.84, 0.56
 """Width of a lane and of a box in it, height of a box; rows are 1 apart."""
-
 LANE_IN, TEXT_IN, CHAR_IN = 0.84, 6.2, 0.057
 """Inches of a lane, of lanes and text together, and of one letter of the text."""
-
 Place = tuple[int, int]
 
 
@@ -46,7 +43,6 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
     """Draw a graph from top to bottom, a lane a branch, each node beside its line of the text form.
 
     With `known`, only the types up to that node are inferred yet. The default is `residual_block`.
-    Raises `InputError` for more than 30 nodes.
     """
     shown = graph or residual_block()
     rows = len(shown.nodes) + len(shown.inputs)
@@ -208,9 +204,7 @@ def fig_batches(
 
 # -- rewriting graphs: a model as an exporter spells it, and what each pass leaves of it -----------
 EXPORTED = "exported block"
-
 MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mobilevit_block")
-
 ORDERS = {"default": passes.DEFAULT, "backwards": passes.DEFAULT[::-1]}
 
 
@@ -232,10 +226,7 @@ def history(report: passes.Report) -> list[tuple[str, int, int]]:
 def fig_passes(
     name: str = EXPORTED, order: str = "default", rounds: int = 4, leave_out: str = "nothing"
 ) -> st.LabFigure:
-    """Draw nodes and bytes moved after each pass that matched, from top to bottom.
-
-    Raises `InputError` for an unknown model or order.
-    """
+    """Draw nodes and bytes moved after each pass that matched, from top to bottom."""
     if order not in ORDERS:
         raise InputError(f"an order: {', '.join(ORDERS)}", repr(order), "choose one")
     names = [one for one in ORDERS[order] if one != leave_out]
@@ -268,7 +259,6 @@ def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str)
 
 # -- the graph of an expression: tensors as boxes, full ones above, reduced ones below -------------
 FORMAT_EDGE = {"fp16": (st.BLUE, "-"), "bf16": (st.BLUE, ":"), "fp32": (st.ORANGE, "-")}
-
 HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
 
 
@@ -294,11 +284,7 @@ def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
 
 @st.styled
 def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
-    """Draw the tensors an expression consists of, left to right in the order they are needed.
-
-    One line of boxes per size, the largest on top; the edge of a box is coloured by number format.
-    Reshapes are left out.
-    """
+    """Draw the tensors an expression consists of, left to right in the order they are needed."""
     wanted = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     tensors = [t for t in topological(wanted) if t.hint != "reshape" or t in wanted]
     names = unique_names(topological(wanted))

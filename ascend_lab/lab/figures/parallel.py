@@ -19,12 +19,9 @@ from ascend_lab.parallel.plan import FORWARD, DeviceMemory, PipelineTime, orders
 
 MOST = 4
 """Devices along an axis, and stages of a timeline, that can still be read."""
-
 MOST_MICRO_BATCHES = 12
-
 DEPTH = (0.42, 0.34)
 """Where a step along the data axis leads on paper."""
-
 AXIS_STYLE = {"tensor": (st.VERMILLION, "-"), "data": (st.BLUE, "--"), "pipeline": (st.GREEN, ":")}
 
 
@@ -43,7 +40,6 @@ def fig_plan_cube(
     """Draw the devices of a plan, what one sends along each axis, and its pipeline in time.
 
     Backward takes twice as long as forward, transfers nothing; more micro-batches are smaller ones.
-    Raises `InputError` for more than can be read.
     """
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
     if not all(1 <= n <= MOST for n in degrees.values()):
@@ -174,10 +170,7 @@ def _stacked(
 def fig_loss_scale(
     gradients: Mapping[str, NDArray[Any]], powers: Sequence[int] = tuple(range(-32, 33, 2))
 ) -> st.LabFigure:
-    """Draw which share of gradients fp16 loses for every scale of the loss: too small, too large.
-
-    Gradients that are rounding errors of 0 (below 1e-15 of the largest) are left out.
-    """
+    """Draw which share of gradients fp16 loses for every scale of the loss: too small, too large."""
     largest = max(float(np.abs(g).max()) for g in gradients.values())
     real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
     flat = np.concatenate([g.ravel() for g in real.values()])
@@ -204,10 +197,7 @@ def fig_loss_scale(
 
 @st.styled
 def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
-    """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after.
-
-    Rows are named by the order of axes, the fastest counted first.
-    """
+    """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after."""
     if not plans:
         raise InputError("at least one plan to draw", "none", "time one")
     fig, ax = st.new_figure(height_in=1.0 + 0.27 * len(plans))
@@ -243,10 +233,7 @@ def lanes_of(split: Split, rows: Sequence[Gradient], cost: Cost) -> list[tuple[f
 def fig_buckets(
     rows: Sequence[Gradient], cost: Cost, splits: Mapping[str, Sequence[Sequence[int]]]
 ) -> st.LabFigure:
-    """Draw backward, and below it when each split sends its buckets; a dot where one is ready.
-
-    Raises `InputError` without a split.
-    """
+    """Draw backward, and below it when each split sends its buckets; a dot where one is ready."""
     if not splits:
         raise InputError("at least one split to draw", "none", "name one")
     table = table_of(rows)

@@ -17,7 +17,6 @@ CAUSES: dict[str, dict[str, Any]] = {
     "wait": {"facecolor": st.LIGHT, "hatch": "..", "edgecolor": st.INK},
 }
 """Look of each cause of a cycle, the same in every figure of the chapter."""
-
 UNIT_MARKS = {"scalar": ("v", st.ORANGE), "vector": ("s", st.GREEN), "matrix": ("o", st.PURPLE)}
 
 

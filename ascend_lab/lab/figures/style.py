@@ -46,10 +46,8 @@ GREY = "#8C8C8C"
 LIGHT = "#E4E4E0"
 INK = "#222222"
 PAPER = "#FBFBF8"
-
 PALETTE: tuple[str, ...] = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW, BLACK)
 """Order in which series take their colour."""
-
 WIDTH_IN = 6.4
 DPI = 100
 MIN_ALT_CHARS = 40
@@ -65,7 +63,6 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 UNSEEN = re.compile(r'<!--.*?-->|(?<=>)\s+(?=<)| id="[a-z0-9]+_\d+"(?=>)', re.DOTALL)
 POINTS = re.compile(r' d="[^"]*"')
 FINE = re.compile(r"(\.\d\d)\d+|\s+(?=\n|\")|(?<=[a-zA-Z])\s+")
-
 STYLE: Mapping[str, Any] = MappingProxyType(
     {
         "font.family": "DejaVu Sans",

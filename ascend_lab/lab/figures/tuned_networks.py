@@ -20,10 +20,8 @@ from ascend_lab.lab.tuning import TECHNIQUES, Times, compile_with, factor_range,
 
 Steps = Sequence[tuple[str, float]]
 """(what was done, milliseconds after it), the first one before anything was done."""
-
 VISIBLE = 0.005
 """Smaller shares are not drawn."""
-
 TERM_STYLE: dict[str, dict[str, Any]] = {
     "bound": {"facecolor": st.GREY},
     "launches": {"facecolor": st.LIGHT, "hatch": ".."},
@@ -41,10 +39,7 @@ TERM_STYLE: dict[str, dict[str, Any]] = {
 
 @st.styled
 def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
-    """Draw the time of each network after one technique more, and its bound, in milliseconds.
-
-    Heights are logarithmic: a bar is as tall as its factor is large. Raises `InputError` for none.
-    """
+    """Draw the time of each network after one technique more, and its bound, in milliseconds."""
     if not networks or any(not steps for steps, _ in networks.values()):
         raise InputError("a network with steps", str(networks), "give some")
     fig, axes = st.new_figure(nrows=len(networks), height_in=2.7 * len(networks))
@@ -112,7 +107,7 @@ def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> st.LabFigure:
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
     """Draw the ledger of each network as one bar: its terms as shares of its, or the longest, time.
 
-    A ledger is what `graph.ledger` returns: seconds by term. Raises `InputError` for none.
+    A ledger is what `graph.ledger` returns: seconds by term.
     """
     if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
         raise InputError("ledgers of networks that take time", str(dict(ledgers)), "give some")
@@ -189,14 +184,12 @@ def fig_switches(
 # -- the subgraph tuner: bands through L2, times by number of slices, rows of a halo ---------------
 FROM_L2, FROM_MEMORY, LAUNCH = 1, 4, 4
 """Times of the model of two operators: a row to or from L2, one to or from memory, a kernel."""
-
 LOOKS = {
     "miss": (st.VERMILLION, "xx", "read, from memory"),
     "hit": (st.GREEN, "", "read, hits L2"),
     "write": (st.SKY, "", "written to L2"),
     "back": (st.PURPLE, "//", "dirty, back to memory"),
 }
-
 Event = tuple[str, int, int, int]
 """Kind, address in rows, start, end."""
 
@@ -294,10 +287,7 @@ def two_operators(
 def fig_bands(
     slices: int = 3, l2_rows: int = 9, halo: int = 0, stored: bool = False, rows: int = 12
 ) -> st.LabFigure:
-    """Draw two operators whole and in slices: time across, addresses of x, y and z down.
-
-    Shaded is what L2 holds. Raises as `two_operators`.
-    """
+    """Draw two operators whole and in slices: time across, addresses of x, y and z down."""
     cases = {
         "whole": two_operators(rows, l2_rows, 1, halo, stored),
         f"{slices} slices": two_operators(rows, l2_rows, slices, halo, stored),
@@ -346,7 +336,7 @@ def fig_slice_times(
     """Draw microseconds by number of slices (1: whole), and what all hits and launches come to.
 
     `floor` is the time of the whole if everything hit, `launches` what one more slice costs, `fits`
-    the least number at which the live set fits into L2. Raises `InputError` without times.
+    the least number at which the live set fits into L2.
     """
     if not times or 1 not in times:
         raise InputError("times by number of slices, from 1 on", str(list(times)))
@@ -377,10 +367,7 @@ def fig_slice_times(
 
 @st.styled
 def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> st.LabFigure:
-    """Draw which rows of each result each slice computes, halo recomputed and stored.
-
-    Elementwise nodes are left out. Raises as `ranges_of`.
-    """
+    """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
     told = []

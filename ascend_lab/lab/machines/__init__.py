@@ -111,7 +111,6 @@ def sample_inputs(
 # -- `run(machine, program, inputs)`: pick the rule that belongs to the machine and the program ----
 Machine: TypeAlias = Scalar | Simd | Simt | Systolic | Cube
 Rule: TypeAlias = Callable[[Any, Any, Mapping[str, pr.Array]], Run]
-
 RULES: Mapping[type, tuple[Rule, Rule]] = MappingProxyType(
     {
         Scalar: (simd.scalar_kernel, simd.scalar_matmul),

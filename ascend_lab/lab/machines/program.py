@@ -18,7 +18,6 @@ from ascend_lab.errors import MachineError
 Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = str | float
 """A register, a scalar parameter of the kernel, or a number."""
-
 MAX_ELEMENTS = 1 << 27
 
 

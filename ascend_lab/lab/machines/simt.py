@@ -248,7 +248,6 @@ def _then(first: pr.Run, second: pr.Run) -> pr.Run:
 # -- the tiled matmul of a GPU course: tiles in shared memory, one thread per result ---------------
 TILE = 16
 """Side of the tile of C that one block computes, and of the tiles of A and B it stages."""
-
 STEP_OVERHEAD = 8
 """Warp instructions per k-tile besides the products: 2 loads, 2 shared stores, 2 barriers, loop."""
 
