@@ -211,14 +211,13 @@ def heads(channels: int = 64, size: int = 32, count: int = 3) -> Graph:
     return net.build()
 
 
-def sampler(channels: int = 4, size: int = 64, width: int = 64) -> Graph:
+def sampler() -> Graph:
     """Return a step of a diffusion sampler: what a network says, the image, and fresh noise."""
     net = GraphBuilder("sampler")
-    x = net.input("x", (1, channels, size, size))
-    noise = net.input("noise", (1, channels, size, size))
-    h = net.relu(net.conv2d(x, net.weight((width, channels, 3, 3)), pad=1))
-    h = net.relu(net.conv2d(h, net.weight((width, width, 3, 3)), pad=1))
-    said = net.conv2d(h, net.weight((channels, width, 3, 3)), pad=1, name="said")
+    x, noise = (net.input(name, (1, 4, 64, 64)) for name in ("x", "noise"))
+    h = net.relu(net.conv2d(x, net.weight((64, 4, 3, 3)), pad=1))
+    h = net.relu(net.conv2d(h, net.weight((64, 64, 3, 3)), pad=1))
+    said = net.conv2d(h, net.weight((4, 64, 3, 3)), pad=1, name="said")
     step = net.add(net.muls(x, number=1.01), net.muls(said, number=-0.2), name="step")
     net.output(net.add(step, net.muls(noise, number=0.1), name="y"))
     return net.build()

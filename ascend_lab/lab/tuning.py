@@ -219,22 +219,22 @@ SMALL = 8
 BUFFERS = ("L0A", "L0B", "L0C", "UB")
 
 
-def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "fp16") -> Compiled:
+def compile_with(graph: Graph, chip: Chip, on: Iterable[str]) -> Compiled:
     """Return the kernels of a graph by a compiler with only these techniques.
 
     Raises `InputError` for an unknown technique, and as `compile_stages`.
     """
-    return _compiler(graph, chip, dtype)(frozenset(on))
+    return _compiler(graph, chip)(frozenset(on))
 
 
-def _compiler(graph: Graph, chip: Chip, dtype: str) -> Callable[[frozenset[str]], Compiled]:
+def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
     """Return what compiles a graph with the techniques it is given; slots are decided last."""
 
     @cache
     def doubled(on: frozenset[str]) -> Compiled:
         believed = chip if "large tiles" in on else small_chip(chip)
         follow = "layouts" in on
-        road = Road(passes.DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
+        road = Road(passes.DEFAULT if "rewriting" in on else (), dtype="fp16", joined=follow,
                     layouts=partial(assign_layouts, follow=follow),
                     fusion="fusion" in on)  # fmt: skip
         return road.stages(graph, believed).compiled
@@ -248,24 +248,19 @@ def _compiler(graph: Graph, chip: Chip, dtype: str) -> Callable[[frozenset[str]]
     return compiled
 
 
-def ladder(
-    graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
-) -> list[tuple[str, Compiled, float]]:
+def ladder(graph: Graph, chip: Chip) -> list[tuple[str, Compiled, float]]:
     """Return (technique, network, seconds) from the naive compiler on, one technique more a row."""
-    build, rows = _compiler(graph, chip, "fp16"), []
-    for count in range(len(names) + 1):
-        compiled = build(frozenset(names[:count]))
-        name = names[count - 1] if count else "naive"
+    build, rows = _compiler(graph, chip), []
+    for count, name in enumerate(("naive", *TECHNIQUES)):
+        compiled = build(frozenset(TECHNIQUES[:count]))
         rows.append((name, compiled, simulate_graph(compiled).time_s))
     return rows
 
 
-def all_times(
-    graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
-) -> dict[frozenset[str], float]:
+def all_times(graph: Graph, chip: Chip) -> dict[frozenset[str], float]:
     """Return the seconds of a graph under every subset of the techniques: 2^n networks."""
-    sets = [frozenset(s) for size in range(len(names) + 1) for s in combinations(names, size)]
-    build = _compiler(graph, chip, "fp16")
+    counts, build = range(len(TECHNIQUES) + 1), _compiler(graph, chip)
+    sets = [frozenset(s) for size in counts for s in combinations(TECHNIQUES, size)]
     return {on: simulate_graph(build(on)).time_s for on in sets}
 
 

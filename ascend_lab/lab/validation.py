@@ -64,10 +64,9 @@ class ValidationRow:
         return (*(("time",) if abs(self.time_error) > TIME_LIMIT else ()), *wide)
 
 
-def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
-    """Simulate every published row on Ascend910B2 (or `chip`) with the published tiling."""
-    chip = chip or load_chip("Ascend910B2")
-    data, rows = _published("kernels"), []
+def validation_rows() -> list[ValidationRow]:
+    """Simulate every published row on Ascend910B2 with the published tiling."""
+    chip, data, rows = load_chip("Ascend910B2"), _published("kernels"), []
     for entry in data["gemm"]:
         size = entry["size"]
         launch = gemm.gemm_launch(kernels.GemmShape(size, size, size), chip, GEMM_SCHEDULE)
@@ -80,10 +79,9 @@ def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
     return rows
 
 
-def published_flash(chip: Chip | None = None) -> list[ValidationRow]:
+def published_flash() -> list[ValidationRow]:
     """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
-    chip = chip or load_chip("Ascend910B2")
-    rows = []
+    chip, rows = load_chip("Ascend910B2"), []
     for entry in _published("kernels")["flash"]:
         n = entry["length"]
         kernel = isa.as_kernel(
@@ -298,11 +296,10 @@ def published_rows() -> list[dict[str, Any]]:
 
 
 def training_validation_rows(
-    profiles: Mapping[int, StepProfile] | None = None, chip: Chip | None = None
+    profiles: Mapping[int, StepProfile] | None = None,
 ) -> list[TrainingRow]:
     """Return all rows with the model's numbers; `profiles` by batch save the simulation."""
-    chip = chip or load_chip(CHIP)
-    known = dict(profiles or {})
+    chip, known = load_chip(CHIP), dict(profiles or {})
     cost = all_reduce_cost(cluster.load_topology(SERVER))
     found = []
     for row in published_rows():

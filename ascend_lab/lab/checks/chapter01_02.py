@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,16 +35,12 @@ def _bracket_and_upgrade(compute: int, move: int, wait: int) -> tuple[float, flo
 def check_ex_01_2(fn: Any, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(n, x, y, z)`: vector instructions for z = x + y on float32, few of them."""
 
-    def make_case(rng: np.random.Generator) -> ex.Case:
-        return _add_case(int(rng.integers(1, 2000)))
-
     edges = [_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024, 64 * 255, 64 * 300)]
-    rng = np.random.default_rng(seed)
-
-    def judge(got: Any, case: ex.Case) -> str | None:
-        return _judge_add(got, case, rng)
-
-    return ex.check_property("ex_01_2", fn, judge, make_case, edge_cases=edges, seed=seed)
+    judge = partial(_judge_add, rng=np.random.default_rng(seed))
+    return ex.check_property(
+        "ex_01_2", fn, judge, lambda rng: _add_case(int(rng.integers(1, 2000))),
+        edge_cases=edges, seed=seed,
+    )  # fmt: skip
 
 
 def _add_case(n: int) -> ex.Case:

@@ -23,10 +23,6 @@ from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 STEP, DEPTH = 16, 64
 
 
-def _rates(to_l0a: float, to_l0b: float, to_l1: float, l0c_bytes: int) -> ex.Case:
-    return {"to_l0a": to_l0a, "to_l0b": to_l0b, "to_l1": to_l1, "l0c_bytes": l0c_bytes}
-
-
 def _judge_tile(got: Any, case: ex.Case) -> str | None:
     chip = _chip(case)
     if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
@@ -159,18 +155,19 @@ def useful_share(side: int, dtype: str) -> float:
 
 @ex.judged(
     _judge_tile,
-    edges=[
-        _rates(512.0, 256.0, 110.0, 262144),  # Ascend910A
-        _rates(256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
-        _rates(512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
-        _rates(128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
-    ],
+    edges=ex.rows(
+        "to_l0a to_l0b to_l1 l0c_bytes",
+        (512.0, 256.0, 110.0, 262144),  # Ascend910A
+        (256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
+        (512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
+        (128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
+    ),
 )
 def check_ex_03_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
-    to_a, to_b = (float(rng.uniform(60, 600)) for _ in "ab")
-    to_l1 = float(rng.uniform(50, 400))
-    return _rates(to_a, to_b, to_l1, 1024 * int(rng.choice([16, 64, 128, 256])))
+    rates = [float(rng.uniform(*ends)) for ends in ((60, 600), (60, 600), (50, 400))]
+    own = dict(zip(("to_l0a", "to_l0b", "to_l1"), rates, strict=True))
+    return {**own, "l0c_bytes": 1024 * int(rng.choice([16, 64, 128, 256]))}
 
 
 @ex.against(
@@ -367,16 +364,15 @@ def check_ex_04_2(rng: ex.Rng) -> ex.Case:
     return {"pairs": int(rng.integers(1, 7))}
 
 
+SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])
+
+
 @ex.judged(
     _judge_power,
-    edges=[
-        {
-            "product": _counting(max_plus_product),
-            "a": np.array([[3.0, -np.inf], [5.0, 4.0]]),
-            "n": n,
-        }
-        for n in (1, 2, 3, 64, 127)
-    ],
+    edges=ex.rows(
+        "product a n",
+        *((_counting(max_plus_product), SMALL_4, n) for n in (1, 2, 3, 64, 127)),
+    ),
 )
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:
     """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1."""

@@ -14,6 +14,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl.boxes import Range
 from ascend_lab.dsl.run import steps
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.lab.figures.lowering import residual_sum
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910B2"
@@ -45,18 +46,10 @@ def _judge_tile(got: Any, case: ex.Case) -> str | None:
 
 
 def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
-    chip = next(c for c in map(load_chip, CHIPS) if c.buffers["UB"] == ub_bytes)
+    chip = next(name for name in CHIPS if load_chip(name).buffers["UB"] == ub_bytes)
     n = 1_000_000
-    x = [te.placeholder((n,), name=f"x{k}") for k in range(inputs)]
-    total = x[0]
-    for other in x[1:]:
-        total = te.vadd(total, other)
-    s = te.create_schedule(te.renamed(te.vrelu(total), "y"), chip)
-    for stage in s.state.stages[:-1]:
-        s = te.inline(s, stage.name)
-    s = te.double_buffer(te.split(s, "y", "i", min(factor, n)), "y", slots)
     try:
-        te.lower(s)
+        residual_sum(n, min(factor, n), slots, chip, inputs)
     except errors.CapacityError:
         return False
     return True
@@ -135,13 +128,15 @@ def _sums(rows: int, columns: int) -> dsl.Schedule:
     return te.double_buffer(te.bind(s, "y_rf", "p"), "y_rf")
 
 
+PAIRS_2 = ((22, 8), (24, 8), (25, 8), (5, 5), (7, 1))
+
+
 @ex.against(
     _parts,
-    edges=[
-        {"n": n, "factor": factor, "tail": tail}
-        for n, factor in ((22, 8), (24, 8), (25, 8), (5, 5), (7, 1))
-        for tail in ("cut", "guard")
-    ],
+    edges=ex.rows(
+        "n factor tail",
+        *((*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard")),
+    ),
 )
 def check_ex_06_2(rng: ex.Rng) -> ex.Case:
     """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
@@ -181,7 +176,7 @@ SCHEDULER_SLACK = 1.1
     cases=1,
 )
 def check_ex_06_4(rng: ex.Rng) -> ex.Case:
-    """Check a scheduler: `fn(rows, columns, chip_name)` schedules y = x + p, p added to every row."""
+    """Check a scheduler: `fn(rows, columns, chip_name)` schedules y = x + p, p added to rows."""
     shapes = ((16, 32768), (48, 20000), (400, 1000), (1000, 300), (1, 20000))
     rows, columns = shapes[rng.integers(len(shapes))]
     name = ("Ascend910B2", "Ascend910A", "Ascend310P3")[rng.integers(3)]

@@ -50,13 +50,9 @@ def check_ex_06a_1(rng: ex.Rng) -> ex.Case:
     """Compare addresses in UB, or None, with those of a builder."""
     ub = int(rng.choice([32768, 196608]))
     most = ub // 24
-    return {
-        "tiles": [
-            (int(rng.integers(1, most)), int(rng.choice([1, 2, 4])), int(rng.integers(1, 4)))
-            for _ in range(rng.integers(1, 6))
-        ],
-        "ub_bytes": ub,
-    }
+    one = {"elements": range(1, most), "size": (1, 2, 4), "slots": range(1, 4)}
+    tiles = [tuple(ex.drawn(rng, **one).values()) for _ in range(rng.integers(1, 6))]
+    return {"tiles": tiles, "ub_bytes": ub}
 
 
 def _deepest(queues: Sequence[tuple[str, str, int]], ub_bytes: int) -> int:
@@ -88,10 +84,7 @@ def check_ex_06a_4(rng: ex.Rng) -> ex.Case:
     ub = int(rng.choice([32768, 196608]))
     most = int(ub / rng.choice([4, 12, 60]))
     picks = rng.integers(0, len(ways), rng.integers(1, 5))
-    return {
-        "queues": [(*ways[i], int(rng.integers(1, most))) for i in picks],
-        "ub_bytes": ub,
-    }
+    return {"queues": [(*ways[i], int(rng.integers(1, most))) for i in picks], "ub_bytes": ub}
 
 
 # -- 6a.2: which way over a tile -------------------------------------------------------------------
@@ -121,14 +114,9 @@ def _fewest(rows: int, columns: int, head: int, slope: int) -> int:
 )
 def check_ex_06a_2(rng: ex.Rng) -> ex.Case:
     """Compare the fewest cycles of three ways over a tile."""
-    high = int(rng.choice([20, 400, 5000]))
-    wide = int(rng.choice([40, 300, 40000]))
-    return {
-        "rows": int(rng.integers(1, high)),
-        "columns": int(rng.integers(1, wide)),
-        "head": int(rng.integers(1, 60)),
-        "slope": int(rng.integers(1, 9)),
-    }
+    high, wide = int(rng.choice([20, 400, 5000])), int(rng.choice([40, 300, 40000]))
+    sides = {"rows": range(1, high), "columns": range(1, wide)}
+    return ex.drawn(rng, **sides, head=range(1, 60), slope=range(1, 9))
 
 
 # -- 6a.3: flags that others imply -----------------------------------------------------------------

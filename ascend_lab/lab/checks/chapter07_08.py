@@ -27,10 +27,6 @@ PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
 
-def _block(macs: int, in_bytes: int, sum_bytes: int) -> ex.Case:
-    return {"macs": macs, "in_bytes": in_bytes, "sum_bytes": sum_bytes}
-
-
 def _judge_block(got: Any, case: ex.Case) -> str | None:
     macs = case["macs"]
     sides = _three_sides(got)
@@ -60,10 +56,6 @@ def _three_sides(got: Any) -> tuple[int, int, int] | None:
 def _block_bytes(block: tuple[int, int, int], case: ex.Case) -> int:
     m, k, n = block
     return int(case["in_bytes"] * (m * k + k * n) + 2 * case["sum_bytes"] * m * n)
-
-
-def _nest_case(order: str, m: int, k: int, n: int, *, tile: int) -> ex.Case:
-    return {"order": order, "m": m, "k": k, "n": n, "tile": tile}
 
 
 def _judge_nest(got: Any, case: ex.Case) -> str | None:
@@ -206,12 +198,13 @@ def _best_cycles(shape: GemmShape) -> int:
 
 
 @ex.judged(
-    _judge_block, edges=[_block(4096, 2, 4), _block(4096, 2, 0), _block(64, 2, 4), _block(1, 2, 4)]
+    _judge_block,
+    edges=ex.rows("macs in_bytes sum_bytes", (4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)),
 )
 def check_ex_07_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
-    macs = 2 ** int(rng.integers(0, 19))
-    return _block(macs, int(rng.choice([1, 2, 4])), int(rng.choice([0, 1, 2, 4, 8])))
+    sizes = {"in_bytes": (1, 2, 4), "sum_bytes": (0, 1, 2, 4, 8)}
+    return ex.drawn(rng, macs=[2**power for power in range(19)], **sizes)
 
 
 @ex.judged(
@@ -237,17 +230,18 @@ def check_ex_07_5(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_nest,
-    edges=[
-        *[_nest_case(order, 256, 384, 512, tile=64) for order in ORDERS],
-        _nest_case("knm", 64, 64, 64, tile=64),
-        _nest_case("mkn", 64, 640, 64, tile=64),
-    ],
+    edges=ex.rows(
+        "order m k n tile",
+        *((order, 256, 384, 512, 64) for order in ORDERS),
+        ("knm", 64, 64, 64, 64),
+        ("mkn", 64, 640, 64, 64),
+    ),
 )
 def check_ex_07_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(order, m, k, n, tile)`: bytes of A, B and C that the nest C += A B moves."""
     tile = 16 * int(rng.integers(1, 9))
-    sides = (tile * int(x) for x in rng.integers(1, 30, 3))
-    return _nest_case(str(rng.choice(ORDERS)), *sides, tile=tile)
+    m, k, n = (tile * int(x) for x in rng.integers(1, 30, 3))
+    return {"order": str(rng.choice(ORDERS)), "m": m, "k": k, "n": n, "tile": tile}
 
 
 # -- chapter 8 ------------------------------------------------------------------------------------
@@ -376,7 +370,7 @@ def check_ex_08_3(rng: ex.Rng) -> ex.Case:
     cases=25,
 )
 def check_ex_08_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels."""
+    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for an image folded into 4c channels."""
     sizes = [int(v) for v in rng.integers(1, (4, 4, 8, 8))]
     return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
 

@@ -157,10 +157,10 @@ def check_ex_11_1(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_shares,
-    edges=[
-        {"elements": e, "itemsize": i, "cores": c}
-        for e, i, c in ((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))
-    ],
+    edges=ex.rows(
+        "elements itemsize cores",
+        *((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3)),
+    ),
 )
 def check_ex_11_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works."""
@@ -315,18 +315,12 @@ def check_ex_12_3(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_way,
-    edges=[
-        {"updates": 64, "distinct": d, "row_bytes": b, "cores": c, "reproducible": r}
-        for d, b, c, r in (
-            (64, 32, 32, False),
-            (64, 32, 2, True),
-            (1, 32, 32, False),
-            (42, 32, 32, False),
-            (36, 32, 32, False),
-            (60, 512, 32, False),
-            (62, 512, 32, False),
-        )
-    ],
+    edges=ex.rows(
+        "updates distinct row_bytes cores reproducible",
+        *((64, 64, 32, 32, False), (64, 64, 32, 2, True), (64, 1, 32, 32, False)),
+        *((64, 42, 32, 32, False), (64, 36, 32, 32, False)),
+        *((64, 60, 512, 32, False), (64, 62, 512, 32, False)),
+    ),
 )
 def check_ex_12_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted."""

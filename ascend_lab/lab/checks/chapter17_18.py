@@ -149,17 +149,14 @@ def _judge_17_5(got: Any, case: ex.Case) -> str | None:
     return None if size <= best else f"of {size} bytes, but {best} are enough"
 
 
-def _case_17_5(options: Options, budget: int, best: int | None) -> ex.Case:
-    return {"options": options, "budget": budget, "best": best}
-
-
 @ex.judged(
     _judge_17_5,
-    edges=[
-        _case_17_5([[(8, 0), (4, 3)], [(8, 0), (2, 3)]], 3, 10),
-        _case_17_5([[(8, 2), (4, 3)]], 1, None),
-        _case_17_5([[(2 + i, 12 - i) for i in range(12)]] * 20, 120, 160),
-    ],
+    edges=ex.rows(
+        "options budget best",
+        ([[(8, 0), (4, 3)], [(8, 0), (2, 3)]], 3, 10),
+        ([[(8, 2), (4, 3)]], 1, None),
+        ([[(2 + i, 12 - i) for i in range(12)]] * 20, 120, 160),
+    ),
     cases=30,
     wrap=lambda fn: lambda options, budget, best: fn(options, budget),
 )
@@ -171,7 +168,7 @@ def check_ex_17_5(rng: ex.Rng) -> ex.Case:
         for _ in range(layers)
     ]
     budget = int(rng.integers(0, 16 * layers))
-    return _case_17_5(options, budget, fewest_bytes(options, budget))
+    return {"options": options, "budget": budget, "best": fewest_bytes(options, budget)}
 
 
 Values = NDArray[Any]

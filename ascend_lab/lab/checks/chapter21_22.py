@@ -120,7 +120,7 @@ def check_ex_21_4(rng: ex.Rng) -> ex.Case:
     ),
 )
 def check_ex_21_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits."""
+    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least count of slices that fits."""
     rows, row_bytes = int(rng.integers(1, 60)), int(rng.integers(1, 50))
     weights = int(rng.integers(0, 200))
     room = weights + int(rng.integers(0, 2 * rows * row_bytes))

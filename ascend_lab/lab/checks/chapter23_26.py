@@ -125,7 +125,7 @@ def check_ex_23_1(rng: ex.Rng) -> ex.Case:
     rel_tol=1e-9,
 )
 def check_ex_23_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device."""
+    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients, Adam's state a device."""
     return ex.drawn(rng, parameters=range(1, 10**10), ranks=range(1, 1025), stage=range(4))
 
 
@@ -344,11 +344,7 @@ def check_ex_26_3(rng: ex.Rng) -> ex.Case:
 def check_ex_26_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(lengths, block, blocks)`: how many sequences, in order, get another token."""
     lengths = [int(n) for n in rng.integers(1, 40, int(rng.integers(1, 9)))]
-    return {
-        "lengths": lengths,
-        "block": int(rng.integers(1, 9)),
-        "blocks": int(rng.integers(8, 40)),
-    }
+    return {"lengths": lengths, **ex.drawn(rng, block=range(1, 9), blocks=range(8, 40))}
 
 
 def _judge_26_5(got: Any, case: ex.Case) -> str | None:

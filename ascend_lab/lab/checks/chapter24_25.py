@@ -245,7 +245,7 @@ def check_ex_25_2(rng: ex.Rng) -> ex.Case:
     ),
 )
 def check_ex_25_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(times, limit)`: the batch of the highest rate within a limit of latency, or None."""
+    """Check `fn(times, limit)`: the batch of the highest rate within a limit of time, or None."""
     batches = sorted({int(b) for b in rng.integers(1, 65, 6)})
     times = {b: float(rng.uniform(0.5, 2) * (5 + b)) for b in batches}
     return {"times": times, "limit": float(rng.uniform(3, 90))}

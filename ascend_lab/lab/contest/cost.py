@@ -20,9 +20,10 @@ Source: PROBLEM.md of github.com/yarongmu-google/MLSys at commit 38a2a695, examp
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,15 +205,17 @@ class Step:
     order: tuple[int, ...] | None = None
 
 
-def working_set(group: Group, granularity: tuple[int, int, int]) -> int:
-    """Return the elements that a tile of the group needs in fast memory at once."""
+def working_set(
+    group: Group, granularity: tuple[Any, Any, Any], least: Callable[[Any, Any], Any] = min
+) -> Any:
+    """Return the elements that a tile needs in fast memory at once; of many by `np.minimum`."""
     problem, (w, h, k) = group.problem, granularity
     total = sum(problem.size(tensor) for tensor in group.kept)
     for piece, count in group.bundles:
         height, width = piece.shape
         rows = k if piece.role == "right" else h
         columns = {"left": k, "whole": width}.get(piece.role, w)
-        total += count * min(rows, height) * min(columns, width)
+        total = total + count * least(rows, height) * least(columns, width)
     return total
 
 

@@ -36,11 +36,12 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     the next tile also along rows and along columns, to and fro.
     """
     w, h, k = _candidates(group)
-    fits = _space(group, w, h, k) <= group.problem.capacity
-    estimate = np.where(fits, _estimate(group, w, h, k), np.inf).ravel()
+    fits = working_set(group, (w, h, k), np.minimum) <= group.problem.capacity
+    every = np.where(fits, _estimate(group, w, h, k), np.inf)
+    estimate = every.ravel()
     first = np.argpartition(estimate, min(3 * exact, estimate.size - 1))[: 3 * exact]
     first = first[np.isfinite(estimate[first])]
-    across, down, deep = np.unravel_index(first, fits.shape)
+    across, down, deep = np.unravel_index(first, every.shape)
     width, height, depth = w.ravel()[across], h.ravel()[down], k.ravel()[deep]
     ranked = np.lexsort((-width * height, -depth, np.round(estimate[first], 6)))[:exact]
     best: Choice | None = None
@@ -106,20 +107,6 @@ def _depths(depths: Sequence[int]) -> list[int]:
         steps |= {2**n for n in range(shortest.bit_length())} | {shortest}
     ranked = sorted(steps | {max(depths)})
     return ranked if len(ranked) <= 14 else [*ranked[:: -(-len(ranked) // 14)], ranked[-1]]
-
-
-def _space(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
-    """Return the working set of every candidate."""
-    room = sum(group.problem.size(tensor) for tensor in group.kept)
-    total = np.full((w.size, h.size, k.size), float(room))
-    for piece, count in group.bundles:
-        height, width = piece.shape
-        long = count * np.minimum(k if piece.role == "right" else h, height)
-        if piece.role == "whole":
-            total += long * width
-        else:
-            total += long * np.minimum(k if piece.role == "left" else w, width)
-    return total
 
 
 def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:

@@ -267,10 +267,10 @@ def contributions(
 
 
 @st.styled
-def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> st.LabFigure:
-    """Draw, after some rounds of an all-reduce, of how many ranks each block holds the sum."""
-    shown = tuple(range(len(schedule.rounds) + 1)) if after is None else tuple(after)
-    if not 0 < len(shown) <= MOST_PANELS:
+def fig_holdings(schedule: Schedule) -> st.LabFigure:
+    """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
+    shown = range(len(schedule.rounds) + 1)
+    if len(shown) > MOST_PANELS:
         raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")
     fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
     panels, said = st.panels(axes), []
@@ -295,30 +295,29 @@ SIZES_BYTES = tuple(2**k for k in range(10, 31, 2))
 def fig_best_collective(
     kind: str = "910a-roce",
     counts: Sequence[int] = (2, 4, 8, 16, 32, 64),
-    sizes_bytes: Sequence[int] = SIZES_BYTES,
     op: str = "all_reduce",
 ) -> st.LabFigure:
     """Draw which algorithm is quickest for every size and number of devices of a cluster.
 
     `kind` is a topology that takes a count. Cells bear letters; the legend names them.
     """
-    names = [[_winner(op, load_topology(f"{kind}:{p}"), n) for n in sizes_bytes] for p in counts]
+    names = [[_winner(op, load_topology(f"{kind}:{p}"), n) for n in SIZES_BYTES] for p in counts]
     fig, ax = st.new_figure(height_in=0.55 + 0.36 * len(counts))
     for (row, column), name in np.ndenumerate(np.array(names)):
         letters, colour = FAMILIES[name]
         ink = "#FFFFFF" if colour in DARK else st.INK
         st.box(ax, column - 0.5, row - 0.5, 1, 1, fc=colour, ec="#FFFFFF", lw=1)
         st.put(ax, column, row, letters, color=ink)
-    ax.set(xlim=(-0.5, len(sizes_bytes) - 0.5), ylim=(-0.5, len(counts) - 0.5))
+    ax.set(xlim=(-0.5, len(SIZES_BYTES) - 0.5), ylim=(-0.5, len(counts) - 0.5))
     ax.set(xlabel="size", ylabel="devices")
-    ax.set_xticks(range(len(sizes_bytes)), [_size(n) for n in sizes_bytes])
+    ax.set_xticks(range(len(SIZES_BYTES)), [_size(n) for n in SIZES_BYTES])
     ax.set_yticks(range(len(counts)), [str(p) for p in counts])
     ax.tick_params(length=0)
     used = [name for name in FAMILIES if any(name in line for line in names)]
     looks = {f"{FAMILIES[n][0]}: {n}": {"fc": FAMILIES[n][1], "ec": st.INK} for n in used}
     st.key(fig, looks, loc="outside upper center", ncols=min(4, len(used)))
     lines = zip(counts, names, strict=True)
-    said = "; ".join(f"{p} devices {_runs(line, sizes_bytes)}" for p, line in lines)
+    said = "; ".join(f"{p} devices {_runs(line)}" for p, line in lines)
     return st.finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
 
 
@@ -335,10 +334,10 @@ def _size(size_bytes: int) -> str:
     return "0"
 
 
-def _runs(line: Sequence[str], sizes_bytes: Sequence[int]) -> str:
+def _runs(line: Sequence[str]) -> str:
     """Return "ring from 1 KiB, mesh from 4 KiB" for a row of the map."""
     found = []
     for i, name in enumerate(line):
         if i == 0 or name != line[i - 1]:
-            found.append(f"{name} from {_size(sizes_bytes[i])}".replace("\n", " "))
+            found.append(f"{name} from {_size(SIZES_BYTES[i])}".replace("\n", " "))
     return ", ".join(found)

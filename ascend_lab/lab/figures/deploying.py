@@ -32,11 +32,7 @@ def clipping_errors(values: NDArray[np.float32], bits: int, ends: Iterable[float
 
 
 @st.styled
-def fig_clipping(
-    values: NDArray[np.float32],
-    bits: int = 4,
-    methods: Sequence[str] = ("minmax", "percentile", "ifmr", "kl"),
-) -> st.LabFigure:
+def fig_clipping(values: NDArray[np.float32], bits: int = 4) -> st.LabFigure:
     """Draw the error of rounding against the largest number kept, and where methods cut.
 
     Above lies the histogram of the values.
@@ -54,7 +50,7 @@ def fig_clipping(
     ax.plot(ends, errors - cut, color=st.BLUE, ls="--", label="of it: rounding")
     ax.plot(ends, cut, color=st.VERMILLION, ls=":", lw=2, label="of it: cutting off")
     said = []
-    for mark, method in zip(MARKS, methods, strict=False):
+    for mark, method in zip(MARKS, ("minmax", "percentile", "ifmr", "kl"), strict=False):
         end = calibrate(values, method, bits=bits).scale * (2 ** (bits - 1) - 1)
         (error,) = clipping_errors(values, bits, [end])
         ax.plot(end, error, mark, color=st.ORANGE, mec=st.INK, ms=8, ls="none", label=method)
@@ -109,9 +105,9 @@ def scene() -> dvpp.Image:
     return picture
 
 
-def camera_frame(standard: str = "601 narrow") -> dvpp.Image:
+def camera_frame() -> dvpp.Image:
     """Return the scene as a camera sends it: flat NV12, chroma of every second pixel and row."""
-    yuv = convert(scene()[None], csc_of(standard, "YUV"))[0]
+    yuv = convert(scene()[None], csc_of("601 narrow", "YUV"))[0]
     pairs = yuv[1:, ::2, ::2].transpose(1, 2, 0)
     return np.concatenate([yuv[0].reshape(-1), pairs.reshape(-1)])
 

@@ -149,13 +149,9 @@ PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength
 
 
 @st.styled
-def fig_three_nests(
-    operator: Operator,
-    chip: str = "Ascend910A",
-    shapes: tuple[tuple[int, int], ...] = ((16384, 1024), (512, 32768)),
-    title: str = "",
-) -> st.LabFigure:
+def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     """Draw the three nests of an operator over rows, with bytes per element and cycles beneath."""
+    chip, shapes = "Ascend910A", ((16384, 1024), (512, 32768))
     runs = [_runs(operator, chip, shape) for shape in shapes]
     first = three_nests(operator(_input(*shapes[0])), chip)
     nests = {name: ns.nest_of(make()) for name, make in first.items()}
@@ -352,11 +348,9 @@ def fig_choices(
     tail: str = "cut",
     slots: int = 1,
     cores: int = 1,
-    *,
-    n: int = 1_000_000,
-    chip: str = "Ascend910B2",
 ) -> st.LabFigure:
     """Draw the nest of relu(a + b) under five choices, and its cycles beside the default's."""
+    n, chip = 1_000_000, "Ascend910B2"
     machine = load_chip(chip)
     schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
     run = sim.simulate_kernel(te.lower(schedule), machine)

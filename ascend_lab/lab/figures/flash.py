@@ -115,14 +115,13 @@ def _gm(path_bytes: Mapping[tuple[str, str], int]) -> int:
 
 
 @st.styled
-def fig_attention_bytes(
-    lengths: Sequence[int], rows: int = 128, depth: int = 64, chip: str = "Ascend910A"
-) -> st.LabFigure:
+def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     """Draw bytes against the length, three operators and one kernel: cores and GM, device memory.
 
     Dots are counted from programs; lines on the left are 8 n^2 (scores and weights of fp16 written
-    and read once) and `traffic_bytes` for blocks of `rows`, dashes q, k, v and the result once.
+    and read once) and `traffic_bytes` for blocks of 128 rows, dashes q, k, v and the result once.
     """
+    rows, depth, chip = 128, 64, "Ascend910A"
     device = load_chip(chip)
     shapes = [FlashShape(1, n, n, depth, depth, fs.default_scale(depth)) for n in lengths]
     tiling = FlashTiling(rows, 128)

@@ -233,22 +233,20 @@ LOOKS = ((st.BLUE, "o"), (st.VERMILLION, "s"), (st.GREEN, "^"), (st.ORANGE, "D")
 
 
 @st.styled
-def fig_buffer_depths(
-    timelines: Mapping[str, Timeline], *, window: Window | None = None, critical: bool = False
-) -> st.LabFigure:
+def fig_buffer_depths(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw labelled timelines as Gantt charts one under the other, on one time axis in cycles."""
     pipes = pipes_of(timelines.values())
-    shown = window or (0, max(t.cycles for t in timelines.values()))
+    shown = (0, max(t.cycles for t in timelines.values()))
     height = 0.7 + len(timelines) * (0.28 + 0.23 * len(pipes))
     fig, axes = st.new_figure(nrows=len(timelines), height_in=height, sharex=True)
     panels = st.panels(axes)
     for ax, (label, timeline) in zip(panels, timelines.items(), strict=True):
-        draw_gantt(ax, timeline, window=shown, pipes=pipes, critical=critical)
+        draw_gantt(ax, timeline, window=shown, pipes=pipes, critical=False)
         ax.set_title(f"{label}: {timeline.cycles:,} cycles", loc="left", pad=3)
         ax.spines["bottom"].set_visible(ax is panels[-1])
         ax.tick_params(axis="x", length=3 if ax is panels[-1] else 0)
     panels[-1].set_xlabel("cycles")
-    gantt_legend(fig, timelines.values(), critical=critical)
+    gantt_legend(fig, timelines.values(), critical=False)
     parts = [f"{label} {t.cycles} cycles ({_shares(t)})" for label, t in timelines.items()]
     return st.finish(fig, alt=f"Gantt charts, busy shares in brackets: {'; '.join(parts)}.")
 
@@ -332,14 +330,9 @@ def steady_cycles(
 
 
 @st.styled
-def fig_more_buffers(
-    kernel: Kernel,
-    chips: Mapping[str, Chip],
-    *,
-    degrees: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
-    depths: Sequence[int] = (2, 3, 4),
-) -> st.LabFigure:
+def fig_more_buffers(kernel: Kernel, chips: Mapping[str, Chip]) -> st.LabFigure:
     """Draw how many times faster d buffers are than one, steadily, against compute / load."""
+    degrees, depths = range(1, 9), (2, 3, 4)
     fig, axes = st.new_figure(ncols=len(chips), height_in=2.9, sharey=True)
     panels = st.panels(axes)
     said = []

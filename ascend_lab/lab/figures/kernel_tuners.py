@@ -60,13 +60,11 @@ def fig_toy_tree(
 
 
 @st.styled
-def fig_search_tree(
-    root: Node, names: Sequence[str], deepest: int = 9, labels: float = 0.045
-) -> st.LabFigure:
+def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.LabFigure:
     """Draw the tree of a search: bars as high as visits, dark where the best below is cheap.
 
     One column a decision; decisions in which every prefix had one value tried are left out. The
-    path to the best point has a bold edge. Bars lower than `labels` of the height stay nameless.
+    path to the best point has a bold edge. Low bars stay nameless.
     """
     if not root.visits or not math.isfinite(root.best):
         raise InputError("a tree of trials", f"{root.visits} visits", "run the search first")
@@ -78,7 +76,7 @@ def fig_search_tree(
     fig, ax = st.new_figure(height_in=3.6)
     for point in spans:
         if len(point) in levels:
-            _draw(ax, tree, spans, levels, point, best[: len(point)] == point, labels)
+            _draw(ax, tree, spans, levels, point, best[: len(point)] == point)
     ax.set(xlim=(-0.1, len(levels) - 0.3), ylim=(0, 1.0), yticks=[])
     ax.invert_yaxis()
     ax.set_xticks([i + 0.17 for i in range(len(levels))], ["", *(names[i - 1] for i in levels[1:])])
@@ -126,7 +124,6 @@ def _draw(
     levels: Sequence[int],
     point: Point,
     bold: bool,
-    labels: float,
 ) -> None:
     """Draw one node as a bar, the band that leads to it, and its value if there is room."""
     at = levels.index(len(point))
@@ -142,7 +139,7 @@ def _draw(
         {"ec": st.VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": st.INK, "lw": 0.3}
     )
     st.box(ax, at, top, 0.34, bottom - top, fc=to_hex(shade), **look)
-    if bottom - top > labels:
+    if bottom - top > 0.045:
         text = "start" if not point else "none" if point[-1] in ("", 0) else str(point[-1])
         ink: dict[str, Any] = {"color": "#FFFFFF" if worst < 0.45 else st.INK, "zorder": 5}
         weight = "bold" if bold else None
@@ -156,12 +153,11 @@ def fig_grown_tree(
     exploration: float = 1.0,
     budget: int = 60,
     seed: int = 0,
-    deepest: int = 9,
 ) -> st.LabFigure:
     """Run the plain tree search with these settings and draw its tree."""
     search = Mcts(exploration=exploration, batch=1, completions=1)
     drive(search, space, measure, budget, seed=seed)
-    return fig_search_tree(search.root, space.names, deepest)
+    return fig_search_tree(search.root, space.names)
 
 
 @st.styled
@@ -188,7 +184,7 @@ SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 
 @st.styled
 def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
-    """Draw cycles by tile: rows m down, columns n across, in fractals; None for what does not fit."""
+    """Draw cycles by tile: rows m down, columns n across, in fractals; None: does not fit."""
     good = {tile: cost for tile, cost in cycles.items() if cost is not None}
     if not good:
         raise InputError("a tile that fits", "none", "use smaller ones")
@@ -222,7 +218,7 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
 
 @st.styled
 def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> st.LabFigure:
-    """Draw two parents, their mix (a decision of `one` where a pick is true) and the legal child."""
+    """Draw two parents, their mix (a decision of `one` where a pick is true), the legal child."""
     if not len(one) == len(two) == len(picks) == len(space.names):
         raise InputError(f"{len(space.names)} picks", str(len(picks)), "give one per decision")
     mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
@@ -261,14 +257,14 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
 
 @st.styled
 def fig_population(
-    space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]], best: float | None = None
+    space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]]
 ) -> st.LabFigure:
     """Draw three generations of `log` over the landscape `costs` of a whole space, and all costs.
 
     Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
     white is not legal. Dots are points, at random places in their cell, the star the best one.
-    Below: every point of every generation, relative to `best` (by default the least of `costs`),
-    and how many tilings of the space are cheaper.
+    Below: every point of every generation, relative to the least of `costs`, and how
+    many tilings of the space are cheaper.
     """
     if not log:
         raise InputError("at least one generation", "none", "give the log of a search that ran")
@@ -281,7 +277,7 @@ def fig_population(
         ax = fig.add_subplot(grid[0, i])
         _draw_map(ax, space, costs, log[number], first=i == 0)
         ax.set_title(f"generation {number}", loc="left")
-    least = float(costs.min()) if best is None else best
+    least = float(costs.min())
     _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least)
     said = "; ".join(
         f"generation {g}: best {log[g][0][0] / least:.3f}, median "

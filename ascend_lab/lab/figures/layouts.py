@@ -1,6 +1,6 @@
 """How data lie: a matrix coloured by address, one element in four layouts, padding, im2col."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,10 +56,9 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
 
 
 @st.styled
-def fig_element(
-    row: int = 17, column: int = 21, dtype: str = "fp16", rows: int = 28, columns: int = 44
-) -> st.LabFigure:
+def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabFigure:
     """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each."""
+    rows, columns = 28, 44
     maps = matrix_maps(rows, columns, dtype)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
@@ -84,12 +83,12 @@ def fig_element(
 
 
 @st.styled
-def fig_padding(most: int = 96, dtypes: Sequence[str] = ("fp16", "int8")) -> st.LabFigure:
+def fig_padding(most: int = 96) -> st.LabFigure:
     """Draw which share of NC1HWC0 is padding, against the number of channels."""
     fig, ax = st.new_figure(height_in=2.7)
     channels = np.arange(1, most + 1)
     said = []
-    for dtype, colour, style in zip(dtypes, (st.BLUE, st.VERMILLION), ("-", "--"), strict=False):
+    for dtype, colour, style in (("fp16", st.BLUE, "-"), ("int8", st.VERMILLION, "--")):
         shares = [padded_share(int(c), dtype) for c in channels]
         ax.plot(channels, shares, color=colour, linestyle=style, label=dtype)
         ax.plot([3], [shares[2]], marker="o", color=colour)
@@ -301,12 +300,10 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
 
 
 @st.styled
-def fig_stored(
-    shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 5, 7)
-) -> st.LabFigure:
+def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side."""
     fig, (left, right) = st.new_figure(1, 2, 2.9)
-    said = []
+    said, kernels = [], (1, 3, 5, 7)
     for x, side in enumerate(kernels):
         own = replace(shape, r=side, s=side, pad=side // 2)
         memory, formed = DeviceMemory.of(chip), _timed(own, chip)

@@ -31,10 +31,8 @@ LOOKS: Sequence[dict[str, Any]] = (
 # -- programs -------------------------------------------------------------------------------------
 def residual_sum(n: int, tile: int, slots: int, chip: str, inputs: int = 2) -> isa.Program:
     """Return relu of a sum of vectors as the program of one core: one loop over tiles."""
-    names = "abcd"[:inputs]
-    x = [te.placeholder((n,), name=name) for name in names]
-    total = x[0]
-    for other in x[1:]:
+    total, *rest = (te.placeholder((n,), name=name) for name in "abcde"[:inputs])
+    for other in rest:
         total = te.vadd(total, other)
     s = te.create_schedule(te.renamed(te.vrelu(total), "y"), load_chip(chip))
     for stage in s.state.stages[:-1]:
@@ -132,7 +130,7 @@ def turn_of(program: isa.Program) -> list[isa.Instruction]:
 
 @st.styled
 def fig_flags(program: isa.Program) -> st.LabFigure:
-    """Draw one turn of a program's loop: pipes side by side, an arrow from every set to its wait."""
+    """Draw one turn of a program's loop: pipes side by side, an arrow from each set to its wait."""
     turn = turn_of(program)
     pipes: list[str] = [
         p for p in ("MTE2", "MTE1", "M", "V", "FIX", "MTE3") if p in {i.pipe for i in turn}
@@ -260,19 +258,16 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
 
 
 @st.styled
-def fig_arenas(
-    networks: Mapping[str, int] | None = None, methods: Sequence[str] = RULES
-) -> st.LabFigure:
-    """Draw the plans of some networks (name: batch) in rows, one column a method, to one scale."""
-    chosen = networks or NETWORKS
-    fig, axes = st.new_figure(len(chosen), len(methods), 0.7 + 1.55 * len(chosen))
-    grid, told = np.reshape(axes, (len(chosen), -1)), []
-    for row, (name, batch) in enumerate(chosen.items()):
+def fig_arenas() -> st.LabFigure:
+    """Draw the plans of `NETWORKS` in rows, one column each of `RULES`, to one scale."""
+    fig, axes = st.new_figure(len(NETWORKS), len(RULES), 0.7 + 1.55 * len(NETWORKS))
+    grid, told = np.reshape(axes, (len(NETWORKS), -1)), []
+    for row, (name, batch) in enumerate(NETWORKS.items()):
         compiled = network(name, batch)
         buffers = buffers_of(compiled)
-        plans = [_planned(compiled, method, in_place=False) for method in methods]
+        plans = [_planned(compiled, method, in_place=False) for method in RULES]
         top = max(plan.height_bytes for plan in plans) / 2**20
-        for column, (method, plan) in enumerate(zip(methods, plans, strict=True)):
+        for column, (method, plan) in enumerate(zip(RULES, plans, strict=True)):
             ax = grid[row, column]
             _draw(ax, buffers, plan, unit=2**20)
             ax.set_ylim(0, top * 1.22)

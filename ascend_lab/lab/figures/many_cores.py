@@ -53,19 +53,16 @@ def fold_time(
 
 
 @st.styled
-def fig_many_cores(
-    shapes: Sequence[Shape] = ((1000, 1024), (8, 131072)),
-    chip: Chip | None = None,
-    ways: Sequence[str] = ("kept", "two_pass", "tree", "chain"),
-) -> st.LabFigure:
-    """Draw the efficiency of row sums over the number of cores, one panel per shape.
+def fig_many_cores() -> st.LabFigure:
+    """Draw the efficiency of row sums over the number of cores of an Ascend910A, two shapes.
 
     efficiency = cycles on one core / (cores * cycles); every point is a simulated program. Ways
     that cut the folded axis are drawn where the number of cores divides it and leaves each core
     whole 32-byte blocks. Sums of no more rows than cores are fp32. The grey teeth are `balance` of
     blocks of results.
     """
-    chip = chip or load_chip("Ascend910A")
+    chip, shapes = load_chip("Ascend910A"), ((1000, 1024), (8, 131072))
+    ways = ("kept", "two_pass", "tree", "chain")
     most = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
     panels = st.panels(axes)
@@ -149,7 +146,6 @@ def fig_shares(
     axis: str = "rows",
     cores: int = 32,
     aligned: bool = True,
-    chip: Chip | None = None,
 ) -> st.LabFigure:
     """Draw which core adds up which part of a matrix of fp16 numbers, and what that takes.
 
@@ -159,7 +155,7 @@ def fig_shares(
     if axis not in ("rows", "columns") or min(rows, columns, cores) < 1:
         needed = "axis rows or columns, and at least one row, column and core"
         raise InputError(needed, f"{axis!r}, {rows}, {columns}, {cores}", "choose others")
-    chip = chip or load_chip("Ascend910A")
+    chip = load_chip("Ascend910A")
     extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
     counts = _counts(extent, axis, cores, block)
     cycles = _cut_cycles(chip, (rows, columns), axis, counts)
@@ -283,9 +279,7 @@ def fig_blocks_and_conflicts(
     duplicates: float = 0.25,
     cores: int = 4,
     updates: int = 16,
-    rows: int = 16,
     itemsize: int = 2,
-    seed: int = 0,
 ) -> st.LabFigure:
     """Draw wire bytes over block shapes beside the cores and rows of a scatter.
 
@@ -293,7 +287,8 @@ def fig_blocks_and_conflicts(
     Right: an edge per update from the core that makes it to the row it changes; rows that more than
     one core changes are conflicts.
     """
-    index = draw_indices(updates, rows, duplicates, seed)
+    rows = 16
+    index = draw_indices(updates, rows, duplicates)
     fig, (left, right) = st.new_figure(ncols=2, height_in=3.3, width_ratios=(1.15, 1))
     _heat(left, (block_rows, block_columns), itemsize)
     torn = _graph(right, index, cores, rows)

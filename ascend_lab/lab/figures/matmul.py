@@ -21,6 +21,8 @@ OPERANDS: Mapping[str, Mapping[str, Any]] = {
     "C": {"facecolor": st.LIGHT, "hatch": "", "edgecolor": st.INK},
 }
 """How the three matrices look in every figure of the chapter."""
+SIZE = 4096
+"""Sides of the matmul whose tiles are drawn."""
 STAYS = {"k": "C", "n": "A", "m": "B"}
 """The operand that does not depend on a loop stays while that loop runs innermost."""
 LINES = ((st.BLUE, "-", "o"), (st.VERMILLION, "--", "s"), (st.GREEN, "-.", "^"))
@@ -29,14 +31,13 @@ FITS = {"facecolor": st.SKY, "hatch": "", "edgecolor": st.INK}
 
 
 @st.styled
-def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> st.LabFigure:
-    """Draw side^3 multiply-adds as one block, and cut into smaller cubes pulled apart."""
+def fig_blocks() -> st.LabFigure:
+    """Draw 16^3 multiply-adds as one block, and cut into smaller cubes pulled apart."""
+    side, cuts = 16, (1, 4)
     fig, axes = st.new_figure(ncols=len(cuts), height_in=2.9)
     facts = []
     for ax, cut in zip(st.panels(axes), cuts, strict=True):
         small = side // cut
-        if side % cut:
-            raise st.FigureError("cuts that divide the side", f"{cut} of {side}", "choose another")
         _cubes(ax, side, cut)
         if cut == 1:
             for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
@@ -154,15 +155,13 @@ def fig_tile_fit(
     tile_k: int = 64,
     step_k: int = 4,
     chip_name: str = "Ascend910A",
-    size: int = 4096,
 ) -> st.LabFigure:
     """Draw what a tile needs of each buffer, red and hatched beyond its size, and how it runs.
 
-    On the right a matmul of `size` cubed is simulated with the tile: share of the time that each
+    On the right a matmul of 4096 cubed is simulated with the tile: share of the time that each
     pipe of the busiest core works.
     """
-    chip = load_chip(chip_name)
-    shape = kernels.GemmShape(size, size, size, "fp16", "fp16")
+    chip, shape = load_chip(chip_name), kernels.GemmShape(SIZE, SIZE, SIZE, "fp16", "fp16")
     schedule = kernels.GemmSchedule(tile_m, tile_k, tile_n, step_k, *squarest_grid(chip))
     needs = kernels.tile_bytes(shape, schedule)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
@@ -262,8 +261,9 @@ WIDGET_XLIM = (4.0, 2000.0)
 
 
 @st.styled
-def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> st.LabFigure:
+def fig_tile_sides() -> st.LabFigure:
     """Draw tiles of C to scale with the slices of A and B that one step of k brings in."""
+    tiles = ((16, 256), (64, 64))
     fig, axes = st.new_figure(ncols=len(tiles), height_in=1.75)
     facts = []
     gap, thick = 8, 8
@@ -378,18 +378,18 @@ def _roof_alt(
 
 @st.styled
 def fig_tile_roofline(
-    tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A", size: int = 4096
+    tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A"
 ) -> st.LabFigure:
-    """Simulate C = A @ B, `size` cubed, with tiles of tile_m x tile_n under the three roofs."""
-    run = _tiled_matmul(load_chip(chip_name), size, tile_m, tile_n)
-    return _nested({f"{size} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
+    """Simulate C = A @ B, 4096 cubed, with tiles of tile_m x tile_n under the three roofs."""
+    run = _tiled_matmul(load_chip(chip_name), tile_m, tile_n)
+    return _nested({f"{SIZE} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
 
 
-def _tiled_matmul(chip: Chip, size: int, tile_m: int, tile_n: int) -> Timeline:
+def _tiled_matmul(chip: Chip, tile_m: int, tile_n: int) -> Timeline:
     """All cores in the squarest grid, tiles as deep in k as L0 allows, deepest L1 stage."""
     room = min(chip.buffers["L0A"] // tile_m, chip.buffers["L0B"] // tile_n) // 4
     depth = min(256, max(16, room // 16 * 16))
-    shape = kernels.GemmShape(size, size, size, "fp16", "fp16")
+    shape = kernels.GemmShape(SIZE, SIZE, SIZE, "fp16", "fp16")
     grid = squarest_grid(chip)
     choices = [kernels.GemmSchedule(tile_m, depth, tile_n, step, *grid) for step in range(8, 0, -1)]
     fits = [s for s in choices if kernels.tile_bytes(shape, s)["L1"] <= chip.buffers["L1"]]

@@ -212,8 +212,8 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 
 # -- what is drawn: boxes and statements of a completed schedule ---------------------------------
-def nests(schedule: Schedule, *, notes: bool = True) -> Items:
-    """Return one box per phase; `notes` adds sizes of steps, buffers and slots."""
+def nests(schedule: Schedule) -> Items:
+    """Return one box per phase, with notes of the sizes of steps, buffers and slots."""
     found = []
     for number, root in enumerate(roots(schedule.state), start=1):
         shape = " × ".join(f"{n:,}" for n in root.shape)
@@ -230,15 +230,8 @@ def nests(schedule: Schedule, *, notes: bool = True) -> Items:
             }
             ways = partial(_noted_statement, state, sizes), partial(_noted_loop, sizes)
             inside = walked(state, state.stage(root.name), *ways)
-        box = Box(heading, inside, f"{shape} {root.dtype} in GM")
-        found.append(box if notes else _without_notes(box))
+        found.append(Box(heading, inside, f"{shape} {root.dtype} in GM"))
     return tuple(found)
-
-
-def _without_notes(item: Box | Work) -> Box | Work:
-    if isinstance(item, Work):
-        return replace(item, note="")
-    return Box(item.heading, tuple(map(_without_notes, item.inside)))
 
 
 def _noted_loop(sizes: Sizes, stage: Stage, leaf: Leaf, inside: Items) -> Items:
@@ -319,7 +312,7 @@ def compact(schedule: Schedule) -> Items:
 # -- the figures ---------------------------------------------------------------------------------
 @st.styled
 def fig_nest(schedule: Schedule) -> st.LabFigure:
-    """Draw the loop nests of a schedule: cores, loops, tiles with buffer and slots, instructions."""
+    """Draw the loop nests of a schedule: cores, loops, tiles with buffer, slots, instructions."""
     items = nests(schedule)
     rows = height_of(items)
     fig, ax = st.new_figure(height_in=min(12.0, ROW_IN * rows + 0.5))

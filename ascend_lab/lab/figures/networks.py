@@ -26,14 +26,14 @@ Place = tuple[int, int]
 
 
 # -- a graph and its text -------------------------------------------------------------------------
-def residual_block(width: int = 16, size: int = 8) -> Graph:
+def residual_block() -> Graph:
     """Return the first block of a stage of ResNet-18, without batch norms: 7 nodes, 2 branches."""
     net = GraphBuilder("block")
-    x = net.input("x", (1, width, size, size))
-    a = net.conv2d(x, net.weight((2 * width, width, 3, 3), "w1"), stride=2, pad=1, name="a")
+    x = net.input("x", (1, 16, 8, 8))
+    a = net.conv2d(x, net.weight((32, 16, 3, 3), "w1"), stride=2, pad=1, name="a")
     b = net.relu(a, name="b")
-    c = net.conv2d(b, net.weight((2 * width, 2 * width, 3, 3), "w2"), pad=1, name="c")
-    d = net.conv2d(x, net.weight((2 * width, width, 1, 1), "w3"), stride=2, name="d")
+    c = net.conv2d(b, net.weight((32, 32, 3, 3), "w2"), pad=1, name="c")
+    d = net.conv2d(x, net.weight((32, 16, 1, 1), "w3"), stride=2, name="d")
     net.output(net.relu(net.add(c, d, name="e"), name="y"))
     return net.build()
 

@@ -167,11 +167,9 @@ def _stacked(
 
 
 @st.styled
-def fig_loss_scale(
-    gradients: Mapping[str, NDArray[Any]], powers: Sequence[int] = tuple(range(-32, 33, 2))
-) -> st.LabFigure:
-    """Draw which share of gradients fp16 loses for every scale of the loss: too small, too large."""
-    largest = max(float(np.abs(g).max()) for g in gradients.values())
+def fig_loss_scale(gradients: Mapping[str, NDArray[Any]]) -> st.LabFigure:
+    """Draw which share of gradients fp16 loses for each scale of the loss: too small, too large."""
+    largest, powers = max(float(np.abs(g).max()) for g in gradients.values()), range(-32, 33, 2)
     real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
     flat = np.concatenate([g.ravel() for g in real.values()])
     lost = [100 * values.vanishing(real, 2.0**k) for k in powers]
@@ -260,15 +258,15 @@ def fig_buckets(
 
 @st.styled
 def fig_caps(
-    rows: Sequence[Gradient], alpha_us: float = 400.0, gbytes_per_s: float = 1.0, points: int = 41
+    rows: Sequence[Gradient], alpha_us: float = 400.0, gbytes_per_s: float = 1.0
 ) -> st.LabFigure:
     """Draw when all is sent if buckets close at a size, over that size, beside the best split."""
-    if alpha_us < 0 or gbytes_per_s <= 0 or points < 2:
-        got = f"{alpha_us} us, {gbytes_per_s} GB/s, {points} points"
-        raise InputError("alpha of at least 0, a rate above 0, two points", got, "change them")
+    if alpha_us < 0 or gbytes_per_s <= 0:
+        got = f"{alpha_us} us, {gbytes_per_s} GB/s"
+        raise InputError("alpha of at least 0, a rate above 0", got, "change them")
     cost, table = AlphaBeta(1e-6 * alpha_us, 1e-9 / gbytes_per_s), table_of(rows)
     total = float(table.sums_bytes[-1])
-    caps = np.geomspace(max(total / 4000, 1.0), total, points)
+    caps = np.geomspace(max(total / 4000, 1.0), total, 41)
     ends = [1e3 * end_of(by_cap(table, float(cap)), rows, cost) for cap in caps]
     best = plan(rows, cost)
     fig, ax = st.new_figure(height_in=2.6)

@@ -78,9 +78,9 @@ def _lengths(ax: Any, runs: Sequence[mc.Run], elements: int) -> None:
     ax.set_xlabel("cycles per element, all four to one scale")
 
 
-def mask_of(n: int, density: float, run_length: int, seed: int = 0) -> np.ndarray:
+def mask_of(n: int, density: float, run_length: int) -> np.ndarray:
     """Return n booleans, a share `density` of them true, equal in runs of `run_length`."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     runs = rng.permutation(-(-n // run_length)) < round(density * -(-n // run_length))
     return np.repeat(runs, run_length)[:n]
 
@@ -224,10 +224,10 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
 
 
 @st.styled
-def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> st.LabFigure:
+def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw which 32-byte sectors one warp touches for each pattern of 32 element numbers."""
     fig, ax = st.new_figure(height_in=0.75 + 0.42 * len(patterns))
-    sentences, size = [], 1024
+    sentences, size, item_bytes = [], 1024, 4
     for row, (name, elements) in enumerate(patterns.items()):
         address = np.asarray(elements).reshape(1, -1) * item_bytes
         sectors = int(mc.units_touched(address, np.ones_like(address, bool), 32)[0])
@@ -252,8 +252,9 @@ def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> st.L
 
 
 @st.styled
-def fig_warps(machine: mc.Simt, residents: Sequence[int], warps: int = 8) -> st.LabFigure:
-    """Draw the same `warps` warps of saxpy with more and more of them resident at a time."""
+def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
+    """Draw the same eight warps of saxpy with more and more of them resident at a time."""
+    warps = 8
     kernel = mc.saxpy(warps * machine.warp_lanes)
     plans = {count: schedule(kernel, machine, warps, count) for count in residents}
     ends = {count: last_cycle(spans) for count, spans in plans.items()}

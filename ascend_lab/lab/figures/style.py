@@ -273,10 +273,10 @@ def name_rows(ax: Any, names: Collection[str]) -> None:
     ax.invert_yaxis()
 
 
-def doubling(ax: Any, ticks: Sequence[float], names: Iterable[str] = ()) -> None:
-    """Make the x axis logarithmic to base 2, with a name at each tick: its number if none."""
+def doubling(ax: Any, ticks: Sequence[float]) -> None:
+    """Make the x axis logarithmic to base 2, with its number at each tick."""
     ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, list(names) or [f"{tick:,}" for tick in ticks])
+    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     ax.minorticks_off()
 
 

@@ -79,9 +79,9 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
 
 
 @st.styled
-def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> st.LabFigure:
+def fig_credit(times: Times) -> st.LabFigure:
     """Draw the factor each technique is credited with, and its range over all orders."""
-    found = factors(times, names)
+    names, found = TECHNIQUES, factors(times, TECHNIQUES)
     fig, ax = st.new_figure(height_in=2.6)
     said = []
     for at, name in enumerate(names):
@@ -137,12 +137,12 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = Tru
 
 
 @lru_cache(maxsize=4)
-def one_block(batch: int = 16, size: int = 112, width: int = 64) -> Graph:
+def one_block(batch: int = 16) -> Graph:
     """Return the first convolution of a ResNet, one block of two 3 x 3 ones, and a classifier."""
     net = Net("one_block", "fp32")
-    x = net.conv_norm(net.images(batch, 3, size), width, 7, stride=2, name="stem")
-    y = net.conv_norm(x, width, 3, name="1")
-    y = net.conv_norm(y, width, 3, act="", name="2")
+    x = net.conv_norm(net.images(batch, 3, 112), 64, 7, stride=2, name="stem")
+    y = net.conv_norm(x, 64, 3, name="1")
+    y = net.conv_norm(y, 64, 3, act="", name="2")
     return net.finish(net.head(net.act(net.add(y, x, name="add"), "relu", name="relu"), 10))
 
 
@@ -285,9 +285,10 @@ def two_operators(
 
 @st.styled
 def fig_bands(
-    slices: int = 3, l2_rows: int = 9, halo: int = 0, stored: bool = False, rows: int = 12
+    slices: int = 3, l2_rows: int = 9, halo: int = 0, stored: bool = False
 ) -> st.LabFigure:
     """Draw two operators whole and in slices: time across, addresses of x, y and z down."""
+    rows = 12
     cases = {
         "whole": two_operators(rows, l2_rows, 1, halo, stored),
         f"{slices} slices": two_operators(rows, l2_rows, slices, halo, stored),
@@ -366,13 +367,15 @@ def fig_slice_times(
 
 
 @st.styled
-def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> st.LabFigure:
+def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
     told = []
     for ax, halo in zip(axes, HALOS, strict=True):
-        region = Region(graph.nodes[0].name, graph.nodes[-1].name, axis, tuple(parts), halo=halo)
+        region = Region(
+            graph.nodes[0].name, graph.nodes[-1].name, "height", tuple(parts), halo=halo
+        )
         found = ranges_of(part, region)
         names = [n.name for n in part.nodes if not n.has("lanes")]
         total = 0

@@ -62,15 +62,13 @@ def distinct_units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> in
     return int(np.unique(addresses[active] // unit_bytes).size)
 
 
-def bank_ways(
-    addresses: pr.Array, active: pr.Array, banks: int = 32, bank_bytes: int = 4
-) -> pr.Array:
+def bank_ways(addresses: pr.Array, active: pr.Array) -> pr.Array:
     """Return per group how many cycles a shared-memory access takes: 1 without a conflict.
 
-    A bank serves one word of `bank_bytes` per cycle, to every lane that wants that same word, so
+    A bank serves one word of 4 bytes per cycle, to every lane that wants that same word, so
     the answer is the largest number of distinct words wanted from one bank (0 for an idle group).
     """
-    words, fresh = _units(addresses, active, bank_bytes)
+    banks, (words, fresh) = 32, _units(addresses, active, 4)
     groups = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
     slots = (groups * banks + words % banks)[fresh]
     per_bank = np.bincount(slots.astype(np.intp), minlength=words.shape[0] * banks)

@@ -328,9 +328,9 @@ class Span:
     ready: int
 
 
-def steps_of(kernel: pr.Kernel, machine: Simt, itemsize: int = 4) -> tuple[Step, ...]:
+def steps_of(kernel: pr.Kernel, machine: Simt) -> tuple[Step, ...]:
     """Return the steps of one full warp of a kernel without branches, loads coalesced."""
-    row_bytes = machine.warp_lanes * itemsize
+    row_bytes = 4 * machine.warp_lanes
     writer: dict[str, int] = {}
     steps = [Step("index", 0, 1, ()) for _ in range(machine.thread_instructions)]
     for instr in kernel.body:
