@@ -73,10 +73,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def chip_facts_html(chip: Chip, sections: Sequence[str] = tuple(SECTIONS)) -> str:
-    """Return a chip's facts as HTML tables, one a section; below each value its source and trust.
-
-    Pointing at a value shows the key it has in the chip file.
-    """
+    """Return a chip's facts as HTML tables, one a section; below a value its source and trust."""
     return "\n".join(_section_html(chip, section) for section in sections)
 
 
@@ -153,10 +150,7 @@ def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def overview_html(chips: Iterable[Chip]) -> str:
-    """Return one table with a column per chip; peaks are computed from the facts.
-
-    Below each value stands the weakest trust of the facts it rests on; no peak is above derived.
-    """
+    """Return one table with a column per chip; peaks are computed from the facts."""
     chips = list(chips)
     found = [_overview(chip) for chip in chips]
     names = list(dict.fromkeys(name for column in found for name in column))

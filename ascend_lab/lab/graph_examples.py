@@ -93,10 +93,7 @@ def _backwards(graph: Graph, *, stable: bool) -> tuple[Node, ...]:
 
 
 def moved_bytes(graph: Graph) -> int:
-    """Return the bytes all nodes read and write, each a kernel of its own; reshapes move nothing.
-
-    Constants count once for each node that reads them.
-    """
+    """Return the bytes all nodes read and write, each a kernel of its own, reshapes none."""
     return sum(
         graph.types[name].size_bytes
         for node in graph.nodes
@@ -171,11 +168,7 @@ def kernel_times(compiled: Compiled) -> dict[str, float]:
 
 
 def crossing_bytes(graph: Graph, position: int) -> int:
-    """Return the bytes that go over if the nodes from `position` on run on another device.
-
-    Inputs of the graph that the second part reads count, and outputs that the first part writes
-    do not; constants lie where they are needed.
-    """
+    """Return the bytes that go over if the nodes from `position` on run on another device."""
     before = set(graph.inputs) | {n for node in graph.nodes[:position] for n in node.outputs}
     after = {name for node in graph.nodes[position:] for name in node.inputs}
     return sum(graph.types[name].size_bytes for name in before & after)

@@ -188,10 +188,7 @@ def _work(nest: NestSpace) -> bound.NestWork:
 
 
 def layout_bound(nest: NestSpace, work: bound.NestWork, point: Point) -> float:
-    """Return cycles that a layout does not beat: the work of its core with most elements.
-
-    All stages of a nest follow the axes that are cut: each computes something for every tile.
-    """
+    """Return cycles that a layout does not beat: the work of its core with most elements."""
     root = nest.schedule.state.stage(nest.nest.phase.root)
     cuts, extents = nest.layout(point).cuts, {axis.name: axis.extent for axis in root.axes}
     share = math.prod(own / extents[axis] for axis, own, _ in cuts)
@@ -220,10 +217,7 @@ BUFFERS = ("L0A", "L0B", "L0C", "UB")
 
 
 def compile_with(graph: Graph, chip: Chip, on: Iterable[str]) -> Compiled:
-    """Return the kernels of a graph by a compiler with only these techniques.
-
-    Raises `InputError` for an unknown technique, and as `compile_stages`.
-    """
+    """Return the kernels of a graph by a compiler with only these techniques."""
     return _compiler(graph, chip)(frozenset(on))
 
 
@@ -272,10 +266,7 @@ def small_chip(chip: Chip) -> Chip:
 
 
 def single_buffered(compiled: Compiled) -> Compiled:
-    """Return a network with one slot per buffer wherever a schedule says how many there are.
-
-    Kernels written by hand (pooling, gathering, moving) keep theirs.
-    """
+    """Return a network with one slot per buffer wherever a schedule says how many there are."""
     chip = compiled.chip
     tasks = tuple(
         replace(t, lowered=_with_one_slot(t.piece, t.lowered, chip)) if t.lowered else t

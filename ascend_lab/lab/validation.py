@@ -38,19 +38,25 @@ CONV_SCHEDULE = kernels.GemmSchedule(128, 48, 256, 3, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationRow:
-    """One published row and the model's answer: times in seconds, busy shares 0..1."""
+class Timed:
+    """A published time and the model's answer, both in seconds."""
 
     name: str
     published_s: float
     model_s: float
-    published_busy: dict[str, float]
-    model_busy: dict[str, float]
 
     @property
     def time_error(self) -> float:
         """model / published - 1."""
         return self.model_s / self.published_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRow(Timed):
+    """A row with busy shares, 0..1, by pipe."""
+
+    published_busy: dict[str, float]
+    model_busy: dict[str, float]
 
     @property
     def share_errors(self) -> dict[str, float]:
@@ -127,20 +133,12 @@ STAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ProductRow:
+class ProductRow(Timed):
     """A published time and the model's, both with the launch; (m, n, k), and parts of K."""
 
-    name: str
     device: str
     size: tuple[int, int, int]
     parts: int
-    published_s: float
-    model_s: float
-
-    @property
-    def time_error(self) -> float:
-        """model / published - 1."""
-        return self.model_s / self.published_s - 1.0
 
 
 def product_rows() -> Iterator[ProductRow]:
@@ -158,7 +156,7 @@ def product_rows() -> Iterator[ProductRow]:
             schedule = default_product(shape, chip)
         cycles = warm_cycles(product_kernel(shape, chip, schedule), chip, ())
         times = row["time_us"] * 1e-6, cycles / chip.clock_hz
-        yield ProductRow(row["name"], row["device"], (m, n, k), schedule.split_k, *times)
+        yield ProductRow(row["name"], *times, row["device"], (m, n, k), schedule.split_k)
 
 
 def product_table(rows: Iterable[ProductRow]) -> str:
@@ -264,10 +262,7 @@ NORMS = (".bn",)
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """One published row and the model's answer.
-
-    `norms_s` are the kernels with batch norms in them.
-    """
+    """One published row and the model's answer."""
 
     name: str
     devices: int

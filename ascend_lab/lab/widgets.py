@@ -73,10 +73,7 @@ def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]
 
 # -- `explore(fig_fn, ...)`: sliders over a figure function, drawn as a picture and its alt text ---
 class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
-    """Controls, the picture they produce, and its alt text below.
-
-    `controls` maps parameter names to ipywidgets controls: tests and pages may set their values.
-    """
+    """Controls, the picture they produce, and its alt text below."""
 
     def __init__(
         self, fig_fn: Callable[..., LabFigure], controls: dict[str, Any], fixed: dict[str, Any]

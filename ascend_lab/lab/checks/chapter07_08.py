@@ -170,10 +170,7 @@ SIDES = ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols")
 
 @cache
 def _best_cycles(shape: GemmShape) -> int:
-    """Return the cycles at the end of a walk from the default to ever faster neighbours.
-
-    A neighbour doubles one number of the schedule, halves one, or both.
-    """
+    """Return the cycles at the end of a walk from the default to ever faster neighbours."""
     chip = load_chip("Ascend910A")
 
     def cycles_of(s: GemmSchedule) -> int:

@@ -139,10 +139,7 @@ SLACK = 1.05
 
 
 def gain(inputs: list[int]) -> float:
-    """Return bytes apart / bytes fused of a chain, given each operator's inputs of its own.
-
-    Every operator but the first also reads the result before it; all tensors have one size.
-    """
+    """Return bytes apart / bytes fused of a chain, given each operator's inputs of its own."""
     links = len(inputs) - 1
     return (sum(inputs) + links + len(inputs)) / (sum(inputs) + 1)
 

@@ -133,10 +133,7 @@ def additions(size: int, order: str) -> int:
 
 
 def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
-    """Return the sum of fp16 numbers, every addition rounded to fp16.
-
-    "chain" adds one after another; "tree" adds the second half to the first, again and again.
-    """
+    """Return the sum of fp16 numbers, every addition rounded to fp16."""
     if order == "chain":
         total = np.float16(0)
         for value in x.astype(np.float16):
@@ -261,10 +258,7 @@ def _judge_last(got: Any, case: ex.Case) -> str | None:
 
 
 def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict[str, int]:
-    """Bytes between memory and cores of three ways to add `updates` rows to `distinct` rows.
-
-    Sorting is charged with reading the indices and writing both lists.
-    """
+    """Bytes between memory and cores of three ways to add `updates` rows to `distinct` rows."""
     lists = INDEX_BYTES * (updates + distinct)
     return {
         "owner": 3 * updates * row_bytes + cores * updates * INDEX_BYTES,

@@ -60,10 +60,7 @@ def pairs_in_place(
 def run_shared(
     nodes: Sequence[Step], sizes: Mapping[str, int], pairs: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, Values], str]:
-    """Run nodes over memory shared by pairs; return all tensors at the end, and who read poison.
-
-    "neg" and "add" go element by element; "shift" starts by poisoning what it will write.
-    """
+    """Run nodes over memory shared by pairs; return all tensors at the end, and who read poison."""
     over = {target: source for source, target in pairs}
     given = {name for _, _, reads in nodes for name in reads} - {name for name, _, _ in nodes}
     rng = np.random.default_rng(15)
@@ -132,10 +129,7 @@ def _pairs_judge(got: Any, case: ex.Case) -> str | None:
 
 # -- a trap for greedy by start -------------------------------------------------------------------
 def trap(ratio: float) -> list[Life]:
-    """Return three buffers for which greedy by start needs `ratio` times the least; 1 < ratio < 2.
-
-    Sizes n, 1 and n + 1 end at 2 n + 2 where n + 2 would do.
-    """
+    """Return three buffers for which greedy by start needs `ratio` (1 to 2) times the least."""
     n = math.ceil((2 * ratio - 2) / (2 - ratio)) + 1
     return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
 

@@ -38,11 +38,7 @@ def zero_bytes(parameters: int, ranks: int, stage: int) -> float:
 def sent_bytes(
     data: int, tensor: int, pipeline: int, layers: int, width: int, length: int, batch: int
 ) -> tuple[float, float, float]:
-    """Return the bytes the busiest device sends in a step along data, tensor, pipeline.
-
-    Rings: 2 (d-1)/d of its gradients; 4 all-reduces of an activation a layer; one activation to
-    the stage behind, one gradient to the stage before.
-    """
+    """Return the bytes the busiest device sends in a step along data, tensor, pipeline."""
     weights_bytes = 2.0 * 12 * layers * width**2 / (tensor * pipeline)
     activation_bytes = 2.0 * batch / data * length * width
     return (

@@ -374,10 +374,7 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
 
 
 def compare(prediction: Prediction, model_value: float) -> None:
-    """Print, in one sentence, how far the guess was from the model value (in the guess's unit).
-
-    Without a guess it only says the model value.
-    """
+    """Print, in one sentence, how far the guess was from the model value (in the guess's unit)."""
     model_value = _finite(model_value, "model value")
     print(_verdict(prediction, model_value))
 

@@ -178,10 +178,7 @@ def _fork() -> int:
 
 
 def _end(child: int, wait_s: float) -> int:
-    """Let the check end for some seconds, then kill it and what it has started.
-
-    Returns its status, 0 where nobody knows it.
-    """
+    """Let the check end for some seconds, then kill it and what it has started."""
     ended, status, until_s = 0, 0, time.monotonic() + wait_s
     with suppress(ChildProcessError):
         while not ended and time.monotonic() < until_s:

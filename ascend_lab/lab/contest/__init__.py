@@ -255,10 +255,7 @@ def intervals(prices: Prices, order: Sequence[int]) -> Partition:
 
 
 def grown(prices: Prices, groups: Partition, seed: int) -> int:
-    """Return the least legal union of groups that holds a set of operations, 0 without one.
-
-    Grows the set until it is closed and no path leaves and enters it again.
-    """
+    """Return the least legal union of groups that holds a set of operations, 0 without one."""
     while True:
         wide = prices.relations.hull(seed)
         for group in groups:

@@ -159,10 +159,7 @@ def _slices(
     kept: set[int],
     ready: dict[int, int],
 ) -> tuple[Slice, ...]:
-    """Return the slices that move: not those of resident tensors, nor of results that stay.
-
-    A tensor that two operations read in the same role moves once, for the larger of their grids.
-    """
+    """Return the slices that move: not those of resident tensors, nor of results that stay."""
     found: dict[tuple[int, str], Slice] = {}
     read = {tensor for op in ordered for tensor in problem.operations[op].inputs}
     lefts = {
@@ -297,10 +294,7 @@ def _ends(depth: int, step: int, k: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Rows and columns of tiles, how often each counts, and with an order those of the tile before.
-
-    `down` and `across` remember the extents of lengths cut into tiles of h and of w.
-    """
+    """Rows and columns of tiles, how often each counts; with an order those of the tile before."""
 
     rows: Ints
     columns: Ints

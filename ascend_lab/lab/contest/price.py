@@ -256,10 +256,7 @@ def last_reads(prices: Prices, groups: Sequence[int]) -> dict[int, int]:
 
 
 def options(prices: Prices, groups: Sequence[int], place: int, last: dict[int, int]) -> list[Kept]:
-    """Return what the group at a place may leave resident for the next: sets of whole tensors.
-
-    A tensor may stay when only the next group needs it from outside and it fits with space left.
-    """
+    """Return what the group at a place may leave resident for the next: sets of whole tensors."""
     if place + 1 >= len(groups):
         return [NOTHING]
     problem, relations = prices.problem, prices.relations

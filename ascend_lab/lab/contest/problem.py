@@ -335,10 +335,7 @@ class Relations:
             group = grown
 
     def ends(self, group: int) -> tuple[int, int]:
-        """Return the operations outside that a group reads from, and those whose results it leaves.
-
-        It leaves a result that no operation inside reads.
-        """
+        """Return the operations outside that a group reads from, and those of results it leaves."""
         if group not in self._ends:
             needs = leaves = 0
             for op in bits(group):
@@ -349,10 +346,7 @@ class Relations:
         return self._ends[group]
 
     def order(self, groups: Iterable[int]) -> list[int] | None:
-        """Return the groups so that each finds its operands made, or None when that cannot be.
-
-        A group whose operand was made just before goes first, so that it may stay resident.
-        """
+        """Return the groups so that each finds its operands made, or None when that cannot be."""
         rank = self.problem.rank
         waiting = sorted(set(groups), key=lambda group: max(rank[op] for op in bits(group)))
         found: list[int] = []

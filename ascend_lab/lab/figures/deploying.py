@@ -216,8 +216,7 @@ def fig_knee(
         told.append(f"{name} p99 {p99[0]:.1f} ms at {rates[0]:.0f} a second, {p99[-1]:.0f} ms at "
                     f"{rates[-1]:.0f}, capacity {capacity:.0f}")  # fmt: skip
     ax.set(xlabel="requests a second", ylabel="time to the answer (ms)", yscale="log")
-    ax.set_yticks(TICKS_MS, labels=[f"{ms:g}" for ms in TICKS_MS])
-    ax.minorticks_off()
+    st.numbered(ax.yaxis, TICKS_MS)
     ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest)
     ax.legend()
     return st.finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")

@@ -81,8 +81,7 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     ax.invert_yaxis()
     ax.set_xticks([i + 0.17 for i in range(len(levels))], ["", *(names[i - 1] for i in levels[1:])])
     ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
+    st.bare(ax)
     said = "; ".join(
         f"{point[0]} {node.visits} visits, best {node.best:,.0f}"
         for point, node in tree.items()
@@ -208,8 +207,7 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     ax.set(ylabel="m (fractals)", title="cycles of a tile m x n")
     ax.set_xticks([i + 0.47 for i in range(len(cols))], [str(n) for n in cols])
     ax.set_yticks([i + 0.45 for i in range(len(rows))], [str(m) for m in rows])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
+    st.bare(ax)
     said = ", ".join(
         f"{m}x{n} {'does not fit' if c is None else f'{c:,}'}" for (m, n), c in cycles.items()
     )
@@ -244,8 +242,7 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
     ax.set(xlim=(-1.2, len(one)), ylim=(len(lines), -0.1), yticks=[])
     ax.set_xticks([i + 0.47 for i in range(len(one))], space.names)
     ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
+    st.bare(ax)
     repaired = [
         f"{name} from {a} to {b}"
         for name, a, b in zip(space.names, mixed, child, strict=True)
@@ -334,9 +331,7 @@ def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: 
     ax.set_yscale("log")
     top = max(2.0, float(np.quantile(costs, 0.6)) / least)
     ax.set(ylim=(0.97, top * 1.3), xlim=(-0.6, max(len(log), 4) * 1.2), xlabel="generation")
-    ticks = [t for t in (1, 1.2, 1.5, 2, 3, 5, 8, 16) if t < top * 1.3]
-    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    ax.minorticks_off()
+    st.numbered(ax.yaxis, [t for t in (1, 1.2, 1.5, 2, 3, 5, 8, 16) if t < top * 1.3])
     ax.set_ylabel("cycles / best")
 
 
@@ -386,9 +381,7 @@ def fig_anytime(
     ax.set_yscale("log")
     top = float(max(np.quantile(rows[:, 9 % rows.shape[1]], 0.75) for rows in curves.values()))
     ax.set(xlabel="trials", ylabel="best so far / best of all", ylim=(0.98, max(top, 1.1)))
-    ticks = [t for t in (1, 1.05, 1.1, 1.2, 1.5, 2, 3) if t < max(top, 1.1)]
-    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    ax.minorticks_off()
+    st.numbered(ax.yaxis, [t for t in (1, 1.05, 1.1, 1.2, 1.5, 2, 3) if t < max(top, 1.1)])
     ax.legend(loc="upper right")
     count = len(next(iter(curves.values())))
     return st.finish(fig, alt=f"Medians over {count} seeds, best so far: {'; '.join(said)}.")

@@ -162,8 +162,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
     ax.set(xlim=(-0.6, len(pipes) - 0.4), ylim=(bottom, -0.8), yticks=[])
     ax.set_xticks(range(len(pipes)), pipes)
     ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
+    st.bare(ax)
     alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {'; '.join(told)}."
     return st.finish(fig, alt=alt)
 

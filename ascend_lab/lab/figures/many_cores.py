@@ -107,10 +107,7 @@ def cuttable(columns: int, most: int) -> list[int]:
 def fig_fold_crossover(
     rows: Sequence[int], cycles: Mapping[str, Sequence[float]], floor_cycles: float
 ) -> st.LabFigure:
-    """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows.
-
-    `cycles` gives one number per entry of `rows` for each way; `floor_cycles` is what memory needs.
-    """
+    """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows."""
     for name, values in cycles.items():
         if name not in WAYS or len(values) != len(rows):
             needed = f"{len(rows)} numbers for each of {', '.join(WAYS)}"
@@ -127,8 +124,7 @@ def fig_fold_crossover(
     ax.set_yscale("log", base=2)
     top = max(map(max, cycles.values()))
     ticks = [1000 * 2**k for k in range(20) if floor_cycles * 0.7 < 1000 * 2**k < 1.5 * top]
-    ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
-    ax.minorticks_off()
+    st.numbered(ax.yaxis, ticks)
     ax.set(xlabel="rows (results); the number of elements stays the same", ylabel="cycles")
     ax.legend(loc="upper center", ncols=2)
     parts = [
@@ -248,10 +244,7 @@ def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
 
 
 def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> NDArray[np.int64]:
-    """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one.
-
-    Raises `InputError` unless the others find a row of their own.
-    """
+    """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one."""
     fresh = updates - round(duplicates * updates)
     if not 1 <= fresh <= rows:
         raise InputError(
@@ -281,12 +274,7 @@ def fig_blocks_and_conflicts(
     updates: int = 16,
     itemsize: int = 2,
 ) -> st.LabFigure:
-    """Draw wire bytes over block shapes beside the cores and rows of a scatter.
-
-    Left: every cell is a shape of block in which a matrix is transposed; the chosen one is framed.
-    Right: an edge per update from the core that makes it to the row it changes; rows that more than
-    one core changes are conflicts.
-    """
+    """Draw wire bytes over block shapes beside the cores and rows of a scatter."""
     rows = 16
     index = draw_indices(updates, rows, duplicates)
     fig, (left, right) = st.new_figure(ncols=2, height_in=3.3, width_ratios=(1.15, 1))

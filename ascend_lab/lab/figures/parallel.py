@@ -37,10 +37,7 @@ def fig_plan_cube(
     width: int = 2560,
     length: int = 512,
 ) -> st.LabFigure:
-    """Draw the devices of a plan, what one sends along each axis, and its pipeline in time.
-
-    Backward takes twice as long as forward, transfers nothing; more micro-batches are smaller ones.
-    """
+    """Draw the devices of a plan, what one sends along each axis, and its pipeline in time."""
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
     if not all(1 <= n <= MOST for n in degrees.values()):
         raise InputError(f"from 1 to {MOST} devices along an axis", str(degrees), "draw fewer")

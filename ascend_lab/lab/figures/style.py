@@ -169,11 +169,7 @@ class LabFigure(Figure):
         return f"Figure: {self.alt_text or 'without alt text (call figures.style.finish)'}"
 
     def to_svg(self) -> str:
-        """Return the figure as SVG: the same text each time on the same matplotlib.
-
-        Letters are outlines, so that every browser shows the same. Marks by the thousand become a
-        picture inside it.
-        """
+        """Return the figure as SVG: the same text each time on the same matplotlib."""
         for marks in self.findobj(mpl_collections.Collection):
             count = max(np.shape(marks.get_offsets())[0], len(marks.get_paths()))
             marks.set_rasterized(count > MANY)
@@ -273,11 +269,22 @@ def name_rows(ax: Any, names: Collection[str]) -> None:
     ax.invert_yaxis()
 
 
+def bare(ax: Any) -> None:
+    """Take ticks and border off the axes; their labels stay."""
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def numbered(axis: Any, ticks: Sequence[float], unit: str = "") -> None:
+    """Put ticks with their numbers on a logarithmic axis, and no others."""
+    axis.set_ticks(ticks, labels=[f"{tick:,}{unit}" for tick in ticks])
+    axis.axes.minorticks_off()
+
+
 def doubling(ax: Any, ticks: Sequence[float]) -> None:
     """Make the x axis logarithmic to base 2, with its number at each tick."""
     ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    ax.minorticks_off()
+    numbered(ax.xaxis, ticks)
 
 
 def key(where: Any, looks: Mapping[str, Mapping[str, Any]], *more: Any, **place: Any) -> None:

@@ -73,9 +73,7 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     labels = [*(label for label, _ in steps), "what is left"]
     ax.set_xticks(range(end + 1), labels, rotation=25, ha="right")
     ax.tick_params(axis="x", length=0)
-    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if low <= t <= high]
-    ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
-    ax.minorticks_off()
+    st.numbered(ax.yaxis, [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if low <= t <= high])
 
 
 @st.styled
@@ -94,9 +92,7 @@ def fig_credit(times: Times) -> st.LabFigure:
     ax.set_xscale("log")
     ax.set_yticks(range(len(names)), names)
     low, high = ax.get_xlim()
-    ticks = [t for t in (0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8) if low <= t <= high]
-    ax.set_xticks(ticks, [f"{t:g}x" for t in ticks], minor=False)
-    ax.minorticks_off()
+    st.numbered(ax.xaxis, [t for t in (0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8) if low <= t <= high], "x")
     ax.set_xlim(low, high * 1.12)
     ax.invert_yaxis()
     ax.set_xlabel("times faster: least and most over all orders (grey), credit (dot)")
@@ -105,10 +101,7 @@ def fig_credit(times: Times) -> st.LabFigure:
 
 @st.styled
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
-    """Draw the ledger of each network as one bar: its terms as shares of its, or the longest, time.
-
-    A ledger is what `graph.ledger` returns: seconds by term.
-    """
+    """Draw each network's `graph.ledger` as one bar, terms as shares of its or the longest time."""
     if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
         raise InputError("ledgers of networks that take time", str(dict(ledgers)), "give some")
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)

@@ -181,10 +181,7 @@ def pointwise_launch(
     schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
 ) -> isa.Launch:
-    """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free.
-
-    Its output c is dense, (Cout1, H, W, 16); so are the tiles an `epilogue` reads.
-    """
+    """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free."""
     if not is_plain_product(shape):
         raise errors.InputError(
             "one image, a 1x1 kernel, stride 1, no pads, no groups and H*W a multiple of 16",

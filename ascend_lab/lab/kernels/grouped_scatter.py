@@ -23,10 +23,7 @@ MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` rows that get `updates` updates each.
-
-    They begin at `index_start` in the list of rows, `order_start` in the list of updates.
-    """
+    """`count` rows that get `updates` updates each."""
 
     updates: int
     count: int
@@ -99,10 +96,7 @@ def _by_range(
 
 
 def _by_count(flat: NDArray[np.int32], rows: int, cores: int) -> Groups:
-    """Sort rows by how many updates they get; deal the rows of every count over the cores.
-
-    A row with more than `MOST` updates counts as several: their sums meet in memory.
-    """
+    """Sort rows by how many updates they get; deal the rows of every count over the cores."""
     by_row = np.argsort(flat, kind="stable")
     starts = np.searchsorted(flat[by_row], flat[by_row])
     piece = np.empty(flat.size, np.int64)

@@ -187,10 +187,7 @@ def turn_scatter_launch(chip: Chip, sizes: Points) -> isa.Launch:
 
 
 def tile_units(chip: Chip, sizes: Points, own: int) -> int:
-    """Return how many times 16 points a tile of a core with `own` such units has.
-
-    UB holds two slots of x's tile and of the turned one, the maximum, and the indices.
-    """
+    """Return how many times 16 points a tile of a core with `own` such units has."""
     channels = min(CHANNELS, sizes.channels)
     per_unit = 2 * BLOCK * channels * (2 * sizes.group + 3)
     most = (chip.buffers["UB"] - 4 * sizes.channels) // per_unit
@@ -284,10 +281,7 @@ def case_graph(sizes: Points) -> Graph:
 
 
 def apart_kernels(sizes: Points, chip: Chip) -> tuple[isa.Kernel, ...]:
-    """Return the library's kernels, each with its own split; tensors x, h, u, index, y (in place).
-
-    Raises what compiling the operators raises.
-    """
+    """Return the library's kernels, each with its own split; tensors x, h, u, index, y."""
     kernels, written = [], {"h": "y", "u": "y"}
     graph = case_graph(sizes)
     for node in graph.nodes:
@@ -312,10 +306,7 @@ def fused_kernel(sizes: Points, chip: Chip) -> isa.Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What kernels in a row cost: cycles on the device, launches; bytes moved to and from cores.
-
-    `memory_bytes` cross the memory interface, what is dirty in L2 at the end included.
-    """
+    """What kernels in a row cost: cycles on the device, launches; bytes moved to and from cores."""
 
     cycles: int
     launch_cycles: int
@@ -350,11 +341,7 @@ def cost(kernels: Sequence[isa.Kernel], chip: Chip) -> Cost:
 def owners(
     kernel: isa.Kernel, tensors: Mapping[str, Values], name: str, like: Values, chip: Chip
 ) -> NDArray[np.int64]:
-    """Return which core writes each element of tensor `name`, an array shaped as `like`; -1: none.
-
-    Every core's program runs alone on a tensor full of NaN. `tensors` are the others the kernel
-    reads. Cores are counted in the order of the launch.
-    """
+    """Return which core writes each element of tensor `name`, shaped as `like`; -1: none."""
     found, core = np.full(like.shape, -1), 0
     for launch in kernel.phases:
         for part in launch.parts:

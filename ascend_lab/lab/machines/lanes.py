@@ -293,11 +293,7 @@ def _issue(
     slots: pr.Array | int = 1,
     **counts: Any,
 ) -> None:
-    """Advance the clock of every issuing group and record the instruction.
-
-    A group issues in order: an instruction waits until the one before has left and its source
-    registers are ready.
-    """
+    """Advance the clock of every issuing group and record the instruction."""
     start = state.clock
     for name in sources:
         start = np.maximum(start, state.ready.get(name, np.int64(0)))

@@ -150,10 +150,7 @@ def array_cycles(machine: Systolic, program: pr.Matmul) -> int:
 
 
 def systolic_kernel(machine: Systolic, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
-    """Execute an elementwise kernel or a reduction as the matmul it is equal to.
-
-    The long axis is streamed, so the transposed product is computed.
-    """
+    """Execute an elementwise kernel or a reduction as the matmul it is equal to."""
     matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
     a, b = matmul.a, matmul.b
     if not matmul.is_total:
@@ -200,10 +197,7 @@ def systolic_matmul(
 def systolic_product(
     a: pr.Array, b: pr.Array, rows: int, columns: int, accumulate: np.dtype
 ) -> pr.Array:
-    """Return A B by stepping an array of rows x columns elements; all weight tiles in one batch.
-
-    Sums over k grow down a column, then over the weight tiles in order, in `accumulate`.
-    """
+    """Return A B by stepping an array of rows x columns elements; all weight tiles in one batch."""
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
     k1, n1 = -(-k // rows), -(-n // columns)
     chunk = min(m, CHUNK_ROWS)

@@ -317,10 +317,7 @@ class Run:
 
     @property
     def bar(self) -> Breakdown:
-        """The cycles that passed: computing, else only moving, else neither; they add up.
-
-        Moving counts here only where no compute hides it, and waiting where nothing does.
-        """
+        """The cycles that passed: computing, else only moving, else neither; they add up."""
         move = min(self.parts.move, self.cycles - self.parts.compute)
         return Breakdown(self.parts.compute, move, self.cycles - self.parts.compute - move)
 

@@ -139,10 +139,7 @@ MAX_REPEATS = 255
 
 @dataclass(frozen=True, slots=True)
 class VectorOp:
-    """`dst = op(a, b)` on `repeats` groups of `mask` elements, `stride_blocks` blocks apart.
-
-    `dst`, `a` and `b` are element offsets into the same buffer.
-    """
+    """`dst = op(a, b)` on `repeats` groups of `mask` elements, `stride_blocks` blocks apart."""
 
     op: str
     dst: int
@@ -332,10 +329,7 @@ def simd_matmul(machine: Simd, program: pr.Matmul, inputs: Mapping[str, pr.Array
 
 
 def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
-    """Return the sum as a vector unit makes it: down each lane first, then across by halving.
-
-    `values` and `active` have shape (repeats, lanes); rounding is in the format of the values.
-    """
+    """Return the sum as a vector unit makes it: down each lane first, then across by halving."""
     masked = np.where(active, values, values.dtype.type(0))
     lanes = np.cumsum(masked, axis=0, dtype=values.dtype)[-1]
     while lanes.size > 1:

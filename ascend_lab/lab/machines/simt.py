@@ -173,11 +173,7 @@ def tree_steps(machine: Simt) -> list[tuple[int, int]]:
 
 
 def _tree_cost(machine: Simt) -> dict[str, int]:
-    """Return what one block's tree costs: per block in all, and for warp 0, which never rests.
-
-    A step is two shared loads, an add and a shared store per active warp, then a barrier that
-    every warp of the block meets.
-    """
+    """Return what one block's tree costs: per block in all, and for warp 0, which never rests."""
     warps = machine.threads_per_block // machine.warp_lanes
     steps = tree_steps(machine)
     return {
