@@ -101,7 +101,7 @@ def _place(key: str) -> tuple[str, str, str]:
     """Return section, row and column of a fact."""
     section, *middle, leaf = key.split(".")
     if section in ("l2", "memory"):
-        return "memory", {"l2": "L2", "memory": "memory"}[section], _words(leaf)
+        return "memory", section.replace("l2", "L2"), _words(leaf)
     if section == "alignment":
         return "buffer", middle[0], "alignment"
     if section == "cube" and leaf.endswith("_energy_pj"):

@@ -256,23 +256,31 @@ def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
     if findings:
         worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
         return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
-    if wrong := _wrong_values(got, chip, size):
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
+    if wrong := wrong_run(got, chip, {"x": x}, "y = relu(x)", np.maximum(x, 0), (None, 1, 2)):
         return wrong
     cycles, ours = sim.simulate(got, chip).cycles, _our_cycles(pairs)
     slow = f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
     return slow if cycles > SLACK * ours else None
 
 
-def _wrong_values(program: isa.Program, chip: Chip, size: int) -> str | None:
-    x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
-    for order in (None, 1, 2):
+def wrong_run(
+    program: isa.Program | isa.Launch,
+    chip: Chip,
+    feed: dict[str, NDArray[Any]],
+    what: str,
+    right: NDArray[Any],
+    orders: tuple[int | None, ...] = (1,),
+    name: str = "y",
+) -> str | None:
+    """Return what is wrong with what a program computes, its pipes in some orders, or None."""
+    for order in orders:
         try:
-            y = sim.execute(program, {"x": x}, chip, seed=order)["y"]
+            found = sim.execute(program, feed, chip, seed=order)[name]
         except errors.AscendLabError as error:
             return f"expected a program that runs, but: {error}"
-        wrong = int((y != np.maximum(x, 0)).sum())
-        if wrong:
-            return f"expected y = relu(x), {wrong} of {size} elements differ"
+        if wrong := int((found != right).sum()):
+            return f"expected {what}, {wrong} of {right.size} elements differ"
     return None
 
 

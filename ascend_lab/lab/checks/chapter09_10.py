@@ -18,6 +18,7 @@ from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.lab.checks.chapter03_04 import wrong_run
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
@@ -271,13 +272,9 @@ def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     x, b = (rng.standard_normal(n).astype(np.float16) for n in (count + shift, count))
     expected = x.copy()
     expected[shift:] = np.maximum(x[:count] + b, 0)
-    try:
-        result = sim.execute(got, {"x": x, "b": b}, chip, seed=1)["x"]
-    except errors.AscendLabError as error:
-        return f"expected a program that runs, but: {error}"
-    wrong = int((result != expected).sum())
-    if wrong:
-        return f"expected relu(x + b) from place {shift} on, {wrong} elements differ"
+    what = f"relu(x + b) from place {shift} on"
+    if wrong := wrong_run(got, chip, {"x": x, "b": b}, what, expected, name="x"):
+        return wrong
     moved = sum(sim.simulate(got, chip).path_bytes.values())
     if moved != 6 * count:
         return f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"

@@ -16,8 +16,9 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import Launch, sanitize
 from ascend_lab.kernels import transpose_launch
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.lab.checks.chapter03_04 import wrong_run
 from ascend_lab.lab.kernels.cross_core_folds import kept, two_pass
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.sim import simulate, simulate_kernel
 
 FP16_UNIT = 2.0**-11
 """Half the distance from 1 to the next fp16 number: the largest relative error of one rounding."""
@@ -239,13 +240,8 @@ def _judge_turn(got: Any, case: ex.Case) -> str | None:
     if findings:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
     x = np.random.default_rng(size).standard_normal((rows, columns)).astype(np.float16)
-    try:
-        y = execute(got, {"x": x}, chip, seed=1)["y"]
-    except AscendLabError as error:
-        return f"expected a program that runs, but: {error}"
-    wrong = int((y != x.T.ravel()).sum())
-    if wrong:
-        return f"expected x transposed, {wrong} of {size} elements differ"
+    if wrong := wrong_run(got, chip, {"x": x}, "x transposed", x.T.ravel()):
+        return wrong
     ours = simulate(transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks"), chip)
     if (cycles := simulate(got, chip).cycles) > SLACK * ours.cycles:
         return f"expected at most {SLACK} x {ours.cycles} cycles, it takes {cycles}"
