@@ -223,10 +223,9 @@ def test_exact_passes_keep_every_bit_of_random_graphs(graph: Graph) -> None:
 @settings(max_examples=30)
 @given(graphs())
 def test_orders_are_orders(graph: Graph) -> None:
-    for mode, number in MODES.items():
+    for mode in MODES:
         after = verify(topological_order(graph, mode))
         assert sorted(n.name for n in after.nodes) == sorted(n.name for n in graph.nodes)
-        assert topological_order(graph, number).nodes == after.nodes
         assert_same(graph, after, exact=True)
         assert peak_live_bytes(after) >= max(
             sum(

@@ -28,7 +28,7 @@ from ascend_lab.graph.zoo import build
 MODES = {"bfs": 0, "dfs": 1, "rdfs": 2, "stable_rdfs": 3}
 
 
-def topological_order(graph: Graph, mode: str | int = "dfs") -> Graph:
+def topological_order(graph: Graph, mode: str = "dfs") -> Graph:
     """Return the graph with its nodes in another order in which each reads what is there.
 
     bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready
@@ -36,15 +36,13 @@ def topological_order(graph: Graph, mode: str | int = "dfs") -> Graph:
     but of several inputs the one first that stands first in the graph given.
     Raises `InputError` for other modes.
     """
-    names = {number: name for name, number in MODES.items()}
-    kind = mode if isinstance(mode, str) else names.get(mode, "")
-    if kind not in MODES:
+    if mode not in MODES:
         known = ", ".join(f"{name} ({number})" for name, number in MODES.items())
         raise InputError(f"a sorting mode: {known}", repr(mode), "choose one")
-    if kind in ("bfs", "dfs"):
-        nodes = _forwards(graph, depth_first=kind == "dfs")
+    if mode in ("bfs", "dfs"):
+        nodes = _forwards(graph, depth_first=mode == "dfs")
     else:
-        nodes = _backwards(graph, stable=kind == "stable_rdfs")
+        nodes = _backwards(graph, stable=mode == "stable_rdfs")
     return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 
 

@@ -32,10 +32,6 @@ def fig_plan_cube(
     pipeline: int = 2,
     micro_batches: int = 4,
     schedule: str = "1f1b",
-    batch: int = 256,
-    layers: int = 48,
-    width: int = 2560,
-    length: int = 512,
 ) -> st.LabFigure:
     """Draw the devices of a plan, what one sends along each axis, and its pipeline in time."""
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
@@ -44,7 +40,8 @@ def fig_plan_cube(
     if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
         what = f"from 1 to {MOST_MICRO_BATCHES} micro-batches"
         raise InputError(what, str(micro_batches), "draw fewer")
-    sent = sent_bytes(data, tensor, pipeline, layers, width, length, batch)
+    batch = 256
+    sent = sent_bytes(data, tensor, pipeline, layers=48, width=2560, length=512, batch=batch)
     traffic = dict(zip(("data", "tensor", "pipeline"), sent, strict=True))
     lists = orders(schedule, pipeline, micro_batches)
     timed = run_pipeline(lists, [1.0] * pipeline, [2.0] * pipeline)

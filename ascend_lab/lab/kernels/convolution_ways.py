@@ -189,13 +189,8 @@ def pointwise_launch(
             f"pad {shape.pad}, {shape.groups} groups, H*W = {shape.h * shape.w}",
             "use conv_launch",
         )
-    return gemm.gemm_launch(pointwise_gemm(shape), chip, schedule, epilogue)
-
-
-def pointwise_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:
-    """Return the product: pixels x (whole blocks of) input channels x output channels."""
-    depth = shape.blocks[0] * isa.c0_of(shape.dtype)
-    return gemm_schedule.GemmShape(shape.h * shape.w, depth, shape.k, shape.dtype, shape.out_dtype)
+    # explicit_gemm of a 1x1 kernel: pixels x (whole blocks of) input channels x output channels
+    return gemm.gemm_launch(explicit_gemm(shape), chip, schedule, epilogue)
 
 
 def pack_pointwise(
