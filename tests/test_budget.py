@@ -32,7 +32,7 @@ LINES = {
     "graph": 17600,
     "isa": 3260,
     "kernels": 10470,
-    "lab": 20285,
+    "lab": 19515,
     "layout": 835,
     "limits": 240,
     "media": 1080,

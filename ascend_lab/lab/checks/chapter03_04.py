@@ -378,8 +378,7 @@ SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])
 @ex.judged(
     _judge_power,
     edges=ex.rows(
-        "product a n",
-        *((_counting(max_plus_product), SMALL_4, n) for n in (1, 2, 3, 64, 127)),
+        "product a n", *((_counting(max_plus_product), SMALL_4, n) for n in (1, 2, 3, 64, 127))
     ),
 )
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:

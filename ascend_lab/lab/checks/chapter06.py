@@ -134,8 +134,7 @@ PAIRS_2 = ((22, 8), (24, 8), (25, 8), (5, 5), (7, 1))
 @ex.against(
     _parts,
     edges=ex.rows(
-        "n factor tail",
-        *((*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard")),
+        "n factor tail", *((*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard"))
     ),
 )
 def check_ex_06_2(rng: ex.Rng) -> ex.Case:

@@ -293,9 +293,7 @@ SIZES_BYTES = tuple(2**k for k in range(10, 31, 2))
 
 @st.styled
 def fig_best_collective(
-    kind: str = "910a-roce",
-    counts: Sequence[int] = (2, 4, 8, 16, 32, 64),
-    op: str = "all_reduce",
+    kind: str = "910a-roce", counts: Sequence[int] = (2, 4, 8, 16, 32, 64), op: str = "all_reduce"
 ) -> st.LabFigure:
     """Draw which algorithm is quickest for every size and number of devices of a cluster.
 

@@ -343,11 +343,7 @@ def chosen(
 
 @st.styled
 def fig_choices(
-    inline: bool = False,
-    tile: int = 1024,
-    tail: str = "cut",
-    slots: int = 1,
-    cores: int = 1,
+    inline: bool = False, tile: int = 1024, tail: str = "cut", slots: int = 1, cores: int = 1
 ) -> st.LabFigure:
     """Draw the nest of relu(a + b) under five choices, and its cycles beside the default's."""
     n, chip = 1_000_000, "Ascend910B2"

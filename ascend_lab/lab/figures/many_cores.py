@@ -137,11 +137,7 @@ def fig_fold_crossover(
 
 @st.styled
 def fig_shares(
-    rows: int = 1000,
-    columns: int = 1024,
-    axis: str = "rows",
-    cores: int = 32,
-    aligned: bool = True,
+    rows: int = 1000, columns: int = 1024, axis: str = "rows", cores: int = 32, aligned: bool = True
 ) -> st.LabFigure:
     """Draw which core adds up which part of a matrix of fp16 numbers, and what that takes.
 
