@@ -73,8 +73,7 @@ def fig_clipping(values: NDArray[np.float32], bits: int = 4) -> st.LabFigure:
 @st.styled
 def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
     """Draw accuracies against bits, a curve a way of choosing, and that of the float network."""
-    if not rows:
-        raise InputError("a curve", "none", "give some")
+    st.some(rows, "curve")
     fig, ax = st.new_figure(height_in=3.0)
     said = []
     for (name, found), mark in zip(rows.items(), MARKS, strict=False):

@@ -162,8 +162,7 @@ def fig_grown_tree(
 @st.styled
 def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw the Gantt charts of several schedules of one operator below each other, to one scale."""
-    if not timelines:
-        raise InputError("at least one timeline", "none", "simulate a schedule")
+    st.some(timelines, "timeline")
     rows = len(gantt.pipes_of(timelines.values()))
     last = max(line.cycles for line in timelines.values())
     fig, axes = st.new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
@@ -185,8 +184,7 @@ SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     """Draw cycles by tile: rows m down, columns n across, in fractals; None: does not fit."""
     good = {tile: cost for tile, cost in cycles.items() if cost is not None}
-    if not good:
-        raise InputError("a tile that fits", "none", "use smaller ones")
+    st.some(good, "tile that fits")
     rows, cols = (sorted({tile[i] for tile in cycles}) for i in (0, 1))
     best, least, most = min(good, key=lambda t: good[t]), min(good.values()), max(good.values())
     fig, ax = st.new_figure(height_in=2.5)
@@ -263,8 +261,7 @@ def fig_population(
     Below: every point of every generation, relative to the least of `costs`, and how
     many tilings of the space are cheaper.
     """
-    if not log:
-        raise InputError("at least one generation", "none", "give the log of a search that ran")
+    st.some(log, "generation")
     fig, _ = st.new_figure(height_in=4.4)
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
@@ -361,8 +358,7 @@ def fig_anytime(
 
     `lines` are levels to mark.
     """
-    if not curves:
-        raise InputError("at least one search", "none", "give its curves")
+    st.some(curves, "search")
     fig, ax = st.new_figure(height_in=2.9)
     said = []
     colours = (st.BLUE, st.VERMILLION, st.PURPLE, st.GREEN, st.ORANGE)

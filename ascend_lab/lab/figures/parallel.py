@@ -121,8 +121,7 @@ def fig_plan_memory(
     memories: Mapping[str, DeviceMemory], capacity_bytes: float | None = None
 ) -> st.LabFigure:
     """Draw what a device holds under each plan, by purpose, and its memory as a line."""
-    if not memories:
-        raise InputError("at least one plan to draw", "none", "name one")
+    st.some(memories, "plan")
     kinds = {
         "weights_bytes": ("weights", st.BLUE),
         "gradients_bytes": ("gradients", st.SKY),
@@ -190,8 +189,7 @@ def fig_loss_scale(gradients: Mapping[str, NDArray[Any]]) -> st.LabFigure:
 @st.styled
 def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
     """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after."""
-    if not plans:
-        raise InputError("at least one plan to draw", "none", "time one")
+    st.some(plans, "plan")
     fig, ax = st.new_figure(height_in=1.0 + 0.27 * len(plans))
     waits = [t.pipeline_s - t.compute_s - t.exchange_s for t in plans]
     parts = {
@@ -226,8 +224,7 @@ def fig_buckets(
     rows: Sequence[Gradient], cost: Cost, splits: Mapping[str, Sequence[Sequence[int]]]
 ) -> st.LabFigure:
     """Draw backward, and below it when each split sends its buckets; a dot where one is ready."""
-    if not splits:
-        raise InputError("at least one split to draw", "none", "name one")
+    st.some(splits, "split")
     table = table_of(rows)
     backward = float(table.ready_s[-1])
     fig, ax = st.new_figure(height_in=0.9 + 0.42 * len(splits))

@@ -32,7 +32,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, InputError
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -237,6 +237,12 @@ def new_figure(
             height_ratios=height_ratios,
         )
     return fig, axes
+
+
+def some(things: Any, what: str) -> None:
+    """Raise `InputError` unless there is a thing to draw."""
+    if not things:
+        raise InputError(f"at least one {what} to draw", "none", "give one")
 
 
 def panels(axes: Any) -> list[Any]:
