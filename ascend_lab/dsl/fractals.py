@@ -8,7 +8,7 @@ conversion phase stands between.
 import math
 from dataclasses import dataclass, replace
 
-from ascend_lab.dsl.stages import Fixed, Input, Stage, State, identity, redirect
+from ascend_lab.dsl.stages import IN_MEMORY, Fixed, Input, Stage, State, identity, redirect
 from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.isa import FRACTAL, c0_of
 from ascend_lab.layout import AddressMap, address_map
@@ -47,7 +47,8 @@ def role_of(state: State, stage: Stage) -> str:
     if not stage.is_copy and plain_read(stage.expr) is None:
         return ""
     source = state.find(stage.sources[0])
-    return role_of(state, source) if isinstance(source, Stage) and source.scope != "GM" else ""
+    inside = isinstance(source, Stage) and source.scope not in IN_MEMORY
+    return role_of(state, source) if inside else ""
 
 
 def plain_read(expr: Expr) -> Read | None:
@@ -188,9 +189,10 @@ def matrices(state: State) -> dict[str, Matrix]:
                 origin = state.stage(origin).sources[0]
             found[origin] = matrix_of(cube, role)
         out: Stage | Fixed = cube
-        while out.scope != "GM":
+        while out.scope not in IN_MEMORY:
             out = state.readers(out.name)[0]
-        found[out.name] = matrix_of(cube, "C")
+        if out.scope == "GM":
+            found[out.name] = matrix_of(cube, "C")
     for stage in state.stages:
         if isinstance(stage, Fixed) and stage.kind == "to_fractal":
             found[stage.name] = dict(stage.attrs)["matrix"]

@@ -9,7 +9,7 @@ from itertools import product
 from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube, emit_vector
-from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
+from ascend_lab.dsl.boxes import Box, Range, first_boxes, in_pieces, needed, whole
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
 from ascend_lab.dsl.fractals import stored
@@ -68,25 +68,43 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
         needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
         raise errors.ScheduleError(needed, "a loop", "bind it")
-    used = math.prod(sum(count for _, count, _ in share) for share in shares)
+    sides = [sum(count for _, count, _ in share) for share in shares]
+    used, ring = math.prod(sides), _ring(state, root, chip, math.prod(sides))
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
     if used > there:
         needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
         raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
-    parts = []
-    for chosen in product(*shares):
-        nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
-        for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
-            start = nest.builder.param(leaf.name, first + count) * leaf.width
+    parts, team = [], 1 + chip.vector_cores_per_core if ring else 0
+    for chosen, member in product(product(*shares), range(max(team, 1))):
+        nest, box, core = Nest(state, root, chip, dict(tensors)), whole(stage), isa.Affine()
+        for leaf, side, (first, count, elements) in zip(bound, sides, chosen, strict=True):
+            place = nest.builder.param(leaf.name, first + count)
+            core, start = core * side + place, place * leaf.width
             ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
             start = isa.Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
+        if ring:
+            nest.join(ring, core, member)
         nest.run(stage, box)
         steps = product(*(range(first, first + count) for first, count, _ in chosen))
         named = (zip((leaf.name for leaf in bound), values, strict=True) for values in steps)
         parts.append(isa.Part(nest.builder.finish(), tuple(isa.binding_of(dict(x)) for x in named)))
-    return isa.Launch(root, tuple(parts))
+    return isa.Launch(root, tuple(parts), team)
+
+
+def _ring(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
+    """Return the ring of a nest that is split between cube and vector cores; None if it is not."""
+    tile = next((s for s in state.stages if s.scope == "L2"), None)
+    if tile is None:
+        return None
+    if chip.combined or tile.attach is None or tile.attach[0] != root:
+        where = f"{chip.name}, whose cores do both" if chip.combined else f"in that of {root}"
+        needed = f"{tile.name}: cube and vector cores apart, and a nest of its reader's own"
+        raise errors.ScheduleError(needed, where, "leave stream out")
+    box = first_boxes(state, root)[tile.name]
+    size = math.prod(box[a.name].count for a in state.stage(tile.name).axes)
+    return isa.Ring(tile.name, tile.dtype, size, state.stage(tile.name).depth, cores, 0, 1)
 
 
 def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
@@ -109,7 +127,10 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
 
 
 class Nest:
-    """The program of one kind of core for the phase of one root stage."""
+    """The program of one kind of core for the phase of one root stage.
+
+    `member` of a team tells who writes the nest around a ring: the cube core, 0, or a vector core.
+    """
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
         self.state, self.root = state, root
@@ -119,6 +140,7 @@ class Nest:
         self.active: dict[str, Box] = {}
         self.pending: dict[str, Sequence[Leaf]] = {}
         self.how: Copy = main_part
+        self.member = 0
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.counts = {s.name: loop_count(state, s) for s in stages}
         self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
@@ -129,6 +151,37 @@ class Nest:
     def _turn(self, stage: Stage) -> int:
         """Loads first, stores last, what is computed in between."""
         return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
+
+    # -- cube and vector cores that share a nest ------------------------------------------------
+    def join(self, ring: isa.Ring, core: isa.Affine, member: int) -> None:
+        """Write one side of a ring only, that of a member of AI core number `core`."""
+        k, self.member = self.builder, member
+        end = k.ring_in(ring, core, "MTE2") if member else k.ring_out(ring, core, "FIX")
+        self.tiles.ring, cube = end, self.tiles.fractal
+        for place, guests in self.guests.items():
+            kept = [g for g in guests if (g.name in cube) != bool(member) or g.scope == "L2"]
+            self.guests[place] = kept
+
+    def shares(self, guests: Sequence[Stage]) -> bool:
+        """Fill a slot of a ring, or take one; tell whether anything is left to do with it.
+
+        A vector core goes on with its part of the rows.
+        """
+        tile = next((g for g in guests if g.scope == "L2"), None)
+        if tile is None:
+            return True
+        box = needed(self.state, tile, self.active)
+        if not self.member:
+            self.run(tile, box)
+            return False
+        self.open(tile, box)
+        place = [a.name for a in tile.axes].index("m")
+        rows, own = self.state.stage(self.root).axes[place].name, self.active[self.root]
+        each = isa.up(own[rows].count, self.builder.chip.vector_cores_per_core)
+        first = min(each * (self.member - 1), own[rows].count)
+        mine = Range(own[rows].start + first, min(each, own[rows].count - first))
+        self.active[self.root] = own | {rows: mine}
+        return mine.count > 0
 
     # -- loops ----------------------------------------------------------------------------------
     def run(self, stage: Stage, box: Box) -> None:
@@ -159,8 +212,9 @@ class Nest:
         for part, trip in self.steps(stage, leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: part}
             self.pending[stage.name] = loops[1:]
-            self.produce(guests)
-            self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
+            if self.shares(guests):
+                self.produce(guests)
+                self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
             self.release(guests)
         self.active[stage.name] = box
 
@@ -187,18 +241,24 @@ class Nest:
         """
         readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
         for stage in stages if self.how is main_part else ():
+            if stage.scope == "L2":
+                continue  # there already
             box = needed(self.state, stage, self.active)
             if stage.scope == "GM":
                 self.run(stage, box)
                 self.read_by(stage.name, readers)
                 continue
-            ranges = [box[a.name] for a in stage.axes]
-            self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
+            self.open(stage, box)
             self.run(stage, box)
             group = self.tiles.fill(stage.name)
             if group is not None:
                 self.hand_over(group, stage)
             self.read_by(stage.name, readers)
+
+    def open(self, stage: Stage, box: Box) -> None:
+        """Reserve a slot for a tile."""
+        ranges = [box[a.name] for a in stage.axes]
+        self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
 
     def read_by(self, reader: str, readers: dict[str, set[str]]) -> None:
         """Note that a stage has read its tiles; give up those of which it was the last reader."""
@@ -257,6 +317,8 @@ class Nest:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
+            if stage.scope == "L2":  # not before its sums are there
+                self.open(stage, box)
             emit_cube.instructions(self.tiles, stage, box, folds)
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
             read = bare(stage.expr)

@@ -7,6 +7,7 @@ from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, ide
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of, var
+from ascend_lab.isa.launch import LIMIT
 
 ROOM = 16
 """Elements of which each format has whole blocks."""
@@ -21,7 +22,7 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     """
     _check_scope(scope)
     entry = state.find(tensor)
-    origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
+    origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L2", "L0C")}.get(scope, ("GM",))
     there = entry.scope
     if there not in origins or (there == "GM" and entry.attach):
         needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
@@ -247,6 +248,65 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     if not isinstance(depth, int) or not 1 <= depth <= 4:
         raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
     return state.put(replace(s, depth=depth))
+
+
+@schedule.primitive
+def stream(state: State, stage: str, slots: int = 4) -> State:
+    """Let vector cores work on tiles of a product while the cube core works on the next ones.
+
+    before: `for i_o: c[i] = a[i] @ b` on cube cores, then `y[i] = f(c[i])` in a nest of its own
+    after: `for i_o:` the cube core `c[t % slots] = a[i] @ b`, its vector cores, a part of the rows
+    each, `y[i] = f(c[t % slots])`
+
+    The stage that reads the product takes over its loops; cube and vector cores must be apart.
+    """
+    s, y, turned = _product_and_reader(state, stage)
+    sums = state.stage(s.sources[0])
+    at = sums.attach[1] if sums.attach else ""
+    if at in ("", *s.bound) or schedule.loop_count(state, s) != s.position(at) + 1:
+        needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
+        raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
+    if not isinstance(slots, int) or not 1 <= slots <= LIMIT:
+        raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", str(slots), "4 is usual")
+    names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
+    own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
+    loops = tuple(replace(x, name=own[x.name], root=names[x.root]) for x in s.loops)
+    for guest in state.guests(stage):
+        place = guest.attach[1] if guest.attach else ""
+        new = (stage, "") if place == at else (y.name, own.get(place, ""))
+        state = state.put(replace(guest, attach=new))
+    y = replace(redirect(y, turned, stage), loops=loops, depth=2)
+    y = replace(y, bound=tuple(own[name] for name in s.bound))
+    tile = replace(s, scope="L2", attach=(y.name, own[at]), loops=fresh(s.axes), bound=())
+    return state.put(y).put(replace(tile, depth=slots)).drop(turned)
+
+
+def _product_and_reader(state: State, stage: str) -> tuple[Stage, Stage, str]:
+    """Return a product in GM, the stage that alone reads it, and the rows through which it does."""
+    s = state.stage(stage)
+    sums = state.find(s.sources[0])
+    if s.scope != "GM" or s.attach or not (isinstance(sums, Stage) and sums.scope == "L0C"):
+        needed = f"stream {stage}: a product in GM whose sums are in L0C"
+        got = "one not yet scheduled" if s.is_cube else f"a stage in {s.scope}"
+        raise ScheduleError(needed, got, 'cache_write it to "L0C" and tile it first')
+    rows = state.readers(stage)
+    turned = rows[0].name if len(rows) == 1 and isinstance(rows[0], Fixed) else ""
+    readers = state.readers(turned) if turned else rows
+    y = readers[0] if len(readers) == 1 else None
+    if s.output or not turned or not isinstance(y, Stage):
+        names = ", ".join(r.name for r in readers) or "none"
+        got = f"{names}, and the caller" if s.output else names
+        needed = f"stream {stage}: one stage that reads it, in rows"
+        raise ScheduleError(needed, got, "inline what stands between")
+    alike = y.shape == state.find(turned).shape and not y.fold and not y.is_cube
+    places = {(r.index, r.view) for r in y.reads if r.source == turned}
+    if not alike or places != {(identity(y.axes), ())}:
+        needed = f"stream {stage}: a reader that does the same to each element"
+        raise ScheduleError(needed, f"{y.name} = {y.expr}", "give the rest a stage of its own")
+    if y.loops != fresh(y.axes) or y.scope != "GM" or y.attach or y.vector_at:
+        needed = f"stream {stage}: a reader in GM that is not yet scheduled"
+        raise ScheduleError(needed, y.name, "stream first, then split it")
+    return s, y, turned
 
 
 @schedule.primitive

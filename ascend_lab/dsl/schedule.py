@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.dsl import stages as nests
 from ascend_lab.dsl.fractals import role_of, with_conversions
-from ascend_lab.dsl.stages import Fixed, Input, Stage, State, bare, copy_of, fresh, identity
+from ascend_lab.dsl.stages import IN_MEMORY, Fixed, Input, Stage, State, bare, copy_of, fresh, identity
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
@@ -238,7 +238,7 @@ def _rows_alike(state: State) -> State:
 
 
 def _in_gm(state: State, name: str) -> bool:
-    return state.find(name).scope == "GM"
+    return state.find(name).scope in IN_MEMORY
 
 
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:

@@ -10,6 +10,10 @@ from ascend_lab.errors import ScheduleError, ShapeError
 from ascend_lab.isa import FRACTAL, Affine, c0_of
 
 
+IN_MEMORY = ("GM", "L2")
+"""Where MTE2 loads from: tensors, and tiles between a cube core and its vector cores."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One loop of a nest: a step of it moves its root axis by `width` elements.
