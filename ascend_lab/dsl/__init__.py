@@ -38,7 +38,7 @@ __all__ = [
     "min", "minimum", "pad", "placeholder", "pooling2d", "prod", "reduce_axis", "reduce_max",
     "reduce_min", "reduce_prod", "reduce_sum", "relu", "renamed", "reorder", "replay", "reshape",
     "rfactor", "round", "rsqrt", "run", "scatter", "select", "show", "slice", "split", "sqrt",
-    "storage_align", "stream", "sum", "tensorize", "tile", "transpose", "vabs", "vadd", "vadds", "vand",
-    "vcmp", "vdiv", "vectorise", "vexp", "vlog", "vmax", "vmaxs", "vmin", "vmins", "vmul",
+    "storage_align", "stream", "sum", "tensorize", "tile", "transpose", "vabs", "vadd", "vadds",
+    "vand", "vcmp", "vdiv", "vectorise", "vexp", "vlog", "vmax", "vmaxs", "vmin", "vmins", "vmul",
     "vmuls", "vnot", "vor", "vrec", "vrelu", "vrsqrt", "vsqrt", "vsub",
 ]

@@ -75,7 +75,8 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     if used > there:
         needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
         raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
-    parts, team = [], 1 + chip.vector_cores_per_core if ring else 0
+    team = 1 + chip.vector_cores_per_core if ring else 0
+    parts = []
     for chosen, member in product(product(*shares), range(max(team, 1))):
         nest, box, core = Nest(state, root, chip, dict(tensors)), whole(stage), isa.Affine()
         for leaf, side, (first, count, elements) in zip(bound, sides, chosen, strict=True):
@@ -87,9 +88,11 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         if ring:
             nest.join(ring, core, member)
         nest.run(stage, box)
-        steps = product(*(range(first, first + count) for first, count, _ in chosen))
-        named = (zip((leaf.name for leaf in bound), values, strict=True) for values in steps)
-        parts.append(isa.Part(nest.builder.finish(), tuple(isa.binding_of(dict(x)) for x in named)))
+        program, steps = nest.builder.finish(), [range(f, f + n) for f, n, _ in chosen]
+        named = (zip((leaf.name for leaf in bound), at, strict=True) for at in product(*steps))
+        bindings = tuple(isa.binding_of(dict(x)) for x in named)
+        bindings = isa.numbered(program, bindings, member - 1) if ring else bindings
+        parts.append(isa.Part(program, bindings))
     return isa.Launch(root, tuple(parts), team)
 
 
@@ -129,7 +132,7 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
 class Nest:
     """The program of one kind of core for the phase of one root stage.
 
-    `member` of a team tells who writes the nest around a ring: the cube core, 0, or a vector core.
+    Around a ring either the cube core writes it, or the vector core number `aiv` of the AI core.
     """
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
@@ -140,7 +143,7 @@ class Nest:
         self.active: dict[str, Box] = {}
         self.pending: dict[str, Sequence[Leaf]] = {}
         self.how: Copy = main_part
-        self.member = 0
+        self.cube, self.aiv = True, isa.Affine()
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.counts = {s.name: loop_count(state, s) for s in stages}
         self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
@@ -154,13 +157,23 @@ class Nest:
 
     # -- cube and vector cores that share a nest ------------------------------------------------
     def join(self, ring: isa.Ring, core: isa.Affine, member: int) -> None:
-        """Write one side of a ring only, that of a member of AI core number `core`."""
-        k, self.member = self.builder, member
-        end = k.ring_in(ring, core, "MTE2") if member else k.ring_out(ring, core, "FIX")
-        self.tiles.ring, cube = end, self.tiles.fractal
+        """Write one side of a ring only: of AI core number `core` that of the cube core, 0, or of a
+        vector core. Those with as many rows run one program, bound to their number.
+        """
+        k, self.cube, of_cube = self.builder, member == 0, self.tiles.fractal
+        way = k.ring_out(ring, core, "FIX") if self.cube else k.ring_in(ring, core, "MTE2")
+        self.tiles.ring = way
         for place, guests in self.guests.items():
-            kept = [g for g in guests if (g.name in cube) != bool(member) or g.scope == "L2"]
+            kept = [g for g in guests if (g.name in of_cube) == self.cube or g.scope == "L2"]
             self.guests[place] = kept
+        place, each = self.rows_of(self.state.stage(ring.name)), k.chip.vector_cores_per_core
+        even = member and whole(self.state.stage(self.root))[place].count % each == 0
+        self.aiv = k.param("aiv", each) if even else isa.Affine(member - 1)
+
+    def rows_of(self, tile: Stage) -> str:
+        """Return the axis of the nest that goes down the rows of a product."""
+        place = [a.name for a in tile.axes].index("m")
+        return self.state.stage(self.root).axes[place].name
 
     def shares(self, guests: Sequence[Stage]) -> bool:
         """Fill a slot of a ring, or take one; tell whether anything is left to do with it.
@@ -171,17 +184,16 @@ class Nest:
         if tile is None:
             return True
         box = needed(self.state, tile, self.active)
-        if not self.member:
+        if self.cube:
             self.run(tile, box)
             return False
         self.open(tile, box)
-        place = [a.name for a in tile.axes].index("m")
-        rows, own = self.state.stage(self.root).axes[place].name, self.active[self.root]
-        each = isa.up(own[rows].count, self.builder.chip.vector_cores_per_core)
-        first = min(each * (self.member - 1), own[rows].count)
-        mine = Range(own[rows].start + first, min(each, own[rows].count - first))
-        self.active[self.root] = own | {rows: mine}
-        return mine.count > 0
+        place, own = self.rows_of(tile), self.active[self.root]
+        each = isa.up(own[place].count, self.builder.chip.vector_cores_per_core)
+        first = self.aiv * each
+        left = each if first.terms else max(0, min(each, own[place].count - first.const))
+        self.active[self.root] = own | {place: Range(own[place].start + first, left)}
+        return left > 0
 
     # -- loops ----------------------------------------------------------------------------------
     def run(self, stage: Stage, box: Box) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.dsl import stages as nests
 from ascend_lab.dsl.fractals import role_of, with_conversions
-from ascend_lab.dsl.stages import IN_MEMORY, Fixed, Input, Stage, State, bare, copy_of, fresh, identity
+from ascend_lab.dsl.stages import Fixed, Input, Stage, State, bare, copy_of, fresh, identity
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
@@ -210,7 +210,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         if stage.scope != "GM" and stage.attach is None:
-            state = state.put(replace(stage, attach=(root, "")))
+            state = state.put(replace(stage, attach=(root, _unsaid(state, root))))
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
@@ -222,6 +222,12 @@ def complete(state: State, root: str) -> State:
         if stage.scope in ("UB", "GM") and not loads:
             state = _loaded_through_tiles(state, stage)
     return _rows_alike(state)
+
+
+def _unsaid(state: State, root: str) -> str:
+    """Return at which loop of a nest a tile is computed if nobody says: inside a ring, the last."""
+    nest, ring = state.stage(root), any(s.scope == "L2" for s in state.guests(root))
+    return nest.loops[loop_count(state, nest) - 1].name if ring else ""
 
 
 def _rows_alike(state: State) -> State:
@@ -238,7 +244,7 @@ def _rows_alike(state: State) -> State:
 
 
 def _in_gm(state: State, name: str) -> bool:
-    return state.find(name).scope in IN_MEMORY
+    return state.find(name).scope in nests.IN_MEMORY
 
 
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
@@ -381,8 +387,9 @@ def _nest(state: State, stage: Stage, indent: str) -> list[str]:
 def _guest(state: State, stage: Stage, indent: str) -> list[str]:
     slots = f", {stage.depth} slots" if stage.depth > 1 else ""
     where = "" if stage.scope == "GM" else f"   # tile in {stage.scope}{slots}"
-    first, *rest = _nest(state, stage, indent)
-    return [f"{first}{where}", *rest]
+    lines = _nest(state, stage, indent)
+    lines[0 if loop_count(state, stage) else -1] += where
+    return lines
 
 
 def _text(expr: Expr) -> str:
