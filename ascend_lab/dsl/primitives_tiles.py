@@ -7,7 +7,6 @@ from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, ide
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of, var
-from ascend_lab.isa.launch import LIMIT
 
 ROOM = 16
 """Elements of which each format has whole blocks."""
@@ -248,87 +247,6 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     if not isinstance(depth, int) or not 1 <= depth <= 4:
         raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
     return state.put(replace(s, depth=depth))
-
-
-@schedule.primitive
-def stream(state: State, stage: str, slots: int = 4) -> State:
-    """Let vector cores work on tiles of a product while the cube core works on the next ones.
-
-    before: `for i_o: c[i] = a[i] @ b` on cube cores, then `y[i] = f(c[i])` in a nest of its own
-    after: `for i_o:` the cube core `c[t % slots] = a[i] @ b`; its vector cores, a part of the rows
-    each, `y[i] = f(c[t % slots])`
-
-    The last of the stages that do the same to each element of the product takes over its loops,
-    those before are tiles of it. Cube and vector cores must be apart.
-    """
-    s, sums = _tiled_product(state, stage)
-    at = sums.attach[1] if sums.attach else ""
-    if at in ("", *s.bound) or schedule.loop_count(state, s) != s.position(at) + 1:
-        needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
-        raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
-    if not isinstance(slots, int) or not 1 <= slots <= LIMIT:
-        raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", str(slots), "4 is usual")
-    turned, *tiles, y = _elementwise_readers(state, s)
-    names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
-    own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
-    loops = tuple(replace(x, name=own[x.name], root=names[x.root]) for x in s.loops)
-    for guest in state.guests(stage):
-        place = guest.attach[1] if guest.attach else ""
-        new = (stage, "") if place == at else (y.name, own.get(place, ""))
-        state = state.put(replace(guest, attach=new))
-    y = replace(y, loops=loops, bound=tuple(own[name] for name in s.bound))
-    for reader in (*(replace(x, scope="UB") for x in tiles), y):
-        state = state.put(replace(redirect(reader, turned.name, stage), depth=2))
-    tile = replace(s, scope="L2", attach=(y.name, own[at]), loops=fresh(s.axes), bound=())
-    return state.put(replace(tile, depth=slots)).drop(turned.name)
-
-
-def _tiled_product(state: State, stage: str) -> tuple[Stage, Stage]:
-    """Return a product that is stored from sums in L0C, and these."""
-    s = state.stage(stage)
-    sums = state.find(s.sources[0])
-    if s.scope == "GM" and not s.attach and isinstance(sums, Stage) and sums.scope == "L0C":
-        return s, sums
-    needed = f"stream {stage}: a product that is stored from sums in L0C"
-    got = "one not yet scheduled" if s.is_cube else f"{s.expr} in {s.scope}"
-    raise ScheduleError(needed, got, 'cache_write it to "L0C" and tile it first')
-
-
-def _elementwise_readers(state: State, s: Stage) -> tuple[Fixed, *tuple[Stage, ...]]:
-    """Return the rows of a product, and the stages behind them that one nest can compute.
-
-    Each does the same to every element; only those before the last may be read by others of them.
-    """
-    readers = state.readers(s.name)
-    turned = readers[0] if len(readers) == 1 else None
-    found, count = list[Stage](), 0
-    if isinstance(turned, Fixed) and not s.output:
-        for stage in state.stages:
-            names = {turned.name, *(x.name for x in found)}
-            if not names & set(stage.sources):
-                continue
-            if not isinstance(stage, Stage) or not _alike(state, stage, turned, names):
-                break
-            found.append(stage)
-            inner = [turned.name, *(x.name for x in found[:-1])]
-            if {r.name for name in inner for r in state.readers(name)} <= {x.name for x in found}:
-                count = len(found)
-            if stage.output:
-                break
-        if count:
-            return (turned, *found[:count])
-    names = {r.name for r in (state.readers(turned.name) if turned else readers)}
-    got = "the caller" if s.output else ", ".join(sorted(names)) or "nobody"
-    needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
-    raise ScheduleError(needed, got, "give the rest a stage of its own")
-
-
-def _alike(state: State, stage: Stage, turned: Fixed, names: set[str]) -> bool:
-    """True for an unscheduled stage that reads the tensors `names` where it writes."""
-    free = stage.loops == fresh(stage.axes) and stage.scope == "GM" and not stage.attach
-    plain = free and not stage.is_cube and not stage.vector_at and stage.shape == turned.shape
-    places = {(r.index, r.view) for r in stage.reads if r.source in names}
-    return plain and places == {(identity(stage.axes), ())}
 
 
 @schedule.primitive
