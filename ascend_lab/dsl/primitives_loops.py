@@ -298,7 +298,7 @@ def _tiled_product(state: State, stage: str) -> tuple[Stage, Stage]:
         return s, sums
     needed = f"stream {stage}: a product that is stored from sums in L0C"
     got = "one not yet scheduled" if s.is_cube else f"{s.expr} in {s.scope}"
-    raise ScheduleError(needed, got, 'cache_write it to "L0C" and tile it first')
+    raise ScheduleError(needed, got, 'cache_write it to "L0C", where cores are apart, and tile it')
 
 
 def _elementwise_readers(state: State, s: Stage) -> tuple[Fixed, *tuple[Stage, ...]]:
