@@ -8,7 +8,6 @@ from test_dsl_schedules import check_text_and_replay, matrices
 from test_epilogue import SIGMOID_GELU
 
 from ascend_lab import dsl as te
-from ascend_lab.dsl.auto import schedule_product
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import CapacityError, ScheduleError
 from ascend_lab.isa import sanitize
@@ -72,7 +71,7 @@ def tiled(y, tiling=SMALL, chip=SPLIT):
     for stage in s.state.stages:
         if isinstance(stage, Stage) and stage.is_copy:
             s = te.inline(s, stage.name)
-    return schedule_product(s, product_of(s), tiling)
+    return te.schedule_product(s, product_of(s), tiling)
 
 
 def product_of(s):
