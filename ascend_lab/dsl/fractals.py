@@ -47,8 +47,9 @@ def role_of(state: State, stage: Stage) -> str:
     if not stage.is_copy and plain_read(stage.expr) is None:
         return ""
     source = state.find(stage.sources[0])
-    inside = isinstance(source, Stage) and source.scope not in IN_MEMORY
-    return role_of(state, source) if inside else ""
+    if not isinstance(source, Stage) or source.scope in IN_MEMORY:
+        return ""
+    return role_of(state, source)
 
 
 def plain_read(expr: Expr) -> Read | None:

@@ -166,8 +166,8 @@ class Nest:
         for place, guests in self.guests.items():
             kept = [g for g in guests if (g.name in of_cube) == self.cube or g.scope == "L2"]
             self.guests[place] = kept
-        place, each = self.rows_of(self.state.stage(ring.name)), k.chip.vector_cores_per_core
-        even = member and whole(self.state.stage(self.root))[place].count % each == 0
+        rows, each = self.rows_of(self.state.stage(ring.name)), k.chip.vector_cores_per_core
+        even = member and whole(self.state.stage(self.root))[rows].count % each == 0
         self.aiv = k.param("aiv", each) if even else isa.Affine(member - 1)
 
     def rows_of(self, tile: Stage) -> str:

@@ -275,7 +275,7 @@ def stream(state: State, stage: str, slots: int = 4) -> State:
         raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
     if not isinstance(slots, int) or not 1 <= slots <= LIMIT:
         raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", str(slots), "4 is usual")
-    turned, *tiles, y = _elementwise_readers(state, s)
+    turned, (*tiles, y) = _elementwise_readers(state, s)
     names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
     own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
     loops = tuple(replace(x, name=own[x.name], root=names[x.root]) for x in s.loops)
@@ -301,7 +301,7 @@ def _tiled_product(state: State, stage: str) -> tuple[Stage, Stage]:
     raise ScheduleError(needed, got, 'cache_write it to "L0C", where cores are apart, and tile it')
 
 
-def _elementwise_readers(state: State, s: Stage) -> tuple[Fixed, *tuple[Stage, ...]]:
+def _elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
     """Return the rows of a product, and the stages behind them that one nest can compute.
 
     Each does the same to every element; only those before the last may be read by others of them.
@@ -321,7 +321,7 @@ def _elementwise_readers(state: State, s: Stage) -> tuple[Fixed, *tuple[Stage, .
         if stage.output:
             break
     if count:
-        return (rows[0], *found[:count])
+        return rows[0], found[:count]
     got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
     needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
     raise ScheduleError(needed, got, "give the rest a stage of its own")
