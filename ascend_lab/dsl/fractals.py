@@ -6,10 +6,12 @@ conversion phase stands between.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ascend_lab.dsl.stages import IN_MEMORY, Fixed, Input, Stage, State, identity, redirect
+from ascend_lab.dsl.stages import IN_MEMORY, Fixed, Input, Stage, State, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Call, Expr, Read
+from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import FRACTAL, c0_of
 from ascend_lab.layout import AddressMap, address_map
 
@@ -168,6 +170,40 @@ def _result(state: State, stage: Stage) -> State:
             sources = tuple(name if x == stage.name else x for x in reader.sources)
             state = state.put(replace(reader, sources=sources))
     return state
+
+
+def elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
+    """Return the rows of a product, and the stages behind them that one nest can compute.
+
+    Each does the same to every element; only those before the last may be read by others of them.
+    """
+    rows = [x for x in state.readers(s.name) if isinstance(x, Fixed) and not s.output]
+    readers = state.readers(rows[0].name) if rows else state.readers(s.name)
+    found, names, count = list[Stage](), [x.name for x in rows], 0
+    for stage in state.stages if len(rows) == len(state.readers(s.name)) == 1 else ():
+        if not set(names) & set(stage.sources):
+            continue
+        if not isinstance(stage, Stage) or not _elementwise(stage, rows[0], names):
+            break
+        if {r.name for n in names for r in state.readers(n)} <= {*names, stage.name}:
+            count = len(names)
+        found.append(stage)
+        names.append(stage.name)
+        if stage.output:
+            break
+    if count:
+        return rows[0], found[:count]
+    got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
+    needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
+    raise ScheduleError(needed, got, "give the rest a stage of its own")
+
+
+def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:
+    """True for an unscheduled stage of the shape of `rows` that reads `names` where it writes."""
+    free = stage.loops == fresh(stage.axes) and stage.scope == "GM" and not stage.attach
+    places = {(r.index, r.view) for r in stage.reads if r.source in names}
+    alike = stage.shape == rows.shape and places == {(identity(stage.axes), ())}
+    return free and alike and not stage.is_cube and not stage.vector_at
 
 
 def stored(state: State) -> dict[str, int]:

@@ -1,18 +1,16 @@
-"""Primitives that change loops and who runs them: split, fuse, bind, vectorise, stream, ...
+"""Primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor, ...
 
 Each is a function from a state to a state that first checks that it is legal; `primitive` makes it
 a step of schedules.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.dsl.schedule import Schedule, loop_count, primitive
-from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, fresh, identity, redirect
+from ascend_lab.dsl.schedule import Schedule, primitive
+from ascend_lab.dsl.stages import Leaf, Stage, State, fresh, identity
 from ascend_lab.dsl.tensor import Axis, Expr, Read, apply_index, rewrite
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import FRACTAL, Affine, c0_of
-from ascend_lab.isa.launch import LIMIT
 
 
 @primitive
@@ -255,84 +253,6 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     read = Read(name, s.dtype, identity(axes))
     last = replace(s, expr=read, reduce=again, loops=fresh(s.axes, again))
     return state.put(last).insert(partial, before=stage)
-
-
-@primitive
-def stream(state: State, stage: str, slots: int = 4) -> State:
-    """Let vector cores work on tiles of a product while the cube core works on the next ones.
-
-    before: `for i_o: c[i] = a[i] @ b` on cube cores, then `y[i] = f(c[i])` in a nest of its own
-    after: `for i_o:` the cube core `c[t % slots] = a[i] @ b`; its vector cores, a part of the rows
-    each, `y[i] = f(c[t % slots])`
-
-    The last of the stages that do the same to each element of the product takes over its loops,
-    those before are tiles of it. Cube and vector cores must be apart.
-    """
-    s, sums = _tiled_product(state, stage)
-    at = sums.attach[1] if sums.attach else ""
-    if at in ("", *s.bound) or loop_count(state, s) != s.position(at) + 1:
-        needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
-        raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
-    if not isinstance(slots, int) or not 1 <= slots <= LIMIT:
-        raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", str(slots), "4 is usual")
-    turned, (*tiles, y) = _elementwise_readers(state, s)
-    names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
-    own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
-    loops = tuple(replace(x, name=own[x.name], root=names[x.root]) for x in s.loops)
-    for guest in state.guests(stage):
-        place = guest.attach[1] if guest.attach else ""
-        new = (stage, "") if place == at else (y.name, own.get(place, ""))
-        state = state.put(replace(guest, attach=new))
-    y = replace(y, loops=loops, bound=tuple(own[name] for name in s.bound))
-    for reader in (*(replace(x, scope="UB") for x in tiles), y):
-        state = state.put(replace(redirect(reader, turned.name, stage), depth=2))
-    tile = replace(s, scope="L2", attach=(y.name, own[at]), loops=fresh(s.axes), bound=())
-    return state.put(replace(tile, depth=slots)).drop(turned.name)
-
-
-def _tiled_product(state: State, stage: str) -> tuple[Stage, Stage]:
-    """Return a product that is stored from sums in L0C, and these."""
-    s = state.stage(stage)
-    sums = state.find(s.sources[0])
-    if s.scope == "GM" and not s.attach and isinstance(sums, Stage) and sums.scope == "L0C":
-        return s, sums
-    needed = f"stream {stage}: a product that is stored from sums in L0C"
-    got = "one not yet scheduled" if s.is_cube else f"{s.expr} in {s.scope}"
-    raise ScheduleError(needed, got, 'cache_write it to "L0C", where cores are apart, and tile it')
-
-
-def _elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
-    """Return the rows of a product, and the stages behind them that one nest can compute.
-
-    Each does the same to every element; only those before the last may be read by others of them.
-    """
-    rows = [x for x in state.readers(s.name) if isinstance(x, Fixed) and not s.output]
-    readers = state.readers(rows[0].name) if rows else state.readers(s.name)
-    found, names, count = list[Stage](), [x.name for x in rows], 0
-    for stage in state.stages if len(rows) == len(state.readers(s.name)) == 1 else ():
-        if not set(names) & set(stage.sources):
-            continue
-        if not isinstance(stage, Stage) or not _elementwise(stage, rows[0], names):
-            break
-        if {r.name for n in names for r in state.readers(n)} <= {*names, stage.name}:
-            count = len(names)
-        found.append(stage)
-        names.append(stage.name)
-        if stage.output:
-            break
-    if count:
-        return rows[0], found[:count]
-    got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
-    needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
-    raise ScheduleError(needed, got, "give the rest a stage of its own")
-
-
-def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:
-    """True for an unscheduled stage of the shape of `rows` that reads `names` where it writes."""
-    free = stage.loops == fresh(stage.axes) and stage.scope == "GM" and not stage.attach
-    places = {(r.index, r.view) for r in stage.reads if r.source in names}
-    alike = stage.shape == rows.shape and places == {(identity(stage.axes), ())}
-    return free and alike and not stage.is_cube and not stage.vector_at
 
 
 # -- what must hold ---------------------------------------------------------------------------
