@@ -175,6 +175,18 @@ def test_vector_work_hides_and_takes_the_time_of_the_kernel_by_hand():
     assert alone < cycles < 1.15 * alone < phases
 
 
+def test_slots_hide_the_round_trip_through_l2_where_tiles_are_short():
+    a, b = te.placeholder((2048, 64), name="a"), te.placeholder((64, 2048), name="b")
+    y = te.renamed(gelu(te.renamed(te.matmul(a, b), "c")), "y")
+    took = []
+    for slots in (1, 2, 4, 8):
+        s = te.stream(tiled(y, GemmSchedule(128, 64, 128, 1, 4, 6)), "c", slots)
+        s = te.split(s, "y", loop_of(s, "_i_i"), 16)
+        took.append(simulate_kernel(te.lower(s), SPLIT).cycles)
+    assert took[0] > 1.3 * took[1] > took[2] >= took[3]
+    assert took[3] > 0.99 * took[2]
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
