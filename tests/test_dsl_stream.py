@@ -147,6 +147,31 @@ def test_the_nest_behind_is_a_nest_like_any_other():
     assert any("aiv" in dict(program.params) for program in rows)
 
 
+def test_a_tile_of_the_cube_core_stays_for_a_loop_of_the_nest_behind():
+    """Rows of a in L1 for all columns of a core, as `keep` does in the kernel by hand."""
+    y, arrays = program("gelu", GemmShape(100, 40, 150))
+    s = te.stream(tiled(y), "c")
+    check(te.compute_at(s, "a_l1", "y", s.state.stage("y").loops[2].name), arrays)
+    check(te.compute_at(s, "a_l1", "y", s.state.stage("c").attach[1]), arrays)
+
+
+def test_two_streamed_products_behind_each_other():
+    a, b, d = (
+        te.placeholder(x, name=n) for n, x in (("a", (90, 70)), ("b", (70, 99)), ("d", (99, 50)))
+    )
+    between = te.vmins(te.vabs(te.renamed(te.matmul(a, b), "c")), 3.0)
+    y = te.renamed(te.vabs(te.renamed(te.matmul(between, d), "c2")), "y")
+    s = te.create_schedule(y, SPLIT)
+    for name in ("c", "c2"):
+        s = te.stream(te.schedule_product(s, name, SMALL), name)
+    kernel, rng = te.lower(s), np.random.default_rng(5)
+    assert [phase.mix for phase in kernel.phases] == [3, 0, 3]
+    assert sanitize(kernel, SPLIT) == []
+    arrays = {t.name: rng.integers(-3, 4, t.shape).astype(np.float16) for t in (a, b, d)}
+    wanted = te.run(te.auto_schedule(y, SPLIT), arrays)["y"]
+    np.testing.assert_array_equal(te.run(s, arrays)["y"], wanted)
+
+
 def test_vector_cores_with_other_shares_of_the_rows_have_programs_of_their_own():
     even, odd = (
         te.lower(te.stream(tiled(program("clipped", GemmShape(m, 32, 48))[0]), "vrelu")).phases[0]
@@ -248,6 +273,31 @@ def test_a_replay_for_coupled_cores_is_refused_when_it_is_lowered():
     s = te.stream(tiled(y), "vrelu")
     with pytest.raises(ScheduleError, match="Ascend910A, whose cores do both"):
         te.lower(te.replay(y, chip_of("Ascend910A"), s.steps))
+
+
+@pytest.mark.parametrize(
+    ("stage", "loop", "words"),
+    [
+        ("a_l1", "i_i_i", "a_l1: no further in than c, at y.j_i_o"),
+        ("vadd", "i_o", "c_ub: no further out than c, at y.j_i_o"),
+    ],
+)
+def test_a_tile_on_the_wrong_side_of_the_ring_is_refused_when_it_is_lowered(stage, loop, words):
+    y, _ = program("gelu", GemmShape(64, 32, 48))
+    s = te.compute_at(te.stream(tiled(y), "c"), stage, "y", loop)
+    with pytest.raises(ScheduleError, match=words):
+        te.lower(s)
+
+
+def test_a_nest_inside_another_one_is_refused_when_it_is_lowered():
+    h = te.renamed(te.vabs(matrix()), "h")
+    s = te.split(
+        te.cache_write(te.create_schedule(te.reduce_max(h, 1), SPLIT), "c", "L0C"), "c", "m", 16
+    )
+    s = te.stream(te.compute_at(s, "c_l0c", "c", "m_o"), "c")
+    s = te.compute_at(te.split(s, "reduce_max", "i", 16), "h", "reduce_max", "i_o")
+    with pytest.raises(ScheduleError, match="reader's own; got in that of reduce_max"):
+        te.lower(s)
 
 
 def test_a_tile_that_ub_cannot_hold_is_refused_with_its_bytes():

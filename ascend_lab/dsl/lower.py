@@ -9,13 +9,13 @@ from itertools import product
 from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_cube, emit_vector
-from ascend_lab.dsl.boxes import Box, Range, first_boxes, in_pieces, needed, whole
+from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
 from ascend_lab.dsl.fractals import stored
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count, members, moves_only, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
-from ascend_lab.dsl.tiles import Group, Tiles
+from ascend_lab.dsl.tiles import Group, Tiles, ring_of
 
 
 def lower(schedule: Schedule) -> isa.Kernel:
@@ -69,7 +69,7 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
         raise errors.ScheduleError(needed, "a loop", "bind it")
     sides = [sum(count for _, count, _ in share) for share in shares]
-    used, ring = math.prod(sides), _ring(state, root, chip, math.prod(sides))
+    used, ring = math.prod(sides), ring_of(state, root, chip, math.prod(sides))
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
     if used > there:
@@ -94,20 +94,6 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         bindings = isa.numbered(program, bindings, member - 1) if ring else bindings
         parts.append(isa.Part(program, bindings))
     return isa.Launch(root, tuple(parts), team)
-
-
-def _ring(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
-    """Return the ring of a nest that is split between cube and vector cores; None if it is not."""
-    tile = next((s for s in state.stages if s.scope == "L2"), None)
-    if tile is None:
-        return None
-    if chip.combined or tile.attach is None or tile.attach[0] != root:
-        where = f"{chip.name}, whose cores do both" if chip.combined else f"in that of {root}"
-        needed = f"{tile.name}: cube and vector cores apart, and a nest of its reader's own"
-        raise errors.ScheduleError(needed, where, "leave stream out")
-    box = first_boxes(state, root)[tile.name]
-    size = math.prod(box[a.name].count for a in state.stage(tile.name).axes)
-    return isa.Ring(tile.name, tile.dtype, size, state.stage(tile.name).depth, cores, 0, 1)
 
 
 def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
@@ -185,6 +171,7 @@ class Nest:
             return True
         box = needed(self.state, tile, self.active)
         if self.cube:
+            self.produce(guests)
             self.run(tile, box)
             return False
         self.open(tile, box)

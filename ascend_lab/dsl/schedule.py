@@ -210,7 +210,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         if stage.scope != "GM" and stage.attach is None:
-            state = state.put(replace(stage, attach=(root, _unsaid(state, root))))
+            state = state.put(replace(stage, attach=_unsaid(state, root, stage)))
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
@@ -224,10 +224,13 @@ def complete(state: State, root: str) -> State:
     return _rows_alike(state)
 
 
-def _unsaid(state: State, root: str) -> str:
-    """Return at which loop of a nest a tile is computed if nobody says: inside a ring, the last."""
-    nest, ring = state.stage(root), any(s.scope == "L2" for s in state.guests(root))
-    return nest.loops[loop_count(state, nest) - 1].name if ring else ""
+def _unsaid(state: State, root: str, stage: Stage) -> tuple[str, str]:
+    """Return where a tile is computed if nobody says: inside a ring, with its side of that."""
+    nest = state.stage(root)
+    ring = next((s.name for s in state.guests(root) if s.scope == "L2"), "")
+    if not ring or role_of(state, stage):
+        return ring or root, ""
+    return root, nest.loops[loop_count(state, nest) - 1].name
 
 
 def _rows_alike(state: State) -> State:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab import isa, layout
+from ascend_lab.chip import Chip
 from ascend_lab.dsl import boxes, fractals, schedule
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.stages import IN_MEMORY, Leaf, Stage, State, identity, overwrites
@@ -266,6 +267,30 @@ class Tiles:
             group.queue.free()
             group.slot = None
             group.filled = []
+
+
+def ring_of(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
+    """Return the ring of a nest that is split between cube and vector cores; None if it is not."""
+    tile = next((s for s in state.stages if isinstance(s, Stage) and s.scope == "L2"), None)
+    if tile is None:
+        return None
+    host, loop = tile.attach or ("", "")
+    if chip.combined or host != root:
+        where = f"{chip.name}, whose cores do both" if chip.combined else f"in that of {root}"
+        needed = f"{tile.name}: cube and vector cores apart, and a nest of its reader's own"
+        raise ScheduleError(needed, where, "leave stream out")
+    nest = state.stage(root)
+    for guest in state.guests(root):
+        place = guest.attach[1] if guest.attach else ""
+        step = (nest.position(place) if place else -1) - nest.position(loop)
+        cube = bool(fractals.role_of(state, guest))
+        if step > 0 if cube else step < 0 and tile.name in guest.sources:
+            way = "no further in" if cube else "no further out"
+            needed = f"{guest.name}: {way} than {tile.name}, at {root}.{loop}"
+            raise ScheduleError(needed, place or "in front of all loops", "compute_at that loop")
+    box = boxes.first_boxes(state, root)[tile.name]
+    size = math.prod(box[a.name].count for a in tile.axes)
+    return isa.Ring(tile.name, tile.dtype, size, tile.depth, cores, 0, 1)
 
 
 def _row_of(sizes: Sequence[int]) -> int:
