@@ -313,7 +313,11 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """
     node, *rest = piece.graph.nodes
     x, weight = node.inputs
-    types, y, first = [piece.type(n) for n in node.inputs], piece.graph.outputs[0], piece.type(node.output)
+    types, y, first = (
+        [piece.type(n) for n in node.inputs],
+        piece.graph.outputs[0],
+        piece.type(node.output),
+    )
     settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     single = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
