@@ -224,18 +224,17 @@ def conv_job(
         return _whole_job(piece, chip, beside, *other[1:])
     if not rest and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
-    narrowed = chip.combined or vector
-    epilogue, forms = _after(piece, bias, vector=vector, narrowed=narrowed)
+    epilogue, forms = _after(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
     if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
-        epilogue, forms = _after(piece, (), narrowed=narrowed)
+        epilogue, forms = _after(piece, chip)
         epilogue = replace(epilogue, bias=bias[0], bias_bytes=bias_bytes(shape))
         forms[epilogue.bias] = partial(pack_bias, shape)
     return shape, epilogue, forms
 
 
 def _after(
-    piece: Piece, added: Sequence[str], *, vector: bool = False, narrowed: bool
+    piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
 ) -> tuple[Epilogue, dict[str, Form]]:
     """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
     node, *rest = piece.graph.nodes
@@ -243,7 +242,7 @@ def _after(
     main = replace(first, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
     known, operands = operands_of(piece, rest, main)
-    y = narrow(sums, first.dtype) if narrowed else sums
+    y = narrow(sums, first.dtype) if chip.combined or vector else sums
     for name in added:
         column = te.placeholder(channels(main), y.dtype, name)
         operands[column] = Operand(name, "channel", y.dtype)
@@ -312,12 +311,8 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     What follows is the epilogue of each phase.
     """
     node, *rest = piece.graph.nodes
-    x, weight = node.inputs
-    types, y, first = (
-        [piece.type(n) for n in node.inputs],
-        piece.graph.outputs[0],
-        piece.type(node.output),
-    )
+    (x, weight), first, y = node.inputs, piece.type(node.output), piece.graph.outputs[0]
+    types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     single = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
@@ -335,7 +330,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     oh, ow = shape.out_hw
     launches, (epilogue, forms) = [], (None, dict[str, Form]())
     if rest:
-        epilogue, forms = _after(piece, (), narrowed=chip.combined)
+        epilogue, forms = _after(piece, chip)
     for number, phase in enumerate(deconv.phases_of(shape)):
         name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
         names = {"x": x, phase.place.weight: name, "y": y}

@@ -137,8 +137,8 @@ def operands_of(
         if name not in piece.graph.inputs:
             continue
         kind = piece.type(name)
-        number = kind.elements == 1  # of it every channel has its own
-        channel = name in piece.constants and (number or is_channel(kind.shape, main))
+        channel = kind.elements == 1 or is_channel(kind.shape, main)
+        channel = channel and name in piece.constants
         if not channel and kind.shape != main.shape:
             got = f"{piece.names[name]}: {kind}"
             raise UnsupportedError(
