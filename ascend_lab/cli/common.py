@@ -346,7 +346,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
 
 def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
     """Raise `CapacityError` for a network that would have to be computed in tiles."""
-    from ascend_lab.graph.tiled import planned_bytes
+    from ascend_lab.graph.placement import planned_bytes
 
     limit = compiled.chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     peak = planned_bytes(compiled)

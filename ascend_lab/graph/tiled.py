@@ -16,12 +16,12 @@ from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.graph import draft, fusion, memory, tasks
+from ascend_lab.graph import draft, fusion, tasks
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
-from ascend_lab.graph.evaluate import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
-from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
+from ascend_lab.graph.evaluate import macs
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, pixels
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.placement import buffers_of, constant_bytes
+from ascend_lab.graph.placement import live_bytes, peak_bytes, planned_bytes, spans, weight_bytes
 from ascend_lab.graph.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
 from ascend_lab.ops.slicing import Range
 
@@ -90,7 +90,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
         if live[i] > room or pixels(graph, node) > (most_pixels or pixels(graph, node))
     ]  # fmt: skip
     chosen: list[_Part] = []
-    for start, end in _runs(graph, large):
+    for start, end in _runs(graph, large) if large else ():
         over = [i for i in large if start <= i < end]
         if over:
             chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
@@ -106,6 +106,8 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
 
 def _whole(graph: Graph, start: int, end: int) -> list[Step]:
     nodes = graph.nodes[start:end]
+    if nodes == graph.nodes:
+        return [Step(graph)]
     return [Step(part_of(graph, nodes, f"{graph.name}.{start}"))] if nodes else []
 
 
@@ -272,11 +274,6 @@ def simulate_within(
     if problem and planned_bytes(stages.compiled) > limit:  # fusion may have saved what lacked
         raise problem
     return stages.timeline(), stages.fused
-
-
-def planned_bytes(compiled: tasks.Compiled) -> int:
-    """Return the most bytes alive while a compiled network runs, constants included."""
-    return sum(constant_bytes(compiled).values()) + memory.peak_live_bytes(buffers_of(compiled))
 
 
 def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> TiledTimeline:
