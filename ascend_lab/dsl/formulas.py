@@ -8,6 +8,8 @@ from ascend_lab.dsl import tensor
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import var
 
+AXES = "ijklmnpq"
+
 
 def check_shape(shape: Sequence[int] | int, what: str = "shape") -> tensor.Shape:
     """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
@@ -82,6 +84,16 @@ def computed(
         raise ShapeError("a formula of tensor elements", repr(value), "write a[i] + b[i]")
     _check_bounds(body, name or hint)
     return tensor.Tensor(name, sizes, body.expr.dtype, body, hint)
+
+
+def axis_names(count: int) -> list[str]:
+    """Names of the axes of a whole-tensor operation: i, j, k, ..."""
+    return list(AXES[:count]) if count <= len(AXES) else [f"i{n}" for n in range(count)]
+
+
+def copied(a: tensor.Load, shape: tensor.Shape, names: Sequence[str], hint: str) -> tensor.Tensor:
+    """Return the tensor whose elements are copies of a[...]."""
+    return computed(shape, names, tensor.Call("vcopy", (a,), a.dtype), "", hint)
 
 
 def _check_bounds(body: tensor.Compute, what: str) -> None:

@@ -4,22 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ascend_lab.dsl.formulas import check_shape, computed
-from ascend_lab.dsl.tensor import Call, Load, Shape, Template, Tensor
+from ascend_lab.dsl.formulas import axis_names, check_shape, copied
+from ascend_lab.dsl.tensor import Load, Shape, Template, Tensor
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
-
-AXES = "ijklmnpq"
-
-
-def axis_names(count: int) -> list[str]:
-    """Names of the axes of a whole-tensor operation: i, j, k, ..."""
-    return list(AXES[:count]) if count <= len(AXES) else [f"i{n}" for n in range(count)]
-
-
-def copied(a: Load, shape: Shape, names: Sequence[str], hint: str) -> Tensor:
-    """Return the tensor whose elements are copies of a[...]."""
-    return computed(shape, names, Call("vcopy", (a,), a.dtype), "", hint)
 
 
 def template(kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any) -> Tensor:

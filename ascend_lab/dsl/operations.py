@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ascend_lab.dsl import moves, tensor as exprs
-from ascend_lab.dsl.formulas import Fold, check_shape, computed
+from ascend_lab.dsl.formulas import Fold, axis_names, check_shape, computed, copied
 from ascend_lab.dsl.tensor import FLOATS, Axis, Call, Compute, Expr, Shape, Tensor, binary, unary
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
@@ -25,7 +25,7 @@ def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> 
             needed = f"{hint}: operands of one shape"
             got = f"{first.label} {first.shape} and {tensor.label} {tensor.shape}"
             raise ShapeError(needed, got, "broadcast them to one shape first")
-    names = moves.axis_names(len(first.shape))
+    names = axis_names(len(first.shape))
     index = tuple(map(var, names))
     return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
 
@@ -145,10 +145,10 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
         raise ShapeError(
             f"broadcast: a shape that repeats to {target}", f"{a.label} {a.shape}", "sizes 1 repeat"
         )
-    names = moves.axis_names(len(target))
+    names = axis_names(len(target))
     own = names[len(target) - len(a.shape) :]
     index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
-    return moves.copied(a[index], target, names, "broadcast")
+    return copied(a[index], target, names, "broadcast")
 
 
 def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     axes = normal_axes(axis, len(a.shape), hint)
     wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
     source = cast_to(a, wide) if wide else a
-    names = moves.axis_names(len(a.shape))
+    names = axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
@@ -323,7 +323,7 @@ def pooling2d(
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
     source = moves.pad(x, edges, floor if mode == "max" else 0.0)
-    names = moves.axis_names(5)
+    names = axis_names(5)
     rh, rw = Axis("rh", kh, True), Axis("rw", kw, True)
     i, j, k, m, lane = (var(a) for a in names)
     element = source[i, j, k * sh + rh, m * sw + rw, lane]
