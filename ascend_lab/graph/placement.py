@@ -26,7 +26,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ascend_lab.graph import buffers, fusion
+from ascend_lab.graph import fusion, memory
 from ascend_lab.graph.aliases import Alias, aliases
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
@@ -157,7 +157,7 @@ def buffers_of(compiled: Compiled) -> list[Buffer]:
 
 def planned_bytes(compiled: Compiled) -> int:
     """Return the most bytes alive while a compiled network runs, constants included."""
-    return sum(constant_bytes(compiled).values()) + buffers.peak_live_bytes(buffers_of(compiled))
+    return sum(constant_bytes(compiled).values()) + memory.peak_live_bytes(buffers_of(compiled))
 
 
 def plan_network(
@@ -204,7 +204,7 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
     found = {x.name: (offsets[x.name], x.size_bytes) for x in lifetimes(compiled)}
     top = max((low + size for low, size in found.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        top = buffers.aligned(top, ALIGN_BYTES)
+        top = memory.aligned(top, ALIGN_BYTES)
         found[name] = (top, size)
         top += size
     for name, alias in aliases_of(compiled).items():
