@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import limits, output
-from ascend_lab.cli.terminal import say
 from ascend_lab.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -199,6 +198,19 @@ def _same(one: str, other: str) -> bool:
         return Path(one).is_file() and Path(one).samefile(other)
     except (OSError, ValueError):
         return False
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines on standard output; raise `InputError` if it is closed."""
+    if sys.stdout is None:
+        raise InputError("a standard output to print on", "a closed one", "leave it open")
+    for line in lines:
+        print(limits.printable(line))
+
+
+def show(text: str) -> None:
+    """Print a text of lines as `say` does."""
+    say(text.split("\n"))
 
 
 def emit(target: str | None, data: Any, lines: Iterable[str]) -> None:

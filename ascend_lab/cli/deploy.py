@@ -329,11 +329,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         return open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
-        terminal.say([f"serving {name} at http://127.0.0.1:{port}"])
+        common.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
     serve(Service(name, load, policy), arguments.port, told)
-    terminal.say([f"{name} is served no more"])
+    common.say([f"{name} is served no more"])
     return 0
 
 

@@ -264,13 +264,15 @@ def _timed(
     arguments: argparse.Namespace, front: Front, chip: Chip, road: Road
 ) -> tuple[NetworkTimeline, Fused]:
     """Return the times with default or tuned kernels, and the fusion report."""
-    from ascend_lab.graph import simulate_graph
-    from ascend_lab.graph.compile import finish_stages
-    from ascend_lab.graph.tiled import simulate_within
+    from ascend_lab.graph import finish_stages, placement, simulate_graph, tiled
 
-    if not common.is_tuned(arguments):
-        return simulate_within(front, chip, arguments.memory_limit, road)
+    limit, is_tuned = arguments.memory_limit, common.is_tuned(arguments)
+    most = chip.device_memory.size_bytes if limit is None else limit
+    if not is_tuned and placement.too_large(front.laid_out, most):
+        return tiled.simulate_within(front, chip, limit, road)
     stages = finish_stages(front, chip, road)
+    if not is_tuned:
+        return stages.timeline(), stages.fused
     common.check_fits(stages.compiled, arguments.memory_limit)
     tuned = common.with_tuned(stages.compiled, arguments, arguments.dtype)
     return simulate_graph(tuned), stages.fused

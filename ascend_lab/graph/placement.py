@@ -28,7 +28,7 @@ from itertools import accumulate
 
 from ascend_lab.graph import fusion, memory
 from ascend_lab.graph.aliases import Alias, aliases
-from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.ir import Graph, pixels
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
@@ -85,6 +85,23 @@ def peak_bytes(graph: Graph) -> int:
     Every node writes a tensor of its own: fusion, in-place results and views save some of it.
     """
     return weight_bytes(graph) + max(live_bytes(graph))
+
+
+KERNEL_PIXELS = 2**24
+"""Most pixels of a feature map that one convolution computes: rows of its matrix product."""
+
+
+def too_large(graph: Graph, limit_bytes: int, most_pixels: int | None = KERNEL_PIXELS) -> list[int]:
+    """Return the places of nodes that need more bytes alive, or write more pixels, than they may.
+
+    `most_pixels` are of all images together, in one convolution; None: any number.
+    """
+    room, live = limit_bytes - weight_bytes(graph), live_bytes(graph)
+    return [
+        i
+        for i, node in enumerate(graph.nodes)
+        if live[i] > room or (most_pixels and pixels(graph, node) > most_pixels)
+    ]
 
 
 # -- lifetimes ------------------------------------------------------------------------------------
