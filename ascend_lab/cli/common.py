@@ -340,16 +340,14 @@ def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
 
 def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:
     """Return a compiled network with the tuned kernels that the arguments name."""
-    from ascend_lab.aoe.bank import bank_at
-    from ascend_lab.aoe.engine import with_bank
-    from ascend_lab.aoe.saved import read_schedules
+    from ascend_lab.aoe import bank, engine, saved
 
     if arguments.bank is not None:
-        with bank_at(arguments.bank) as knowledge:
+        with bank.bank_at(arguments.bank) as knowledge:
             for warning in knowledge.warnings:
                 print(f"ascend-lab: {warning}", file=sys.stderr)
-            return with_bank(compiled, knowledge).compiled
-    schedules = read_schedules(arguments.tuned)
+            return engine.with_bank(compiled, knowledge).compiled
+    schedules = saved.read_schedules(arguments.tuned)
     if schedules.dtype != dtype:
         remedy = f"`ascend-lab simulate --dtype {schedules.dtype}` takes these"
         raise InputError(f"schedules for {dtype}", f"some for {schedules.dtype}", remedy)
