@@ -142,7 +142,8 @@ class _Run:
 
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
-    from ascend_lab.aoe import bank, drive
+    from ascend_lab.aoe.bank import open_knowledge
+    from ascend_lab.aoe.drive import Bars
     from ascend_lab.aoe.workers import workers_of
 
     job, chip, dtype = flags.job_of(arguments), flags.chip_of(arguments), flags.dtype_of(arguments)
@@ -151,10 +152,10 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     if job == "4":
         return _tune_gradients(arguments, sources, chip)
     folder = output.usable_folder(arguments.output)
-    bars = drive.Bars(False if arguments.progress_bar == "off" else None)
+    bars = Bars(False if arguments.progress_bar == "off" else None)
     with (
         workers_of(flags.executor_of(arguments, os.environ)) as workers,
-        bank.open_knowledge(resume=arguments.reload) as ledger,
+        open_knowledge(resume=arguments.reload) as ledger,
     ):
         asked = "" if arguments.soc_version else " (--soc_version chooses another)"
         head = [f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model"]
@@ -291,7 +292,8 @@ CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
     """Tune all models, print and write reports; return the exit code."""
     from ascend_lab.aoe.bank import open_knowledge, repeat_tune
-    from ascend_lab.aoe.gradient import planning, section, tune_gradients, tuning_text
+    from ascend_lab.aoe.gradient import section, tune_gradients, tuning_text
+    from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
     from ascend_lab.aoe.saved import write_report
 
     topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
@@ -309,7 +311,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
                 graph,
                 chip,
                 topology,
-                max_segments=planning.HCCL_SEGMENTS if most is None else most,
+                max_segments=HCCL_SEGMENTS if most is None else most,
                 knowledge=ledger,
                 repeat=repeat,
                 settings=settings,

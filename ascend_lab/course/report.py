@@ -24,7 +24,16 @@ from typing import Any
 
 import ascend_lab
 from ascend_lab import __version__
-from ascend_lab.course import assignment, grade, handin
+from ascend_lab.course import assignment, handin
+from ascend_lab.course.grade import (
+    Enrolled,
+    Mark,
+    Tried,
+    faults_said,
+    graded_cases,
+    mark as marked,
+    read_secret,
+)
 from ascend_lab.errors import InputError
 from ascend_lab.output import usable_folder, write_whole
 
@@ -54,7 +63,7 @@ for (const head of document.querySelectorAll("th[data-sort]")) head.onclick = ()
 
 def write_report(
     task: assignment.Assignment,
-    marks: Sequence[grade.Mark],
+    marks: Sequence[Mark],
     out: Path,
     secret: str = "",
     changes: Mapping[str, Sequence[str]] | None = None,
@@ -82,13 +91,13 @@ def write_report(
         write_whole(out / name, text.encode("utf-8", "backslashreplace"))
 
 
-def leaderboard(marks: Sequence[grade.Mark]) -> list[tuple[int, str, str]]:
+def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
     """Return (place, pseudonym, cost over optimum) of those who gave a pseudonym, least first."""
     shown = sorted((m.ratio, m.pseudonym) for m in marks if m.pseudonym and m.ratio is not None)
     return [(place, name, f"{ratio:.4f}") for place, (ratio, name) in enumerate(shown, 1)]
 
 
-def results(task: assignment.Assignment, mark: grade.Mark) -> dict[str, Any]:
+def results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
     """Return a mark in the form that Gradescope reads: hidden cases by property only."""
     tests = []
     for part, points in mark.points.items():
@@ -105,14 +114,14 @@ def results(task: assignment.Assignment, mark: grade.Mark) -> dict[str, Any]:
     return {"score": mark.total, "output": output, "tests": tests, "leaderboard": board}
 
 
-def _lines(task: assignment.Assignment, mark: grade.Mark, part: str) -> list[tuple[str, str]]:
+def _lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
     """Return (property, the first thing wrong with it); of hidden cases only how many fail."""
     if part == "performance":
         return [(t.case if t.part == "public" else "a hidden case", _scale(t))
                 for t in mark.tried if t.timed]  # fmt: skip
     tried = [t for t in mark.tried if t.part == part]
     if task.exercises:
-        return [(case, said) for case, said in grade.faults_said(task, tried) if said]
+        return [(case, said) for case, said in faults_said(task, tried) if said]
     found = []
     for name in task.weights:
         failing = [t for t in tried if t.judged.properties.get(name, "missing")]
@@ -127,7 +136,7 @@ def _lines(task: assignment.Assignment, mark: grade.Mark, part: str) -> list[tup
     return found
 
 
-def _scale(tried: grade.Tried) -> str:
+def _scale(tried: Tried) -> str:
     """Return what a cost is worth, with the fixed scale beside it."""
     judged = tried.judged
     if tried.faults or judged.cost is None:
@@ -138,7 +147,7 @@ def _scale(tried: grade.Tried) -> str:
     )
 
 
-def _grades(task: assignment.Assignment, marks: Sequence[grade.Mark]) -> list[tuple[Any, ...]]:
+def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = [("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")]
     for mark in marks:
@@ -181,7 +190,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
     return f"<table><thead><tr>{top}</thead><tbody>{body}</tbody></table>"
 
 
-def _student_page(task: assignment.Assignment, mark: grade.Mark) -> str:
+def _student_page(task: assignment.Assignment, mark: Mark) -> str:
     rows = [
         [(html.escape(part), part), (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
          ("<br>".join(html.escape(f"{n}: {t}") for n, t in _lines(task, mark, part)) or "-", "")]
@@ -197,7 +206,7 @@ def _student_page(task: assignment.Assignment, mark: grade.Mark) -> str:
 
 def _index(
     task: assignment.Assignment,
-    marks: Sequence[grade.Mark],
+    marks: Sequence[Mark],
     secret: str,
     alike: Sequence[tuple[str, str, float]],
     changes: Mapping[str, Sequence[str]],
@@ -208,7 +217,7 @@ def _index(
         faults = [
             f"{part} {case}: {said}"
             for part in parts
-            for case, said in grade.faults_said(task, [t for t in mark.tried if t.part == part])
+            for case, said in faults_said(task, [t for t in mark.tried if t.part == part])
             if said
         ]
         more = [*mark.notes, *changes.get(mark.student, ()), *faults]
@@ -233,7 +242,7 @@ def _index(
     )
 
 
-def _spread(marks: Sequence[grade.Mark]) -> str:
+def _spread(marks: Sequence[Mark]) -> str:
     """Draw how the totals are spread, ten points a bar."""
     counts = [0] * 11
     for mark in marks:
@@ -250,23 +259,19 @@ def _spread(marks: Sequence[grade.Mark]) -> str:
     return f"{head}{bars}</svg>"
 
 
-def _pair(one: str, other: str, alike: float, marks: Sequence[grade.Mark]) -> str:
+def _pair(one: str, other: str, alike: float, marks: Sequence[Mark]) -> str:
     texts = {mark.student: mark.source for mark in marks} | handin.our_sources()
     both = "".join(f"<pre>{html.escape(texts.get(name, ''))}</pre>" for name in (one, other))
     title = html.escape(f"{one} and {other}: {alike:.0%}")
     return f'<details><summary>{title}</summary><div class="pair">{both}</div></details>'
 
 
-def _charts(
-    task: assignment.Assignment, mark: grade.Mark, tried: Sequence[grade.Tried], secret: str
-) -> str:
+def _charts(task: assignment.Assignment, mark: Mark, tried: Sequence[Tried], secret: str) -> str:
     """Return the assignment's own charts of what failed, as SVG; none where it cannot draw one."""
     draw = getattr(task.public, "chart", None)
     if draw is None or not tried:
         return ""
-    cases = {
-        (part, case.name): case for part, case in grade.graded_cases(task, mark.student, secret)
-    }
+    cases = {(part, case.name): case for part, case in graded_cases(task, mark.student, secret)}
     shown = []
     for one in tried:
         try:
@@ -328,7 +333,7 @@ def autograde(root: str | Path, name: str) -> None:
     source = root / "source"
     secret_file = source / "secret.toml"
     task = assignment.load(name, source / "course")
-    secret = grade.read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
+    secret = read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
     told = root / "submission_metadata.json"
     metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
     users = metadata.get("users") or [{}]
@@ -337,7 +342,7 @@ def autograde(root: str | Path, name: str) -> None:
     best = max(found, key=lambda work: bool(work.source), default=handin.HandIn(student, "", ""))
     whole = "".join(work.log for work in found)
     one = handin.HandIn(student, best.file, best.source, whole, best.notes)
-    made = results(task, grade.mark(task, one, grade.Enrolled(student), secret))
+    made = results(task, marked(task, one, Enrolled(student), secret))
     if _today(metadata) >= A_DAY:
         for test in made["tests"]:
             if test["name"] == "hidden":

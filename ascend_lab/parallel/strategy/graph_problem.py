@@ -23,7 +23,8 @@ from typing import NamedTuple
 from ascend_lab import errors, ops
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cluster import Topology, collective_time
-from ascend_lab.graph import Graph, Node as GraphNode, evaluate
+from ascend_lab.graph import Graph, Node as GraphNode
+from ascend_lab.graph.evaluate import STATISTICS, node_macs
 from ascend_lab.parallel.redistribution import Cost, Layout, cheapest, price
 from ascend_lab.parallel.strategy.problem import Edge, Node, Problem
 
@@ -73,9 +74,7 @@ def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
     def work_s(graph: Graph, node: GraphNode) -> float:
         kinds = (*graph.in_types(node), *graph.out_types(node))
         moved = sum(kind.elements * DTYPE_BYTES[kind.dtype] for kind in kinds)
-        return TRAINING * max(
-            2 * evaluate.node_macs(graph, node) / peak, moved / memory_bytes_per_s
-        )
+        return TRAINING * max(2 * node_macs(graph, node) / peak, moved / memory_bytes_per_s)
 
     return work_s
 
@@ -287,7 +286,7 @@ def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
 def has_gradient(graph: Graph, node: GraphNode, index: int) -> bool:
     """Tell whether training needs the gradient of an input: weights and activations, not data."""
     name = node.inputs[index]
-    averaged = node.op == "batch_norm" and index in evaluate.STATISTICS
+    averaged = node.op == "batch_norm" and index in STATISTICS
     return graph.types[name].dtype in FLOATS and name not in graph.inputs and not averaged
 
 
