@@ -330,7 +330,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         common.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
-    serve(Service(name, load, policy), arguments.port, network.told)
+    serve(Service(name, load, policy), arguments.port, told)
     common.say([f"{name} is served no more"])
     return 0
 
