@@ -77,6 +77,13 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - tail - 3]}...{text[-tail:]}"
 
 
+def printable(text: str) -> str:
+    """Return text as one line, with escapes for what a terminal would obey instead of showing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 # -- numbers in texts -----------------------------------------------------------------------------
 def whole_of(text: str) -> int | None:
     """Return the whole number a text means, None if it means none."""

@@ -21,8 +21,7 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.buffers import read_csv
-from ascend_lab.graph.memory import plan, simulate_writes, verify
+from ascend_lab.graph.memory import plan, read_csv, simulate_writes, verify
 from bench.table import CHIPS, Figure, median_s
 
 NETWORKS = ("resnet50", "bert_base")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
-from ascend_lab.sim.values import numpy_type
+from ascend_lab.isa.memory import numpy_type
 
 Values = NDArray[Any]
 INTS = ("int8", "uint8", "int32")

@@ -43,6 +43,7 @@ from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import topological
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Kernel, Launch, sanitize
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.sim import (
     KernelTimeline,
     Surroundings,
@@ -52,7 +53,6 @@ from ascend_lab.sim import (
     instruction_cost,
     simulate_kernel,
 )
-from ascend_lab.sim.values import numpy_type
 
 CHIPS = ("Ascend910A", "Ascend910B2")
 """A chip with coupled cores, and one whose cube and vector cores are apart."""

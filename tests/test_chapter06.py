@@ -13,9 +13,9 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import interpret
 from ascend_lab.errors import AscendLabError, CapacityError, InputError, ScheduleError
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.expressions import add_relu
-from ascend_lab.sim.values import numpy_type
 
 CHIP = load_chip("Ascend910B2")
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ascend_lab import output
 from ascend_lab.cli import aoe, ascend_lab as lab, tune, verbs
-from ascend_lab.cli.terminal import printable
+from ascend_lab.limits import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENTS = files()

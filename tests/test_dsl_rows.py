@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.aoe.vector.bound import vector_bound
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.sim import simulate_kernel
-from ascend_lab.sim.values import numpy_type
 from bench.rows import ROWS as OPERATORS
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")

@@ -33,8 +33,8 @@ from ascend_lab.isa import (
     sanitize,
     vector,
 )
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.sim import Surroundings, analyse, execute, instruction_cost, simulate
-from ascend_lab.sim.values import numpy_type
 
 TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
 BF16 = ml_dtypes.bfloat16
@@ -96,7 +96,7 @@ def test_the_bf16_cube_is_as_fast_as_the_fp16_one():
 def test_number_formats_name_themselves():
     assert numpy_type("bf16") is BF16
     assert numpy_type("fp16") is np.float16
-    with pytest.raises(InputError, match="use fp16, fp32, int8, uint8, int32, bf16"):
+    with pytest.raises(InputError, match="use fp16, bf16, fp32, int8, uint8, int32"):
         numpy_type("fp8")
 
 

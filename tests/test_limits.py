@@ -20,7 +20,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.cli.inputs import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
-from ascend_lab.graph import buffers as hot
+from ascend_lab.graph import memory as hot
 from ascend_lab.graph.memory import Buffer, plan
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.kernels import GemmShape, gemm_launch

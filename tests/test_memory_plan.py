@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
 from ascend_lab.graph import memory as planner_module
-from ascend_lab.graph.buffers import read_csv
 from ascend_lab.graph.memory import (
     METHODS,
     Buffer,
@@ -19,6 +18,7 @@ from ascend_lab.graph.memory import (
     pack_cpsat,
     peak_live_bytes,
     plan,
+    read_csv,
     reuse_distance_bytes,
     share,
     simulate_writes,

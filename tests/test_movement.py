@@ -16,6 +16,7 @@ from ascend_lab.errors import (
     TypeMismatchError,
 )
 from ascend_lab.isa import sanitize
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.kernels.rearrange import (
     check_indices,
     concat_launch,
@@ -32,7 +33,6 @@ from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
 from ascend_lab.lab.kernels.split_conflict import relu_transpose_kernel
 from ascend_lab.layout import Move, View, copy_launch, moves_launch
 from ascend_lab.sim import execute, simulate, simulate_kernel
-from ascend_lab.sim.values import numpy_type
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
 FORMATS = ("fp16", "fp32", "int8", "int32")

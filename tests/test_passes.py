@@ -125,7 +125,7 @@ def test_a_pass_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         found = match(rw, node, ("sqrt", ("square", "x")))
         return found is not None and rw.become(node, "abs", [found["x"]])
 
-    monkeypatch.setattr("ascend_lab.graph.passes.PASSES", dict(PASSES))
+    monkeypatch.setattr("ascend_lab.graph.passes.rewrite.PASSES", dict(PASSES))
     mine = Pass("SqrtOfSquarePass", "prepare", sweep(rule, "sqrt"), "sqrt(x^2) is |x|")
     assert register_pass(mine) is mine
     with pytest.raises(InputError, match="a new name for a pass; got SqrtOfSquarePass"):

@@ -14,9 +14,10 @@ from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.graph import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
 from ascend_lab.graph.compile import finish_stages, front_stages
-from ascend_lab.graph.evaluate import checked_inputs, live_bytes, peak_bytes, weight_bytes
+from ascend_lab.graph.evaluate import checked_inputs
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.onnx.export import export_onnx
+from ascend_lab.graph.placement import live_bytes, peak_bytes, weight_bytes
 from ascend_lab.graph.slice import Grid, obstacle
 from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.graph.tiled import Tiled, simulate_tiled, simulate_within, tile_for, tile_graph

@@ -24,8 +24,7 @@ from ascend_lab.graph.lower.piece import packed
 from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.tandem_schedules import TIMED
-from ascend_lab.ops.formats import numpy_type
-from ascend_lab.ops.matmul import base_name, warm_cycles
+from ascend_lab.ops import formats, matmul
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""
@@ -57,7 +56,7 @@ class Tunable:
 
     def cycles(self, kernel: isa.Kernel) -> int:
         """Return the cycles of a kernel for this operator, launch included."""
-        return warm_cycles(kernel, self.chip, self.warm)
+        return matmul.warm_cycles(kernel, self.chip, self.warm)
 
     def cycles_of(self, choice: Choice) -> int:
         """Return the cycles with a choice, launch included; raises what lowering raises."""
@@ -90,7 +89,7 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
         unit, reason, cycles = "", NO_PARAMETERS, tasks.time_cpu(kernel, chip).total_cycles
     else:
         unit, reason = unit_of(task.piece, chip)
-        cycles = warm_cycles(kernel, chip, warm)
+        cycles = matmul.warm_cycles(kernel, chip, warm)
     return Tunable(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
 
 
@@ -190,7 +189,7 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
             array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
             readers = {n.op for n in piece.graph.nodes if name in n.inputs}
             array = np.abs(array) if readers & POSITIVE else array
-        found[name] = array.astype(numpy_type(kind.dtype))
+        found[name] = array.astype(formats.numpy_type(kind.dtype))
     return found
 
 
@@ -200,7 +199,7 @@ def run(
     """Return what a kernel writes, on poisoned memory, operands stored as it asks."""
     tensors = dict(lowered.extra)
     for buffer in lowered.kernel.tensors:
-        base = base_name(buffer)
+        base = matmul.base_name(buffer)
         if base in inputs and buffer.name not in tensors:
             form = lowered.forms.get(buffer.name)
             array = inputs[base]

@@ -20,8 +20,7 @@ from ascend_lab import __version__, limits, output
 from ascend_lab.aoe.bank import BankKey, Outcome, chip_digest, records, repo_summary
 from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import NetworkResult, Tuning
-from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult
-from ascend_lab.aoe.subgraph.slicing import HOW
+from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slicing
 from ascend_lab.aoe.tuning import CERTAINTIES, Result, key_of, tenths_of
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
@@ -106,7 +105,7 @@ class Report:
                 "repo_summary": dict(repo_summary(self.tuning.outcomes)),
                 "tried": sliced.tried,
                 "slices": [str(region) for region in sliced.plan.regions],
-                **{name: getattr(sliced.plan, name) for name in HOW},
+                **{name: getattr(sliced.plan, name) for name in slicing.HOW},
                 "plan": sliced.plan.plain(),
             },
         }
@@ -364,7 +363,7 @@ def write_schedules(
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
     head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
     head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
-    head |= {name: getattr(plan, name) for name in HOW}
+    head |= {name: getattr(plan, name) for name in slicing.HOW}
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
     output.write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -389,7 +388,7 @@ def read_schedules(file: str | Path) -> Schedules:
             raise InputError(what, str(error), "tune the model again") from None
     try:
         words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
-        launches = SlicePlan((), **{name: head.get(name) is True for name in HOW})
+        launches = SlicePlan((), **{name: head.get(name) is True for name in slicing.HOW})
         return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{file} line 1: chip, chip_digest, core_count and dtype"

@@ -44,8 +44,7 @@ def parse_bytes(text: str) -> float:
 
 
 def _collective(arguments: argparse.Namespace) -> int:
-    from ascend_lab.cluster import collective_time, compare, load_topology
-    from ascend_lab.cluster.schedule import op_name
+    from ascend_lab.cluster import collective_time, compare, load_topology, schedule
 
     size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
     ranks = topology.size if arguments.ranks is None else arguments.ranks
@@ -54,7 +53,7 @@ def _collective(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.root < ranks:
         raise InputError(f"--root below {ranks}", str(arguments.root))
     places, root = range(ranks), arguments.root
-    if op_name(arguments.op) not in ROOTED:
+    if schedule.op_name(arguments.op) not in ROOTED:
         refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
         times = compare(arguments.op, topology, size_bytes, places, root)
@@ -157,17 +156,16 @@ def _percent(value: float | None) -> str:
 
 
 def _topologies(arguments: argparse.Namespace) -> int:
-    from ascend_lab.cluster import TOPOLOGIES, load_topology
-    from ascend_lab.cluster.loader import topology_dict, topology_text, usage
+    from ascend_lab.cluster import TOPOLOGIES, load_topology, loader
 
     if arguments.name is not None:
         topology = load_topology(arguments.name)
-        emit(arguments.json, topology_dict(topology), topology_text(topology))
+        emit(arguments.json, loader.topology_dict(topology), loader.topology_text(topology))
         return 0
     data: dict[str, Any] = {}
     lines = []
     for preset in TOPOLOGIES.values():
-        name, most = usage(preset.name), preset.limit or None
+        name, most = loader.usage(preset.name), preset.limit or None
         data[name] = {"summary": preset.summary, "source": preset.source, "most_devices": most}
         lines += [f"{name:<15} {preset.summary}", f"{'':<15} {preset.source}"]
     emit(arguments.json, data, lines)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import limits, output
-from ascend_lab.cli.terminal import say
 from ascend_lab.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -201,6 +200,19 @@ def _same(one: str, other: str) -> bool:
         return False
 
 
+def say(lines: Iterable[str]) -> None:
+    """Print lines on standard output; raise `InputError` if it is closed."""
+    if sys.stdout is None:
+        raise InputError("a standard output to print on", "a closed one", "leave it open")
+    for line in lines:
+        print(limits.printable(line))
+
+
+def show(text: str) -> None:
+    """Print a text of lines as `say` does."""
+    say(text.split("\n"))
+
+
 def emit(target: str | None, data: Any, lines: Iterable[str]) -> None:
     """Print the lines, or write `data` as JSON to a file or, for "-", to standard output."""
     if target is None:
@@ -328,16 +340,14 @@ def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
 
 def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:
     """Return a compiled network with the tuned kernels that the arguments name."""
-    from ascend_lab.aoe.bank import bank_at
-    from ascend_lab.aoe.engine import with_bank
-    from ascend_lab.aoe.saved import read_schedules
+    from ascend_lab.aoe import bank, engine, saved
 
     if arguments.bank is not None:
-        with bank_at(arguments.bank) as knowledge:
+        with bank.bank_at(arguments.bank) as knowledge:
             for warning in knowledge.warnings:
                 print(f"ascend-lab: {warning}", file=sys.stderr)
-            return with_bank(compiled, knowledge).compiled
-    schedules = read_schedules(arguments.tuned)
+            return engine.with_bank(compiled, knowledge).compiled
+    schedules = saved.read_schedules(arguments.tuned)
     if schedules.dtype != dtype:
         remedy = f"`ascend-lab simulate --dtype {schedules.dtype}` takes these"
         raise InputError(f"schedules for {dtype}", f"some for {schedules.dtype}", remedy)
@@ -346,7 +356,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
 
 def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
     """Raise `CapacityError` for a network that would have to be computed in tiles."""
-    from ascend_lab.graph.tiled import planned_bytes
+    from ascend_lab.graph.placement import planned_bytes
 
     limit = compiled.chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     peak = planned_bytes(compiled)

@@ -80,12 +80,11 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course import check
+    from ascend_lab.course import check, handin
     from ascend_lab.course.grade import faults_said, mark_of
-    from ascend_lab.course.handin import source_of
 
     path = Path(arguments.work)
-    source = source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
+    source = handin.source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
     student = arguments.student or ("" if task.exercises else _handed_to(path.parent))
     tried = check(task, source, student, path.name, lambda text: print(text, file=sys.stderr))
     points = mark_of(task, tried)

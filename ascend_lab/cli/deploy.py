@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits
-from ascend_lab.cli import common, inputs, terminal
+from ascend_lab.cli import common, inputs, network, terminal
 from ascend_lab.cli.aoe_words import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, refuse_idle
-from ascend_lab.cli.network import told, unknown_names
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, decimal, naming, whole, wholes_of
 from ascend_lab.output import check_writable, write_whole
@@ -63,7 +62,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num", "insert_op_conf",
              "compression")  # fmt: skip
     options = {name: str(getattr(arguments, name)) for name in given if name in arguments.given}
-    data = compile_offline(gears, chip, road, options=options, told=told)
+    data = compile_offline(gears, chip, road, options=options, told=network.told)
     model = OfflineModel(arguments.output, unpack_parts(data, arguments.output))
     write_whole(arguments.output, data)
     rows = [
@@ -149,12 +148,11 @@ def _report(arguments: argparse.Namespace) -> bool:
 
 def _road(arguments: argparse.Namespace) -> Road:
     """Return what passes, rules and number format the options ask for."""
-    from ascend_lab.graph import Road
-    from ascend_lab.graph.decide import Switches, read_switches
+    from ascend_lab.graph import Road, decide
 
     file = arguments.fusion_switch_file
-    switches = read_switches(file) if file else Switches()
-    if unknown := unknown_names(switches):
+    switches = decide.read_switches(file) if file else decide.Switches()
+    if unknown := network.unknown_names(switches):
         terminal.complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
     return Road(switches=switches, dtype=dtype_of(arguments))
 
@@ -329,11 +327,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         return open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
-        terminal.say([f"serving {name} at http://127.0.0.1:{port}"])
+        common.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
     serve(Service(name, load, policy), arguments.port, told)
-    terminal.say([f"{name} is served no more"])
+    common.say([f"{name} is served no more"])
     return 0
 
 

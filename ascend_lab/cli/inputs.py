@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits, output
-from ascend_lab.cli.common import import_with, shapes_in
-from ascend_lab.cli.terminal import complain
+from ascend_lab.cli import common, terminal
 from ascend_lab.errors import InputError
 from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
 
@@ -96,7 +95,7 @@ def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
     for name, array in arrays.items():
         if wrong := array.size - np.isfinite(array).sum():
             got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
-            complain("ascend-lab", f"warning: {flag}: {got}")
+            terminal.complain("ascend-lab", f"warning: {flag}: {got}")
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
@@ -159,7 +158,7 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of "x:1,3,224,224;y:1,10"; -1 may stand first, for the batch."""
     parts = [part.strip() for part in text.split(";") if part.strip()]
     parts = [text] if text and not parts else parts
-    return shapes_in(parts, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
+    return common.shapes_in(parts, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
 
 
 def _batches(text: str) -> list[int]:
@@ -180,7 +179,7 @@ def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
 
 
 def _load(model: str, shapes: Shapes, batch: int | None) -> Graph:
-    return import_with(model, None, sized(shapes, batch, "batch"), batch).graph
+    return common.import_with(model, None, sized(shapes, batch, "batch"), batch).graph
 
 
 def sized(shapes: Shapes, batch: int | None, what: str) -> dict[str, tuple[int, ...]]:

@@ -173,14 +173,13 @@ TRIAL_BATCHES = (53, 59)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.compress import calibrate, signal_to_noise_db
-    from ascend_lab.compress.scales import limits
+    from ascend_lab.compress import calibrate, scales, signal_to_noise_db
 
     values = inputs.load_array(arguments.values)
     found = calibrate(
         values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
     )
-    low, high = (float(end - found.offset) * found.scale for end in limits(found.bits))
+    low, high = (float(end - found.offset) * found.scale for end in scales.limits(found.bits))
     narrow = values.astype(np.float32)
     data = {
         "method": arguments.method,
@@ -254,14 +253,13 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
 
 def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
     """Return the graph for as many rows as the model fixes, and whether it leaves them open."""
-    from ascend_lab.graph.onnx.model_file import load
-    from ascend_lab.graph.onnx.tensors import Limits, sizes_of
+    from ascend_lab.graph.onnx import model_file, tensors
     from ascend_lab.graph.zoo import PREFIX
 
     if model.startswith(PREFIX):
         return import_with(model).graph, False
-    stated = load(model, Limits())[0].graph
-    entries = {e.name: sizes_of(e) for e in stated.input}
+    stated = model_file.load(model, tensors.Limits())[0].graph
+    entries = {e.name: tensors.sizes_of(e) for e in stated.input}
     common.wanted(entries.keys() - {t.name for t in stated.initializer}, arrays, "--calibration")
     heads = {name: sizes[0] for name, sizes in entries.items() if sizes and name in arrays}
     is_open = any(not isinstance(head, int) for head in heads.values())

@@ -19,10 +19,9 @@ from ascend_lab.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
-    from ascend_lab.graph import NetworkTimeline, OperatorTime
+    from ascend_lab.graph import NetworkTimeline, OperatorTime, fusion
     from ascend_lab.graph.compile import Front, Road
     from ascend_lab.graph.decide import Switches
-    from ascend_lab.graph.fusion import Fused
     from ascend_lab.graph.hosted import Hosted
     from ascend_lab.graph.ir import Graph
     from ascend_lab.runtime import OfflineModel
@@ -191,9 +190,8 @@ LONGEST = 44
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    from ascend_lab.graph import decide, network
     from ascend_lab.graph.compile import Road, front_stages
-    from ascend_lab.graph.decide import Switches, read_switches
-    from ascend_lab.graph.network import write_network_trace
 
     if _is_offline(arguments.model):
         return _simulate_offline(arguments)
@@ -201,7 +199,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
         raise InputError("--chip with a chip name or file", "none", "see `ascend-lab chips`")
     chip = common.chip_with(arguments)
     common.check_least(arguments, "--memory-limit", 1, " byte", "raise it")
-    switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else Switches()
+    switches = (
+        decide.read_switches(arguments.fusion_switch)
+        if arguments.fusion_switch
+        else decide.Switches()
+    )
     try:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
@@ -213,7 +215,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     front = front_stages(graph, chip, road)
     times, fused = _timed(arguments, front, chip, road)
     if arguments.trace:
-        write_network_trace(times, arguments.trace)
+        network.write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         output.write_whole(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, *told(times, front, graph))
@@ -222,17 +224,16 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
     """Print the time of a model that is placed on core, AI CPU and host."""
-    from ascend_lab.graph.bound import UNBOUND
+    from ascend_lab.graph import bound, network
     from ascend_lab.graph.compile import account
-    from ascend_lab.graph.network import write_network_trace
 
     common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
                 "--memory-limit")  # fmt: skip
     hosted = placed(arguments, None, error)
     times = hosted.timeline()
     if arguments.trace:
-        write_network_trace(times, arguments.trace)
-    nodes, found = sum(len(part.nodes) for part in hosted.parts), account(times, UNBOUND)
+        network.write_network_trace(times, arguments.trace)
+    nodes, found = sum(len(part.nodes) for part in hosted.parts), account(times, bound.UNBOUND)
     lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
     emit(arguments.json, {**hosted.summary(), **found}, lines)
     return 0
@@ -262,15 +263,17 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
 
 def _timed(
     arguments: argparse.Namespace, front: Front, chip: Chip, road: Road
-) -> tuple[NetworkTimeline, Fused]:
+) -> tuple[NetworkTimeline, fusion.Fused]:
     """Return the times with default or tuned kernels, and the fusion report."""
-    from ascend_lab.graph import simulate_graph
-    from ascend_lab.graph.compile import finish_stages
-    from ascend_lab.graph.tiled import simulate_within
+    from ascend_lab.graph import finish_stages, placement, simulate_graph, tiled
 
-    if not common.is_tuned(arguments):
-        return simulate_within(front, chip, arguments.memory_limit, road)
+    limit, is_tuned = arguments.memory_limit, common.is_tuned(arguments)
+    most = chip.device_memory.size_bytes if limit is None else limit
+    if not is_tuned and placement.too_large(front.laid_out, most):
+        return tiled.simulate_within(front, chip, limit, road)
     stages = finish_stages(front, chip, road)
+    if not is_tuned:
+        return stages.timeline(), stages.fused
     common.check_fits(stages.compiled, arguments.memory_limit)
     tuned = common.with_tuned(stages.compiled, arguments, arguments.dtype)
     return simulate_graph(tuned), stages.fused
@@ -278,10 +281,9 @@ def _timed(
 
 def unknown_names(switches: Switches) -> list[str]:
     """Return the names of a switch file that no pass and no rule has here."""
-    from ascend_lab.graph.fusion import AUTOMATIC, RULES
-    from ascend_lab.graph.passes import PASSES
+    from ascend_lab.graph import fusion, passes
 
-    known = {"ALL", AUTOMATIC, *PASSES, *(rule.name for rule in RULES)}
+    known = {"ALL", fusion.AUTOMATIC, *passes.PASSES, *(rule.name for rule in fusion.RULES)}
     return sorted({name for _, name in switches.named} - known)
 
 

@@ -44,8 +44,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
     _check_memory(arguments)
-    from ascend_lab.graph.buffers import read_csv
-    from ascend_lab.graph.memory import plan, verify
+    from ascend_lab.graph.memory import plan, read_csv, verify
 
     buffers, capacity = read_csv(arguments.file), arguments.capacity
     how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed

@@ -172,7 +172,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
 def _print_once(head: list[str]) -> None:
     """Print what stands above all results; it waits for the first network that can be read."""
     while head:
-        terminal.show(head.pop(0))
+        common.show(head.pop(0))
 
 
 def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
@@ -202,7 +202,7 @@ def _source(run: _Run, source: Source) -> bool:
         stopped = True
     finally:  # what was found before an error is reported too
         for job, found in sections.items():
-            terminal.show(f"  report {write_report(run.folder, job, found)}")
+            common.show(f"  report {write_report(run.folder, job, found)}")
     return stopped
 
 
@@ -229,25 +229,25 @@ def _print(report: Report) -> None:
 
     name, tuning = report.name, report.tuning
 
-    terminal.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    common.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
     for job, found in [("sgat", tuning.subgraph), ("opat", tuning.operators)]:
         if found is not None:
             before, after = found.before_s, found.after_s
             end = "interrupted" if found.interrupted else "finished"
-            terminal.show(
+            common.show(
                 f"{job} process {end}. Performance improved by {(before - after) / after:.2%} "
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
     if tuning.subgraph is not None:
-        terminal.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
+        common.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
     if tuning.operators is not None:
-        terminal.show(report.top(TOP))
-        terminal.show(f"  {_operators(tuning.operators)}")
-    terminal.show(
+        common.show(report.top(TOP))
+        common.show(f"  {_operators(tuning.operators)}")
+    common.show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
         "(of any slicing and schedule; it counts no waits and one launch)"
     )
-    terminal.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
+    common.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
 
 
 def _operators(found: NetworkResult) -> str:
@@ -268,7 +268,7 @@ def _save(run: _Run, name: str, tuning: Tuning) -> None:
     from ascend_lab.aoe.saved import save_tuned
 
     if run.deadline().over and not tuning.result_s < tuning.baseline_s:
-        terminal.show("  no tuned model is written: in the time limit nothing was tuned")
+        common.show("  no tuned model is written: in the time limit nothing was tuned")
         return
     try:
         with run.bars:
@@ -278,7 +278,7 @@ def _save(run: _Run, name: str, tuning: Tuning) -> None:
     except errors.UnsupportedError as error:
         run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return
-    terminal.show(
+    common.show(
         f"  tuned model {saved.model}, schedules {saved.schedules}: "
         f"{saved.time_s * 1e3:.4f} ms when read again"
     )
@@ -316,9 +316,9 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
                 repeat=repeat,
                 settings=settings,
             )
-            terminal.show("\n".join(tuning_text(found)))
+            common.show("\n".join(tuning_text(found)))
             sections.append(section(found))
-        terminal.show(f"  report {write_report(folder, 'gdat', sections)}")
+        common.show(f"  report {write_report(folder, 'gdat', sections)}")
         return False
 
     head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]

@@ -105,8 +105,7 @@ def _own_tiling(
     arguments: argparse.Namespace, chip: Any, shapes: Sequence[Any], formats: Any, attrs: Any
 ) -> Any:
     """Return the tiling that --tile, --step-k and --grid ask for, None without any of them."""
-    from ascend_lab import ops
-    from ascend_lab.kernels import GemmShape
+    from ascend_lab import kernels, ops
 
     if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
         return None
@@ -117,7 +116,7 @@ def _own_tiling(
         shape[::-1] if attrs.get(name) else shape
         for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
     )
-    return _tiled(arguments, chip, GemmShape(rows[0], rows[1], columns[1], formats[0]))
+    return _tiled(arguments, chip, kernels.GemmShape(rows[0], rows[1], columns[1], formats[0]))
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -144,16 +143,15 @@ def _attributes(texts: Sequence[str]) -> dict[str, Any]:
 
 # -- verbs --------------------------------------------------------------------------------------
 def _chips(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip, presets
-    from ascend_lab.chip.model import chip_dict, chip_lines, chip_table
+    from ascend_lab.chip import load_chip, model, presets
 
     if arguments.name is None:
         chips = presets()
-        data: Any = {name: chip_dict(chip) for name, chip in chips.items()}
-        lines = chip_table(chips.values())
+        data: Any = {name: model.chip_dict(chip) for name, chip in chips.items()}
+        lines = model.chip_table(chips.values())
     else:
         chip = load_chip(arguments.name)
-        data, lines = chip_dict(chip), chip_lines(chip)
+        data, lines = model.chip_dict(chip), model.chip_lines(chip)
     emit(arguments.json, data, lines)
     return 0
 

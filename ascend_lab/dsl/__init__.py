@@ -4,19 +4,19 @@
 # isort: off
 from ascend_lab.dsl.auto import auto_schedule, schedule_product
 from ascend_lab.dsl.formulas import (
-    absolute, compute, exp, log, max, maximum, min, minimum, placeholder, prod,  # noqa: A004
-    reduce_axis, relu, rsqrt, sqrt, sum,  # noqa: A004 - the published names
+    absolute, broadcast, broadcast_shapes, cast_to, ceil, compute, exp, floor, log, maximum,
+    minimum, placeholder, reduce_axis, relu, round, rsqrt, select, sqrt, vabs, vadd,  # noqa: A004
+    vadds, vand, vcmp, vdiv, vexp, vlog, vmax, vmaxs, vmin, vmins, vmul, vmuls, vnot, vor, vrec,
+    vrelu, vrsqrt, vsqrt, vsub,
+)
+from ascend_lab.dsl.formulas import (  # the published names
+    fold_max as max, fold_min as min, fold_prod as prod, fold_sum as sum,  # noqa: A004
 )
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.moves import (
-    concat, gather, pad, reshape, scatter, slice, transpose,  # noqa: A004
-)
 from ascend_lab.dsl.schedule import show
 from ascend_lab.dsl.operations import (
-    broadcast, broadcast_shapes, cast_to, ceil, conv2d, floor, matmul, pooling2d, reduce_max,
-    reduce_min, reduce_prod, reduce_sum, round, select, vabs, vadd, vadds, vand,  # noqa: A004
-    vcmp, vdiv, vexp, vlog, vmax, vmaxs, vmin, vmins, vmul, vmuls, vnot, vor, vrec, vrelu,
-    vrsqrt, vsqrt, vsub,
+    concat, conv2d, gather, matmul, pad, pooling2d, reduce_max, reduce_min, reduce_prod,
+    reduce_sum, reshape, scatter, slice, transpose,  # noqa: A004
 )
 from ascend_lab.dsl.primitives_loops import (
     bind, fuse, reorder, rfactor, split, tensorize, tile, vectorise,

@@ -1,160 +1,177 @@
-"""The published TBE operations on whole tensors: vadd, vrelu, broadcast, reduce_sum, ..."""
+"""The published TBE operations on whole tensors that move, fold or multiply: reshape, matmul."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+import math
+from collections.abc import Sequence
+from typing import Any
 
-from ascend_lab.dsl import moves, tensor as exprs
-from ascend_lab.dsl.formulas import Fold, check_shape, computed
-from ascend_lab.dsl.tensor import FLOATS, Axis, Call, Compute, Expr, Shape, Tensor, binary, unary
+from ascend_lab.dsl.formulas import Fold, axis_names, cast_to, check_shape, computed, copied, vmuls
+from ascend_lab.dsl.tensor import Axis, Call, Compute, Load, Shape, Template, Tensor
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+# -- moves: what computes nothing ------------------------------------------------------------------
+def template(kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any) -> Tensor:
+    """Return a tensor that a kernel of its own computes."""
+    body = Template(kind, tuple(inputs), tuple(sorted(attrs.items())))
+    return Tensor("", shape, dtype, body, kind)
 
 
-def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
-    """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
-    first = tensors[0]
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            raise TypeMismatchError(
-                f"{hint}: tensors", repr(tensor), "use vadds, vmuls for numbers"
-            )
-        if tensor.shape != first.shape:
-            needed = f"{hint}: operands of one shape"
-            got = f"{first.label} {first.shape} and {tensor.label} {tensor.shape}"
-            raise ShapeError(needed, got, "broadcast them to one shape first")
-    names = moves.axis_names(len(first.shape))
-    index = tuple(map(var, names))
-    return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
+def one_axis(axis: int, rank: int, what: str) -> int:
+    """Return an axis as a number 0..rank-1; raise `ShapeError` outside -rank..rank-1."""
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise ShapeError(f"{what}: an axis from {-rank} to {rank - 1}", str(axis), "check the rank")
+    return axis % rank
 
 
-def _named(name: str, text: str) -> Callable[[F], F]:
-    """Return a decorator that gives an operation its published name and docstring."""
-
-    def keep(operation: F) -> F:
-        operation.__name__, operation.__doc__ = name, text
-        return operation
-
-    return keep
-
-
-def _check_whole(op: str, a: Tensor, whole: bool) -> None:
-    if whole and a.dtype in FLOATS:
-        raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
-
-
-def _binary(op: str, how: str, whole: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-    @_named(op, f"Return {op}(a, b) {how}.")
-    def operation(a: Tensor, b: Tensor) -> Tensor:
-        _check_whole(op, a, whole)
-        return _map(op, (a, b), lambda x, y: binary(op, x, y))
-
-    return operation
-
-
-def _unary(op: str, name: str = "", whole: bool = False) -> Callable[[Tensor], Tensor]:
-    name = name or op
-
-    @_named(name, f"Return {name}(a) element by element.")
-    def operation(a: Tensor) -> Tensor:
-        _check_whole(op, a, whole)
-        return _map(name, (a,), lambda x: unary(op, x))
-
-    return operation
-
-
-def _scalar(op: str) -> Callable[[Tensor, float], Tensor]:
-    @_named(f"{op}s", f"Return {op}(a, number) element by element.")
-    def operation(a: Tensor, number: float) -> Tensor:
-        return _map(f"{op}s", (a,), lambda x: binary(op, x, number))
-
-    return operation
-
-
-def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
-    @_named(name, f"Return {name}(a) as int32.")
-    def operation(a: Tensor) -> Tensor:
-        if a.dtype not in FLOATS:
-            raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
-        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
-
-    return operation
-
-
-vadd, vsub, vmul, vdiv, vmax, vmin = (
-    _binary(op, "element by element; equal shapes and formats")
-    for op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin")
-)
-vand, vor = (_binary(op, "bit by bit; whole-number formats", True) for op in ("vand", "vor"))
-vadds, vmuls, vmaxs, vmins = map(_scalar, ("vadd", "vmul", "vmax", "vmin"))
-vabs, vexp, vsqrt, vrsqrt = map(_unary, ("vabs", "vexp", "vsqrt", "vrsqrt"))
-vrec, vrelu = map(_unary, ("vrec", "vrelu"))
-vlog, vnot = _unary("vln", "vlog"), _unary("vnot", whole=True)
-floor, ceil = _rounding("floor", "floor"), _rounding("ceil", "ceil")
-round = _rounding("round", "rint")  # noqa: A001 - the published name
-
-
-def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
-    """Return 1 where a op b holds, else 0, in a's format; op is gt, ge, lt, le, eq or ne."""
-    if op not in ("gt", "ge", "lt", "le", "eq", "ne"):
-        raise TypeMismatchError("vcmp: gt, ge, lt, le, eq or ne", repr(op), "choose one")
-    return _map("vcmp", (a, b), lambda x, y: replace(_same("vcmp", x, y), mode=op))
-
-
-def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return a where condition is not 0, else b; all in one format."""
-    return _map("vsel", (condition, a, b), lambda c, x, y: _same("vsel", c, x, y))
-
-
-def _same(op: str, *args: Expr) -> Call:
-    formats = [arg.dtype for arg in args]
-    if len(set(formats)) > 1:
-        raise TypeMismatchError(f"{op}: one number format", " and ".join(formats), "cast one")
-    return Call(op, args, formats[0])
-
-
-def cast_to(a: Tensor, dtype: str) -> Tensor:
-    """Return a in another number format: round to nearest even, whole numbers saturate."""
-    target = exprs.dtype_of(dtype)
-    if target == a.dtype:
-        return a
-    return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
-
-
-def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
-    """Return the shape two shapes broadcast to (NumPy rule); raise `ShapeError` with both."""
-    rank = max(len(a), len(b))
-    left = (1,) * (rank - len(a)) + tuple(a)
-    right = (1,) * (rank - len(b)) + tuple(b)
-    for x, y in zip(left, right, strict=True):
-        if x != y and 1 not in (x, y):
-            needed = "shapes that broadcast: equal sizes, or 1, from the right"
-            got = f"{tuple(a)} and {tuple(b)}"
-            raise ShapeError(needed, got, f"{x} and {y} do not go together")
-    return tuple(max(x, y) if 0 not in (x, y) else 0 for x, y in zip(left, right, strict=True))
-
-
-def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a repeated to `shape` (NumPy rule); raise `ShapeError` with both shapes."""
-    target = check_shape(shape, "broadcast")
+def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the same elements, in row-major order, under another shape; one size may be -1."""
+    wanted = tuple(int(n) for n in shape)
+    if wanted.count(-1) == 1:
+        rest = math.prod(n for n in wanted if n != -1)
+        wanted = tuple(a.elements // max(rest, 1) if n == -1 else n for n in wanted)
+    target = check_shape(wanted, "reshape")
+    if math.prod(target) != a.elements:
+        needed = f"reshape: {a.elements} elements for {a.label} {a.shape}"
+        got = f"{math.prod(target)} for {target}"
+        raise ShapeError(needed, got, "keep the number of elements")
     if target == a.shape:
         return a
-    if len(a.shape) > len(target) or broadcast_shapes(a.shape, target) != target:
+    names = axis_names(len(target))
+    moving = [var(n) for n, size in zip(names, target, strict=True) if size > 1]
+    if [n for n in target if n > 1] == [n for n in a.shape if n > 1]:
+        own = iter(moving)
+        index = tuple(next(own) if size > 1 else Affine() for size in a.shape)
+        return copied(a[index], target, names, "reshape")
+    flat = Affine()
+    for name, size in zip(names, target, strict=True):
+        flat = flat * size + var(name)
+    return copied(Load(a, (flat,), (a.elements,)), target, names, "reshape")
+
+
+def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
+    """Return out[i_perm] = a[i]: axis d of the result is axis perm[d] of a (default: reversed)."""
+    rank = len(a.shape)
+    order = tuple(range(rank))[::-1] if perm is None else tuple(int(p) for p in perm)
+    if sorted(p % rank if -rank <= p < rank else rank for p in order) != list(range(rank)):
         raise ShapeError(
-            f"broadcast: a shape that repeats to {target}", f"{a.label} {a.shape}", "sizes 1 repeat"
+            f"transpose: a permutation of 0..{rank - 1}", str(order), "name each axis once"
         )
-    names = moves.axis_names(len(target))
-    own = names[len(target) - len(a.shape) :]
-    index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
-    return moves.copied(a[index], target, names, "broadcast")
+    order = tuple(p % rank for p in order)
+    shape = tuple(a.shape[p] for p in order)
+    moved = [p for p in order if a.shape[p] > 1]
+    if moved == sorted(moved):
+        return reshape(a, shape)
+    if order[-1] == rank - 1:
+        names = axis_names(rank)
+        back = [order.index(d) for d in range(rank)]
+        return copied(a[tuple(var(names[n]) for n in back)], shape, names, "transpose")
+    return template("transpose", (a,), shape, a.dtype, perm=order)
 
 
+def slice(  # noqa: A001 - the published name
+    a: Tensor, begin: Sequence[int], end: Sequence[int], step: Sequence[int] | None = None
+) -> Tensor:
+    """Return a[begin:end:step] per axis; negative begin and end count from the end."""
+    rank = len(a.shape)
+    steps = (1,) * rank if step is None else tuple(step)
+    if not len(begin) == len(end) == len(steps) == rank or min(steps) < 1:
+        needed = f"slice: begin, end and step >= 1 for each of {rank} axes"
+        got = f"{tuple(begin)}, {tuple(end)}, {steps}"
+        raise ShapeError(needed, got, "give one number per axis")
+    starts, sizes = [], []
+    for b, e, s, n in zip(begin, end, steps, a.shape, strict=True):
+        low, high = (b + n if b < 0 else b), (e + n if e < 0 else min(e, n))
+        if not 0 <= low < high <= n:
+            raise ShapeError(
+                f"slice: 0 <= begin < end <= {n}", f"{b}, {e}", "check the bounds of this axis"
+            )
+        starts.append(low)
+        sizes.append(-(-(high - low) // s))
+    names = axis_names(rank)
+    index = tuple(var(n) * s + b for n, s, b in zip(names, steps, starts, strict=True))
+    return copied(a[index], tuple(sizes), names, "slice")
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return the tensors one behind the other along an axis; other sizes and formats agree."""
+    if not tensors:
+        raise ShapeError("concat: at least one tensor", "none", "pass a list of tensors")
+    first = tensors[0]
+    at = one_axis(axis, len(first.shape), "concat")
+    for other in tensors[1:]:
+        if (*other.shape[:at], first.shape[at], *other.shape[at + 1 :]) != first.shape:
+            raise ShapeError(
+                f"concat: equal sizes outside axis {at}", f"{first.shape} and {other.shape}", "pad"
+            )
+        if other.dtype != first.dtype:
+            raise TypeMismatchError(
+                "concat: one number format", f"{first.dtype} and {other.dtype}", "cast one"
+            )
+    total = sum(t.shape[at] for t in tensors)
+    shape = (*first.shape[:at], total, *first.shape[at + 1 :])
+    return template("concat", tensors, shape, first.dtype, axis=at)
+
+
+def pad(a: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """Return a with (before, after) elements of `value` added along each axis."""
+    pairs = tuple((int(low), int(high)) for low, high in widths)
+    if len(pairs) != len(a.shape) or any(min(p) < 0 for p in pairs):
+        raise ShapeError(
+            f"pad: (before, after) >= 0 for each of {len(a.shape)} axes", str(pairs), "use slice"
+        )
+    if not any(low or high for low, high in pairs):
+        return a
+    shape = tuple(n + low + high for n, (low, high) in zip(a.shape, pairs, strict=True))
+    return template("pad", (a,), shape, a.dtype, widths=pairs, value=float(value))
+
+
+_padded = pad  # where `pad` is a number
+
+
+def _check_indices(indices: Tensor, what: str) -> None:
+    if indices.dtype != "int32":
+        raise TypeMismatchError(f"{what}: int32 indices", indices.dtype, "cast them")
+
+
+def gather(a: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+    """Return the slices of a along `axis` that `indices` names: out[i, ...] = a[index[i], ...]."""
+    _check_indices(indices, "gather")
+    at = one_axis(axis, len(a.shape), "gather")
+    if at:
+        front = (at, *(d for d in range(len(a.shape)) if d != at))
+        picked = gather(transpose(a, front), indices)
+        rank = len(indices.shape)
+        order = (*range(rank, rank + at), *range(rank), *range(rank + at, len(picked.shape)))
+        return transpose(picked, order)
+    shape = (*a.shape[:at], *indices.shape, *a.shape[at + 1 :])
+    return template("gather", (a, indices), shape, a.dtype, axis=at)
+
+
+def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:
+    """Return a with rows indices[i] replaced by updates[i] ("update": the last wins) or added to.
+
+    a is (rows, ...), indices (count,), updates (count, ...).
+    """
+    _check_indices(indices, "scatter")
+    if mode not in ("update", "add"):
+        raise TypeMismatchError("scatter: mode update or add", repr(mode), "choose one")
+    if len(indices.shape) != 1 or updates.shape != (indices.shape[0], *a.shape[1:]):
+        needed = f"scatter: indices (count,) and updates (count, *{a.shape[1:]})"
+        got = f"{indices.shape} and {updates.shape}"
+        raise ShapeError(needed, got, "one row of updates per index")
+    if updates.dtype != a.dtype:
+        raise TypeMismatchError(
+            "scatter: one number format", f"{a.dtype} and {updates.dtype}", "cast one"
+        )
+    return template("scatter", (a, indices, updates), a.shape, a.dtype, mode=mode)
+
+
+# -- folds -----------------------------------------------------------------------------------------
 def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     """Return axes as sorted numbers 0..rank-1; negative ones count from the end."""
     given = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = {moves.one_axis(number, rank, what) for number in given}
+    out = {one_axis(number, rank, what) for number in given}
     if len(out) < len(given):
         raise ShapeError(f"{what}: each axis once", str(given), "drop the repeats")
     return tuple(sorted(out))
@@ -169,7 +186,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     axes = normal_axes(axis, len(a.shape), hint)
     wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
     source = cast_to(a, wide) if wide else a
-    names = moves.axis_names(len(a.shape))
+    names = axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
@@ -180,7 +197,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     out = cast_to(out, a.dtype) if wide else out
     if not keepdims:
         return out
-    return moves.reshape(out, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
+    return reshape(out, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
 
 
 def reduce_sum(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
@@ -301,7 +318,7 @@ def conv2d(
     oh, ow = window_out(h, top, bottom, r, sh, dh), window_out(w, left, right, s, sw, dw)
     out = _out_dtype("conv2d", x, weight, out_dtype)
     attrs = {"dilation": (dh, dw), "groups": groups, "pad": pads, "stride": (sh, sw)}
-    return moves.template("conv2d", (x, weight), (n, k, oh, ow), out, **attrs)
+    return template("conv2d", (x, weight), (n, k, oh, ow), out, **attrs)
 
 
 def pooling2d(
@@ -322,8 +339,8 @@ def pooling2d(
     oh, ow = window_out(h, top, bottom, kh, sh), window_out(w, left, right, kw, sw)
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
-    source = moves.pad(x, edges, floor if mode == "max" else 0.0)
-    names = moves.axis_names(5)
+    source = _padded(x, edges, floor if mode == "max" else 0.0)
+    names = axis_names(5)
     rh, rw = Axis("rh", kh, True), Axis("rw", kw, True)
     i, j, k, m, lane = (var(a) for a in names)
     element = source[i, j, k * sh + rh, m * sw + rw, lane]

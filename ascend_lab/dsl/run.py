@@ -19,9 +19,10 @@ from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count, roots
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
 from ascend_lab.errors import InputError, ScheduleError
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.layout import pack, unpack
 from ascend_lab.sim import execute
-from ascend_lab.sim.values import COMPARE, ELEMENTWISE, ROUND, numpy_type
+from ascend_lab.sim.values import COMPARE, ELEMENTWISE, ROUND
 
 Values = NDArray[Any]
 FRACTAL_STEP = 32

@@ -13,22 +13,24 @@ from types import SimpleNamespace
 from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import auto, formulas, moves, operations, tensor
+from ascend_lab.dsl import auto, formulas, operations, tensor
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.schedule import Schedule, show
 from ascend_lab.errors import InputError, ScheduleError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel
 
 # fmt: off
-_COMPUTED = (
+_BY_ELEMENT = (
     "vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vadds", "vmuls", "vmaxs", "vmins", "vabs",
     "vexp", "vlog", "vsqrt", "vrsqrt", "vrec", "vrelu", "vnot", "vand", "vor", "vcmp", "select",
-    "cast_to", "floor", "ceil", "round", "broadcast", "reduce_sum", "reduce_max", "reduce_min",
-    "reduce_prod", "matmul", "conv2d", "pooling2d",
+    "cast_to", "floor", "ceil", "round", "broadcast",
+)
+_WHOLE = (
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "matmul", "conv2d", "pooling2d",
+    "reshape", "transpose", "concat", "slice", "pad", "gather", "scatter",
 )
 # fmt: on
-_MOVED = ("reshape", "transpose", "concat", "slice", "pad", "gather", "scatter")
-OPERATIONS = (*_COMPUTED, *_MOVED)
+OPERATIONS = (*_BY_ELEMENT, *_WHOLE)
 """The whole-tensor operations, by their published names."""
 
 SHAPE_SIZE_LIMIT = 2**31
@@ -112,7 +114,7 @@ def built(name: str) -> Kernel:
 
 def produce_shapes(one: Sequence[int], two: Sequence[int]) -> tuple[list[int], ...]:
     """Return both shapes with ones in front to equal rank, and the shape they broadcast to."""
-    whole = list(operations.broadcast_shapes(one, two))
+    whole = list(formulas.broadcast_shapes(one, two))
     left, right = ([1] * (len(whole) - len(shape)) + list(shape) for shape in (one, two))
     return left, right, whole
 
@@ -171,7 +173,7 @@ lang = SimpleNamespace(
         util=util,
         auto_schedule=auto_schedule,
         cce_build_code=build,
-        **{name: getattr(operations, name) for name in _COMPUTED},
-        **{name: getattr(moves, name) for name in _MOVED},
+        **{name: getattr(formulas, name) for name in _BY_ELEMENT},
+        **{name: getattr(operations, name) for name in _WHOLE},
     )
 )

@@ -7,15 +7,15 @@ from ascend_lab.graph.compile import (
     Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, ledger, run_compiled,
 )
 from ascend_lab.graph.draft import Draft, GraphBuilder, Value, ordered, pruned
-from ascend_lab.graph.evaluate import (
-    Table, evaluate, evaluate_all, from_text, live_bytes, random_inputs, table, weight_bytes,
-)
+from ascend_lab.graph.evaluate import Table, evaluate, evaluate_all, from_text, random_inputs, table
 from ascend_lab.graph.fusion import fusion_rule, rules_restored
 from ascend_lab.graph.ir import (
     Constant, Fill, Graph, Node, Seeded, TensorType, infer, to_text, verify,
 )
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
+from ascend_lab.graph.placement import (
+    buffers_of, constant_bytes, in_place_pairs, live_bytes, plan_network, weight_bytes,
+)
 from ascend_lab.graph.slice import rules_of
 from ascend_lab.graph.decide import parse_switches
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks

@@ -17,8 +17,7 @@ from itertools import accumulate, pairwise
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Graph, Node, TensorType, only_reader, operator_of
-from ascend_lab.graph.lower.piece import maps_between
-from ascend_lab.graph.lower.vector import MOVES, digits_moved, order_of
+from ascend_lab.graph.lower import piece, vector
 from ascend_lab.layout import AddressMap
 from ascend_lab.ops.slicing import Range
 
@@ -134,7 +133,7 @@ def moves_nothing(one: TensorType, two: TensorType) -> bool:
 
     NC1HWC0 of (n, 64, 1, 1) is row-major (n, 64): a conversion is only a new name.
     """
-    first, second = maps_between(one, two)
+    first, second = piece.maps_between(one, two)
     return not first.padding_bytes | second.padding_bytes and _runs(first) == _runs(second)
 
 
@@ -145,9 +144,9 @@ def idle_moves(graph: Graph, node: Node) -> list[Node]:
     """
     chain, source = [node], graph.types[node.inputs[0]]
     steps: tuple[tuple[tuple[int, ...], TensorType], ...] = ()
-    while chain[-1].op in MOVES and node.inputs[0] not in graph.constants:
+    while chain[-1].op in vector.MOVES and node.inputs[0] not in graph.constants:
         kind = graph.types[chain[-1].output]
-        steps += ((order_of(chain[-1], kind), kind),)
+        steps += ((vector.order_of(chain[-1], kind), kind),)
         if _in_place(source, steps):
             return chain
         after = only_reader(graph, chain[-1])
@@ -160,7 +159,7 @@ def idle_moves(graph: Graph, node: Node) -> list[Node]:
 @lru_cache(4096)
 def _in_place(source: TensorType, steps: tuple[tuple[tuple[int, ...], TensorType], ...]) -> bool:
     try:
-        reads, writes = digits_moved(source, steps)
+        reads, writes = vector.digits_moved(source, steps)
     except UnsupportedError:
         return False
     return reads == writes

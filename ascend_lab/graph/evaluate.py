@@ -1,7 +1,7 @@
 """What a graph says when asked: its values, its counts, its rows as a table, its text read back.
 
 Values are computed in NumPy, the oracle for passes, compiled programs and importers. Counts are
-bytes alive, products, parameters. The text form is what a person reads, and a test compares:
+products and parameters. The text form is what a person reads, and a test compares:
 
     graph "toy" (x: fp16[1, 3, 8, 8]) -> (y) {
       w: fp16[4, 3, 3, 3] = seeded(7, 0.1)
@@ -18,14 +18,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError
 from ascend_lab.graph import ir
-from ascend_lab.ops import formats, slicing
+from ascend_lab.ops import formats
 
 
 def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
@@ -142,55 +141,9 @@ def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
     return found
 
 
-# -- bytes alive -----------------------------------------------------------------------------------
-def weight_bytes(graph: ir.Graph) -> int:
-    """Return the bytes of all constants that nodes read."""
-    read = {name for node in graph.nodes for name in node.inputs}
-    return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
-
-
-def spans(graph: ir.Graph) -> dict[str, slicing.Range]:
-    """Return, for every activation, the first and the last node that needs it to be there."""
-    found = dict.fromkeys(graph.inputs, (0, 0))
-    for i, node in enumerate(graph.nodes):
-        found.update((name, (i, i)) for name in node.outputs)
-        for name in node.inputs:
-            if name in found:
-                found[name] = (found[name][0], i)
-    end = max(len(graph.nodes) - 1, 0)
-    found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
-    return found
-
-
-def live_bytes(graph: ir.Graph) -> list[int]:
-    """Return the bytes of the activations that exist while each node runs, its own included."""
-    change = [0] * (max(len(graph.nodes), 1) + 1)
-    for name, (first, last) in spans(graph).items():
-        size = graph.types[name].size_bytes
-        change[first] += size
-        change[last + 1] -= size
-    return list(accumulate(change))[:-1]
-
-
-def peak_bytes(graph: ir.Graph) -> int:
-    """Return the most bytes alive along the nodes in order: activations, and all weights.
-
-    Every node writes a tensor of its own: fusion, in-place results and views save some of it.
-    """
-    return weight_bytes(graph) + max(live_bytes(graph))
-
-
-# -- pixels, parameters, products -----------------------------------------------------------------
+# -- parameters, products -------------------------------------------------------------------------
 STATISTICS = (3, 4)
 """Inputs of a batch norm that training averages but no gradient changes: mean and variance."""
-
-
-def pixels(graph: ir.Graph, node: ir.Node) -> int:
-    """Return the pixels of all images that a convolution writes; 0 for other operators."""
-    if node.has("convolution") or node.op == "conv_transpose2d":
-        n, _, h, w = graph.types[node.output].shape
-        return n * h * w
-    return 0
 
 
 def parameters(graph: ir.Graph) -> int:

@@ -389,6 +389,14 @@ def _check_types(graph: Graph, node: Node) -> None:
             raise GraphError(f"{where}: {name} as {one}", str(two), "infer the types again")
 
 
+def pixels(graph: Graph, node: Node) -> int:
+    """Return the pixels of all images that a convolution writes; 0 for other operators."""
+    if node.has("convolution") or node.op == "conv_transpose2d":
+        n, _, h, w = graph.types[node.output].shape
+        return n * h * w
+    return 0
+
+
 def only_reader(graph: Graph, node: Node) -> Node | None:
     """Return the one node that reads what `node` writes, unless others or the outputs do too."""
     if len(node.outputs) > 1 or node.output in graph.outputs:

@@ -1,48 +1,284 @@
 """Memory planning: buffers with lifetimes in, an offset for each out; rules first, then a search.
 
-The search looks for a plan within a capacity, and is complete: it can also prove there is none.
-Any plan can be pushed down until each buffer rests on the ground or on another, and its buffers
-can be listed by rising offset. So it is enough to build plans bottom up: the next buffer goes to
-the floor below it, the highest end among the buffers placed in its lifetime. That form, and the
-first two of these ways to keep the tree small, are MiniMalloc's (Moffitt 2023,
-doi:10.1145/3623278.3624752):
+A buffer needs size_bytes during the half-open time [lower, upper). Two buffers whose times meet
+must not share a byte; two that never live together may. Nothing here knows about graphs. Files are
+CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
 
-- a buffer is not next when another would fit wholly below it (that one could come first);
-- per time section, the lowest floor of what is left plus its bytes must stay within the capacity;
-- sets of buffers that do not meet in time are solved one after the other, alone;
-- several orders of preference are tried, each for a number of steps that doubles by round;
-- a state (what is left, over which floors) that failed once is not searched again in any round.
-
-Where OR-tools is installed, its CP-SAT is asked what this search does not find in time.
+Short rules place buffers one by one: fast, good, without a promise; `packing` searches, and where
+OR-tools is installed, its CP-SAT is asked what the search does not find in time. `hot_first`
+prefers addresses freed last: a cache line just freed is overwritten in the cache; an address that
+nobody used for long must be brought in, or another line evicted for it.
 """
 
+import csv
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
-from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.errors import GraphError
+from ascend_lab.errors import GraphError, InputError
+from ascend_lab.graph.packing import Offsets, cpsat_available, pack, pack_cpsat
+from ascend_lab.limits import read_file, whole_of
 
-# fmt: off
-# isort: off
-from ascend_lab.graph.buffers import (
-    ORDERS, Buffer, Ints, Offsets, Plan, height, hot_first, peak_live_bytes, place,
-    read_csv, reuse_distance_bytes, rounded, share, simulate_writes, verify,
-)
-# fmt: on
+HEADER = ("id", "lower", "upper", "size")
+MOST_FILE_BYTES = 2**20
+MOST_ROWS = 10_000
+MOST = 2**40
+"""Times and sizes beyond this are refused in files, so that no sum leaves 64 bits."""
 
-__all__ = [
-    "HEURISTICS", "METHODS", "Buffer", "Plan", "peak_live_bytes", "plan", "read_csv",
-    "reuse_distance_bytes", "share", "simulate_writes", "verify",
-]  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A block of size_bytes, needed from time lower up to, not including, upper."""
+
+    id: Hashable
+    lower: int
+    upper: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.upper <= self.lower:
+            got = f"buffer {self.id} from {self.lower} to {self.upper}"
+            raise GraphError("a lifetime that ends after it starts", got)
+        if self.size_bytes < 0:
+            got = f"buffer {self.id} of {self.size_bytes}"
+            raise GraphError("a size of at least 0 bytes", got)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An offset in bytes for every buffer.
+
+    height_bytes is the memory the plan takes, lower_bound_bytes what no plan can go below,
+    both with sizes rounded up to the alignment. `optimal` tells that no lower height exists.
+    """
+
+    offsets: Mapping[Hashable, int]
+    height_bytes: int
+    lower_bound_bytes: int
+    method: str
+    optimal: bool
+
+    @property
+    def gap(self) -> float:
+        """Return height over lower bound, minus 1."""
+        return self.height_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
+
+
+def aligned(size_bytes: int, alignment_bytes: int) -> int:
+    """Return the size rounded up to a multiple of the alignment."""
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
+def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
+    """Return the buffers with sizes rounded up, so that stacking them keeps offsets aligned."""
+    if alignment_bytes < 1:
+        raise GraphError("an alignment of at least 1 byte", str(alignment_bytes))
+    found = [replace(b, size_bytes=aligned(b.size_bytes, alignment_bytes)) for b in buffers]
+    if len({b.id for b in found}) < len(found):
+        raise GraphError("a different id for each buffer", "an id that stands twice")
+    return found
+
+
+def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
+    """Return the most bytes that live at one time: no plan is lower than this."""
+    live = peak = 0
+    for is_birth, k in events_of(buffers):
+        live += buffers[k].size_bytes if is_birth else -buffers[k].size_bytes
+        peak = max(peak, live)
+    return peak
+
+
+def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[Buffer]:
+    """Merge buffers that may use the same bytes, such as an operator's input and in-place output.
+
+    Each pair (kept, merged) becomes one buffer under the kept id, alive from the first birth to
+    the last death and as large as the larger; pairs may chain. Raises GraphError for unknown ids.
+    """
+    found = {b.id: b for b in buffers}
+    into: dict[Hashable, Hashable] = {}
+
+    def left(name: Hashable) -> Buffer:
+        """Return the buffer that a name was merged into."""
+        while name in into:
+            name = into[name]
+        if name not in found:
+            raise GraphError("ids of buffers to share", str(name))
+        return found[name]
+
+    for kept, merged in pairs:
+        a, b = left(kept), left(merged)
+        if a.id != b.id:
+            into[b.id] = a.id
+            size = max(a.size_bytes, b.size_bytes)
+            found[a.id] = Buffer(a.id, min(a.lower, b.lower), max(a.upper, b.upper), size)
+            del found[b.id]
+    return list(found.values())
+
+
+# -- checks of a plan -----------------------------------------------------------------------------
+def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> None:
+    """Raise GraphError unless every buffer has a place of its own below the plan's height."""
+    if set(plan.offsets) != {b.id for b in buffers}:
+        raise GraphError("an offset for each buffer and no other", f"{len(plan.offsets)} offsets")
+    filled = [b for b in buffers if b.size_bytes]
+    low, up = np.array([(b.lower, b.upper) for b in filled], np.int64).reshape(-1, 2).T
+    start = np.array([plan.offsets[b.id] for b in filled], np.int64)
+    end = start + np.array([b.size_bytes for b in filled], np.int64)
+    for i, b in enumerate(filled):
+        if start[i] < 0 or start[i] % alignment_bytes or end[i] > plan.height_bytes:
+            needed = f"aligned offsets from 0 and ends up to {plan.height_bytes}"
+            raise GraphError(needed, f"buffer {b.id} at {start[i]} .. {end[i]}")
+        clash = (low < b.upper) & (up > b.lower) & (start < end[i]) & (end > start[i])
+        clash[i] = False
+        if clash.any():
+            other = filled[int(clash.argmax())].id
+            raise GraphError("live buffers with bytes of their own", f"{b.id} and {other} overlap")
+
+
+def events_of(buffers: Sequence[Buffer]) -> list[tuple[bool, int]]:
+    """Return (is birth, place in `buffers`) in order of time; at one time deaths come first."""
+    deaths = [(b.upper, False, k) for k, b in enumerate(buffers)]
+    births = [(b.lower, True, k) for k, b in enumerate(buffers)]
+    return [(is_birth, k) for _, is_birth, k in sorted(deaths + births)]
+
+
+def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
+    """Play the lifetimes over real bytes: each buffer writes its pattern and checks it at death.
+
+    The memory starts poisoned, and a dead buffer's bytes are poisoned again.
+    Raises GraphError when a pattern was overwritten or lies outside the memory.
+    """
+    poison = 0xFFFF
+    memory = np.full(plan.height_bytes, poison, np.uint16)  # the number of a byte's last writer
+    for is_birth, k in events_of(buffers):
+        b = buffers[k]
+        place = memory[plan.offsets[b.id] : plan.offsets[b.id] + b.size_bytes]
+        if len(place) < b.size_bytes:
+            raise GraphError("every byte inside the memory", f"{b.id} ends outside")
+        if not is_birth and np.any(place != k % poison):
+            raise GraphError("the bytes a buffer wrote until its death", f"{b.id} was overwritten")
+        place[:] = k % poison if is_birth else poison
+
+
+# -- short rules ----------------------------------------------------------------------------------
+Order = Callable[[Buffer], tuple[int, ...]]
+ENDLESS = 1 << 62
+ORDERS: dict[str, Order] = {
+    "size": lambda b: (-b.size_bytes, b.lower - b.upper, b.lower),
+    "start": lambda b: (b.lower, -b.size_bytes),
+    "life": lambda b: (b.lower - b.upper, -b.size_bytes),
+}
+"""Who comes first: the largest, the earliest born (as at run time), the longest-lived."""
+
+
+def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:
+    """Give each buffer, in order, a gap among those placed that live at the same time.
+
+    Of gaps with room the lowest, or the tightest.
+    """
+    offsets: Offsets = {}
+    placed = np.empty((4, len(buffers)), np.int64)  # births, deaths, starts, ends; by start
+    for b in sorted(buffers, key=order):
+        lower, upper, starts, ends = placed[:, : (count := len(offsets))]
+        meets = (lower < b.upper) & (upper > b.lower)
+        tops = np.maximum.accumulate(np.append(0, ends[meets]))
+        lengths = np.append(starts[meets], ENDLESS) - tops
+        fits = np.flatnonzero(lengths >= b.size_bytes)
+        best = lengths[fits].argmin() if tightest else 0
+        at = int(tops[fits[best]]) if b.size_bytes else 0
+        row = int(starts.searchsorted(at))
+        placed[:, row + 1 : count + 1] = placed[:, row:count]
+        placed[:, row] = b.lower, b.upper, at, at + b.size_bytes
+        offsets[b.id] = at
+    return offsets
+
+
+def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
+    """Return the end of the highest buffer."""
+    return max((offsets[b.id] + b.size_bytes for b in buffers if b.size_bytes), default=0)
+
+
+# -- a warm cache ---------------------------------------------------------------------------------
+UNITS = 1 << 20
+"""Most units memory is cut into; the unit grows before the number does."""
+LOOKS = 1 << 28
+"""Most units looked at for all buffers: each looks at all units."""
+
+
+def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
+    """Place in order of birth, each buffer over the free bytes that were freed last on average.
+
+    Heights up to (1 + slack) times the peak of live bytes are free to choose from; where no place
+    is left below, memory grows by what is needed. The rule is greedy: it may cut memory into
+    pieces too small for later buffers, so compare `reuse_distance_bytes` before trusting it.
+    """
+    unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
+    limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
+    freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
+    live = np.zeros(limit, np.int64)
+    offsets: Offsets = {}
+    written = 0
+    for is_birth, k in events_of(order):
+        b = order[k]
+        count = aligned(b.size_bytes, unit) // unit
+        if not is_birth:
+            start = offsets[b.id] // unit
+            live[start : start + count], freed[start : start + count] = 0, written
+            continue
+        start = _hottest(freed, live, count)
+        if start < 0:
+            start = int(live.nonzero()[0].max(initial=-1)) + 1  # grow from the highest in use
+            more = np.zeros(start + count - len(live), np.int64)
+            freed, live = np.append(freed, more), np.append(live, more)
+        live[start : start + count] = 1
+        offsets[b.id] = start * unit
+        written += b.size_bytes
+    return offsets
+
+
+def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
+    """Return how many bytes are written, on average, between a byte's death and its next write.
+
+    The first write of a byte counts everything written before it. A cache larger than the result
+    tends to still hold what is written next.
+    """
+    unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
+    units = max((offsets[b.id] + b.size_bytes for b in buffers), default=0) // unit + 1
+    died_at = np.zeros(units, np.int64)  # bytes written by the time each unit was freed
+    written = distance = 0
+    for is_birth, k in events_of(order):
+        b = order[k]
+        place = died_at[offsets[b.id] // unit : -(-(offsets[b.id] + b.size_bytes) // unit)]
+        if is_birth and place.size:
+            distance += int((written - place).mean() * b.size_bytes)
+            written += b.size_bytes
+        else:
+            place[:] = written
+    return distance / written if written else 0.0
+
+
+def _unit_bytes(buffers: Sequence[Buffer]) -> int:
+    total = sum(b.size_bytes for b in buffers)
+    common = math.gcd(*(b.size_bytes for b in buffers)) or 1
+    units = max(1, min(UNITS, LOOKS // max(1, len(buffers))))
+    return aligned(-(-total // units), common) or 1
+
+
+def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> int:
+    """Return the start of the free window with the largest sum of freed, or -1 for none."""
+    if count > len(freed):
+        return -1
+    heat, taken = (np.concatenate(([0], np.cumsum(a))) for a in (freed, live))
+    heat, taken = (a[count:] - a[: len(a) - count] for a in (heat, taken))
+    best = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
+    return best if taken[best] == 0 else -1
+
 
 # -- the front door -------------------------------------------------------------------------------
 HEURISTICS: dict[str, Callable[[Sequence[Buffer]], Offsets]] = {
@@ -119,194 +355,50 @@ def _pack(
         return pack_cpsat(buffers, target, time_limit_s * 0.85, seed), "exact (CP-SAT)"
 
 
-# -- the search ----------------------------------------------------------------------------------
-FIRST_STEPS = 500
-"""Steps an order gets in the first round; every round doubles them."""
-MOST_STATES = 1_000_000
-"""Failed states kept, about 100 bytes each."""
-MOST_BUFFERS = 2000
-"""More buffers than this are not searched: one step would take too long to be of use."""
-FAR = 1 << 62
+# -- files ----------------------------------------------------------------------------------------
+def read_csv(path: str | Path) -> list[Buffer]:
+    """Return the buffers of a file; lifetimes are half-open, columns may stand in any order.
 
-
-class _OutOfStepsError(Exception):
-    """The steps of this round are used up."""
-
-
-@dataclass(slots=True)
-class _Search:
-    """The problem as arrays over buffers and sections, and the partial plan."""
-
-    low: Ints
-    up: Ints
-    size: Ints
-    alive: NDArray[np.bool_]  # buffers x sections
-    capacity: int
-    deadline_s: float
-    rank: NDArray[Any]
-    floor: Ints  # per section, where the next buffer would stand, and a closing 0
-    left: Ints  # per section, bytes still to place
-    offset: Ints
-    steps: int = 0
-    failed: set[bytes] = field(default_factory=set)
-
-    def solve(self, ids: Ints, lowest: int) -> bool:
-        """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""
-        low, up = self.low[ids], self.up[ids]
-        bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
-        at = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
-        alive = self.alive[ids]
-        ground = np.where(alive, at[:, None], FAR).min(axis=0)
-        if np.any((ground < FAR) & (ground + self.left > self.capacity)):
-            return False
-        state = blake2b(ids.tobytes() + ground.tobytes(), digest_size=16).digest()
-        if state in self.failed:
-            return False
-        cuts = np.flatnonzero(low[1:] >= np.maximum.accumulate(up)[:-1]) + 1
-        solved = self._apart(np.split(ids, cuts), lowest) if len(cuts) else self._branch(ids, at)
-        if not solved and len(self.failed) < MOST_STATES:
-            self.failed.add(state)
-        return solved
-
-    def _apart(self, parts: Sequence[Ints], lowest: int) -> bool:
-        """Solve sets of buffers that never live together."""
-        saved = self.floor.copy(), self.left.copy()
-        if all(self.solve(part, lowest) for part in parts):
-            return True
-        self.floor[:], self.left[:] = saved
-        return False
-
-    def _branch(self, ids: Ints, at: Ints) -> bool:
-        """Try each buffer that can be next, the lowest first, then by preference."""
-        self.steps -= 1
-        if self.steps < 0 or time.perf_counter() > self.deadline_s:
-            raise _OutOfStepsError
-        fits_below = int((at + self.size[ids]).min())
-        for k in np.lexsort((self.rank[ids], at)):
-            if at[k] >= fits_below:
-                break
-            i, rest = ids[k], np.delete(ids, k)
-            section = slice(self.low[i], self.up[i])
-            saved = self.floor[section].copy()
-            self.floor[section] = at[k] + self.size[i]
-            self.left[section] -= self.size[i]
-            self.offset[i] = at[k]
-            if not len(rest) or self.solve(rest, int(at[k])):
-                return True
-            self.floor[section] = saved
-            self.left[section] += self.size[i]
-        return False
-
-
-def pack(
-    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
-) -> Offsets | None:
-    """Return offsets within the capacity, or None when there are none.
-
-    Raises TimeoutError when the time is over before either is known, and for more than
-    MOST_BUFFERS buffers. The clock only ends the search: what is tried, and in which order,
-    depends on the seed alone.
+    Raises InputError, with the line, for a file that cannot be read or is too large, a missing
+    column, a number that is none, a lifetime that is empty, and an id that stands twice.
     """
-    if len(buffers) > MOST_BUFFERS:
-        raise TimeoutError(f"{len(buffers)} buffers are more than the search takes")
-    order = sorted((b for b in buffers if b.size_bytes), key=lambda b: b.lower)
-    offsets: Offsets = {b.id: 0 for b in buffers}
-    if not order:
-        return offsets
-    search = _start(order, capacity_bytes, time.perf_counter() + time_limit_s)
-    left = search.left.copy()
-    depth = sys.getrecursionlimit()
-    sys.setrecursionlimit(depth + 4 * len(order))  # up to two calls, each two deep, per buffer
+    data = read_file(path, "a CSV file", MOST_FILE_BYTES)
     try:
-        for rank, steps in _rounds(search, seed):
-            search.rank, search.steps = rank, steps
-            search.floor[:], search.left[:] = 0, left
-            try:
-                if not search.solve(np.arange(len(order)), 0):
-                    return None
-            except _OutOfStepsError:
-                continue
-            return offsets | {b.id: int(at) for b, at in zip(order, search.offset, strict=True)}
-    finally:
-        sys.setrecursionlimit(depth)
-    raise TimeoutError(f"no answer within {time_limit_s} s")
+        text = data.decode("utf-8-sig")
+    except ValueError as error:
+        raise InputError("a CSV file in UTF-8", f"{path}: {error}") from error
+    rows = csv.reader(text.splitlines(), strict=True)
+    try:
+        numbered = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(row)]
+    except csv.Error as error:
+        raise InputError("a CSV file", f"{path} line {rows.line_num}: {error}") from error
+    if not numbered or not set(HEADER) <= set(numbered[0][1]):
+        needed = f"a header with {','.join(HEADER)}"
+        raise InputError(needed, f"none in {path}", "name them in the first line")
+    if len(numbered) > MOST_ROWS + 1:
+        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    names, found = numbered[0][1], dict[str, Buffer]()
+    for line, row in numbered[1:]:
+        where = f"{path} line {line}"
+        if len(row) != len(names):
+            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}")
+        cells = dict(zip(names, row, strict=True))
+        name, *numbers = (cells[key] for key in HEADER)
+        lower, upper, size = map(_number, numbers, HEADER[1:], (where,) * 3)
+        try:
+            buffer = Buffer(name, lower, upper, size)
+        except GraphError as error:
+            raise InputError(error.needed, f"{error.got} in {where}") from error
+        if name in found:
+            raise InputError("a different id for each buffer", f"{name[:30]!r} again in {where}")
+        found[name] = buffer
+    return list(found.values())
 
 
-def _start(order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> _Search:
-    times = np.unique([t for b in order for t in (b.lower, b.upper)])
-    low = np.searchsorted(times, [b.lower for b in order])
-    up = np.searchsorted(times, [b.upper for b in order])
-    size = np.array([b.size_bytes for b in order], np.int64)
-    section = np.arange(len(times) - 1)
-    alive = (low[:, None] <= section) & (section < up[:, None])
-    floor = np.zeros(len(times), np.int64)
-    left = size @ alive
-    rank, offset = np.arange(len(order)), np.zeros(len(order), np.int64)
-    return _Search(low, up, size, alive, capacity_bytes, deadline_s, rank, floor, left, offset)
-
-
-def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
-    """Yield ranks (low is preferred) with the steps they get, until the time is over."""
-    low, up, size = search.low, search.up, search.size
-    width = up - low
-    tight = -np.array([search.left[a:b].max() for a, b in zip(low, up, strict=True)])
-    area = -width * size
-    keys = ((-width, area), (low, -up), (-width, tight), (-up, -low), (area, -width, tight))
-    orders: list[NDArray[Any]] = [np.argsort(np.lexsort(key)) for key in keys]
-    rng, steps = np.random.default_rng(seed), FIRST_STEPS
-    while True:
-        for rank in orders:
-            if time.perf_counter() > search.deadline_s:
-                return
-            yield rank, steps
-        orders = [rank + rng.normal(0, len(low) / 10, len(low)) for rank in orders]
-        steps *= 2
-
-
-def cpsat_available() -> bool:
-    """Return whether OR-tools is installed (`pip install ascend-lab[exact]`)."""
-    return find_spec("ortools") is not None
-
-
-def pack_cpsat(
-    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
-) -> Offsets | None:
-    """Return offsets within the capacity, or None when there are none, with one thread.
-
-    Buffers are rectangles, address by time, that must not overlap. A redundant constraint says
-    that at no address they need more time than there is: without it the solver is far slower.
-    Raises TimeoutError without an answer.
-    """
-    from ortools.sat.python import cp_model
-
-    filled = [b for b in buffers if b.size_bytes]
-    offsets: Offsets = {b.id: 0 for b in buffers}
-    if not filled:
-        return offsets
-    unit = math.gcd(*(b.size_bytes for b in filled))
-    rows = capacity_bytes // unit
-    section = {t: k for k, t in enumerate(sorted({t for b in filled for t in (b.lower, b.upper)}))}
-    model = cp_model.CpModel()
-    starts, spans, lives, widths = [], [], [], []
-    for b in filled:
-        size, width = b.size_bytes // unit, section[b.upper] - section[b.lower]
-        if size > rows:
-            return None
-        starts.append(model.new_int_var(0, rows - size, f"{b.id}"))
-        spans.append(model.new_fixed_size_interval_var(starts[-1], size, f"{b.id} space"))
-        life = model.new_fixed_size_interval_var(section[b.lower], width, f"{b.id} time")
-        lives.append(life)
-        widths.append(width)
-    model.add_no_overlap_2d(spans, lives)
-    model.add_cumulative(spans, widths, len(section) - 1)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.random_seed = seed
-    status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
-        return None
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise TimeoutError(f"no answer within {time_limit_s} s")
-    found = {b.id: solver.value(at) * unit for b, at in zip(filled, starts, strict=True)}
-    return offsets | found
+def _number(text: str, name: str, where: str) -> int:
+    value = whole_of(text)
+    if value is None:
+        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}")
+    if abs(value) > MOST:
+        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}")
+    return value

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascend_lab import isa, sim
+from ascend_lab import isa, output, sim
 from ascend_lab.chip import Chip
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
 from ascend_lab.graph.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
 from ascend_lab.isa.instructions import program_unit
-from ascend_lab.output import write_whole
 from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.timeline import Start, start_cycles
 
@@ -314,4 +313,6 @@ def _span(name: str, start: float, length: float, tid: int, args: Any) -> dict[s
 
 def write_network_trace(times: NetworkTimeline, file: str | Path) -> None:
     """Write the trace to `file`; raise `InputError` if that cannot be done."""
-    write_whole(file, json.dumps({"traceEvents": network_events(times), "displayTimeUnit": "ns"}))
+    output.write_whole(
+        file, json.dumps({"traceEvents": network_events(times), "displayTimeUnit": "ns"})
+    )

@@ -24,12 +24,15 @@ evicted, nothing fetched. What a kernel uses only inside is an output that nobod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from ascend_lab.graph import buffers, fusion
+from ascend_lab.graph import fusion, memory
 from ascend_lab.graph.aliases import Alias, aliases
+from ascend_lab.graph.ir import Graph, pixels
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
+from ascend_lab.ops.slicing import Range
 from ascend_lab.sim import DeviceMemory, KernelTimeline
 from ascend_lab.sim.l2 import L2, Access, Scratch
 
@@ -44,6 +47,61 @@ class Lifetime:
     first: int
     last: int
     size_bytes: int
+
+
+# -- bytes alive, before anything is compiled ------------------------------------------------------
+def weight_bytes(graph: Graph) -> int:
+    """Return the bytes of all constants that nodes read."""
+    read = {name for node in graph.nodes for name in node.inputs}
+    return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
+
+
+def spans(graph: Graph) -> dict[str, Range]:
+    """Return, for every activation, the first and the last node that needs it to be there."""
+    found = dict.fromkeys(graph.inputs, (0, 0))
+    for i, node in enumerate(graph.nodes):
+        found.update((name, (i, i)) for name in node.outputs)
+        for name in node.inputs:
+            if name in found:
+                found[name] = (found[name][0], i)
+    end = max(len(graph.nodes) - 1, 0)
+    found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
+    return found
+
+
+def live_bytes(graph: Graph) -> list[int]:
+    """Return the bytes of the activations that exist while each node runs, its own included."""
+    change = [0] * (max(len(graph.nodes), 1) + 1)
+    for name, (first, last) in spans(graph).items():
+        size = graph.types[name].size_bytes
+        change[first] += size
+        change[last + 1] -= size
+    return list(accumulate(change))[:-1]
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Return the most bytes alive along the nodes in order: activations, and all weights.
+
+    Every node writes a tensor of its own: fusion, in-place results and views save some of it.
+    """
+    return weight_bytes(graph) + max(live_bytes(graph))
+
+
+KERNEL_PIXELS = 2**24
+"""Most pixels of a feature map that one convolution computes: rows of its matrix product."""
+
+
+def too_large(graph: Graph, limit_bytes: int, most_pixels: int | None = KERNEL_PIXELS) -> list[int]:
+    """Return the places of nodes that need more bytes alive, or write more pixels, than they may.
+
+    `most_pixels` are of all images together, in one convolution; None: any number.
+    """
+    room, live = limit_bytes - weight_bytes(graph), live_bytes(graph)
+    return [
+        i
+        for i, node in enumerate(graph.nodes)
+        if live[i] > room or (most_pixels and pixels(graph, node) > most_pixels)
+    ]
 
 
 # -- lifetimes ------------------------------------------------------------------------------------
@@ -114,6 +172,11 @@ def buffers_of(compiled: Compiled) -> list[Buffer]:
     return [Buffer(x.name, x.first, x.last + 1, x.size_bytes) for x in lifetimes(compiled)]
 
 
+def planned_bytes(compiled: Compiled) -> int:
+    """Return the most bytes alive while a compiled network runs, constants included."""
+    return sum(constant_bytes(compiled).values()) + memory.peak_live_bytes(buffers_of(compiled))
+
+
 def plan_network(
     compiled: Compiled, method: str = "best of", *, in_place: bool = True, time_limit_s: float = 1.0
 ) -> Plan:
@@ -158,7 +221,7 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
     found = {x.name: (offsets[x.name], x.size_bytes) for x in lifetimes(compiled)}
     top = max((low + size for low, size in found.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        top = buffers.aligned(top, ALIGN_BYTES)
+        top = memory.aligned(top, ALIGN_BYTES)
         found[name] = (top, size)
         top += size
     for name, alias in aliases_of(compiled).items():

@@ -16,9 +16,9 @@ from typing import Any
 
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph.draft import Draft, given_attrs
-from ascend_lab.graph.evaluate import live_bytes, pixels
-from ascend_lab.graph.ir import Graph, Node, operator_of, verify
+from ascend_lab.graph.ir import Graph, Node, operator_of, pixels, verify
 from ascend_lab.graph.lower.piece import read_outside
+from ascend_lab.graph.placement import live_bytes
 from ascend_lab.ops.slicing import AxisRule, Cut, Range, SliceRules, cut
 
 Rules = Mapping[str, SliceRules]

@@ -16,17 +16,15 @@ from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.graph import draft, fusion, memory, tasks
+from ascend_lab.graph import draft, fusion, placement, tasks
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
-from ascend_lab.graph.evaluate import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
+from ascend_lab.graph.evaluate import macs
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.placement import buffers_of, constant_bytes
+from ascend_lab.graph.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes
 from ascend_lab.graph.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
 from ascend_lab.ops.slicing import Range
 
-KERNEL_PIXELS = 2**24
-"""Most pixels of a feature map that one convolution computes: rows of its matrix product."""
 BALANCE = 256
 """Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
 INNER_ENDS = 4
@@ -83,14 +81,9 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
     """
     graph = draft.pruned(graph)
-    room = limit_bytes - weight_bytes(graph)
-    live = live_bytes(graph)
-    large = [
-        i for i, node in enumerate(graph.nodes)
-        if live[i] > room or pixels(graph, node) > (most_pixels or pixels(graph, node))
-    ]  # fmt: skip
+    live, large = live_bytes(graph), too_large(graph, limit_bytes, most_pixels)
     chosen: list[_Part] = []
-    for start, end in _runs(graph, large):
+    for start, end in _runs(graph, large) if large else ():
         over = [i for i in large if start <= i < end]
         if over:
             chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
@@ -106,6 +99,8 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
 
 def _whole(graph: Graph, start: int, end: int) -> list[Step]:
     nodes = graph.nodes[start:end]
+    if nodes == graph.nodes:
+        return [Step(graph)]
     return [Step(part_of(graph, nodes, f"{graph.name}.{start}"))] if nodes else []
 
 
@@ -165,7 +160,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     It ends behind the last large node, or where few bytes cross, and never in front of an
     elementwise node, which is fused with what it follows.
     """
-    weights, alive = weight_bytes(graph), spans(graph)
+    weights, alive = weight_bytes(graph), placement.spans(graph)
     found, least = list[_Part](), list[int]()
     stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
@@ -182,8 +177,8 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
         least.append(weights + resident + grid.smallest())
     if not found:
         raise CapacityError(
-            f"{graph.name}: about {min(*least, peak_bytes(graph))} B of device memory for "
-            f"{graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
+            f"{graph.name}: about {min(*least, placement.peak_bytes(graph))} B of device memory "
+            f"for {graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
             f"tiles, {weights} B of it weights",
             f"{limit} B",
             "use a chip with more memory or a smaller input",
@@ -269,14 +264,9 @@ def simulate_within(
     except CapacityError as error:
         problem = error
     stages = finish_stages(front, chip, road)
-    if problem and planned_bytes(stages.compiled) > limit:  # fusion may have saved what lacked
+    if problem and placement.planned_bytes(stages.compiled) > limit:  # fusion may have saved it
         raise problem
     return stages.timeline(), stages.fused
-
-
-def planned_bytes(compiled: tasks.Compiled) -> int:
-    """Return the most bytes alive while a compiled network runs, constants included."""
-    return sum(constant_bytes(compiled).values()) + memory.peak_live_bytes(buffers_of(compiled))
 
 
 def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> TiledTimeline:

@@ -7,10 +7,12 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, cast
+from functools import cache
+from importlib import import_module
+from typing import Any, SupportsIndex, cast
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.errors import ProgramError
+from ascend_lab.errors import InputError, ProgramError
 
 NAME = re.compile(r"[\w.]+")
 Ranges = Mapping[str, int]
@@ -122,6 +124,18 @@ def var(name: str) -> Affine:
 def as_affine(value: Affine | int) -> Affine:
     """Return `value` unchanged if affine, else the constant."""
     return value if isinstance(value, Affine) else Affine(whole(value, "an address"))
+
+
+@cache
+def numpy_type(dtype: str) -> Any:
+    """Return the NumPy type of a number format such as "fp16"; raise `InputError` for others.
+
+    "bf16" is `ml_dtypes.bfloat16`: fp32 with the lower 16 bits rounded away, to nearest even.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise InputError("a number format", repr(dtype), f"use {', '.join(DTYPE_BYTES)}")
+    name = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype)
+    return getattr(import_module("ml_dtypes" if dtype == "bf16" else "numpy"), name)
 
 
 @dataclass(frozen=True, slots=True)

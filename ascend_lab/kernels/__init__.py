@@ -2,6 +2,8 @@
 
 from typing import Any
 
+# fmt: off
+# isort: off
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import KernelBuilder, Launch, Program, spread
@@ -18,15 +20,8 @@ from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes
 from ascend_lab.kernels.rearrange import (
-    check_indices,
-    concat_launch,
-    gather_launch,
-    one_hot_launch,
-    pad_launch,
-    reshape_launch,
-    scatter_launch,
-    slice_launch,
-    split_launch,
+    check_indices, concat_launch, gather_launch, one_hot_launch, pad_launch, reshape_launch,
+    scatter_launch, slice_launch, split_launch,
 )
 from ascend_lab.kernels.tandem import tandem_launch
 from ascend_lab.kernels.tandem_schedules import tandem_launches
@@ -34,6 +29,8 @@ from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule
 from ascend_lab.kernels.timed_schedules import best_grid, time_tilings
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout import copy_launch
+# fmt: on
+# isort: on
 
 __all__ = [
     "ConvShape", "DeconvShape", "FlashShape", "FlashTiling", "GemmSchedule", "GemmShape",

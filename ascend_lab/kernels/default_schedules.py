@@ -1,11 +1,12 @@
-"""The default tiling of a product: every plausible one estimated, the best taken.
+"""The default tiling of a product: every plausible one estimated, the best taken or worth timing.
 
 This is the rule a good engineer writes down, not a search with the simulator: balance the work over
 the cores, fill L0, and make the longest of three loads (cube, L1 to L0, GM to L1) short.
 """
 
 from collections.abc import Collection
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import product
 
 import numpy as np
@@ -16,10 +17,12 @@ from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.kernels import gemm_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
-from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmShape, Tilings, load_cycles_per_byte
+from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, GemmShape, Tilings
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
+PROMISING = 2
+"""Schedules of a kind that are worth timing."""
 SHALLOW = 8
 """Fractals of K in a tile of L0 at most; small tiles may be twice as deep."""
 HEAD_CYCLES = 12
@@ -28,7 +31,7 @@ HEAD_CYCLES = 12
 
 def default_schedule(
     shape: GemmShape, chip: Chip, epilogue: Epilogue | None = None
-) -> gemm_schedule.GemmSchedule:
+) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
@@ -113,7 +116,7 @@ def estimate(
     for name, side in (("a", t.m), ("b", t.n)):
         held = turns[name] if keep == name else np.ones_like(tiles)
         missed = np.minimum(1.0, fresh[name] * held) * (name not in warm)
-        rate = load_cycles_per_byte(chip, missed, cores)
+        rate = gemm_schedule.load_cycles_per_byte(chip, missed, cores)
         load = k1 * area * side * rate
         if keep != name:
             extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
@@ -175,6 +178,38 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
 
 def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:
     """Cycles of loading the tiles an epilogue adds to one output tile."""
-    rate = load_cycles_per_byte(chip, np.ones(len(t.m)), t.rows * t.cols)
+    rate = gemm_schedule.load_cycles_per_byte(chip, np.ones(len(t.m)), t.rows * t.cols)
     cycles: Floats = t.m * t.n * (256 * demand.loaded_bytes if demand else 0) * rate
     return cycles
+
+
+# -- what is worth timing --------------------------------------------------------------------------
+@lru_cache(1024)
+def promising(
+    shape: GemmShape,
+    chip: Chip,
+    epilogue: Epilogue | None = None,
+    warm: frozenset[str] = frozenset(),
+    count: int = PROMISING,
+) -> tuple[tuple[float, GemmSchedule], ...]:
+    """Return the least estimates of tilings, and of those that keep A's rows or B's columns.
+
+    `count` of each kind, with the schedules, if L2 holds the sides `warm`. Raises `CapacityError`
+    if none fits.
+    """
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    chip = chip_left(chip, demand)
+    every = candidates(shape, chip)
+    every = every.take(fitting(demand, chip, every))
+    found: dict[GemmSchedule, float] = {}
+    for keep in ("", "a", "b"):
+        some = every.take(keeping(shape, chip, every, keep))
+        cycles = estimate(shape, chip, some, demand, keep, warm)
+        for index in np.argsort(cycles, kind="stable")[: 2 * count].tolist():
+            one = some.schedule(index, shape.dtype)
+            one = replace(one, order=gemm_schedule.KEEP_ORDER.get(keep, one.order), keep=keep)
+            if sum(s.keep == keep for s in found) < count:
+                found.setdefault(one, float(cycles[index]))
+    if not found:
+        raise no_room(chip)
+    return tuple(sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0]))

@@ -1,4 +1,4 @@
-"""Many schedules: thousands of GEMM tilings timed at once, the promising ones, the best grid.
+"""Many schedules: thousands of GEMM tilings timed at once, and the best grid for a tile.
 
 All tilings that divide the problem evenly and keep the same number of L0C slots run the same loop
 nest and differ in numbers only, so the (max, +) engine times them as one batch of arrays. The
@@ -7,7 +7,6 @@ result equals `simulate(gemm_launch(...))` of each to the cycle (a test holds th
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -15,26 +14,16 @@ from numpy.typing import NDArray
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels import (
-    conv,
-    conv_schedules,
-    conv_windows,
-    epilogue_plan,
-    gemm,
-    gemm_schedule,
-)
+from ascend_lab.isa import FRACTAL, up
+from ascend_lab.kernels import conv, conv_schedules, conv_windows, gemm, gemm_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.default_schedules import candidates, estimate, keeping, no_room
-from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.default_schedules import estimate
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, GemmShape, Tilings
 
 CHUNK = 128
 """Candidates timed together: their matrices stay in a core's cache."""
 TRIED = 8
 """Grids that `best_grid` simulates besides the schedule's own."""
-PROMISING = 2
-"""Schedules of a kind that are worth timing."""
 
 
 def time_tilings(
@@ -164,38 +153,6 @@ def _fill(
         elif source.op == "set_flag" and step.pipe in last:
             latency[number] = last[step.pipe]
     return cycles, latency
-
-
-# -- what is worth timing -------------------------------------------------------------------------
-@lru_cache(1024)
-def promising(
-    shape: GemmShape,
-    chip: Chip,
-    epilogue: Epilogue | None = None,
-    warm: frozenset[str] = frozenset(),
-    count: int = PROMISING,
-) -> tuple[tuple[float, GemmSchedule], ...]:
-    """Return the least estimates of tilings, and of those that keep A's rows or B's columns.
-
-    `count` of each kind, with the schedules, if L2 holds the sides `warm`. Raises `CapacityError`
-    if none fits.
-    """
-    demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = epilogue_plan.chip_left(chip, demand)
-    every = candidates(shape, chip)
-    every = every.take(epilogue_plan.fitting(demand, chip, every))
-    found: dict[GemmSchedule, float] = {}
-    for keep in ("", "a", "b"):
-        some = every.take(keeping(shape, chip, every, keep))
-        cycles = estimate(shape, chip, some, demand, keep, warm)
-        for index in np.argsort(cycles, kind="stable")[: 2 * count].tolist():
-            one = some.schedule(index, shape.dtype)
-            one = replace(one, order=gemm_schedule.KEEP_ORDER.get(keep, one.order), keep=keep)
-            if sum(s.keep == keep for s in found) < count:
-                found.setdefault(one, float(cycles[index]))
-    if not found:
-        raise no_room(chip)
-    return tuple(sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0]))
 
 
 # -- the grid of cores for a tile of one's own ----------------------------------------------------

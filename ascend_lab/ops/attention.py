@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ascend_lab import dsl as te, isa
+from ascend_lab import dsl as te, errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
 from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_scale, fits
@@ -37,7 +36,7 @@ def _scale(scale: float | None, width: int) -> float:
 def _check_pair(where: str, a: Shape, b: Shape) -> None:
     if len(a) != len(b) or len(a) < 2:
         needed = f"{where} with equal numbers of axes, at least 2"
-        raise ShapeError(needed, f"{a} and {b}", "reshape")
+        raise errors.ShapeError(needed, f"{a} and {b}", "reshape")
 
 
 def _site_scale(s: gradients.Site) -> float:
@@ -80,7 +79,9 @@ define(
 # -- masked softmax -------------------------------------------------------------------------------
 def _masked_shape(x: Shape, mask: Shape) -> Shape:
     if broadcast_shape("scores and mask", x, mask) != x:
-        raise ShapeError(f"a mask that broadcasts to the scores {x}", str(mask), "reshape the mask")
+        raise errors.ShapeError(
+            f"a mask that broadcasts to the scores {x}", str(mask), "reshape the mask"
+        )
     return x
 
 

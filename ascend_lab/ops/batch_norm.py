@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te, isa
+from ascend_lab import dsl as te, errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import ShapeError
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.ops.expressions import along, narrow, wide
 from ascend_lab.ops.formats import EPSILON, Shape, TypeRule, Values, check_rank, elements, rounded
@@ -28,10 +27,12 @@ EXAMPLES = tuple(Example((x, *((x[1],),) * 4)) for x in _SHAPES)
 
 def _checked(x: Shape, *parameters: Shape) -> tuple[Shape, ...]:
     if len(x) < 2:
-        raise ShapeError("x with a channel axis 1", str(x), "add a batch axis")
+        raise errors.ShapeError("x with a channel axis 1", str(x), "add a batch axis")
     for name, shape in zip(PARAMETERS, parameters, strict=True):
         if shape != (x[1],):
-            raise ShapeError(f"{name} of shape ({x[1]},) for x {x}", str(shape), "one per channel")
+            raise errors.ShapeError(
+                f"{name} of shape ({x[1]},) for x {x}", str(shape), "one per channel"
+            )
     return x, *parameters
 
 
@@ -231,7 +232,7 @@ def _grad_shape(
     wanted = (x, _channels(x), _channels(x))
     if (grad, mean, variance) != wanted:
         got = f"grad {grad}, mean {mean}, variance {variance}"
-        raise ShapeError(f"grad {x}, mean and variance {_channels(x)}", got, "reshape them")
+        raise errors.ShapeError(f"grad {x}, mean and variance {_channels(x)}", got, "reshape them")
     return (_channels(x),) * 2
 
 

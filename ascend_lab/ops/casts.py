@@ -22,8 +22,7 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, TypeMismatchError
 from ascend_lab.kernels.rearrange import reshape_launch
-from ascend_lab.ops import formats as forms
-from ascend_lab.ops.elementwise import EXAMPLES, LANES
+from ascend_lab.ops import elementwise, formats as forms
 from ascend_lab.ops.expressions import narrow, stretch
 from ascend_lab.ops.formats import FLOATS, Range, Tolerance, TypeRule, Values, exact, rounded
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Template, define
@@ -106,11 +105,11 @@ define(
         lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
         applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
     ),
-    traits=LANES, domains={"x": Domain(-300.0, 300.0)},
+    traits=elementwise.LANES, domains={"x": Domain(-300.0, 300.0)},
     tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
     examples=tuple(
         Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
-        for example, (dtype, how) in zip(EXAMPLES, _CASTS, strict=True)
+        for example, (dtype, how) in zip(elementwise.EXAMPLES, _CASTS, strict=True)
     ),
 )  # fmt: skip
 

@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ascend_lab import dsl as te, errors, isa, kernels, limits
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.formulas import axis_names, copied
 from ascend_lab.dsl.fractals import matrices, matrix_map
-from ascend_lab.dsl.moves import axis_names, copied
 from ascend_lab.layout import pack, unpack
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.formats import Pairs, Shape, Shapes, Values

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
+from ascend_lab.isa.memory import numpy_type as chip_type
 from ascend_lab.limits import shown
-from ascend_lab.sim.values import numpy_type as chip_type
 
 Values = NDArray[Any]
 Attrs = Mapping[str, Any]

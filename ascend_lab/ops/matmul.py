@@ -17,7 +17,7 @@ import numpy as np
 from ascend_lab import dsl as te, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm, gemm_launch, timed_schedules
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedules, gemm, gemm_launch
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.ops import formats as forms, gradients
 from ascend_lab.ops.expressions import narrow
@@ -286,7 +286,7 @@ def default_product(
     def cycles(schedule: GemmSchedule) -> int:
         return warm_cycles(product_kernel(shape, chip, schedule, epilogue, finish), chip, warm)
 
-    found = timed_schedules.promising(shape, chip, epilogue, warm)
+    found = default_schedules.promising(shape, chip, epilogue, warm)
     timed = {s: cycles(s) for _, s in found}
     best = min(timed, key=timed.__getitem__)
     for fractals, step in DEPTHS:
@@ -323,7 +323,7 @@ def divided(
     for parts in SPLITS:
         if parts <= min(chip.core_count, k1 // LEAST):
             part = replace(shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype])
-            cycles, own = timed_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
+            cycles, own = default_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
             found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
     found.sort(key=lambda pair: pair[0])
     return [schedule for cycles, schedule in found[:TIMED] if cycles < below]

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ascend_lab import dsl as te
-from ascend_lab.errors import ShapeError
+from ascend_lab import dsl as te, errors
 from ascend_lab.ops import expressions, formats as forms, gradients, slicing
 from ascend_lab.ops.formats import EPSILON, Shape, TypeRule, Values, axis_of, exact, rounded
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
@@ -49,7 +48,7 @@ def _fold_slices(
 def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the reduced shape of a fold without an identity: it needs an element."""
     if 0 in (x[a] for a in forms.axes_of("reduce", axis, x)):
-        raise ShapeError("axes that are not empty", str(x), "there is no value to return")
+        raise errors.ShapeError("axes that are not empty", str(x), "there is no value to return")
     return reduced_shape(x, axis=axis, keepdims=keepdims)
 
 
@@ -243,7 +242,7 @@ def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
     for scale in scales:
         if scale != wanted:
             needed = f"scale and bias of shape {wanted}, the axes of x {x} from {axis} on"
-            raise ShapeError(needed, str(scale), "reshape them or change axis")
+            raise errors.ShapeError(needed, str(scale), "reshape them or change axis")
     return x
 
 
@@ -341,7 +340,9 @@ def _sides(size: int) -> tuple[int, int]:
 
 def _lrn_shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
     if len(x) < 2 or not forms.is_whole(size) or not 1 <= size <= 2 * x[1] + 1:
-        raise ShapeError("x (n, c, ...) and a size from 1 to about 2 c", f"{x}, {size}", "check it")
+        raise errors.ShapeError(
+            "x (n, c, ...) and a size from 1 to about 2 c", f"{x}, {size}", "check it"
+        )
     return x
 
 

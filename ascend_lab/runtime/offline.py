@@ -28,9 +28,8 @@ from ascend_lab.errors import AscendLabError, ChipError, InputError
 from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
-from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits
+from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits, tensors
 from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
-from ascend_lab.graph.onnx.tensors import in_type
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
@@ -229,7 +228,9 @@ class Inference:
             found, values = gear.imported, gear.run(inputs, kernels=self.kernels)
         else:
             found, values = self._run_online(shapes, inputs)
-        return {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+        return {
+            name: tensors.in_type(values[name], kind) for name, kind in found.output_types.items()
+        }
 
     def _run_online(
         self, shapes: Mapping[str, Any], inputs: Mapping[str, Any]

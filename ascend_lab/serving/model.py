@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Graph, evaluate, onnx, random_inputs, run_tasks, zoo
+from ascend_lab.graph import Graph, evaluate, onnx, random_inputs, run_tasks, tiled, zoo
 from ascend_lab.graph.compile import Road, compile_graph, compile_stages, front_stages
 from ascend_lab.graph.onnx.tensors import NUMPY
-from ascend_lab.graph.tiled import simulate_within
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
 from ascend_lab.limits import shown
@@ -254,7 +253,9 @@ def network_seconds(
     timed: dict[int, float] = {}
     for size in batch_sizes(most):
         graph = zoo.load_model(model, batch=size).graph
-        timed[size] = simulate_within(front_stages(graph, chip, road), chip, None, road)[0].time_s
+        timed[size] = tiled.simulate_within(front_stages(graph, chip, road), chip, None, road)[
+            0
+        ].time_s
     every = np.interp(np.arange(1, most + 1), list(timed), list(timed.values()))
     return tuple(every.tolist()), timed
 

@@ -22,8 +22,7 @@ from functools import lru_cache
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa import Instruction, Launch, Loop, Node, Region, mmad_shape
-from ascend_lab.isa.program import WHOLE_BLOCKS, index_of, reach_of
+from ascend_lab.isa import Instruction, Launch, Loop, Node, Region, mmad_shape, program
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
         main = instruction.srcs[0]
     cost = chip.vector_costs.get(op, chip.vector_costs["default"])
     whole_blocks = -(-main.size_bytes // chip.vector_bytes_per_repeat)
-    repeats = whole_blocks if op in WHOLE_BLOCKS else main.sizes[0]
+    repeats = whole_blocks if op in program.WHOLE_BLOCKS else main.sizes[0]
     energy = main.size_bytes * chip.vector_energy_pj_per_byte
     return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
 
@@ -225,7 +224,7 @@ def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str
     if any(v in inside for v, _ in region.slot.terms):  # a ring of tiles
         dims.append((region.buffer.slots, region.buffer.elements))
     loops = [(inside[v], c) for v, c in region.offset.terms if v in inside]
-    if index_of(instruction) is None:
+    if program.index_of(instruction) is None:
         return unique_elements([*dims, *loops]) * region.buffer.itemsize
     rows = (instruction.number("bound"), instruction.number("pitch"))
     picked = unique_elements(dims) * math.prod(inside.values())
@@ -337,7 +336,9 @@ def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
     for part in launch.parts:
         for instruction, ranges in part.program.scoped():
             for region, is_write in _gm_regions(instruction):
-                low = reach_of(instruction, region).extent(ranges)[0] * region.buffer.itemsize
+                low = (
+                    program.reach_of(instruction, region).extent(ranges)[0] * region.buffer.itemsize
+                )
                 key = (region.buffer.name, is_write)
                 found[key] = min(low, found.get(key, low))
     return found

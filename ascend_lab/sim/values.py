@@ -6,8 +6,7 @@ wrong address or a missing copy gives a wrong answer instead of a lucky one.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib import import_module
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,32 +17,13 @@ from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, SimulationError
 from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region, as_kernel, launch
 from ascend_lab.isa.instructions import check_instruction, check_program
+from ascend_lab.isa.memory import numpy_type
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
 from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 
 Values = NDArray[Any]
 POISON = 0xFF
 MAX_EVENTS = 2_000_000
-_TYPES: Mapping[str, Any] = {
-    "fp16": np.float16,
-    "fp32": np.float32,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int32": np.int32,
-}
-
-
-@cache
-def numpy_type(dtype: str) -> Any:
-    """Return the NumPy type of a number format such as "fp16"; raise `InputError` for others.
-
-    "bf16" is `ml_dtypes.bfloat16`: fp32 with the lower 16 bits rounded away, to nearest even.
-    """
-    if dtype == "bf16":
-        return import_module("ml_dtypes").bfloat16
-    if dtype not in _TYPES:
-        raise InputError("a number format", repr(dtype), f"use {', '.join((*_TYPES, 'bf16'))}")
-    return _TYPES[dtype]
 
 
 def execute(

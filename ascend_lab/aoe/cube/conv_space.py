@@ -19,9 +19,8 @@ from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, 
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, c0_of
-from ascend_lab.kernels import conv_schedules, gemm_schedule
+from ascend_lab.kernels import conv_schedules, conv_windows, gemm_schedule
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
-from ascend_lab.kernels.conv_windows import tiles_per_image, window_sides
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.tiles import chunks
 
@@ -91,7 +90,7 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
     for window in (kind for kind, is_one in possible.items() if is_one):
         own, strip = seen_as(shape, window)
         for m in pixel_tiles(own, most, ratio, strip=strip):
-            tiles = own.n * tiles_per_image(own, int(m), strip=strip)
+            tiles = own.n * conv_windows.tiles_per_image(own, int(m), strip=strip)
             counts = space.core_counts(chip.core_count, ratio)
             rows = {-(-tiles // -(-tiles // c)) for c in counts}
             found |= {(window, int(m), r) for r in rows}
@@ -174,7 +173,9 @@ def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, i
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
     pixel, area = shape.pixel_bytes, area_of(shape.dtype)
-    window = _by_window(shape, t, lambda s, strip, m: prod(window_sides(s, m, strip=strip)))
+    window = _by_window(
+        shape, t, lambda s, strip, m: prod(conv_windows.window_sides(s, m, strip=strip))
+    )
     a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
 
@@ -182,7 +183,9 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
 def canonical_order(shape: ConvShape, t: Columns) -> Array:
     """Return the loop order that stands for the same kernel: 0 where the order makes none."""
     bundle = bundles_of(shape)
-    tiles = _by_window(shape, t, lambda s, strip, m: s.n * tiles_per_image(s, m, strip=strip))
+    tiles = _by_window(
+        shape, t, lambda s, strip, m: s.n * conv_windows.tiles_per_image(s, m, strip=strip)
+    )
     _, inside = shares_of(bundle, t["cols"])
     alone = (up(tiles, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), inside) == 1)
     return np.where(alone, 0, t["order"])
@@ -204,7 +207,7 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule)
     own, _ = seen_as(shape, space.number_of("window", window))
     oh, ow = own.out_hw
     m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
-    tiles = own.n * tiles_per_image(own, m, strip=strip)
+    tiles = own.n * conv_windows.tiles_per_image(own, m, strip=strip)
     _, inside = column_shares(bundle, schedule.grid_cols)
     n = min(schedule.base_n // FRACTAL, chunks(bundle.n1, schedule.base_n // FRACTAL, inside)[0])
     stage = conv_schedules.c1_stage(shape, schedule)

@@ -26,19 +26,16 @@ from difflib import get_close_matches
 
 import numpy as np
 
+# fmt: off
+# isort: off
 from ascend_lab.aoe.drive import Search, Steps
 from ascend_lab.aoe.search.points import (
-    Annealing,
-    Birth,
-    Fresh,
-    Genetic,
-    IteratedLocal,
-    Surrogate,
-    exhaustive,
-    random_order,
+    Annealing, Birth, Fresh, Genetic, IteratedLocal, Surrogate, exhaustive, random_order,
 )
 from ascend_lab.aoe.space import Point, Space, Value, completed, mutated, random_completion
 from ascend_lab.errors import InputError
+# fmt: on
+# isort: on
 
 __all__ = [
     "ALIASES", "SEARCHES", "Annealing", "Birth", "BranchAndBound", "Genetic", "IteratedLocal",

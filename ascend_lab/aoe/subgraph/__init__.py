@@ -27,10 +27,9 @@ from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, ranges_of, 
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Graph, Road, bound_of, lower, simulate_graph
+from ascend_lab.graph import Compiled, Graph, Road, bound_of, lower, placement, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front
-from ascend_lab.graph.evaluate import live_bytes, weight_bytes
 
 __all__ = [
     "Region", "Segments", "SlicePlan", "SubgraphResult", "cheapest", "compiled", "even", "every",
@@ -123,7 +122,7 @@ def tune_subgraph(
         search.also(one_launch=True)
         search.also(one_launch=True, inside=True)
         search.prefetch()
-        if max(live_bytes(graph)) + weight_bytes(graph) > chip.l2.size_bytes:
+        if max(placement.live_bytes(graph)) + placement.weight_bytes(graph) > chip.l2.size_bytes:
             search.slices(time_limit_s)
             search.prefetch()
             if search.best.one_launch:  # the kernels that are best inside a launch, or the others

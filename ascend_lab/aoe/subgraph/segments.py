@@ -27,9 +27,8 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.evaluate import spans
 from ascend_lab.graph.fusion import tandem_convolutions
-from ascend_lab.graph.placement import Use, allocate, owners
+from ascend_lab.graph.placement import Use, allocate, owners, spans
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
 from ascend_lab.isa import Launch

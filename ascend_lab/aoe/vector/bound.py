@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
-from ascend_lab.dsl import schedule, stages
-from ascend_lab.dsl.emit_formula import ACROSS, COMBINE, GROUPS
+from ascend_lab.dsl import emit_formula, schedule, stages
 from ascend_lab.dsl.tensor import Call, Expr, Read, Tensor, leaves
 from ascend_lab.sim.timeline import start_cycles
 
@@ -280,7 +279,11 @@ def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operati
     folded = math.prod(a.extent for a in stage.reduce if a.name in axes)
     size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
     repeats = size / chip.vector_bytes_per_repeat
-    names = [table[stage.fold] for table in (COMBINE, ACROSS, GROUPS) if stage.fold in table]
+    names = [
+        table[stage.fold]
+        for table in (emit_formula.COMBINE, emit_formula.ACROSS, emit_formula.GROUPS)
+        if stage.fold in table
+    ]
     costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]
     parts = ([getattr(c, f"{f}_cycles") for c in costs] for f in ("head", "slope", "tail"))
     head, slope, tail = map(min, parts)

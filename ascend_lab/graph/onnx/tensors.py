@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import draft, ir
-from ascend_lab.sim.values import numpy_type
+from ascend_lab.isa.memory import numpy_type
 
 if TYPE_CHECKING:
     from onnx import ValueInfoProto

@@ -23,7 +23,7 @@ import numpy as np
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes import simplify
-from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, having, settings, sweep
 from ascend_lab.kernels.conv_stage import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
@@ -383,8 +383,6 @@ def before_pool(draft: Draft, node: Node) -> bool:
 
 def fold(graph: Graph) -> tuple[Graph, int]:
     """Return the graph in integer layers, and how many rewrites that took."""
-    if not any(node.op in ("quantise", "dequantise") for node in graph.nodes):
-        return graph, 0
     total = 0
     for apply in (
         simplify.COMMON.apply,
@@ -402,5 +400,9 @@ def fold(graph: Graph) -> tuple[Graph, int]:
 
 
 REQUANT = Pass(
-    "RequantFusionPass", "prepare", fold, "computes quantised layers in whole numbers", "steps"
+    "RequantFusionPass",
+    "prepare",
+    having(fold, "quantise", "dequantise"),
+    "computes quantised layers in whole numbers",
+    "steps",
 )

@@ -1,4 +1,4 @@
-"""What passes are made of: rules that rewrite one node at a time, and patterns they look for.
+"""Rules that rewrite a node, the patterns they look for, and passes in rounds until none matches.
 
 Patterns are nested tuples, matched from the last node backwards:
 
@@ -8,13 +8,15 @@ Patterns are nested tuples, matched from the last node backwards:
     ("pow", "x", 3.0)                           a constant that holds one number
 """
 
+import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.draft import SMALL, Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.ops.formats import round_to
@@ -69,6 +71,11 @@ def sweep(rule: Rule, *ops: str) -> Apply:
         return (draft.finish(), count) if count else (graph, 0)
 
     return apply
+
+
+def having(apply: Apply, *ops: str) -> Apply:
+    """Return a rewriting that leaves graphs without any of `ops` alone."""
+    return lambda graph: apply(graph) if any(n.op in ops for n in graph.nodes) else (graph, 0)
 
 
 def rewrites(
@@ -170,3 +177,102 @@ def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Foun
         elif got != value:
             return None
     return bound
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+PASSES: dict[str, Pass] = {}
+"""Every pass by name, in the order they run; `register_pass` adds one."""
+USUAL: list[str] = []
+"""Names of those that run where nobody names any; the package fills both."""
+MOST_ROUNDS = 100
+"""Rounds after which passes count as undoing each other; networks settle in a handful."""
+
+
+def get_pass(name: str) -> Pass:
+    """Return a pass by name; raise `InputError` with the nearest name for an unknown one."""
+    if name not in PASSES:
+        near = difflib.get_close_matches(name, PASSES, 1, 0.3)
+        remedy = f"did you mean {near[0]}?" if near else "see PASSES"
+        raise InputError("the name of a pass", repr(name), remedy)
+    return PASSES[name]
+
+
+def register_pass(one: Pass) -> Pass:
+    """Add a pass of your own under its name; raise `InputError` if the name is taken."""
+    if one.name in PASSES:
+        raise InputError("a new name for a pass", one.name, "choose another")
+    PASSES[one.name] = one
+    return one
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass that matched: how often, and the graph before and after."""
+
+    name: str
+    matches: int
+    before: Graph
+    after: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run of passes did, pass by pass in order; those that found nothing are left out.
+
+    `settled`: no pass matches the last graph; a run that `rounds` ended cannot know.
+    """
+
+    start: Graph
+    steps: tuple[Step, ...] = ()
+    rounds: int = 0
+    settled: bool = True
+
+    @property
+    def matches(self) -> dict[str, int]:
+        """Matches of each pass over all rounds."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            found[step.name] = found.get(step.name, 0) + step.matches
+        return found
+
+    def __str__(self) -> str:
+        """Return a table: pass, matches, nodes before and after."""
+        lines = [f"{'pass':36} matches  nodes"]
+        for step in self.steps:
+            sizes = f"{len(step.before.nodes)} -> {len(step.after.nodes)}"
+            lines.append(f"{step.name:36} {step.matches:7}  {sizes}")
+        end = self.steps[-1].after if self.steps else self.start
+        nodes = f"{len(self.start.nodes)} -> {len(end.nodes)} nodes"
+        lines.append(f"{self.rounds} rounds: {nodes}{'' if self.settled else ', not settled'}")
+        return "\n".join(lines)
+
+
+def run_passes(
+    graph: Graph, names: Sequence[str] | None = None, *, rounds: int | None = None
+) -> tuple[Graph, Report]:
+    """Return the graph after the passes, repeated until none matches, and the report.
+
+    `names`: None for `DEFAULT`. `rounds`: stop after so many, settled or not.
+    Passes verify the graphs they return. Raises `InputError` for an unknown name, `GraphError` for
+    passes that never settle.
+    """
+    passes = [get_pass(name) for name in (USUAL if names is None else names)]
+    if rounds is not None and rounds < 1:
+        raise InputError("at least 1 round", str(rounds), "leave it out: until none matches")
+    steps: list[Step] = []
+    current, done, quiet = graph, 0, 0
+    while passes and done < (rounds or MOST_ROUNDS):
+        done += 1
+        for one in passes:
+            after, matches = one.apply(current)
+            quiet = quiet + 1 if after is current else 0
+            if after is not current:
+                steps.append(Step(one.name, matches, current, after))
+                current = after
+            if quiet == len(passes):
+                return current, Report(graph, tuple(steps), done)
+    if passes and rounds is None:
+        needed = f"{graph.name}: passes that settle"
+        found = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
+        raise GraphError(needed, found, "leave out one of those that undo each other")
+    return current, Report(graph, tuple(steps), done, settled=not passes)
