@@ -42,7 +42,6 @@ class _Plan:
     rows: int = 0
 
 
-@st.styled
 def fig_topology(topology: Topology) -> st.LabFigure:
     """Draw a topology; of many servers, devices or switches the first ones and the last.
 
@@ -266,7 +265,6 @@ def contributions(
     return np.stack(execute(cut, ones))
 
 
-@st.styled
 def fig_holdings(schedule: Schedule) -> st.LabFigure:
     """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
     shown = range(len(schedule.rounds) + 1)
@@ -291,7 +289,6 @@ def fig_holdings(schedule: Schedule) -> st.LabFigure:
 SIZES_BYTES = tuple(2**k for k in range(10, 31, 2))
 
 
-@st.styled
 def fig_best_collective(
     kind: str = "910a-roce", counts: Sequence[int] = (2, 4, 8, 16, 32, 64), op: str = "all_reduce"
 ) -> st.LabFigure:
