@@ -226,11 +226,7 @@ def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     return room - room % c0
 
 
-@ex.against(
-    _bracket_and_upgrade,
-    edges=ex.rows("compute move wait", (100, 30, 20), (10, 100, 90), (7, 7, 7)),
-    rel_tol=1e-9,
-)
+@ex.against(_bracket_and_upgrade, edges=[(100, 30, 20), (10, 100, 90), (7, 7, 7)], rel_tol=1e-9)
 def check_ex_01_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(compute, move, wait) -> (low, high, upgrade, gain)`."""
     values = rng.integers(1, 1000, 3)
@@ -241,13 +237,12 @@ def check_ex_01_1(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     _warp_issues,
-    edges=ex.rows(
-        "mask then other",
+    edges=[
         (np.ones(32, bool), 3, 5),
         (np.arange(64) == 40, 3, 5),
         (np.arange(64) == 31, 3, 5),
         (np.ones(33, bool), 2, 7),
-    ),
+    ],
 )
 def check_ex_01_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(mask, then, other)`: instructions that the warps of a branch issue."""
@@ -255,7 +250,7 @@ def check_ex_01_3(rng: ex.Rng) -> ex.Case:
     return {"mask": mask, **ex.drawn(rng, then=range(9), other=range(9))}
 
 
-@ex.against(_sectors, edges=ex.rows("stride offset", (1, 0), (1, 1), (0, 5), (8, 7)))
+@ex.against(_sectors, edges=[(1, 0), (1, 1), (0, 5), (8, 7)])
 def check_ex_01_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
     return ex.drawn(rng, stride=range(40), offset=range(20))
@@ -265,11 +260,7 @@ SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
 
 
 @ex.judged(
-    _judge_issue,
-    edges=ex.rows(
-        "steps warps resident", (SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2)
-    ),
-    cases=12,
+    _judge_issue, edges=[(SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2)], cases=12
 )
 def check_ex_01_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(steps, warps, resident)`: cycles at which each warp's steps issue."""
@@ -281,10 +272,7 @@ def check_ex_01_6(rng: ex.Rng) -> ex.Case:
     return {"steps": steps, "warps": warps, "resident": int(rng.integers(1, warps + 1))}
 
 
-@ex.judged(
-    _judge_hops,
-    edges=[{"chip_name": "Ascend910A", "c1": 1, "height": 6, "width": 6, "kernel": 3, "stride": 1}],
-)
+@ex.judged(_judge_hops, edges=[("Ascend910A", 1, 6, 6, 3, 1)])
 def check_ex_02_1(rng: ex.Rng) -> ex.Case:
     """Check the moves of an im2col tile against the paths of the chip."""
     kernel = int(rng.integers(1, 6))
@@ -293,7 +281,7 @@ def check_ex_02_1(rng: ex.Rng) -> ex.Case:
     return ex.drawn(rng, **given, kernel=[kernel], stride=range(1, 4))
 
 
-@ex.judged(_judge_relu, edges=[{"tiles": 2}], cases=4)
+@ex.judged(_judge_relu, edges=[(2,)], cases=4)
 def check_ex_02_2(rng: ex.Rng) -> ex.Case:
     """Check that the in-place relu program keeps all its dependences by flags alone."""
     return {"tiles": int(rng.integers(1, 9))}
@@ -301,13 +289,12 @@ def check_ex_02_2(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     largest_k,
-    edges=ex.rows(
-        "chip_name dtype m n",
+    edges=[
         ("Ascend910A", "fp16", 128, 256),
         ("Toy", "int8", 256, 256),
         ("Toy", "fp16", 16, 192),
         ("Ascend910A", "int8", 128, 512),
-    ),
+    ],
 )
 def check_ex_02_3(rng: ex.Rng) -> ex.Case:
     """Check the depth of the largest double-buffered tile."""
@@ -315,7 +302,7 @@ def check_ex_02_3(rng: ex.Rng) -> ex.Case:
     return ex.drawn(rng, chip_name=PRESETS, dtype=("fp16", "int8"), m=sides, n=sides)
 
 
-@ex.judged(_judge_long, edges=ex.rows("m k n", (128, 2048, 128), (64, 256, 32)), cases=3)
+@ex.judged(_judge_long, edges=[(128, 2048, 128), (64, 256, 32)], cases=3)
 def check_ex_02_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(m, k, n)`: the program of a product whose k does not fit into L0."""
     m, n = (16 * int(side) for side in rng.integers(1, 9, 2))

@@ -155,13 +155,12 @@ def useful_share(side: int, dtype: str) -> float:
 
 @ex.judged(
     _judge_tile,
-    edges=ex.rows(
-        "to_l0a to_l0b to_l1 l0c_bytes",
+    edges=[
         (512.0, 256.0, 110.0, 262144),  # Ascend910A
         (256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
         (512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
         (128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
-    ),
+    ],
 )
 def check_ex_03_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
@@ -170,12 +169,7 @@ def check_ex_03_1(rng: ex.Rng) -> ex.Case:
     return {**own, "l0c_bytes": 1024 * int(rng.choice([16, 64, 128, 256]))}
 
 
-@ex.against(
-    _counted,
-    edges=ex.rows(
-        "m k n tile_m tile_n", (256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)
-    ),
-)
+@ex.against(_counted, edges=[(256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)])
 def check_ex_03_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
     m, k, n = (int(side) for side in rng.integers(1, 300, 3))
@@ -183,19 +177,14 @@ def check_ex_03_2(rng: ex.Rng) -> ex.Case:
     return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
 
 
-@ex.against(
-    _worst_side,
-    edges=[{"limit": limit, "dtype": d} for d in ("fp16", "int8") for limit in (1, 16, 17, 300)],
-)
+@ex.against(_worst_side, edges=[(limit, d) for d in ("fp16", "int8") for limit in (1, 16, 17, 300)])
 def check_ex_03_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
     return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
 
 
 @ex.against(
-    _fetched,
-    edges=[{"nest": CLIFF, "l2_bytes": size} for size in (33791, 33792, 36863, 36864, 1023)],
-    cases=30,
+    _fetched, edges=[(CLIFF, size) for size in (33791, 33792, 36863, 36864, 1023)], cases=30
 )
 def check_ex_03_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(nest, l2_bytes)`: bytes that a loop nest fetches from device memory."""
@@ -376,10 +365,7 @@ SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])
 
 
 @ex.judged(
-    _judge_power,
-    edges=ex.rows(
-        "product a n", *((_counting(max_plus_product), SMALL_4, n) for n in (1, 2, 3, 64, 127))
-    ),
+    _judge_power, edges=[(_counting(max_plus_product), SMALL_4, n) for n in (1, 2, 3, 64, 127)]
 )
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:
     """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1."""

@@ -131,12 +131,7 @@ def _sums(rows: int, columns: int) -> dsl.Schedule:
 PAIRS_2 = ((22, 8), (24, 8), (25, 8), (5, 5), (7, 1))
 
 
-@ex.against(
-    _parts,
-    edges=ex.rows(
-        "n factor tail", *((*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard"))
-    ),
-)
+@ex.against(_parts, edges=[(*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard")])
 def check_ex_06_2(rng: ex.Rng) -> ex.Case:
     """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
     n = int(rng.integers(1, 300))
@@ -166,12 +161,7 @@ SCHEDULER_SLACK = 1.1
 
 @ex.judged(
     _judge_06_4,
-    edges=ex.rows(
-        "rows columns chip_name",
-        (32, 32768, "Ascend910B2"),
-        (2048, 256, "Ascend910A"),
-        (8, 50000, "Ascend310P3"),
-    ),
+    edges=[(32, 32768, "Ascend910B2"), (2048, 256, "Ascend910A"), (8, 50000, "Ascend310P3")],
     cases=1,
 )
 def check_ex_06_4(rng: ex.Rng) -> ex.Case:
@@ -189,7 +179,7 @@ def _judge_06_5(got: Any, case: ex.Case) -> str | None:
     return _judge(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
 
 
-@ex.judged(_judge_06_5, edges=[{"rows": 4, "columns": 262144}], cases=1)
+@ex.judged(_judge_06_5, edges=[(4, 262144)], cases=1)
 def check_ex_06_5(rng: ex.Rng) -> ex.Case:
     """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k]."""
     rows, columns = ((2, 524288), (8, 131072))[rng.integers(2)]

@@ -37,14 +37,13 @@ def _addresses(tiles: Sequence[Tile], ub_bytes: int) -> list[int] | None:
 
 @ex.against(
     _addresses,
-    edges=ex.rows(
-        "tiles ub_bytes",
+    edges=[
         ([(22, 2, 2), (22, 4, 1), (5, 1, 3)], 32768),
         ([(4096, 2, 2), (4096, 2, 2)], 32768),
         ([(4096, 2, 2), (4096, 2, 1), (4081, 2, 1)], 32768),
         ([(4096, 2, 2), (4096, 2, 2), (1, 1, 1)], 32768),
         ([(16000, 2, 1), (400, 2, 1)], 32768),
-    ),
+    ],
 )
 def check_ex_06a_1(rng: ex.Rng) -> ex.Case:
     """Compare addresses in UB, or None, with those of a builder."""
@@ -69,14 +68,13 @@ def _deepest(queues: Sequence[tuple[str, str, int]], ub_bytes: int) -> int:
 
 @ex.against(
     _deepest,
-    edges=ex.rows(
-        "queues ub_bytes",
+    edges=[
         ([("MTE2", "V", 32)], 32768),
         ([("MTE2", "V", 32), ("V", "MTE2", 32)], 32768),
         ([("MTE2", "V", 4096), ("MTE2", "V", 4096), ("V", "MTE3", 8192)], 32768),
         ([("MTE2", "V", 33000)], 32768),
         ([("MTE2", "V", 4097), ("V", "MTE3", 4095)], 32768),
-    ),
+    ],
 )
 def check_ex_06a_4(rng: ex.Rng) -> ex.Case:
     """Compare the largest common depth of some queues with what a builder accepts."""
@@ -98,8 +96,7 @@ def _fewest(rows: int, columns: int, head: int, slope: int) -> int:
 
 @ex.against(
     _fewest,
-    edges=ex.rows(
-        "rows columns head slope",
+    edges=[
         (1, 128, 14, 1),
         (256, 128, 14, 1),
         (2, 128 * 300, 14, 1),
@@ -110,7 +107,7 @@ def _fewest(rows: int, columns: int, head: int, slope: int) -> int:
         (4, 200, 14, 1),
         (3000, 40, 3, 5),
         (300, 127, 100, 1),
-    ),
+    ],
 )
 def check_ex_06a_2(rng: ex.Rng) -> ex.Case:
     """Compare the fewest cycles of three ways over a tile."""
@@ -147,13 +144,12 @@ def implied_by_none(work: Work) -> list[tuple[int, int]]:
 
 @ex.against(
     implied_by_none,
-    edges=ex.rows(
-        "work",
+    edges=[
         ([("MTE2", set(), {"a"}), ("V", {"a"}, {"y"}), ("MTE3", {"y"}, set())],),
         ([("MTE2", set(), {"a"}), ("MTE2", set(), {"b"}), ("V", {"a", "b"}, {"y"})],),
         ([("MTE2", set(), {"a"}), ("V", {"a"}, {"y"}), ("MTE2", set(), {"a"})],),
         ([("V", set(), {"a"}), ("MTE2", set(), {"a"}), ("V", {"b"}, {"c"})],),
-    ),
+    ],
 )
 def check_ex_06a_3(rng: ex.Rng) -> ex.Case:
     """Compare the pairs of instructions that need a flag with the transitive reduction."""
@@ -236,10 +232,10 @@ def _judge_lowering(got: Any, case: ex.Case) -> str | None:
 @ex.judged(
     _judge_lowering,
     edges=[
-        {"steps": CHAINS[0], "n": 64 * 56 * 56, "chip": load_chip("Ascend910B2")},
-        {"steps": CHAINS[1], "n": 16384 * 12 + 128, "chip": load_chip("Ascend910B2")},
-        {"steps": CHAINS[2], "n": 16384 * 4 + 128, "chip": load_chip("Ascend910A")},
-        {"steps": CHAINS[3], "n": 1024, "chip": load_chip("Toy")},
+        (CHAINS[0], 64 * 56 * 56, load_chip("Ascend910B2")),
+        (CHAINS[1], 16384 * 12 + 128, load_chip("Ascend910B2")),
+        (CHAINS[2], 16384 * 4 + 128, load_chip("Ascend910A")),
+        (CHAINS[3], 1024, load_chip("Toy")),
     ],
     cases=3,
 )

@@ -120,10 +120,10 @@ def _judge_09_2(got: Any, case: ex.Case) -> str | None:
 @ex.judged(
     _judge_09_2,
     edges=[
-        {"x": _numbers((1, 1), "fp16")},
-        {"x": _numbers((16, 32), "int8")},
-        {"x": _numbers((8, 100, 30), "fp16")},
-        {"x": _numbers((8, 100, 30), "int8")},
+        (_numbers((1, 1), "fp16"),),
+        (_numbers((16, 32), "int8"),),
+        (_numbers((8, 100, 30), "fp16"),),
+        (_numbers((8, 100, 30), "int8"),),
     ],
     cases=20,
 )
@@ -281,9 +281,7 @@ def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-@ex.against(
-    gain, edges=[{"inputs": i} for i in ([2, 0], [2], [1, 0, 0, 0], [2, 1, 1, 1])], rel_tol=1e-9
-)
+@ex.against(gain, edges=[(i,) for i in ([2, 0], [2], [1, 0, 0, 0], [2, 1, 1, 1])], rel_tol=1e-9)
 def check_ex_10_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(inputs)`: bytes apart over bytes fused, given each operator's own inputs."""
     first = int(rng.integers(1, 4))
@@ -298,7 +296,7 @@ def check_ex_10_4(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_shifted,
-    edges=[{"tiles": t, "shift": s} for t, s in ((1, 16), (3, 0), (4, 16), (4, 1024), (3, 2048))],
+    edges=[(t, s) for t, s in ((1, 16), (3, 0), (4, 16), (4, 1024), (3, 2048))],
     cases=6,
 )
 def check_ex_10_5(rng: ex.Rng) -> ex.Case:
@@ -318,7 +316,7 @@ DIAMONDS = (
 
 @ex.judged(
     _judge_groups,
-    edges=ex.rows("network", *((line,) for line in DIAMONDS)),
+    edges=[(line,) for line in DIAMONDS],
     wrap=lambda fn: lambda line: fn(network(line)),
 )
 def check_ex_10_3(rng: ex.Rng) -> ex.Case:

@@ -147,33 +147,27 @@ def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
     return np.float16(x[0])
 
 
-@ex.judged(_judge_teeth, edges=ex.rows("units most", (63, 32), (1, 8), (48, 48)))
+@ex.judged(_judge_teeth, edges=[(63, 32), (1, 8), (48, 48)])
 def check_ex_11_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(units, most)`: the numbers of cores worth using, in rising order."""
     return ex.drawn(rng, units=range(1, 400), most=range(1, 50))
 
 
 @ex.judged(
-    _judge_shares,
-    edges=ex.rows(
-        "elements itemsize cores",
-        *((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3)),
-    ),
+    _judge_shares, edges=[*((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))]
 )
 def check_ex_11_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works."""
     return ex.drawn(rng, elements=range(1, 3000), itemsize=(1, 2, 4), cores=range(1, 50))
 
 
-@ex.against(
-    tree_pays_from, edges=[{"parts": p, "step_cycles": 350} for p in (2, 8, 16, 32)], rel_tol=1e-9
-)
+@ex.against(tree_pays_from, edges=[(p, 350) for p in (2, 8, 16, 32)], rel_tol=1e-9)
 def check_ex_11_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass."""
     return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
 
 
-@ex.judged(_judge_fold, edges=ex.rows("rows columns", *GOALS), cases=1)
+@ex.judged(_judge_fold, edges=[*GOALS], cases=1)
 def check_ex_11_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(rows, columns)`: a schedule for the 910A of the sums of rows of any shape."""
     return {"rows": 8 * int(2 ** rng.integers(0, 6)), "columns": 4096}
@@ -186,7 +180,7 @@ LOST = 0.99 * FP16_UNIT
 @ex.judged(
     _judge_bound,
     edges=[
-        {"x": np.array(x, np.float16), "order": order}
+        (np.array(x, np.float16), order)
         for x in (
             [1, FP16_UNIT],
             [1, LOST, LOST],
@@ -276,27 +270,20 @@ def _judge_way(got: Any, case: ex.Case) -> str | None:
     return f"expected {' or '.join(map(repr, names))}, in bytes: {listed}"
 
 
-@ex.against(
-    count_bursts,
-    edges=ex.rows(
-        "rows columns block_rows block_columns", (64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)
-    ),
-)
+@ex.against(count_bursts, edges=[(64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)])
 def check_ex_12_1(rng: ex.Rng) -> ex.Case:
     """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`."""
     sides = range(1, 70)
     return ex.drawn(rng, rows=sides, columns=sides, block_rows=sides, block_columns=sides)
 
 
-@ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 8), (8, 1), (8, 8)), cases=4)
+@ex.judged(_judge_turn, edges=[(1, 1), (1, 8), (8, 1), (8, 8)], cases=4)
 def check_ex_12_2(rng: ex.Rng) -> ex.Case:
     """Check a block transpose: `fn(m, n)` returns a `Launch` for the cores of the Toy chip."""
     return ex.drawn(rng, m=range(1, 9), n=range(1, 9))
 
 
-@ex.judged(
-    _judge_last, edges=[{"index": np.array(i)} for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])]
-)
+@ex.judged(_judge_last, edges=[(np.array(i),) for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])])
 def check_ex_12_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(index)`: positions of the updates that survive a scatter, by row."""
     rows = int(rng.integers(1, 12))
@@ -305,12 +292,11 @@ def check_ex_12_3(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_way,
-    edges=ex.rows(
-        "updates distinct row_bytes cores reproducible",
+    edges=[
         *((64, 64, 32, 32, False), (64, 64, 32, 2, True), (64, 1, 32, 32, False)),
         *((64, 42, 32, 32, False), (64, 36, 32, 32, False)),
         *((64, 60, 512, 32, False), (64, 62, 512, 32, False)),
-    ),
+    ],
 )
 def check_ex_12_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted."""

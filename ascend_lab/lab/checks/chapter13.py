@@ -57,17 +57,17 @@ SOUND_3, SPLIT_3 = _chain(5), _split_chain()
 @ex.against(
     _answer_13_3,
     edges=[
-        {"graph": SOUND_3},
-        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
-        {
-            "graph": replace(
+        (SOUND_3,),
+        (replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:])),),
+        (
+            replace(
                 SOUND_3,
                 nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
-            )
-        },
-        {"graph": SPLIT_3},
-        {
-            "graph": replace(
+            ),
+        ),
+        (SPLIT_3,),
+        (
+            replace(
                 SOUND_3,
                 nodes=(
                     *SOUND_3.nodes[:2],
@@ -77,8 +77,8 @@ SOUND_3, SPLIT_3 = _chain(5), _split_chain()
                     ),
                     *SOUND_3.nodes[3:],
                 ),
-            )
-        },
+            ),
+        ),
     ],
 )
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
@@ -117,13 +117,12 @@ def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_13_2,
-    edges=ex.rows(
-        "a b c attributes",
+    edges=[
         ((2, 3), (3, 4), (4,), {}),
         ((2, 3), (3, 4), None, {}),
         ((3, 2), (4, 3), (2, 4), {"transA": 1, "transB": 1}),
         ((2, 3), (3, 4), (2, 1), {"alpha": 0.5, "beta": 0.0}),
-    ),
+    ],
     cases=20,
     wrap=_building,
 )
@@ -157,15 +156,14 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_13_4,
-    edges=ex.rows(
-        "times_s bytes_over rate latency_s",
+    edges=[
         ([1.0, 1.0], [8, 8], 8.0, 0.0),
         ([1.0, 1.0], [1, 100], 1.0, 0.0),
         ([4.0, 1.0, 1.0, 1.0], [1] * 4, 8.0, 0.0),
         ([1.0] * 4, [9, 2, 9, 1], 1.0, 0.5),
         ([1.0] * 4, [9, 2, 3, 9], 2.0, 2.0),
         ([1.0] * 4, [9, 1, 3, 9], 2.0, 1.0),
-    ),
+    ],
 )
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
@@ -237,13 +235,12 @@ KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
 
 @ex.judged(
     _judge_13_5,
-    edges=ex.rows(
-        "kinds batch",
+    edges=[
         ([], 2),
         (["Relu", "Conv", "Add", "Relu"], 2),
         (["Dropout", "Identity", "Mul"], 1),
         (["Relu", "Identity", "Conv", "Dropout", "Add"], 3),
-    ),
+    ],
     cases=4,
     wrap=lambda fn: lambda kinds, batch: fn(_model(kinds, batch)),
 )

@@ -79,10 +79,10 @@ def _kept(fn: Any) -> Any:
     return lambda shape: pruned(small_space(shape)[0], fn)
 
 
-@ex.judged(_judge_kept, edges=[{"shape": shape} for shape in SHAPES], cases=0, wrap=_kept)
+@ex.judged(_judge_kept, edges=[(shape,) for shape in SHAPES], cases=0, wrap=_kept)
 def check_ex_19_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(name, options)`: the values of a decision worth keeping."""
-    return {}
+    return {"shape": SHAPES[0]}
 
 
 # -- a tree search --------------------------------------------------------------------------------
@@ -280,11 +280,7 @@ def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
 
 
 @ex.against(
-    _backed_up,
-    edges=[
-        {"tree": {}, "point": ("A", 1), "cost": 9.0},
-        {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0},
-    ],
+    _backed_up, edges=[({}, ("A", 1), 9.0), ({(): (1, 5.0), ("A",): (1, 5.0)}, ("A",), 7.0)]
 )
 def check_ex_19_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum."""

@@ -26,6 +26,8 @@ DEFAULT_CASES = 40
 DEFAULT_SEED = 7
 Case = Mapping[str, Any]
 """One call: parameter name -> value. Values are passed by position, names are for the message."""
+Edges = Sequence[Case | tuple[Any, ...]]
+"""Cases that come first; a tuple has the values of a case in the order in which it is drawn."""
 Rng = np.random.Generator
 MakeCase = Callable[[Rng], Case]
 Judge = Callable[[Any, Case], str | None]
@@ -233,11 +235,6 @@ def check_against(
     )
 
 
-def rows(names: str, *values: Sequence[Any]) -> list[Case]:
-    """Return a case per row: `rows("m n", (1, 2), (3, 4))`."""
-    return [dict(zip(names.split(), row, strict=True)) for row in values]
-
-
 def drawn(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
     """Return one value of each sequence, `n=range(1, 9)`, by its name; drawn in their order."""
     return {name: values[int(rng.integers(len(values)))] for name, values in choices.items()}
@@ -246,7 +243,7 @@ def drawn(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
 def judged(
     judge: Judge,
     *,
-    edges: Sequence[Case] = (),
+    edges: Edges = (),
     cases: int = DEFAULT_CASES,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Callable[[MakeCase], Check]:
@@ -254,36 +251,40 @@ def judged(
 
     What `wrap` makes of the answer is called in its place.
     """
-    options = {"edge_cases": edges, "cases": cases}
-    return lambda draw: _check(draw, check_property, judge, wrap, options)
+    options = {"cases": cases}
+    return lambda draw: _check(draw, check_property, judge, edges, wrap, options)
 
 
 def against(
     reference: Callable[..., object],
     *,
-    edges: Sequence[Case] = (),
+    edges: Edges = (),
     cases: int = DEFAULT_CASES,
     rel_tol: float = 0.0,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Callable[[MakeCase], Check]:
     """As `judged`, where right is what `reference` returns, numbers within a tolerance."""
-    options = {"edge_cases": edges, "cases": cases, "rel_tol": rel_tol}
-    return lambda draw: _check(draw, check_against, reference, wrap, options)
+    options = {"cases": cases, "rel_tol": rel_tol}
+    return lambda draw: _check(draw, check_against, reference, edges, wrap, options)
 
 
 def _check(
     draw: MakeCase,
     kind: Callable[..., CheckResult],
     right: Any,
+    edges: Edges,
     wrap: Callable[[Any], Any] | None,
     options: Mapping[str, Any],
 ) -> Check:
     def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+        names = tuple(draw(np.random.default_rng(seed))) if edges else ()
+        first = [dict(zip(names, e, strict=True)) if isinstance(e, tuple) else e for e in edges]
         exercise = check.__name__.removeprefix("check_")
         told = wrap(fn) if wrap and callable(fn) else fn
         if told is not fn:
             told.__wrapped__ = fn  # whose lines an error names
-        return replace(kind(exercise, told, right, draw, seed=seed, **options), subject=fn)
+        result = kind(exercise, told, right, draw, edge_cases=first, seed=seed, **options)
+        return replace(result, subject=fn)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(check, name, getattr(draw, name))
