@@ -15,6 +15,7 @@ from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.lab.checks.chapter03_04 import wrong_run
 from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, units_touched
 from ascend_lab.lab.machines.simt import Step, _simulate
 
@@ -170,16 +171,9 @@ def _judge_relu(program: Any, case: ex.Case) -> str | None:
     chip = load_chip("Toy")
     if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
         return "use a flag: a barrier stops all pipes"
-    findings = isa.sanitize(program, chip)
-    if findings:
-        return f"the sanitizer finds {ex.show(str(findings[0]), 110)}"
     x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
     x = x.astype(np.float16)
-    for order in PROGRAM_SEEDS:
-        y = sim.execute(program, {"x": x}, chip, seed=order)["y"]
-        if not np.array_equal(y, np.maximum(x, 0)):
-            return f"expected y = max(x, 0), wrong with execute(..., seed={order})"
-    return None
+    return wrong_run(program, chip, {"x": x}, "y = max(x, 0)", np.maximum(x, 0), PROGRAM_SEEDS)
 
 
 LONG_SLACK = 1.2
@@ -203,15 +197,11 @@ def _judge_long(program: Any, case: ex.Case) -> str | None:
     wanted = {"a": ("fp16", m * k), "b": ("fp16", n * k), "c": ("fp32", m * n)}
     if sizes != wanted:
         return f"expected tensors {wanted}"
-    if findings := isa.sanitize(program, chip):
-        return f"the sanitizer finds {ex.show(str(findings[0]), 110)}"
     rng = np.random.default_rng(k)
     a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (n, k))
     feed = {"a": a.astype(np.float16), "b": b.astype(np.float16)}
-    for order in (None, 1):
-        c = sim.execute(program, feed, chip, seed=order)["c"].reshape(m, n)
-        if not np.array_equal(c, a @ b.T):
-            return f"expected c = a b, {int((c != a @ b.T).sum())} of {m * n} numbers differ"
+    if wrong := wrong_run(program, chip, feed, "c = a b", (a @ b.T).ravel(), (None, 1), "c"):
+        return wrong
     cycles, ours = sim.simulate(program, chip).cycles, _long_cycles(m, k, n)
     slow = cycles > LONG_SLACK * ours
     return f"expected at most {int(LONG_SLACK * ours)} cycles, it takes {cycles}" if slow else None

@@ -241,10 +241,6 @@ def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
     size = 2 * pairs * TILE
     if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
         return f"expected fp16 tensors x and y of {size} elements"
-    findings = isa.sanitize(got, chip)
-    if findings:
-        worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
-        return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
     x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
     if wrong := wrong_run(got, chip, {"x": x}, "y = relu(x)", np.maximum(x, 0), (None, 1, 2)):
         return wrong
@@ -262,14 +258,22 @@ def wrong_run(
     orders: tuple[int | None, ...] = (1,),
     name: str = "y",
 ) -> str | None:
-    """Return what is wrong with what a program computes, its pipes in some orders, or None."""
-    for order in orders:
-        try:
-            found = sim.execute(program, feed, chip, seed=order)[name]
-        except errors.AscendLabError as error:
-            return f"expected a program that runs, but: {error}"
-        if wrong := int((found != right).sum()):
-            return f"expected {what}, {wrong} of {right.size} elements differ"
+    """Return what is wrong with a program and what it computes, its pipes in some orders, or None.
+
+    What it stores to is filled before.
+    """
+    try:
+        findings = isa.sanitize(program, chip, filled=set(feed))
+        found = [] if findings else [sim.execute(program, feed, chip, seed=o)[name] for o in orders]
+    except errors.AscendLabError as error:
+        return f"expected a program that runs, but: {error}"
+    if findings:
+        worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
+        return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
+    for order, values in zip(orders, found, strict=True):
+        if wrong := int((values != right).sum()):
+            differ = f"{wrong} of {right.size} elements differ with execute(..., seed={order})"
+            return f"expected {what}, {differ}"
     return None
 
 

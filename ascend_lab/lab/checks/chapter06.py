@@ -55,7 +55,7 @@ def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
     return True
 
 
-def _judge(
+def wrong_schedule(
     got: Any,
     feed: Arrays,
     expected: NDArray[Any],
@@ -63,7 +63,7 @@ def _judge(
     ours: dsl.Schedule,
     slack: float = SLACK,
 ) -> str | None:
-    """Judge a schedule by inputs, values, findings and cycles, in this order."""
+    """Return what is wrong with a schedule: inputs, values of y, findings, cycles beside ours."""
     if not isinstance(got, dsl.Schedule):
         return "expected a schedule"
     if got.chip.name != ours.chip.name:
@@ -152,7 +152,7 @@ def _judge_06_4(got: Any, case: ex.Case) -> str | None:
     rng = np.random.default_rng(rows)
     x, p = rng.normal(size=(rows, columns)), rng.normal(size=(columns,))
     feed = {"x": x.astype(np.float16), "p": p.astype(np.float16)}
-    return _judge(got, feed, feed["x"] + feed["p"], 0.0, _table(**case), SCHEDULER_SLACK)
+    return wrong_schedule(got, feed, feed["x"] + feed["p"], 0.0, _table(**case), SCHEDULER_SLACK)
 
 
 SCHEDULER_SLACK = 1.1
@@ -176,7 +176,7 @@ def _judge_06_5(got: Any, case: ex.Case) -> str | None:
     rows, columns = case["rows"], case["columns"]
     x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
     near = 1e-6 * float(abs(x).sum(1).max())
-    return _judge(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
+    return wrong_schedule(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
 
 
 @ex.judged(_judge_06_5, edges=[(4, 262144)], cases=1)
