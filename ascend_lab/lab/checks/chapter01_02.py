@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -33,24 +33,14 @@ def _bracket_and_upgrade(compute: int, move: int, wait: int) -> tuple[float, flo
     return (low, high, best, gains[best]) if gains[best] > 1 else (low, high, "none", 1.0)
 
 
-def check_ex_01_2(fn: Any, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(n, x, y, z)`: vector instructions for z = x + y on float32, few of them."""
-
-    edges = [_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024, 64 * 255, 64 * 300)]
-    judge = partial(_judge_add, rng=np.random.default_rng(seed))
-    return ex.check_property(
-        "ex_01_2", fn, judge, lambda rng: _add_case(int(rng.integers(1, 2000))),
-        edge_cases=edges, seed=seed,
-    )  # fmt: skip
-
-
 def _add_case(n: int) -> ex.Case:
     room = -(-n // 8) * 8 + 8
     return {"n": n, "x": 0, "y": room, "z": 2 * room}
 
 
-def _judge_add(got: Any, case: ex.Case, rng: np.random.Generator) -> str | None:
-    n, x, y, z = (case[name] for name in ("n", "x", "y", "z"))
+def _judge_add(got: Any, case: ex.Case) -> str | None:
+    n, x, y, z = case.values()
+    rng = np.random.default_rng(n)
     if not isinstance(got, Sequence) or not all(isinstance(op, VectorOp) for op in got):
         return "expected a list of VectorOp"
     before = rng.integers(-9, 10, z + y).astype(np.float32)
@@ -71,6 +61,15 @@ def _judge_add(got: Any, case: ex.Case, rng: np.random.Generator) -> str | None:
     if len(got) > limit:
         return f"which is {len(got)} instructions where {limit} will do"
     return None
+
+
+@ex.judged(
+    _judge_add,
+    edges=[_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024, 64 * 255, 64 * 300)],
+)
+def check_ex_01_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(n, x, y, z)`: vector instructions for z = x + y on float32, few of them."""
+    return _add_case(int(rng.integers(1, 2000)))
 
 
 def _warp_issues(mask: Any, then: int, other: int) -> int:

@@ -157,20 +157,8 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
-def check_ex_22_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
-
-    def draw(rng: np.random.Generator) -> ex.Case:
-        return {"ranks": int(rng.integers(2, 20))}
-
-    def judge(got: Any, case: ex.Case) -> str | None:
-        return _judge_rounds(got, int(case["ranks"]), np.random.default_rng(seed))
-
-    edges = [{"ranks": ranks} for ranks in (2, 8, 7, 9)]
-    return ex.check_property("ex_22_2", fn, judge, draw, edge_cases=edges, cases=12, seed=seed)
-
-
-def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
+def _judge_rounds(got: Any, case: ex.Case) -> str | None:
+    ranks, rng = case["ranks"], np.random.default_rng(case["ranks"])
     try:
         adding, passing = got
         steps = [(_round(step, kind), step) for kind, part in ((True, adding), (False, passing))
@@ -200,6 +188,12 @@ def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
 def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
     sources, targets, blocks = zip(*step, strict=True)
     return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
+
+
+@ex.judged(_judge_rounds, edges=[(2,), (8,), (7,), (9,)], cases=12)
+def check_ex_22_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
+    return ex.drawn(rng, ranks=range(2, 20))
 
 
 def chain_s(
