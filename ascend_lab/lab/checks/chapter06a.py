@@ -179,16 +179,12 @@ def inputs_of(steps: Steps) -> list[str]:
     return list(dict.fromkeys(s for _, _, *srcs in steps for s in srcs if s not in written))
 
 
-def _formula(steps: Steps, n: int) -> te.Tensor:
-    known = {name: te.placeholder((n,), name=name) for name in inputs_of(steps)}
-    for op, dst, *srcs in steps:
-        known[dst] = te.renamed(getattr(te, op)(*(known[s] for s in srcs)), dst)
-    return known[steps[-1][1]]
-
-
 def schedule_of(steps: Steps, n: int, chip: Chip, tile: int) -> dsl.Schedule:
     """Return the chain as one nest on one core, with two slots for each tile."""
-    s, last = te.create_schedule(_formula(steps, n), chip), steps[-1][1]
+    known = {name: te.placeholder((n,), name=name) for name in inputs_of(steps)}
+    for op, last, *srcs in steps:
+        known[last] = te.renamed(getattr(te, op)(*(known[s] for s in srcs)), last)
+    s = te.create_schedule(known[last], chip)
     for _, name, *_ in steps[:-1]:
         s = te.inline(s, name)
     return te.double_buffer(te.split(s, last, "i", tile), last)

@@ -255,24 +255,18 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
         ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
     st.name_rows(left, [row.name for row in shown])
-    _legend(fig, right)
+    for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
+        right.plot([], [], marker=marker, color=colour, linestyle="none", label=pipe)
+    fig.legend(loc="outside upper right", ncols=len(PIPES))
     return st.finish(fig, alt=_alt(shown))
 
 
-_MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), ("#009E73", "^"), ("#CC79A7", "D"))
+_MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), (st.GREEN, "^"), (st.PURPLE, "D"))
 
 
 def _mark(ax: Any, x: float, y: int, colour: str, marker: str, inside: bool) -> None:
     face = colour if inside else "#FFFFFF"
     ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, linestyle="none")
-
-
-def _legend(fig: Any, ax: Any) -> None:
-    handles = [
-        ax.plot([], [], marker=m, color=c, linestyle="none", label=pipe)[0]
-        for pipe, (c, m) in zip(PIPES, _MARKS, strict=True)
-    ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles))
 
 
 def _alt(rows: Sequence[ValidationRow]) -> str:
