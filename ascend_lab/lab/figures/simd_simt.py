@@ -43,9 +43,7 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
 
 
 def _shares(one: mc.Run) -> str:
-    bar = one.bar
-    parts = {"compute": bar.compute, "move": bar.move, "wait": bar.wait}
-    return ", ".join(f"{cycles / one.cycles:.0%} {cause}" for cause, cycles in parts.items())
+    return ", ".join(f"{getattr(one.bar, cause) / one.cycles:.0%} {cause}" for cause in CAUSES)
 
 
 def _stream_column(ax: Any, one: mc.Run, peak: float, elements: int) -> None:
@@ -124,12 +122,9 @@ def _bracket(ax: Any, one: mc.Run, elements: int) -> None:
 
 
 def _bracket_text(one: mc.Run, elements: int) -> str:
-    parts: mc.Breakdown = one.parts
-    return (
-        f"{one.machine}: compute {parts.compute / elements:.3f}, move {parts.move / elements:.3f}, "
-        f"wait {parts.wait / elements:.3f} cycles per element; it takes "
-        f"{one.cycles / elements:.3f}, {parts.bound_by} bound."
-    )
+    parts = ", ".join(f"{cause} {getattr(one.parts, cause) / elements:.3f}" for cause in CAUSES)
+    took = f"it takes {one.cycles / elements:.3f}, {one.parts.bound_by} bound."
+    return f"{one.machine}: {parts} cycles per element; {took}"
 
 
 def fig_tops_per_watt() -> st.LabFigure:
