@@ -98,7 +98,8 @@ def parse_problem(data: Any) -> Problem:
     for name, length in lengths.items():
         if len(found[name]) != length:
             raise InputError(f"{length} entries in {name}", str(len(found[name])))
-    operations = tuple(Operation(*values) for values in zip(*parts, strict=True))
+    rows = zip(*parts, strict=True)
+    operations = tuple(Operation(*names, float(cost)) for *names, cost in rows)
     for index, operation in enumerate(operations):
         _check(index, operation, len(widths))
     producer, consumers = _links(operations)
