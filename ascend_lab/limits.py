@@ -197,11 +197,11 @@ class Range:
         return f"a {'whole ' * (self.kind is int)}number from {self.low:g} to {self.high:g}"
 
 
-def decoded(kind: Any, value: Any, where: str = "") -> Any:
+def decoded(kind: Any, value: Any, where: str = "", most: int = ITEMS) -> Any:
     """Return a decoded value, lists as tuples; raise `InputError` naming the place at fault.
 
     A kind is bool, str, a `Range`, a tuple of words, a list with the kind of its items, or a table
-    of kinds by key.
+    of kinds by key. A list has at most `most` items.
     """
     if isinstance(kind, Mapping):
         if not isinstance(value, dict):
@@ -212,11 +212,12 @@ def decoded(kind: Any, value: Any, where: str = "") -> Any:
             needed = f"{where}: keys among {', '.join(kind)}".removeprefix(": ")
             raise InputError(needed, shown(unknown[0]), remedy)
         titles = {key: f"[{key}]" if isinstance(kind[key], Mapping) else key for key in value}
-        return {k: decoded(kind[k], v, f"{where} {titles[k]}".strip()) for k, v in value.items()}
+        places = {key: f"{where} {titles[key]}".strip() for key in value}
+        return {k: decoded(kind[k], v, places[k], most) for k, v in value.items()}
     if isinstance(kind, list):
-        if isinstance(value, list) and 0 < len(value) <= ITEMS:
-            return tuple(decoded(kind[0], v, f"{where}[{n}]") for n, v in enumerate(value))
-        needed, fine = f"a list of 1 to {ITEMS}", False
+        if isinstance(value, list) and 0 < len(value) <= most:
+            return tuple(decoded(kind[0], v, f"{where}[{n}]", most) for n, v in enumerate(value))
+        needed, fine = f"a list of 1 to {most}", False
     elif isinstance(kind, Range):
         needed, fine = str(kind), value in kind
     elif isinstance(kind, tuple):

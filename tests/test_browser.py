@@ -258,7 +258,7 @@ def test_the_search_box_finds_the_double_buffer(site: str, page: Page) -> None:
 # --- JupyterLab -----------------------------------------------------------------------------------
 
 CELL = """
-from ascend_lab.lab.figures.core import fig_core_path
+from ascend_lab.lab.figures import fig_core_path
 from ascend_lab.lab.widgets import explore
 
 explore(fig_core_path, size_kib=(1, 32, 1))

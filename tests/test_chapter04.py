@@ -10,6 +10,7 @@ import pytest
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, SimulationError
 from ascend_lab.isa import KernelBuilder, Program
+from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import max_plus_product
 from ascend_lab.lab.figures import gantt
 from ascend_lab.lab.figures.style import PIPE_STYLE
@@ -70,12 +71,12 @@ def bars(ax: Any) -> list[tuple[int, float, float, tuple[float, ...]]]:
 def test_rows_follow_the_data_and_know_every_pipe(timeline: Timeline) -> None:
     assert set(gantt.FLOW) == set(PIPE_STYLE)
     assert gantt.pipes_of([timeline]) == ["MTE2", "V", "MTE3"]
-    (ax,) = gantt.fig_gantt(timeline).axes
+    (ax,) = figures.fig_gantt(timeline).axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["MTE2", "V", "MTE3"]
 
 
 def test_bars_are_the_spans_and_stalls_look_different(timeline: Timeline) -> None:
-    (ax,) = gantt.fig_gantt(timeline, critical=False).axes
+    (ax,) = figures.fig_gantt(timeline, critical=False).axes
     drawn = bars(ax)
     for row, pipe in enumerate(gantt.pipes_of([timeline])):
         spans = [s for s in timeline.spans if s.pipe == pipe]
@@ -90,7 +91,7 @@ def test_bars_are_the_spans_and_stalls_look_different(timeline: Timeline) -> Non
 
 def test_the_critical_path_is_drawn_and_can_be_left_out(timeline: Timeline) -> None:
     def longest(critical: bool) -> Any:
-        (ax,) = gantt.fig_gantt(timeline, critical=critical).axes
+        (ax,) = figures.fig_gantt(timeline, critical=critical).axes
         return max((line.get_xdata() for line in ax.lines), key=len)
 
     path = timeline.critical_path
@@ -103,25 +104,25 @@ def test_pieces_of_work_count_the_tiles(timeline: Timeline) -> None:
         pieces = gantt.work_pieces(timeline, pipe)
         assert len(pieces) == 8
         assert sum(end - start for start, end in pieces) == timeline.busy_cycles[pipe]
-    (ax,) = gantt.fig_gantt(timeline).axes
+    (ax,) = figures.fig_gantt(timeline).axes
     assert sorted(text.get_text() for text in ax.texts) == sorted("01234567" * 3)
-    assert not gantt.fig_gantt(timeline, numbers=False).axes[0].texts
+    assert not figures.fig_gantt(timeline, numbers=False).axes[0].texts
 
 
 def test_a_window_cuts_and_an_impossible_one_is_refused(timeline: Timeline) -> None:
-    (ax,) = gantt.fig_gantt(timeline, window=(500, 900)).axes
+    (ax,) = figures.fig_gantt(timeline, window=(500, 900)).axes
     assert ax.get_xlim() == (500, 900)
     assert all(end > 500 and start < 900 for _, start, end, _ in bars(ax))
     for window in ((-1, 5), (7, 7), (9, 3), (timeline.cycles, timeline.cycles + 9)):
         with pytest.raises(gantt.WindowError, match=str(timeline.cycles)):
-            gantt.fig_gantt(timeline, window=window)
+            figures.fig_gantt(timeline, window=window)
 
 
 def test_latency_is_drawn_behind_the_load() -> None:
     """The dotted line covers the cycles between the end of a load and its flag."""
 
     def dotted(chip: Chip) -> set[int]:
-        (ax,) = gantt.fig_gantt(simulate(work(chip), chip), critical=False).axes
+        (ax,) = figures.fig_gantt(simulate(work(chip), chip), critical=False).axes
         pairs = [line.get_xdata() for line in ax.lines if line.get_ydata()[0] < 0]
         return {round(x[1] - x[0]) for x in pairs}
 
@@ -137,13 +138,13 @@ def test_barriers_are_neither_work_nor_stalls() -> None:
     k.vector("vrelu", slot.region(0, (8, 128)), slot.region(0, (8, 128)))
     run = simulate(k.finish(), TOY)
     assert len(gantt.work_pieces(run, "MTE2")) == len(gantt.work_pieces(run, "V")) == 1
-    legend = gantt.fig_gantt(run).legends[0].get_texts()
+    legend = figures.fig_gantt(run).legends[0].get_texts()
     assert "barrier" in [text.get_text() for text in legend]
 
 
 def test_many_bars_are_joined_to_keep_drawing_fast() -> None:
     run = simulate(work(QUIET, rounds=1500), QUIET)
-    (ax,) = gantt.fig_gantt(run, critical=False).axes
+    (ax,) = figures.fig_gantt(run, critical=False).axes
     spans = sum("flag" not in s.name or s.stall_cycles > 0 for s in run.spans)
     assert 3 <= len(ax.patches) < spans / 10
 
@@ -151,7 +152,7 @@ def test_many_bars_are_joined_to_keep_drawing_fast() -> None:
 def test_too_many_instructions_are_refused() -> None:
     huge = simulate(work(QUIET, rounds=50_000), QUIET)
     with pytest.raises(SimulationError, match="smaller shape"):
-        gantt.fig_gantt(huge)
+        figures.fig_gantt(huge)
 
 
 # --- figures of the chapter -----------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_too_many_instructions_are_refused() -> None:
     [((300, 100, 0, 0, 2), "load"), ((100, 300, 50, 9, 2), "compute"), ((9, 9, 90, 0, 3), "slots")],
 )
 def test_the_slowest_circuit_is_bold(times: tuple[int, ...], slowest: str) -> None:
-    fig = gantt.fig_circuits(*times)
+    fig = figures.fig_circuits(*times)
     assert fig.alt_text.endswith(f"The slowest is {slowest}.")
     bold = [t.get_text() for t in fig.axes[0].texts if t.get_fontweight() == "bold"]
     load, compute, _, _, buffers = times
@@ -196,12 +197,12 @@ def test_full_gain_of_the_second_buffer_means_that_a_third_pays() -> None:
 
 
 def test_overlap_figure_answers_to_every_slider() -> None:
-    texts = {gantt.fig_overlap(work, QUIET).alt_text}
+    texts = {figures.fig_overlap(work, QUIET).alt_text}
     for change in ({"degree": 5}, {"buffers": 1}, {"latency_cycles": 300}, {"tiles": 5}):
-        texts.add(gantt.fig_overlap(work, QUIET, **change).alt_text)
+        texts.add(figures.fig_overlap(work, QUIET, **change).alt_text)
     assert len(texts) == 5
     with pytest.raises(CapacityError, match="UB"):
-        gantt.fig_overlap(work, QUIET, buffers=5)
+        figures.fig_overlap(work, QUIET, buffers=5)
 
 
 # --- exercises ------------------------------------------------------------------------------------

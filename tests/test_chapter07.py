@@ -9,7 +9,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
 from ascend_lab.lab.checks.chapter07_08 import AXES, ORDERS, nest
-from ascend_lab.lab.figures.matmul import fig_tile_fit
+from ascend_lab.lab.figures import fig_tile_fit
 from ascend_lab.sim import execute, simulate
 
 CHIP = load_chip("Ascend910A")

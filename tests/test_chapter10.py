@@ -14,7 +14,8 @@ from ascend_lab.graph.fusion import (
     rules_restored,
 )
 from ascend_lab.lab.checks.chapter09_10 import gain, misgrouped, network
-from ascend_lab.lab.figures.fusing import chain_kernels, crossings, fig_fusion, operations
+from ascend_lab.lab.figures import fig_fusion
+from ascend_lab.lab.figures.fusing import chain_kernels, crossings, operations
 from ascend_lab.lab.kernels.split_conflict import Points, case_graph
 from ascend_lab.sim import simulate_kernel
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks import CheckResult, check_against, check_property, compare, predict
+from ascend_lab.lab.checks import CheckResult, check_property, compare, like, predict
 from ascend_lab.lab.checks.core import Prediction, PredictionError, equal_to, show
 from ascend_lab.lab.checks.grading import (
     SOLUTION,
@@ -27,7 +27,9 @@ def draw(rng: np.random.Generator) -> dict[str, object]:
 
 
 def check_ex_90_1(fn, *, seed: int = 7) -> CheckResult:
-    return check_against("ex_90_1", fn, lambda n: 2 * n, draw, seed=seed, edge_cases=[{"n": 0}])
+    return check_property(
+        "ex_90_1", fn, like(lambda n: 2 * n), draw, seed=seed, edge_cases=[{"n": 0}]
+    )
 
 
 def double(n):
@@ -44,13 +46,12 @@ def test_a_failing_case_can_be_called_again() -> None:
     def index(n: int) -> int:
         return [0, 1, 4][n]
 
-    result = check_against(
-        "ex_01_1", index, lambda n: n * n, lambda rng: {"n": int(rng.integers(2, 9))}
-    )
+    squares = like(lambda n: n * n)
+    result = check_property("ex_01_1", index, squares, lambda rng: {"n": int(rng.integers(2, 9))})
     assert re.search(r"raised IndexError in line \d+: list index", repr(result))
     with pytest.raises(IndexError):
         index(**result.arguments)
-    passed = check_against("ex_01_1", lambda n: n, lambda n: n, lambda rng: {"n": 1})
+    passed = check_property("ex_01_1", lambda n: n, like(lambda n: n), lambda rng: {"n": 1})
     with pytest.raises(CheckError, match="a case that failed"):
         assert passed.arguments
 
@@ -67,7 +68,7 @@ def test_arrays_and_lists_name_the_first_place_that_differs() -> None:
 
 
 def test_a_wrong_answer_names_case_answer_expectation_and_seed() -> None:
-    result = check_against("ex_01_2", lambda n: None, lambda n: 2 * n, lambda rng: {"n": 17})
+    result = check_property("ex_01_2", lambda n: None, like(lambda n: 2 * n), lambda rng: {"n": 17})
     assert repr(result) == (
         "ex 1.2 not yet: for n=17 your function returned None, expected 34 (seed 7)"
     )
@@ -138,7 +139,9 @@ def test_a_function_cannot_change_the_case_it_is_judged_by() -> None:
         values[:] = 0
         return values
 
-    result = check_against("ex_90_1", cheat, lambda v: 2 * v, lambda rng: {"v": rng.random(3)})
+    result = check_property(
+        "ex_90_1", cheat, like(lambda v: 2 * v), lambda rng: {"v": rng.random(3)}
+    )
     assert not result.passed
 
 
@@ -157,11 +160,11 @@ def test_the_same_seed_draws_the_same_cases_and_another_seed_others() -> None:
 
 def test_a_broken_check_raises_instead_of_blaming_the_student() -> None:
     with pytest.raises(CheckError, match="reference"):
-        check_against("ex_90_1", double, lambda n: n / 0, draw)
+        check_property("ex_90_1", double, like(lambda n: n / 0), draw)
     with pytest.raises(CheckError, match="ex_01_2"):
-        check_against("exercise 1", double, double, draw)
+        check_property("exercise 1", double, like(double), draw)
     with pytest.raises(CheckError, match="at least one case"):
-        check_against("ex_90_1", double, double, draw, cases=0)
+        check_property("ex_90_1", double, like(double), draw, cases=0)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +276,7 @@ def notebook(tmp_path: Path, *cells: tuple[str, str, str]) -> Path:
 
 
 CHECK = """
-from ascend_lab.lab.checks import check_against
+from ascend_lab.lab.checks import check_property, like
 
 def ready_made(n):
     return 2 * n
@@ -282,7 +285,7 @@ class checks:
     @staticmethod
     def check_ex_90_1(fn, seed=7):
         draw = lambda rng: {"n": int(rng.integers(1, 100))}
-        return check_against("ex_90_1", fn, ready_made, draw, seed=seed)
+        return check_property("ex_90_1", fn, like(ready_made), draw, seed=seed)
 """
 STUB_CELL = (STUB, "ex_90_1", "def double(n):\n    ...")
 CALL_CELL = ("", "", "checks.check_ex_90_1(double)")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks import CheckResult, check_against, check_property, wall
+from ascend_lab.lab.checks import CheckResult, check_property, like, wall
 
 forked = pytest.mark.skipif(not wall.FORKS, reason="checks run in this process here")
 SOLID = np.eye(300)
@@ -35,7 +35,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_ex_90_1(fn: Any) -> CheckResult:
-    return check_against("ex_90_1", fn, lambda n: 2 * n, lambda rng: {"n": 5})
+    return check_property("ex_90_1", fn, like(lambda n: 2 * n), lambda rng: {"n": 5})
 
 
 def runs_on(n: int) -> int:
@@ -198,14 +198,14 @@ def test_what_an_answer_prints_is_printed_once_and_not_without_end(
 def test_a_check_leaves_nothing_of_its_own_in_the_notebook() -> None:
     code = """
 import atexit, sys
-from ascend_lab.lab.checks import check_against
+from ascend_lab.lab.checks import check_property, like
 atexit.register(print, "at exit")
 sys.stdout.write("once ")
 kept = []
 def answer(n):
     kept.append(n)
     return 2 * len(kept)
-result = check_against("ex_90_1", answer, lambda n: 2 * n, lambda r: {"n": 3}, cases=4)
+result = check_property("ex_90_1", answer, like(lambda n: 2 * n), lambda r: {"n": 3}, cases=4)
 print(result, kept)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -312,7 +312,7 @@ print(json.dumps(heard))
 """
 START = """
 import os, time
-from ascend_lab.lab.checks import check_against, wall
+from ascend_lab.lab.checks import check_property, like, wall
 wall.CASE_S, wall.MEMORY_BYTES = 1, 1 << 26
 def runs_on(n):
     while True: n += 1
@@ -322,7 +322,7 @@ def waits(n):
     print("waits")
     time.sleep(10**6)
 def check(fn):
-    return check_against("ex_90_1", fn, lambda n: 2 * n, lambda rng: {"n": 5})
+    return check_property("ex_90_1", fn, like(lambda n: 2 * n), lambda rng: {"n": 5})
 """
 HEARD = {
     "check(runs_on)": f"your function {LATE}",

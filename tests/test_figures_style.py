@@ -178,10 +178,10 @@ def test_unknown_figure_is_an_attribute_error_that_lists_the_known() -> None:
         _ = figures.fig_nothing
 
 
-def test_every_exported_figure_exists_and_is_styled() -> None:
+def test_every_figure_exists_and_is_styled_where_it_is_looked_up() -> None:
     assert set(figures.FIGURES) <= set(dir(figures))
     for name in figures.FIGURES:
         function = getattr(figures, name)
         assert name.startswith("fig_")
-        assert getattr(function, "is_styled", False), f"{name} lacks the decorator @styled"
+        assert getattr(function, "is_styled", False), name
         assert function.__doc__, f"{name} has no docstring"

@@ -42,7 +42,7 @@ from ascend_lab.lab.machines.simd import instruction_count
 from ascend_lab.lab.machines.simt import last_cycle, schedule, tree_steps
 
 LANE_MACHINES = [Scalar(), Simd(), Simt()]
-MATRIX_MACHINES = [Systolic(), Cube(), Cube(fold=16), Cube(pads_in_memory=False)]
+MATRIX_MACHINES = [Systolic(), Cube(), Cube(fold=16)]
 ALL_MACHINES = [*LANE_MACHINES, *MATRIX_MACHINES]
 SIZES = [1, 2, 31, 32, 33, 64, 97, 257, 1000, 4099]
 KERNELS = {

@@ -11,13 +11,13 @@ from typing import Any
 from ascend_lab.lab.checks.core import (
     CheckResult,
     Prediction,
-    check_against,
     check_property,
     compare,
+    like,
     predict,
 )
 
-__all__ = ["CheckResult", "Prediction", "check_against", "check_property", "compare", "predict"]
+__all__ = ["CheckResult", "Prediction", "check_property", "compare", "like", "predict"]
 HOMES = {
     name: module.stem
     for module in sorted(Path(__file__).parent.glob("chapter*.py"))

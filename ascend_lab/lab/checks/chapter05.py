@@ -301,8 +301,8 @@ def check_ex_05_3(rng: ex.Rng) -> ex.Case:
 @ex.judged(
     _judge_bytes,
     edges=[
-        {"y": EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x"))},
-        {"y": _diamonds(te.placeholder((64, 64), name="x"))},
+        (EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x")),),
+        (_diamonds(te.placeholder((64, 64), name="x")),),
     ],
     cases=8,
 )

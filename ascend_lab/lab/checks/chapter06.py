@@ -55,7 +55,7 @@ def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
     return True
 
 
-def _judge(
+def wrong_schedule(
     got: Any,
     feed: Arrays,
     expected: NDArray[Any],
@@ -63,7 +63,7 @@ def _judge(
     ours: dsl.Schedule,
     slack: float = SLACK,
 ) -> str | None:
-    """Judge a schedule by inputs, values, findings and cycles, in this order."""
+    """Return what is wrong with a schedule: inputs, values of y, findings, cycles beside ours."""
     if not isinstance(got, dsl.Schedule):
         return "expected a schedule"
     if got.chip.name != ours.chip.name:
@@ -131,12 +131,7 @@ def _sums(rows: int, columns: int) -> dsl.Schedule:
 PAIRS_2 = ((22, 8), (24, 8), (25, 8), (5, 5), (7, 1))
 
 
-@ex.against(
-    _parts,
-    edges=ex.rows(
-        "n factor tail", *((*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard"))
-    ),
-)
+@ex.against(_parts, edges=[(*pair, tail) for pair in PAIRS_2 for tail in ("cut", "guard")])
 def check_ex_06_2(rng: ex.Rng) -> ex.Case:
     """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
     n = int(rng.integers(1, 300))
@@ -157,7 +152,7 @@ def _judge_06_4(got: Any, case: ex.Case) -> str | None:
     rng = np.random.default_rng(rows)
     x, p = rng.normal(size=(rows, columns)), rng.normal(size=(columns,))
     feed = {"x": x.astype(np.float16), "p": p.astype(np.float16)}
-    return _judge(got, feed, feed["x"] + feed["p"], 0.0, _table(**case), SCHEDULER_SLACK)
+    return wrong_schedule(got, feed, feed["x"] + feed["p"], 0.0, _table(**case), SCHEDULER_SLACK)
 
 
 SCHEDULER_SLACK = 1.1
@@ -166,12 +161,7 @@ SCHEDULER_SLACK = 1.1
 
 @ex.judged(
     _judge_06_4,
-    edges=ex.rows(
-        "rows columns chip_name",
-        (32, 32768, "Ascend910B2"),
-        (2048, 256, "Ascend910A"),
-        (8, 50000, "Ascend310P3"),
-    ),
+    edges=[(32, 32768, "Ascend910B2"), (2048, 256, "Ascend910A"), (8, 50000, "Ascend310P3")],
     cases=1,
 )
 def check_ex_06_4(rng: ex.Rng) -> ex.Case:
@@ -186,10 +176,10 @@ def _judge_06_5(got: Any, case: ex.Case) -> str | None:
     rows, columns = case["rows"], case["columns"]
     x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
     near = 1e-6 * float(abs(x).sum(1).max())
-    return _judge(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
+    return wrong_schedule(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
 
 
-@ex.judged(_judge_06_5, edges=[{"rows": 4, "columns": 262144}], cases=1)
+@ex.judged(_judge_06_5, edges=[(4, 262144)], cases=1)
 def check_ex_06_5(rng: ex.Rng) -> ex.Case:
     """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k]."""
     rows, columns = ((2, 524288), (8, 131072))[rng.integers(2)]

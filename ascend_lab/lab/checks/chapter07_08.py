@@ -194,31 +194,20 @@ def _best_cycles(shape: GemmShape) -> int:
             return cycles
 
 
-@ex.judged(
-    _judge_block,
-    edges=ex.rows("macs in_bytes sum_bytes", (4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)),
-)
+@ex.judged(_judge_block, edges=[(4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)])
 def check_ex_07_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
     sizes = {"in_bytes": (1, 2, 4), "sum_bytes": (0, 1, 2, 4, 8)}
     return ex.drawn(rng, macs=[2**power for power in range(19)], **sizes)
 
 
-@ex.judged(
-    _judge_product_tile,
-    edges=[{"chip_name": "Ascend910A", "dtype": "fp16", "slots": s} for s in (1, 2)],
-    cases=12,
-)
+@ex.judged(_judge_product_tile, edges=[("Ascend910A", "fp16", s) for s in (1, 2)], cases=12)
 def check_ex_07_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
     return ex.drawn(rng, chip_name=PRODUCT_CHIPS, dtype=("fp16", "int8"), slots=range(1, 5))
 
 
-@ex.judged(
-    _judge_schedule,
-    edges=ex.rows("m k n", (64, 65536, 64), (77, 3000, 77), (256, 256, 256)),
-    cases=1,
-)
+@ex.judged(_judge_schedule, edges=[(64, 65536, 64), (77, 3000, 77), (256, 256, 256)], cases=1)
 def check_ex_07_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(m, k, n)`: a `GemmSchedule` for an fp16 product on the Ascend910A near the best."""
     m, n = (int(side) for side in rng.integers(20, 400, 2))
@@ -227,12 +216,11 @@ def check_ex_07_5(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_nest,
-    edges=ex.rows(
-        "order m k n tile",
+    edges=[
         *((order, 256, 384, 512, 64) for order in ORDERS),
         ("knm", 64, 64, 64, 64),
         ("mkn", 64, 640, 64, 64),
-    ),
+    ],
 )
 def check_ex_07_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(order, m, k, n, tile)`: bytes of A, B and C that the nest C += A B moves."""
@@ -360,9 +348,9 @@ def check_ex_08_3(rng: ex.Rng) -> ex.Case:
 @ex.judged(
     _judge_fold,
     edges=[
-        {"weight": np.arange(9.0).reshape(1, 1, 3, 3)},
-        {"weight": np.ones((1, 1, 1, 1))},
-        {"weight": np.arange(2.0 * 3 * 7 * 7).reshape(2, 3, 7, 7)},
+        (np.arange(9.0).reshape(1, 1, 3, 3),),
+        (np.ones((1, 1, 1, 1)),),
+        (np.arange(2.0 * 3 * 7 * 7).reshape(2, 3, 7, 7),),
     ],
     cases=25,
 )

@@ -15,14 +15,6 @@ DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """What the attributes of ONNX's Gemm are where a node does not say."""
 
 
-def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    full = {**DEFAULTS, **attributes}
-    a = given["a"].T if full["transA"] else given["a"]
-    b = given["b"].T if full["transB"] else given["b"]
-    product = full["alpha"] * (a.astype(np.float64) @ b)
-    return product + full["beta"] * given["c"] if "c" in given else product
-
-
 def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
     """Return a sound graph of additions: each node reads the one before, and an earlier tensor."""
     net = GraphBuilder("chain")
@@ -57,17 +49,17 @@ SOUND_3, SPLIT_3 = _chain(5), _split_chain()
 @ex.against(
     _answer_13_3,
     edges=[
-        {"graph": SOUND_3},
-        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
-        {
-            "graph": replace(
+        (SOUND_3,),
+        (replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:])),),
+        (
+            replace(
                 SOUND_3,
                 nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
-            )
-        },
-        {"graph": SPLIT_3},
-        {
-            "graph": replace(
+            ),
+        ),
+        (SPLIT_3,),
+        (
+            replace(
                 SOUND_3,
                 nodes=(
                     *SOUND_3.nodes[:2],
@@ -77,8 +69,8 @@ SOUND_3, SPLIT_3 = _chain(5), _split_chain()
                     ),
                     *SOUND_3.nodes[3:],
                 ),
-            )
-        },
+            ),
+        ),
     ],
 )
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
@@ -104,9 +96,12 @@ def _building(fn: Any) -> Any:
 def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
     if "gemm" in [node.op for node in got.nodes]:
         return "which has a gemm in it; use matmul, muls and add"
-    given = random_inputs(got, 13)
+    given, full = random_inputs(got, 13), {**DEFAULTS, **case["attributes"]}
     (found,) = evaluate(got, given).values()
-    expected = _gemm(given, case["attributes"])
+    a = given["a"].T if full["transA"] else given["a"]
+    b = given["b"].T if full["transB"] else given["b"]
+    expected = full["alpha"] * (a.astype(np.float64) @ b)
+    expected = expected + full["beta"] * given["c"] if "c" in given else expected
     if found.shape != expected.shape:
         return f"of shape {found.shape}, expected {expected.shape}"
     if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
@@ -117,13 +112,12 @@ def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_13_2,
-    edges=ex.rows(
-        "a b c attributes",
+    edges=[
         ((2, 3), (3, 4), (4,), {}),
         ((2, 3), (3, 4), None, {}),
         ((3, 2), (4, 3), (2, 4), {"transA": 1, "transB": 1}),
         ((2, 3), (3, 4), (2, 1), {"alpha": 0.5, "beta": 0.0}),
-    ),
+    ],
     cases=20,
     wrap=_building,
 )
@@ -157,15 +151,14 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_13_4,
-    edges=ex.rows(
-        "times_s bytes_over rate latency_s",
+    edges=[
         ([1.0, 1.0], [8, 8], 8.0, 0.0),
         ([1.0, 1.0], [1, 100], 1.0, 0.0),
         ([4.0, 1.0, 1.0, 1.0], [1] * 4, 8.0, 0.0),
         ([1.0] * 4, [9, 2, 9, 1], 1.0, 0.5),
         ([1.0] * 4, [9, 2, 3, 9], 2.0, 2.0),
         ([1.0] * 4, [9, 1, 3, 9], 2.0, 1.0),
-    ),
+    ],
 )
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
@@ -237,13 +230,12 @@ KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
 
 @ex.judged(
     _judge_13_5,
-    edges=ex.rows(
-        "kinds batch",
+    edges=[
         ([], 2),
         (["Relu", "Conv", "Add", "Relu"], 2),
         (["Dropout", "Identity", "Mul"], 1),
         (["Relu", "Identity", "Conv", "Dropout", "Add"], 3),
-    ),
+    ],
     cases=4,
     wrap=lambda fn: lambda kinds, batch: fn(_model(kinds, batch)),
 )

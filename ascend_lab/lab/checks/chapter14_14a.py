@@ -97,12 +97,11 @@ CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
 
 @ex.against(
     needed,
-    edges=ex.rows(
-        "nodes outputs effects",
+    edges=[
         (CHAIN_3, ["n2"], set()),
         (CHAIN_3, ["x"], set()),
         ([("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))], ["c"], {"print"}),
-    ),
+    ],
     cases=30,
 )
 def check_ex_14_3(rng: ex.Rng) -> ex.Case:
@@ -134,7 +133,7 @@ def _judge_14_2(got: Graph, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_14_2,
-    edges=ex.rows("steps reads", ([2, 5], []), ([3, 4], []), ([3, 6, 4], []), ([3, 3, 3], [1])),
+    edges=[([2, 5], []), ([3, 4], []), ([3, 6, 4], []), ([3, 3, 3], [1])],
     cases=20,
     wrap=lambda fn: lambda steps, reads: rewritten(fn, chain_graph(steps, reads)),
 )
@@ -160,13 +159,12 @@ ONES, ZEROS, FACTORS = np.ones(2), np.zeros(2), np.array([2.0, 3.0])
 
 @ex.against(
     fold,
-    edges=ex.rows(
-        "weight bias steps",
+    edges=[
         (WEIGHT, BIAS, []),
         (WEIGHT, BIAS, [("mul", FACTORS)]),
         (WEIGHT, BIAS, [("add", ONES), ("mul", FACTORS)]),
         (WEIGHT, BIAS, [("bn", ONES, ZEROS, ONES, 4 * ONES, 0.0)]),
-    ),
+    ],
     cases=20,
     rel_tol=1e-9,
     wrap=_read_only,
@@ -253,14 +251,13 @@ def _judge_14_5(got: Any, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_14_5,
-    edges=ex.rows(
-        "steps reads endless",
+    edges=[
         ([7, 7, 7], [], False),
         ([8, 3, 8, 4], [], False),
         ([8, 7] * 12 + [3], [], False),
         ([7, 6, 7], [], True),
         ([3, 8, 8, 4] * 8, [], False),
-    ),
+    ],
     cases=20,
     wrap=_managed,
 )
@@ -277,10 +274,7 @@ def _behind(count: int, channels: int, pixels: int) -> tuple[int, int]:
     return count * once, once
 
 
-@ex.against(
-    _behind,
-    edges=ex.rows("count channels pixels", (1, 16, 4), (3, 64, 1024), (2, 1, 9), (4, 17, 1)),
-)
+@ex.against(_behind, edges=[(1, 16, 4), (3, 64, 1024), (2, 1, 9), (4, 17, 1)])
 def check_ex_14a_1(rng: ex.Rng) -> ex.Case:
     """Compare the bytes converted behind a convolution by the rule, and at best."""
     return ex.drawn(rng, count=range(1, 6), channels=range(1, 130), pixels=range(1, 3000))
@@ -296,14 +290,13 @@ def _combined(perms: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[int
 
 @ex.against(
     _combined,
-    edges=ex.rows(
-        "perms shape",
+    edges=[
         ([(0, 2, 3, 1), (0, 3, 1, 2)], (1, 4, 5, 6)),
         ([(0, 2, 3, 1), (0, 2, 3, 1)], (2, 8, 8, 8)),
         ([(0, 2, 3, 1)], (1, 64, 1, 1)),
         ([(1, 2, 0)], (2, 3, 4)),
         ([(1, 0), (1, 0), (1, 0)], (3, 3)),
-    ),
+    ],
 )
 def check_ex_14a_2(rng: ex.Rng) -> ex.Case:
     """Compare transposes one after another with the one that does the same, or None."""
@@ -324,14 +317,13 @@ def left_over(layouts: Sequence[str], reads: set[int], padded: bool) -> list[tup
 
 @ex.against(
     left_over,
-    edges=ex.rows(
-        "layouts reads padded",
+    edges=[
         (["ND", "NC1HWC0", "ND"], {2}, False),
         (["NC1HWC0", "ND", "NC1HWC0"], {2}, True),
         (["NC1HWC0", "ND", "NC1HWC0"], {2}, False),
         (["ND", "NC1HWC0", "ND", "NC1HWC0"], {1, 3}, False),
         (["ND", "NC1HWC0", "FRACTAL_NZ"], {0, 2}, False),
-    ),
+    ],
 )
 def check_ex_14a_3(rng: ex.Rng) -> ex.Case:
     """Compare the conversions that are left of a chain."""
@@ -356,15 +348,14 @@ def _chain(kinds: Sequence[str], sizes: Sequence[tuple[int, int]]) -> int:
 
 @ex.against(
     _chain,
-    edges=ex.rows(
-        "kinds sizes",
+    edges=[
         (["ND", "NC1HWC0"], [(6, 32)]),
         (["ND", "any", "NC1HWC0"], [(64, 64), (16, 16)]),
         (["ND", "any", "NC1HWC0"], [(16, 16), (64, 64)]),
         (["ND", "any", "ND"], [(16, 16), (64, 64)]),
         (["NC1HWC0", "any", "NC1HWC0", "ND"], [(1, 1), (1, 1), (9, 9)]),
         (["any", "any"], [(5, 5)]),
-    ),
+    ],
 )
 def check_ex_14a_4(rng: ex.Rng) -> ex.Case:
     """Compare the fewest bytes of a chain of operators with a walk over all choices."""

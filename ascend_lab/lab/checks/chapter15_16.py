@@ -134,10 +134,7 @@ def trap(ratio: float) -> list[Life]:
     return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
 
 
-@ex.against(
-    peak,
-    edges=ex.rows("lives", ([],), ([(0, 2, 4), (2, 3, 5)],), ([(0, 9, 1), (1, 3, 2), (4, 6, 3)],)),
-)
+@ex.against(peak, edges=[([],), ([(0, 2, 4), (2, 3, 5)],), ([(0, 9, 1), (1, 3, 2), (4, 6, 3)],)])
 def check_ex_15_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives)`: the most bytes alive at one time."""
     return draw_lives(rng)
@@ -149,15 +146,14 @@ MIXED_3 = {"x": 8, "row": 2, "a": 2, "b": 8}
 
 @ex.judged(
     _pairs_judge,
-    edges=ex.rows(
-        "nodes sizes outputs",
+    edges=[
         ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "shift", ("a",))], SIZE8_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))], SIZE8_3, ["c"]),
         ([("a", "neg", ("row",)), ("b", "add", ("x", "a"))], MIXED_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["a", "b"]),
         ([("a", "neg", ("x",)), ("b", "add", ("a", "a"))], SIZE8_3, ["b"]),
-    ),
+    ],
 )
 def check_ex_15_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
@@ -179,7 +175,7 @@ def _judge_15_4(got: Any, case: ex.Case) -> str | None:
     return few if high < case["ratio"] * bound else None
 
 
-@ex.judged(_judge_15_4, edges=[{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}], cases=15)
+@ex.judged(_judge_15_4, edges=[(1.05,), (1.5,), (1.99,)], cases=15)
 def check_ex_15_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
     return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}
@@ -231,15 +227,14 @@ TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
 
 @ex.judged(
     _judge_15_2,
-    edges=ex.rows(
-        "lives height there",
+    edges=[
         ([], 0, True),
         ([(0, 2, 4), (2, 3, 5)], 5, True),
         ([(0, 2, 4), (1, 3, 5)], 8, False),
         (TOY, 7, True),
         (EIGHT, 5, True),
         (EIGHT, 4, False),
-    ),
+    ],
     cases=12,
     wrap=_counted,
 )
@@ -351,7 +346,7 @@ SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
 
 @ex.against(
     merge,
-    edges=[{"a": a, "b": b} for a, b in ((SOME_1, EMPTY_1), (EMPTY_1, SOME_1), (EMPTY_1, EMPTY_1))],
+    edges=[(a, b) for a, b in ((SOME_1, EMPTY_1), (EMPTY_1, SOME_1), (EMPTY_1, EMPTY_1))],
     rel_tol=1e-9,
 )
 def check_ex_16_1(rng: ex.Rng) -> ex.Case:
@@ -360,16 +355,13 @@ def check_ex_16_1(rng: ex.Rng) -> ex.Case:
     return {name: _state(rng, int(rng.integers(1, 9)), spread) for name in "ab"}
 
 
-@ex.against(keys_outside, edges=ex.rows("n t d keys", (4096, 4096, 64, 128), (64, 100, 16, 128)))
+@ex.against(keys_outside, edges=[(4096, 4096, 64, 128), (64, 100, 16, 128)])
 def check_ex_16_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside."""
     return ex.drawn(rng, n=range(1, 5000), t=range(1, 5000), d=range(1, 257), keys=range(1, 600))
 
 
-@ex.against(
-    causal_blocks,
-    edges=ex.rows("n rows keys", (8, 2, 2), (100, 100, 7), (100, 7, 100), (33, 16, 16)),
-)
+@ex.against(causal_blocks, edges=[(8, 2, 2), (100, 100, 7), (100, 7, 100), (33, 16, 16)])
 def check_ex_16_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(n, rows, keys)`: blocks with a score whose key is not behind its query."""
     return ex.drawn(rng, n=range(1, 300), rows=range(1, 100), keys=range(1, 100))

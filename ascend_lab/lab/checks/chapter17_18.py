@@ -29,10 +29,8 @@ def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
 
 @ex.against(
     scale_and_offset,
-    edges=ex.rows(
-        "low high bits",
-        (0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8),
-    ),
+    edges=[(0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8),
+    ],
     rel_tol=1e-9,
 )  # fmt: skip
 def check_ex_17_1(rng: ex.Rng) -> ex.Case:
@@ -104,11 +102,10 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
 
 @ex.against(
     step_slope,
-    edges=ex.rows(
-        "x s g bits",
+    edges=[
         ([-3.0, -1.2, 0.35, 5.0], 0.5, [1.0, 1.0, 1.0, 1.0], 3),
         ([-2.0, 1.5], 0.5, [1.0, 2.0], 3),
-    ),
+    ],
     rel_tol=1e-9,
 )
 def check_ex_17_4(rng: ex.Rng) -> ex.Case:
@@ -151,12 +148,11 @@ def _judge_17_5(got: Any, case: ex.Case) -> str | None:
 
 @ex.judged(
     _judge_17_5,
-    edges=ex.rows(
-        "options budget best",
+    edges=[
         ([[(8, 0), (4, 3)], [(8, 0), (2, 3)]], 3, 10),
         ([[(8, 2), (4, 3)]], 1, None),
         ([[(2 + i, 12 - i) for i in range(12)]] * 20, 120, 160),
-    ),
+    ],
     cases=30,
     wrap=lambda fn: lambda options, budget, best: fn(options, budget),
 )
@@ -227,12 +223,11 @@ _NARROW = csc_of("601 narrow", "RGB")
 
 @ex.against(
     colour,
-    edges=ex.rows(
-        "pixel rows bias",
+    edges=[
         ((81, 90, 240), _NARROW.matrix, _NARROW.in_bias),
         ((16, 128, 127), _NARROW.matrix, _NARROW.in_bias),
         ((255, 255, 255), _NARROW.matrix, _NARROW.in_bias),
-    ),
+    ],
 )
 def check_ex_18_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(pixel, rows, bias)`: the pixel behind AIPP's colour conversion."""
@@ -250,12 +245,7 @@ def check_ex_18_2(rng: ex.Rng) -> ex.Case:
     return {"frame": frame, "width": width, "height": height, "x": x, "y": y}
 
 
-@ex.against(
-    cards,
-    edges=ex.rows(
-        "stations rate", ([(2, 1 / 128), (1, 0.001)], 3000.0), ([(1, 0.5), (4, 1.0)], 4.0)
-    ),
-)
+@ex.against(cards, edges=[([(2, 1 / 128), (1, 0.001)], 3000.0), ([(1, 0.5), (4, 1.0)], 4.0)])
 def check_ex_18_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(stations, rate)`: cards, where a station is (servers, seconds a picture)."""
     count = int(rng.integers(1, 5))

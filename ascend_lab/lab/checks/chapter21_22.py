@@ -110,14 +110,13 @@ def check_ex_21_4(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     least_slices,
-    edges=ex.rows(
-        "rows halo row_bytes weights capacity",
+    edges=[
         (16, 0, 10, 0, 160),
         (16, 4, 10, 0, 159),
         (7, 0, 10, 5, 45),
         (8, 4, 10, 0, 40),
         (8, 0, 10, 5, 10),
-    ),
+    ],
 )
 def check_ex_21_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least count of slices that fits."""
@@ -128,7 +127,7 @@ def check_ex_21_1(rng: ex.Rng) -> ex.Case:
     return {"rows": rows, "halo": int(rng.integers(0, 7)), **sizes}
 
 
-@ex.against(chain_rows, edges=ex.rows("layers rows", ([(1, 1)], 3), ([(3, 1), (4, 4)], 14)))
+@ex.against(chain_rows, edges=[([(1, 1)], 3), ([(3, 1), (4, 4)], 14)])
 def check_ex_21_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last."""
     count = int(rng.integers(1, 6))
@@ -138,11 +137,10 @@ def check_ex_21_2(rng: ex.Rng) -> ex.Case:
 
 @ex.judged(
     _judge_chain,
-    edges=ex.rows(
-        "count cost",
+    edges=[
         (1, {(0, 1): 4.0}),
         (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in combinations(range(UNITS + 1), 2)}),
-    ),
+    ],
     cases=60,
 )
 def check_ex_21_3(rng: ex.Rng) -> ex.Case:
@@ -159,20 +157,8 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
-def check_ex_22_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
-
-    def draw(rng: np.random.Generator) -> ex.Case:
-        return {"ranks": int(rng.integers(2, 20))}
-
-    def judge(got: Any, case: ex.Case) -> str | None:
-        return _judge_rounds(got, int(case["ranks"]), np.random.default_rng(seed))
-
-    edges = [{"ranks": ranks} for ranks in (2, 8, 7, 9)]
-    return ex.check_property("ex_22_2", fn, judge, draw, edge_cases=edges, cases=12, seed=seed)
-
-
-def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
+def _judge_rounds(got: Any, case: ex.Case) -> str | None:
+    ranks, rng = case["ranks"], np.random.default_rng(case["ranks"])
     try:
         adding, passing = got
         steps = [(_round(step, kind), step) for kind, part in ((True, adding), (False, passing))
@@ -204,6 +190,12 @@ def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
     return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
 
 
+@ex.judged(_judge_rounds, edges=[(2,), (8,), (7,), (9,)], cases=12)
+def check_ex_22_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
+    return ex.drawn(rng, ranks=range(2, 20))
+
+
 def chain_s(
     chunks: int, ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: float
 ) -> float:
@@ -232,11 +224,7 @@ def two_levels_s(
     return inside + between
 
 
-@ex.against(
-    crossover_bytes,
-    edges=ex.rows("ranks alpha_s beta_s_per_byte", (2, 1e-6, 1e-10), (4, 1e-6, 1e-10)),
-    rel_tol=1e-9,
-)
+@ex.against(crossover_bytes, edges=[(2, 1e-6, 1e-10), (4, 1e-6, 1e-10)], rel_tol=1e-9)
 def check_ex_22_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster."""
     return {
@@ -256,12 +244,7 @@ def _judge_22_3(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-@ex.judged(
-    _judge_22_3,
-    edges=ex.rows(
-        "ranks size_bytes alpha_s beta_s_per_byte", (2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)
-    ),
-)
+@ex.judged(_judge_22_3, edges=[(2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)])
 def check_ex_22_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain."""
     return {

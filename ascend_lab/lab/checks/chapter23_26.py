@@ -109,17 +109,13 @@ def _judge_23_1(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-@ex.judged(_judge_23_1, edges=ex.rows("stages bubble", (1, 0.5), (2, 0.9)))
+@ex.judged(_judge_23_1, edges=[(1, 0.5), (2, 0.9)])
 def check_ex_23_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
     return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
 
 
-@ex.against(
-    zero_bytes,
-    edges=[{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)],
-    rel_tol=1e-9,
-)
+@ex.against(zero_bytes, edges=[(10**9, 64, stage) for stage in range(4)], rel_tol=1e-9)
 def check_ex_23_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients, Adam's state a device."""
     return ex.drawn(rng, parameters=range(1, 10**10), ranks=range(1, 1025), stage=range(4))
@@ -127,13 +123,9 @@ def check_ex_23_2(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     sent_bytes,
-    edges=ex.rows(
-        "data tensor pipeline layers width length batch",
-        *(
-            (*way, 8, 64, 128, 16)
-            for way in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
-        ),
-    ),
+    edges=[
+        *((*way, 8, 64, 128, 16) for way in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8)))
+    ],
     rel_tol=1e-9,
 )
 def check_ex_23_3(rng: ex.Rng) -> ex.Case:
@@ -158,10 +150,7 @@ def _judge_23_5(got: Any, case: ex.Case) -> str | None:
     return _judge_plans(found, degrees(**case))
 
 
-@ex.judged(
-    _judge_23_5,
-    edges=ex.rows("devices heads layers batch", (1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)),
-)
+@ex.judged(_judge_23_5, edges=[(1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)])
 def check_ex_23_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
     devices, heads = (1, 2, 6, 8, 12, 16, 24, 64, 96), (1, 12, 16, 25, 40)
@@ -241,11 +230,7 @@ def _judge_23_6(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-@ex.judged(
-    _judge_23_6,
-    edges=ex.rows("stages micro virtual", (1, 3, 1), (4, 2, 1), (4, 8, 1), (4, 4, 2), (3, 6, 4)),
-    cases=12,
-)
+@ex.judged(_judge_23_6, edges=[(1, 3, 1), (4, 2, 1), (4, 8, 1), (4, 4, 2), (3, 6, 4)], cases=12)
 def check_ex_23_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(stages, micro, virtual)`: tasks of each device, as quick and small as ours."""
     stages, virtual = int(rng.integers(2, 7)), int(rng.integers(1, 4))
@@ -300,7 +285,7 @@ def _floats(rng: ex.Rng, mean: float, count: int) -> list[float]:
     return [float(x) for x in rng.exponential(mean, count)]
 
 
-@ex.against(waits, edges=ex.rows("gaps services", ([], [1.0]), ([1.0], [3.0, 1.0])), rel_tol=CLOSE)
+@ex.against(waits, edges=[([], [1.0]), ([1.0], [3.0, 1.0])], rel_tol=CLOSE)
 def check_ex_26_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(gaps, services)`: how long each request waits for a single server."""
     count = int(rng.integers(1, 12))
@@ -309,10 +294,9 @@ def check_ex_26_1(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     decide,
-    edges=ex.rows(
-        "ages max_batch delay", ([], 4, 0.0), ([0.0], 4, 0.0), ([0.0], 1, 5.0),
+    edges=[([], 4, 0.0), ([0.0], 4, 0.0), ([0.0], 1, 5.0),
         ([5.0, 1.0], 4, 5.0), ([4.0, 1.0], 4, 5.0), ([9.0, 8.0, 7.0], 2, 5.0),
-    ),
+    ],
 )  # fmt: skip
 def check_ex_26_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(ages, max_batch, delay)`: how many requests a free instance takes now."""
@@ -321,7 +305,7 @@ def check_ex_26_2(rng: ex.Rng) -> ex.Case:
     return {"ages": ages, "max_batch": int(rng.integers(1, 9)), "delay": delay}
 
 
-@ex.against(devices_for, edges=ex.rows("rate a t0 most target", (1000.0, 0.001, 0.001, 1, 1.0)))
+@ex.against(devices_for, edges=[(1000.0, 0.001, 0.001, 1, 1.0)])
 def check_ex_26_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(rate, a, t0, most, target)`: devices for a rate, at a share of their capacity."""
     return {
@@ -333,9 +317,8 @@ def check_ex_26_3(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     who_stays,
-    edges=ex.rows(
-        "lengths block blocks", ([], 4, 2), ([4, 4], 4, 3), ([3, 4], 4, 3), ([7, 1, 1], 4, 2),
-    ),
+    edges=[([], 4, 2), ([4, 4], 4, 3), ([3, 4], 4, 3), ([7, 1, 1], 4, 2),
+    ],
 )  # fmt: skip
 def check_ex_26_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(lengths, block, blocks)`: how many sequences, in order, get another token."""
@@ -363,8 +346,8 @@ _TIMES = [0.0, 0.1, 0.2, 3.0, 3.1, 9.0]
 
 @ex.judged(
     _judge_26_5,
-    edges=ex.rows("times t0 a most delay", (_TIMES, 1.0, 0.1, 2, 0.0), (_TIMES, 1.0, 0.1, 4, 0.5),
-                  (_TIMES, 4.0, 0.0, 2, 0.15), ([1.0], 1.0, 0.1, 4, 2.0)),
+    edges=[(_TIMES, 1.0, 0.1, 2, 0.0), (_TIMES, 1.0, 0.1, 4, 0.5),
+                  (_TIMES, 4.0, 0.0, 2, 0.15), ([1.0], 1.0, 0.1, 4, 2.0)],
 )  # fmt: skip
 def check_ex_26_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, t0, a, most, delay)`: when a batching server answers each request."""

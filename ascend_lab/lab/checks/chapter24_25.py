@@ -109,12 +109,11 @@ def check_ex_24_1(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     merged,
-    edges=ex.rows(
-        "ready sizes a b",
+    edges=[
         ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0),
         ([0.0, 5.0], [1, 1], 1.0, 1.0),
         ([0.0, 1.0], [1, 1], 1.0, 1.0),
-    ),
+    ],
 )
 def check_ex_24_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(ready, sizes, a, b)`: the last gradients of the buckets by the merge rule."""
@@ -202,11 +201,7 @@ def check_ex_24_4(rng: ex.Rng) -> ex.Case:
     return {}
 
 
-@ex.against(
-    two_credits,
-    edges=ex.rows("none a b both", (8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)),
-    rel_tol=1e-9,
-)
+@ex.against(two_credits, edges=[(8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)], rel_tol=1e-9)
 def check_ex_25_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(none, a, b, both)`: the factors credited to a and b, from four times."""
     none = float(rng.uniform(10, 1000))
@@ -216,13 +211,12 @@ def check_ex_25_1(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     no_longer_matter,
-    edges=ex.rows(
-        "operators least",
+    edges=[
         ([("a", 1, 1000, 500), ("b", 1, 1000, 1000)], 0.01),
         ([("a", 10, 100, 50), ("b", 1, 1000, 500)], 0.3),
         ([("a", 1, 1000, 910), ("b", 9, 100, 100)], 0.0485),
         ([("a", 1, 100, 50), ("b", 1, 50, 50)], 0.5),
-    ),
+    ],
 )
 def check_ex_25_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(operators, least)`: names of those whose perfect tuning gains less than `least`."""
@@ -236,13 +230,12 @@ def check_ex_25_2(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     best_batch,
-    edges=ex.rows(
-        "times limit",
+    edges=[
         ({1: 10.0, 2: 20.0}, 50.0),
         ({1: 10.0, 8: 50.0, 16: 120.0}, 200.0),
         ({4: 10.0}, 10.0),
         ({4: 10.0}, 9.0),
-    ),
+    ],
 )
 def check_ex_25_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, limit)`: the batch of the highest rate within a limit of time, or None."""

@@ -26,6 +26,8 @@ DEFAULT_CASES = 40
 DEFAULT_SEED = 7
 Case = Mapping[str, Any]
 """One call: parameter name -> value. Values are passed by position, names are for the message."""
+Edges = Sequence[Case | tuple[Any, ...]]
+"""Cases that come first; a tuple has the values of a case in the order in which it is drawn."""
 Rng = np.random.Generator
 MakeCase = Callable[[Rng], Case]
 Judge = Callable[[Any, Case], str | None]
@@ -206,36 +208,18 @@ def check_behind_wall(exercise: str, fn: Any, run: Run, seed: int) -> CheckResul
     return CheckResult(exercise, passed, message, seed, cases, fn)
 
 
-def check_against(
-    exercise: str,
-    fn: Any,
-    reference: Callable[..., object],
-    make_case: MakeCase,
-    *,
-    rel_tol: float = 0.0,
-    edge_cases: Sequence[Case] = (),
-    cases: int = DEFAULT_CASES,
-    seed: int = DEFAULT_SEED,
-) -> CheckResult:
-    """Check that `fn` returns what `reference` returns, numbers within a relative tolerance."""
+def like(reference: Callable[..., object], rel_tol: float = 0.0) -> Judge:
+    """Return a judge: right is what `reference` returns, numbers within a relative tolerance."""
 
     def judge(got: Any, case: Case) -> str | None:
         try:
             expected = reference(*_values(case))
         except Exception as error:
-            raise CheckError(
-                f"{exercise}: a reference that works", repr(error), "correct the reference"
-            ) from error
+            needed = "a reference that works"
+            raise CheckError(needed, repr(error), "correct the reference") from error
         return equal_to(expected, rel_tol)(got)
 
-    return check_property(
-        exercise, fn, judge, make_case, edge_cases=edge_cases, cases=cases, seed=seed
-    )
-
-
-def rows(names: str, *values: Sequence[Any]) -> list[Case]:
-    """Return a case per row: `rows("m n", (1, 2), (3, 4))`."""
-    return [dict(zip(names.split(), row, strict=True)) for row in values]
+    return judge
 
 
 def drawn(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
@@ -246,7 +230,7 @@ def drawn(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
 def judged(
     judge: Judge,
     *,
-    edges: Sequence[Case] = (),
+    edges: Edges = (),
     cases: int = DEFAULT_CASES,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Callable[[MakeCase], Check]:
@@ -254,40 +238,32 @@ def judged(
 
     What `wrap` makes of the answer is called in its place.
     """
-    options = {"edge_cases": edges, "cases": cases}
-    return lambda draw: _check(draw, check_property, judge, wrap, options)
+
+    def turned(draw: MakeCase) -> Check:
+        def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+            exercise = check.__name__.removeprefix("check_")
+            told = wrap(fn) if wrap and callable(fn) else fn
+            if told is not fn:
+                told.__wrapped__ = fn  # whose lines an error names
+            names = tuple(draw(np.random.default_rng(seed))) if edges else ()
+            first = [dict(zip(names, e, strict=True)) if isinstance(e, tuple) else e for e in edges]
+            result = check_property(
+                exercise, told, judge, draw, edge_cases=first, cases=cases, seed=seed
+            )
+            return replace(result, subject=fn)
+
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(check, name, getattr(draw, name))
+        return check
+
+    return turned
 
 
 def against(
-    reference: Callable[..., object],
-    *,
-    edges: Sequence[Case] = (),
-    cases: int = DEFAULT_CASES,
-    rel_tol: float = 0.0,
-    wrap: Callable[[Any], Any] | None = None,
+    reference: Callable[..., object], *, rel_tol: float = 0.0, **options: Any
 ) -> Callable[[MakeCase], Check]:
-    """As `judged`, where right is what `reference` returns, numbers within a tolerance."""
-    options = {"edge_cases": edges, "cases": cases, "rel_tol": rel_tol}
-    return lambda draw: _check(draw, check_against, reference, wrap, options)
-
-
-def _check(
-    draw: MakeCase,
-    kind: Callable[..., CheckResult],
-    right: Any,
-    wrap: Callable[[Any], Any] | None,
-    options: Mapping[str, Any],
-) -> Check:
-    def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
-        exercise = check.__name__.removeprefix("check_")
-        told = wrap(fn) if wrap and callable(fn) else fn
-        if told is not fn:
-            told.__wrapped__ = fn  # whose lines an error names
-        return replace(kind(exercise, told, right, draw, seed=seed, **options), subject=fn)
-
-    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-        setattr(check, name, getattr(draw, name))
-    return check
+    """As `judged`, by what is `like` a reference."""
+    return judged(like(reference, rel_tol), **options)
 
 
 def _values(case: Case) -> list[Any]:

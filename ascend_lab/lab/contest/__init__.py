@@ -1,12 +1,12 @@
 """The scheduling problem of the MLSys 2026 contest: parse, price, bound and solve it.
 
-Solve a contest problem: exact when small, else dynamic programming, merging and annealing.
+Solve a contest problem: exact when small, else by merging and annealing.
 """
 
 import heapq
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 # fmt: off
@@ -28,9 +28,7 @@ Path = tuple[tuple[int, Kept], ...]
 """Groups in the order they run, and what each retains."""
 State = tuple[int, int, Kept]
 """The operations run, those whose results lie in slow memory, and the resident tensors."""
-RESTARTS = 20
-SHORT = 40
-"""The operations up to which one order is cut exactly at once, not only as a restart."""
+RESTARTS = 6
 ROUNDS = 40
 RESERVE = 0.9
 """The part of the seconds the searches may use; the rest is for residency and the last check."""
@@ -113,22 +111,17 @@ def solve(
 
 
 def _search(prices: Prices, singles: Partition, seed: int) -> Partition:
-    """Return the best partition of merging, of cutting orders, and of annealing from those."""
-    whole = prices.relations.everything
+    """Return the best partition of merging, and of annealing from there again and again."""
     goal, rng = lower_bound(prices.problem), random.Random(seed)
-    best = singles
-    if prices.legal(whole) and not prices.spent:
-        best = min(best, (whole,), key=prices.total)
-    if prices.total(best) > goal:
-        best = min(best, merge(prices, singles), key=prices.total)
-    if prices.total(best) > goal and len(singles) <= SHORT:
-        best = min(best, intervals(prices, prices.problem.order), key=prices.total)
+    whole, best = (prices.relations.everything,), singles
+    if prices.legal(*whole) and not prices.spent:
+        best = min(best, whole, key=prices.total)
+    merged = merge(prices, singles) if prices.total(best) > goal else best
+    best = min(best, merged, key=prices.total)
     for turn in range(RESTARTS):
         if prices.spent or prices.total(best) <= goal:
             break
-        start = best
-        if turn % 3 == 2:
-            start = merge(prices, intervals(prices, prices.relations.random_order(rng)))
+        start = merged if turn % 3 == 2 else best
         found = anneal(prices, start, rng, ROUNDS * len(singles), goal)
         best = min(best, found, key=prices.total)
     return best
@@ -215,43 +208,11 @@ def _next(prices: Prices, group: int, state: State) -> Iterator[tuple[Kept, Stat
             yield retain, (done | group, stored | (leaves & ~mask), retain)
 
 
-# -- searches over partitions: intervals of an order, merging, annealing ---------------------------
+# -- searches over partitions: merging, annealing --------------------------------------------------
 HEAT = 0.004
 """The first temperature of annealing, as a part of the cost."""
 LEAST = 1e-9
 """A smaller gain is rounding."""
-
-
-def intervals(prices: Prices, order: Sequence[int]) -> Partition:
-    """Return the best cut of one topological order into subgraphs that follow each other.
-
-    Exact among these by dynamic programming, f(j) = min over i of f(i) + price(i..j), as long as
-    the budget lasts; then the cheapest with the intervals priced so far.
-    """
-    count = len(order)
-
-    def fits(group: int) -> bool:
-        return prices.relations.closed(group) and prices.legal(group)
-
-    best = [0.0] + [math.inf] * count
-    cut = list(range(-1, count))
-    for end in range(1, count + 1):
-        group = 0
-        for start in range(end - 1, -1, -1):
-            group |= 1 << order[start]
-            alone = start == end - 1
-            if not alone and prices.spent:
-                break
-            if not alone and not fits(group):
-                continue
-            total = best[start] + prices.price(group)
-            if total < best[end] * (1 - 1e-12):
-                best[end], cut[end] = total, start
-    found, end = [], count
-    while end > 0:
-        found.append(sum(1 << op for op in order[cut[end] : end]))
-        end = cut[end]
-    return tuple(reversed(found))
 
 
 def grown(prices: Prices, groups: Partition, seed: int) -> int:

@@ -4,8 +4,6 @@ Operations on matrices, a fast and a slow memory; the format is that of PROBLEM.
 github.com/yarongmu-google/MLSys, commit 38a2a695.
 """
 
-import math
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -14,16 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown
+from ascend_lab.limits import COUNT, TABLE_BYTES, TINY, Range, decoded, json_of, read_file
 
-KINDS = ("MatMul", "Pointwise")
 LARGEST = 2**40
-LONGEST_SIDE = 2**30
+SIDE = Range(int, 1, 2**30)
 """Longer sides would overflow 64 bits in an area."""
-FIELDS = (
-    *("widths", "heights", "inputs", "outputs", "base_costs", "op_types"),
-    *("fast_memory_capacity", "slow_memory_bandwidth", "native_granularity"),
-)
+AMOUNT = Range(float, TINY, LARGEST)
+FIELDS: dict[str, Any] = {
+    "widths": [SIDE],
+    "heights": [SIDE],
+    "inputs": [[Range(int, 0, LARGEST)]],
+    "outputs": [[Range(int, 0, LARGEST)]],
+    "base_costs": [Range(float, 0, LARGEST)],
+    "op_types": [("MatMul", "Pointwise")],
+    "fast_memory_capacity": AMOUNT,
+    "slow_memory_bandwidth": AMOUNT,
+    "native_granularity": [SIDE],
+}
+"""What a problem file says, and the kind of each value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,42 +90,35 @@ def parse_problem(data: Any) -> Problem:
     missing = [name for name in FIELDS if name not in data]
     if missing:
         raise InputError("a problem with all its fields", f"no {', '.join(missing)}")
-    widths = _whole(data["widths"], "widths", least=1, most=LONGEST_SIDE)
-    heights = _whole(data["heights"], "heights", len(widths), 1, LONGEST_SIDE)
-    operations = _operations(data, len(widths))
-    native = _whole(data["native_granularity"], "native_granularity", 2, 1, LONGEST_SIDE)
+    found = decoded(FIELDS, {name: data[name] for name in FIELDS}, most=COUNT)
+    widths, heights, native = (found[name] for name in ("widths", "heights", "native_granularity"))
+    parts = [found[name] for name in ("op_types", "inputs", "outputs", "base_costs")]
+    lengths = {"heights": len(widths), "native_granularity": 2}
+    lengths |= dict.fromkeys(("inputs", "outputs", "base_costs"), len(parts[0]))
+    for name, length in lengths.items():
+        if len(found[name]) != length:
+            raise InputError(f"{length} entries in {name}", str(len(found[name])))
+    rows = zip(*parts, strict=True)
+    operations = tuple(Operation(*names, float(cost)) for *names, cost in rows)
+    for index, operation in enumerate(operations):
+        _check(index, operation, len(widths))
     producer, consumers = _links(operations)
     order = _topological(operations, producer)
-    names = ("fast_memory_capacity", "slow_memory_bandwidth")
-    capacity, throughput = (_number(data[name], name, above=0) for name in names)
     rank = tuple(sorted(range(len(order)), key=order.__getitem__))
-    sizes = (capacity, throughput, (native[0], native[1]))
+    sizes = float(found["fast_memory_capacity"]), float(found["slow_memory_bandwidth"]), native
     return Problem(widths, heights, operations, *sizes, producer, consumers, order, rank)
 
 
-def _operations(data: dict[str, Any], tensors: int) -> tuple[Operation, ...]:
-    kinds = _list(data["op_types"], "op_types")
-    count = len(kinds)
-    if not count:
-        raise InputError("at least one operation", "an empty op_types")
-    inputs = _list(data["inputs"], "inputs", count)
-    outputs = _list(data["outputs"], "outputs", count)
-    costs = _list(data["base_costs"], "base_costs", count)
-    found = []
-    for index, kind in enumerate(kinds):
-        if kind not in KINDS:
-            raise InputError(f"op_types[{index}] as one of {', '.join(KINDS)}", shown(kind))
-        reads = _whole(inputs[index], f"inputs[{index}]", most=tensors - 1)
-        writes = _whole(outputs[index], f"outputs[{index}]", most=tensors - 1)
-        # The published example has a product of one factor; it counts as the left one.
-        if not reads or (kind == "MatMul" and len(reads) > 2):
-            need = "one or two" if kind == "MatMul" else "one or more"
-            raise InputError(f"{need} tensors in inputs[{index}] ({kind})", str(len(reads)))
-        if not writes or len(set(writes)) != len(writes):
-            raise InputError(f"one or more different tensors in outputs[{index}]", str(writes))
-        cost = _number(costs[index], f"base_costs[{index}]")
-        found.append(Operation(kind, reads, writes, cost))
-    return tuple(found)
+def _check(index: int, operation: Operation, tensors: int) -> None:
+    # The published example has a product of one factor; it counts as the left one.
+    if operation.kind == "MatMul" and len(operation.inputs) > 2:
+        needed = f"one or two tensors in inputs[{index}] (MatMul)"
+        raise InputError(needed, str(len(operation.inputs)))
+    if len(set(operation.outputs)) != len(operation.outputs):
+        raise InputError(f"different tensors in outputs[{index}]", str(operation.outputs))
+    if max(*operation.inputs, *operation.outputs) >= tensors:
+        got = f"tensors {[*operation.inputs, *operation.outputs]}"
+        raise InputError(f"tensors from 0 to {tensors - 1} in operation {index}", got)
 
 
 def _links(ops: Sequence[Operation]) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
@@ -147,34 +146,6 @@ def _topological(operations: Sequence[Operation], producer: dict[int, int]) -> t
     except CycleError as error:
         cycle = " -> ".join(map(str, error.args[1][:8]))
         raise InputError("a graph without cycles", f"operations {cycle}") from error
-
-
-def _list(value: Any, name: str, length: int | None = None) -> list[Any]:
-    if not isinstance(value, list):
-        raise InputError(f"{name} as a list", type(value).__name__)
-    if length is not None and len(value) != length:
-        raise InputError(f"{length} entries in {name}", str(len(value)))
-    return value
-
-
-def _whole(
-    value: Any, name: str, length: int | None = None, least: int = 0, most: int = LARGEST
-) -> tuple[int, ...]:
-    numbers = _list(value, name, length)
-    for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            raise InputError(f"{name} as whole numbers from {least} to {most}", shown(number))
-    return tuple(numbers)
-
-
-def _number(value: Any, name: str, above: float | None = None) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or abs(value) > LARGEST:
-        raise InputError(f"{name} as a finite number", shown(value))
-    if value < 0 or (above is not None and value <= above):
-        limit = "of at least 0" if above is None else f"above {above}"
-        raise InputError(f"{name} {limit}", shown(value))
-    return float(value)
 
 
 def compute_time(problem: Problem, operation: int) -> float:
@@ -229,8 +200,6 @@ def unfused_floor(problem: Problem) -> float:
 Partition = tuple[int, ...]
 WINDOW = 16
 """How many groups an order looks past the first that can run, for one that reads what is there."""
-DEEP = 0.8
-"""How often a random order goes on from the last operation."""
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -282,27 +251,6 @@ class Relations:
     def _join(self, one: int, other: int) -> None:
         self.beside[one] |= 1 << other
         self.beside[other] |= 1 << one
-
-    def random_order(self, rng: random.Random) -> list[int]:
-        """Return a random topological order that goes on from the last operation where it can."""
-        made, found = 0, list[int]()
-        waiting = set(range(len(self.makers)))
-        while waiting:
-            free = sorted(op for op in waiting if not self.makers[op] & ~made)
-            near = [op for op in free if found and self.beside[op] >> found[-1] & 1]
-            op = rng.choice(near if near and rng.random() < DEEP else free)
-            waiting.remove(op)
-            found.append(op)
-            made |= 1 << op
-        return found
-
-    def closed(self, group: int) -> bool:
-        """Return whether every result is read only inside or only outside the group."""
-        for op in bits(group):
-            inside = self.readers[op] & group
-            if inside and inside != self.readers[op]:
-                return False
-        return True
 
     def components(self, group: int) -> list[int]:
         """Return the parts of a group that shared tensors join."""

@@ -1,9 +1,10 @@
-"""Figures: pure functions `fig_*(...) -> Figure`, loaded when first used.
+"""Figures: pure functions `fig_*(...) -> Figure`, loaded when first used, drawn in one style.
 
-To add a figure write it, decorated with `styled`, in a module of this package.
+To add a figure write it in a module of this package.
 """
 
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,16 @@ FIGURES: dict[str, str] = {
 
 def __getattr__(name: str) -> Any:
     if name in FIGURES:
-        return getattr(import_module(f"{__name__}.{FIGURES[name]}"), name)
+        return _styled(name)
     known = ", ".join(sorted(FIGURES))
     raise AttributeError(f"{__name__} has no figure {name!r}; there are: {known}")
+
+
+@cache
+def _styled(name: str) -> Any:
+    from ascend_lab.lab.figures.style import styled
+
+    return styled(getattr(import_module(f"{__name__}.{FIGURES[name]}"), name))
 
 
 def __dir__() -> list[str]:

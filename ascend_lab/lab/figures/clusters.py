@@ -13,6 +13,7 @@ from matplotlib.patches import Circle, FancyBboxPatch
 from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
 from ascend_lab.cluster.loader import Kind, family, kind_of, link_kinds, rate_text
 from ascend_lab.errors import InputError
+from ascend_lab.lab.chip_report import format_size
 from ascend_lab.lab.figures import style as st
 
 Look = tuple[str, Literal["-", "--", "-.", ":"]]
@@ -42,7 +43,6 @@ class _Plan:
     rows: int = 0
 
 
-@st.styled
 def fig_topology(topology: Topology) -> st.LabFigure:
     """Draw a topology; of many servers, devices or switches the first ones and the last.
 
@@ -252,7 +252,6 @@ FAMILIES = {
 """Letters and colour of each algorithm in the map."""
 DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
 """Colours on which letters are white."""
-UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def contributions(
@@ -266,7 +265,6 @@ def contributions(
     return np.stack(execute(cut, ones))
 
 
-@st.styled
 def fig_holdings(schedule: Schedule) -> st.LabFigure:
     """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
     shown = range(len(schedule.rounds) + 1)
@@ -291,7 +289,6 @@ def fig_holdings(schedule: Schedule) -> st.LabFigure:
 SIZES_BYTES = tuple(2**k for k in range(10, 31, 2))
 
 
-@st.styled
 def fig_best_collective(
     kind: str = "910a-roce", counts: Sequence[int] = (2, 4, 8, 16, 32, 64), op: str = "all_reduce"
 ) -> st.LabFigure:
@@ -308,7 +305,7 @@ def fig_best_collective(
         st.put(ax, column, row, letters, color=ink)
     ax.set(xlim=(-0.5, len(SIZES_BYTES) - 0.5), ylim=(-0.5, len(counts) - 0.5))
     ax.set(xlabel="size", ylabel="devices")
-    ax.set_xticks(range(len(SIZES_BYTES)), [_size(n) for n in SIZES_BYTES])
+    ax.set_xticks(range(len(SIZES_BYTES)), [format_size(n).replace(" ", "\n") for n in SIZES_BYTES])
     ax.set_yticks(range(len(counts)), [str(p) for p in counts])
     ax.tick_params(length=0)
     used = [name for name in FAMILIES if any(name in line for line in names)]
@@ -325,17 +322,10 @@ def _winner(op: str, topology: Topology, size_bytes: int) -> str:
     return algorithm.partition("(")[0].partition("*")[0]
 
 
-def _size(size_bytes: int) -> str:
-    for unit, name in UNITS:
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {name}".replace(" ", "\n")
-    return "0"
-
-
 def _runs(line: Sequence[str]) -> str:
     """Return "ring from 1 KiB, mesh from 4 KiB" for a row of the map."""
     found = []
     for i, name in enumerate(line):
         if i == 0 or name != line[i - 1]:
-            found.append(f"{name} from {_size(SIZES_BYTES[i])}".replace("\n", " "))
+            found.append(f"{name} from {format_size(SIZES_BYTES[i])}")
     return ", ".join(found)

@@ -217,7 +217,6 @@ def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> No
     _draw_paths(ax, chip, chosen)
 
 
-@st.styled
 def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> st.LabFigure:
     """Draw the cores of chips (preset names or chip files) one below the other."""
     chips = [load_chip(name) for name in chip_names]
@@ -233,7 +232,6 @@ def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> s
     return st.finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
 
 
-@st.styled
 def fig_core_path(
     chip_name: str = "Ascend910A", src: str = "L1", dst: str = "L0A", size_kib: int = 32
 ) -> st.LabFigure:
@@ -261,7 +259,6 @@ def fig_core_path(
 
 
 # -- what cores share: rates, residency in L2, energy ----------------------------------------------
-@st.styled
 def fig_sharing(
     chip: Chip, cores: Sequence[int], memory_rates: Sequence[float], l2_rates: Sequence[float]
 ) -> st.LabFigure:
@@ -293,7 +290,6 @@ def fig_sharing(
     return st.finish(fig, alt=f"Read rate of {chip.name}. " + "; ".join(facts) + ".")
 
 
-@st.styled
 def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFigure:
     """Draw memory traffic and share of peak of a layer against the side of its square weights."""
     if len(sides) != len(runs) or not runs:
@@ -322,7 +318,6 @@ def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFig
     return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
 
 
-@st.styled
 def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw picojoules per multiply-accumulate of each program, split by where they go."""
     fig, ax = st.new_figure(height_in=0.9 + 0.4 * len(timelines))

@@ -31,7 +31,6 @@ def clipping_errors(values: NDArray[np.float32], bits: int, ends: Iterable[float
     return found
 
 
-@st.styled
 def fig_clipping(values: NDArray[np.float32], bits: int = 4) -> st.LabFigure:
     """Draw the error of rounding against the largest number kept, and where methods cut.
 
@@ -70,7 +69,6 @@ def fig_clipping(values: NDArray[np.float32], bits: int = 4) -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-@st.styled
 def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
     """Draw accuracies against bits, a curve a way of choosing, and that of the float network."""
     st.some(rows, "curve")
@@ -130,7 +128,6 @@ def errors() -> dict[str, float]:
     return {name: float(np.abs(image - want).mean()) for name, image in found.items()}
 
 
-@st.styled
 def fig_readings() -> st.LabFigure:
     """Draw the same bytes as five configurations read them, and how far each is off."""
     off = errors()
@@ -150,7 +147,6 @@ def fig_readings() -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-@st.styled
 def fig_cards(
     stations: Sequence[Station], rate_per_s: float = 3000.0, pictures: int = 3000
 ) -> st.LabFigure:
@@ -188,7 +184,6 @@ LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
-@st.styled
 def fig_knee(
     seconds: Sequence[float], max_batch: int = 8, delay_ms: float = 0.0, instances: int = 1
 ) -> st.LabFigure:
@@ -221,7 +216,6 @@ def fig_knee(
     return st.finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")
 
 
-@st.styled
 def fig_served(served: Served) -> st.LabFigure:
     """Return the share of requests answered within a time, and the histogram of batches."""
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.6, width_ratios=(3, 2))
@@ -244,7 +238,6 @@ def fig_served(served: Served) -> st.LabFigure:
 
 
 # -- the model against published measurements ------------------------------------------------------
-@st.styled
 def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     """Draw, per published row, the error of the time and of each pipe's busy share."""
     shown = list(rows)
@@ -262,24 +255,18 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
         ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
     st.name_rows(left, [row.name for row in shown])
-    _legend(fig, right)
+    for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
+        right.plot([], [], marker=marker, color=colour, linestyle="none", label=pipe)
+    fig.legend(loc="outside upper right", ncols=len(PIPES))
     return st.finish(fig, alt=_alt(shown))
 
 
-_MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), ("#009E73", "^"), ("#CC79A7", "D"))
+_MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), (st.GREEN, "^"), (st.PURPLE, "D"))
 
 
 def _mark(ax: Any, x: float, y: int, colour: str, marker: str, inside: bool) -> None:
     face = colour if inside else "#FFFFFF"
     ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, linestyle="none")
-
-
-def _legend(fig: Any, ax: Any) -> None:
-    handles = [
-        ax.plot([], [], marker=m, color=c, linestyle="none", label=pipe)[0]
-        for pipe, (c, m) in zip(PIPES, _MARKS, strict=True)
-    ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=len(handles))
 
 
 def _alt(rows: Sequence[ValidationRow]) -> str:

@@ -148,7 +148,6 @@ EXPRESSIONS: Mapping[str, Operator] = {
 PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
 
 
-@st.styled
 def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     """Draw the three nests of an operator over rows, with bytes per element and cycles beneath."""
     chip, shapes = "Ascend910A", ((16384, 1024), (512, 32768))
@@ -248,7 +247,6 @@ def _alt(
     return f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
 
 
-@st.styled
 def fig_expression(
     expression: str = "softmax", chip: str = "Ascend910A", rows: int = 4096, columns: int = 1024
 ) -> st.LabFigure:
@@ -283,7 +281,6 @@ def fig_expression(
 
 
 # -- tails of split loops, and a schedule put together from five choices ---------------------------
-@st.styled
 def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""
     fig, ax = st.new_figure(height_in=1.7)
@@ -341,7 +338,6 @@ def chosen(
     return s
 
 
-@st.styled
 def fig_choices(
     inline: bool = False, tile: int = 1024, tail: str = "cut", slots: int = 1, cores: int = 1
 ) -> st.LabFigure:

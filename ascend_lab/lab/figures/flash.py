@@ -20,7 +20,6 @@ MIB = 2**20
 DTYPE_SIZE = 2
 
 
-@st.styled
 def fig_online_softmax(
     scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2
 ) -> st.LabFigure:
@@ -114,7 +113,6 @@ def _gm(path_bytes: Mapping[tuple[str, str], int]) -> int:
     return sum(size for path, size in path_bytes.items() if "GM" in path)
 
 
-@st.styled
 def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     """Draw bytes against the length, three operators and one kernel: cores and GM, device memory.
 
@@ -173,7 +171,6 @@ def _mib(size: float) -> str:
     return f"{size / MIB:,.0f} MiB" if size >= 100 * MIB else f"{size / MIB:.3g} MiB"
 
 
-@st.styled
 def fig_flash_blocks(
     length: int = 1024, depth: int = 64, rows: int = 128, keys: int = 128, chip: str = "Ascend910A"
 ) -> st.LabFigure:
@@ -244,7 +241,6 @@ ROWS = {
 }  # fmt: skip
 
 
-@st.styled
 def fig_flash_pipeline(timeline: sim.Timeline, window: tuple[int, int]) -> st.LabFigure:
     """Draw what the pipes of an AI core do in `window` (cycles), coloured by stage.
 

@@ -144,7 +144,6 @@ def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Ke
     return Kernel("apart", tuple(phases)), fused
 
 
-@st.styled
 def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
     """Draw the bytes that cross every level, before fusing and after."""
     runs = [sim.simulate_kernel(kernel, chip) for kernel in (before, after)]
@@ -258,7 +257,6 @@ def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
     ax.spines["bottom"].set_visible(False)
 
 
-@st.styled
 def fig_fusion(
     length: int = 2, mib: int = 32, ub_kib: int = 256, each: str = "relu", chip: str = "Ascend910A"
 ) -> st.LabFigure:
@@ -272,7 +270,6 @@ def fig_fusion(
     return fig_levels(before, after, small)
 
 
-@st.styled
 def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float]]) -> st.LabFigure:
     """Draw how many times faster one kernel is than a chain's operators apart, over its length.
 
@@ -305,7 +302,6 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 
-@st.styled
 def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
 

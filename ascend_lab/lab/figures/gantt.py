@@ -202,7 +202,6 @@ def describe(timeline: Timeline, window: Window | None = None) -> str:
     return text + (f"; {path[1]:.0%} of the critical path is on {path[0]}." if path else ".")
 
 
-@st.styled
 def fig_gantt(
     timeline: Timeline,
     *,
@@ -232,7 +231,6 @@ queue, number of rounds over those tiles) -> program."""
 LOOKS = ((st.BLUE, "o"), (st.VERMILLION, "s"), (st.GREEN, "^"), (st.ORANGE, "D"))
 
 
-@st.styled
 def fig_buffer_depths(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw labelled timelines as Gantt charts one under the other, on one time axis in cycles."""
     pipes = pipes_of(timelines.values())
@@ -256,7 +254,6 @@ def _shares(timeline: Timeline) -> str:
     return ", ".join(f"{p} {busy[p] / timeline.cycles:.0%}" for p in pipes_of([timeline]))
 
 
-@st.styled
 def fig_circuits(
     load: int, compute: int, latency: int = 0, tail: int = 0, buffers: int = 2
 ) -> st.LabFigure:
@@ -329,7 +326,6 @@ def steady_cycles(
     return (long - short) / rounds / len(degrees)
 
 
-@st.styled
 def fig_more_buffers(kernel: Kernel, chips: Mapping[str, Chip]) -> st.LabFigure:
     """Draw how many times faster d buffers are than one, steadily, against compute / load."""
     degrees, depths = range(1, 9), (2, 3, 4)
@@ -357,7 +353,6 @@ def _ratio(timeline: Timeline) -> float:
     return timeline.busy_cycles["V"] / timeline.busy_cycles["MTE2"]
 
 
-@st.styled
 def fig_overlap(
     kernel: Kernel,
     chip: Chip,

@@ -24,7 +24,6 @@ WORST = 2.0
 Tree = Mapping[Point, Node]
 
 
-@st.styled
 def fig_toy_tree(
     costs: Mapping[Point, float], visits: Mapping[Point, int], path: Point = ()
 ) -> st.LabFigure:
@@ -59,7 +58,6 @@ def fig_toy_tree(
     return st.finish(fig, alt=f"A tree of two decisions. Costs of leaves: {said}. Visits: {seen}.")
 
 
-@st.styled
 def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.LabFigure:
     """Draw the tree of a search: bars as high as visits, dark where the best below is cheap.
 
@@ -145,7 +143,6 @@ def _draw(
         st.put(ax, at + 0.17, (top + bottom) / 2, text, fontsize=7, weight=weight, **ink)
 
 
-@st.styled
 def fig_grown_tree(
     space: Space,
     measure: workers.Measure,
@@ -159,7 +156,6 @@ def fig_grown_tree(
     return fig_search_tree(search.root, space.names)
 
 
-@st.styled
 def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw the Gantt charts of several schedules of one operator below each other, to one scale."""
     st.some(timelines, "timeline")
@@ -180,7 +176,6 @@ SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 """Shares of the space whose worst tiling is marked, and how they are called."""
 
 
-@st.styled
 def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     """Draw cycles by tile: rows m down, columns n across, in fractals; None: does not fit."""
     good = {tile: cost for tile, cost in cycles.items() if cost is not None}
@@ -212,7 +207,6 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     return st.finish(fig, alt=f"Cycles by tile m x n: {said}. The best is {best[0]}x{best[1]}.")
 
 
-@st.styled
 def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> st.LabFigure:
     """Draw two parents, their mix (a decision of `one` where a pick is true), the legal child."""
     if not len(one) == len(two) == len(picks) == len(space.names):
@@ -250,7 +244,6 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
     return st.finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
 
 
-@st.styled
 def fig_population(
     space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]]
 ) -> st.LabFigure:
@@ -332,7 +325,6 @@ def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: 
     ax.set_ylabel("cycles / best")
 
 
-@st.styled
 def fig_evolution(
     space: CubeSpace,
     costs: Floats,
@@ -350,7 +342,6 @@ def fig_evolution(
     return fig_population(space, costs, search.log)
 
 
-@st.styled
 def fig_anytime(
     curves: Mapping[str, Floats], lines: Mapping[str, float] | None = None
 ) -> st.LabFigure:

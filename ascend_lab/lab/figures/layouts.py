@@ -28,7 +28,6 @@ def matrix_maps(rows: int = 32, columns: int = 48, dtype: str = "fp16") -> dict[
     return {s: address_map(name, (rows, columns), dtype) for s, name in FORMATS.items()}
 
 
-@st.styled
 def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     """Draw one matrix in up to four layouts, each element coloured by its address."""
     small = all(layout.elements <= SMALL for layout in maps.values())
@@ -55,7 +54,6 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     return st.finish(fig, alt=alt + "; ".join(said) + ".")
 
 
-@st.styled
 def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabFigure:
     """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each."""
     rows, columns = 28, 44
@@ -82,7 +80,6 @@ def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabF
     return st.finish(fig, alt=alt + "; ".join(said) + ".")
 
 
-@st.styled
 def fig_padding(most: int = 96) -> st.LabFigure:
     """Draw which share of NC1HWC0 is padding, against the number of channels."""
     fig, ax = st.new_figure(height_in=2.7)
@@ -214,7 +211,6 @@ def matrix_sizes(shape: ConvShape) -> dict[str, int]:
     }
 
 
-@st.styled
 def fig_windows(
     side: int = 5,
     kernel: int = 3,
@@ -299,7 +295,6 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
     st.key(ax, words, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 0.98), fontsize=7)
 
 
-@st.styled
 def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side."""
     fig, (left, right) = st.new_figure(1, 2, 2.9)
@@ -331,7 +326,6 @@ def _timed(shape: ConvShape, chip: Chip) -> Any:
     return simulate(conv_launch(shape, chip), chip)
 
 
-@st.styled
 def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.LabFigure:
     """Draw share of the cube peak and operations per byte into L1, one column per knob.
 
@@ -364,7 +358,6 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
     return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
 
 
-@st.styled
 def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw the time of a layer against channels per group, beside what its work would cost."""
     widths = [w for w in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if shape.c % w == 0]

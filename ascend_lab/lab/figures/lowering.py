@@ -94,7 +94,6 @@ def same_order(one: isa.Program, two: isa.Program) -> bool:
 
 
 # -- addresses ------------------------------------------------------------------------------------
-@st.styled
 def fig_addresses(
     tile: int = 6272, slots: int = 2, inputs: int = 2, chip: str = "Ascend910B2"
 ) -> st.LabFigure:
@@ -128,7 +127,6 @@ def turn_of(program: isa.Program) -> list[isa.Instruction]:
     return [node for node in nodes if isinstance(node, isa.Instruction)]
 
 
-@st.styled
 def fig_flags(program: isa.Program) -> st.LabFigure:
     """Draw one turn of a program's loop: pipes side by side, an arrow from each set to its wait."""
     turn = turn_of(program)
@@ -183,7 +181,6 @@ COLOURS: dict[str, dict[str, Any]] = {
 }
 
 
-@st.styled
 def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.LabFigure:
     """Draw the operators of a small graph by layout: as the package assigns them, and at best.
 
@@ -235,7 +232,6 @@ def network(name: str, batch: int) -> Compiled:
 
 
 # -- plans as rectangles --------------------------------------------------------------------------
-@st.styled
 def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFigure:
     """Draw small plans of the same buffers side by side, every buffer with its id."""
     if not buffers or not plans:
@@ -256,7 +252,6 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
     return st.finish(fig, alt=alt)
 
 
-@st.styled
 def fig_arenas() -> st.LabFigure:
     """Draw the plans of `NETWORKS` in rows, one column each of `RULES`, to one scale."""
     fig, axes = st.new_figure(len(NETWORKS), len(RULES), 0.7 + 1.55 * len(NETWORKS))
@@ -281,7 +276,6 @@ def fig_arenas() -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-@st.styled
 def fig_arena(
     name: str = "resnet50", method: str = "greedy-by-size", batch: int = 8, in_place: bool = False
 ) -> st.LabFigure:
@@ -339,7 +333,6 @@ def _draw(
 
 
 # -- what L2 makes of it --------------------------------------------------------------------------
-@st.styled
 def fig_arena_traffic(
     sizes: Sequence[float], moved: Mapping[str, Sequence[float]], heights: Mapping[str, float]
 ) -> st.LabFigure:

@@ -52,7 +52,6 @@ def fold_time(
     return sim.simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
 
 
-@st.styled
 def fig_many_cores() -> st.LabFigure:
     """Draw the efficiency of row sums over the number of cores of an Ascend910A, two shapes.
 
@@ -103,7 +102,6 @@ def cuttable(columns: int, most: int) -> list[int]:
     return [n for n in range(1, most + 1) if columns % n == 0 and columns // n % c0_of("fp16") == 0]
 
 
-@st.styled
 def fig_fold_crossover(
     rows: Sequence[int], cycles: Mapping[str, Sequence[float]], floor_cycles: float
 ) -> st.LabFigure:
@@ -135,7 +133,6 @@ def fig_fold_crossover(
     return st.finish(fig, alt=alt + f"Memory alone needs {floor_cycles:,.0f}.")
 
 
-@st.styled
 def fig_shares(
     rows: int = 1000, columns: int = 1024, axis: str = "rows", cores: int = 32, aligned: bool = True
 ) -> st.LabFigure:
@@ -261,7 +258,6 @@ def conflicts(index: NDArray[Any], cores: int) -> dict[int, list[int]]:
     return {row: sorted(w) for row, w in sorted(writers.items()) if len(w) > 1}
 
 
-@st.styled
 def fig_blocks_and_conflicts(
     block_rows: int = 16,
     block_columns: int = 16,
@@ -338,7 +334,6 @@ def _graph(ax: Any, index: NDArray[Any], cores: int, rows: int) -> dict[int, lis
     return torn
 
 
-@st.styled
 def fig_scatter_ways(
     times_each: Sequence[int],
     moved_bytes: Mapping[str, Sequence[float]],

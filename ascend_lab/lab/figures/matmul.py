@@ -30,7 +30,6 @@ OVERFULL = {"facecolor": st.VERMILLION, "hatch": "xxx", "edgecolor": st.INK}
 FITS = {"facecolor": st.SKY, "hatch": "", "edgecolor": st.INK}
 
 
-@st.styled
 def fig_blocks() -> st.LabFigure:
     """Draw 16^3 multiply-adds as one block, and cut into smaller cubes pulled apart."""
     side, cuts = 16, (1, 4)
@@ -80,7 +79,6 @@ def _cube(ax: Any, corner: tuple[float, float, float], size: float) -> None:
         ax.add_patch(Polygon(flat, closed=True, linewidth=0.6, **OPERANDS[name]))
 
 
-@st.styled
 def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.LabFigure:
     """Draw the useful share of the cube's work (0 to 1) for sizes 1, 2, 3, ...; one panel each.
 
@@ -106,7 +104,6 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.
     return st.finish(fig, alt="Useful share of multiply-adds. " + ". ".join(facts) + ".")
 
 
-@st.styled
 def fig_traffic(
     by_tile: Mapping[tuple[int, int], Mapping[str, float]],
     by_order: Mapping[str, Mapping[str, float]],
@@ -148,7 +145,6 @@ def _stack(ax: Any, x: float, parts: Mapping[str, float]) -> float:
     return bottom
 
 
-@st.styled
 def fig_tile_fit(
     tile_m: int = 128,
     tile_n: int = 256,
@@ -219,7 +215,6 @@ def _pipe_bars(ax: Any, run: Timeline) -> str:
     return f"it reaches {run.peak_share:.0%} of the peak, pipes at work {busy}"
 
 
-@st.styled
 def fig_rule(
     estimates: Mapping[str, NDArray[np.float64]], simulated: Mapping[str, NDArray[np.int64]]
 ) -> st.LabFigure:
@@ -260,7 +255,6 @@ MARKERS = "osD^vP"
 WIDGET_XLIM = (4.0, 2000.0)
 
 
-@st.styled
 def fig_tile_sides() -> st.LabFigure:
     """Draw tiles of C to scale with the slices of A and B that one step of k brings in."""
     tiles = ((16, 256), (64, 64))
@@ -291,7 +285,6 @@ def fig_tile_sides() -> st.LabFigure:
     return st.finish(fig, alt=". ".join(facts) + ".")
 
 
-@st.styled
 def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw one roofline per level side by side; each program is a dot in each, at one height.
 
@@ -376,7 +369,6 @@ def _roof_alt(
     return text
 
 
-@st.styled
 def fig_tile_roofline(
     tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A"
 ) -> st.LabFigure:

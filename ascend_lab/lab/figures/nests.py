@@ -310,7 +310,6 @@ def compact(schedule: Schedule) -> Items:
 
 
 # -- the figures ---------------------------------------------------------------------------------
-@st.styled
 def fig_nest(schedule: Schedule) -> st.LabFigure:
     """Draw the loop nests of a schedule: cores, loops, tiles with buffer, slots, instructions."""
     items = nests(schedule)
@@ -324,7 +323,6 @@ def fig_nest(schedule: Schedule) -> st.LabFigure:
     return st.finish(fig, alt=f"Loop nests for {schedule.chip.name}: {text}")
 
 
-@st.styled
 def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
     """Draw a nest before and after every primitive, with its cycles and its traffic with GM."""
     drawn = {name: tuple(map(compact, pair)) for name, pair in pairs.items()}

@@ -38,7 +38,6 @@ def residual_block() -> Graph:
     return net.build()
 
 
-@st.styled
 def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.LabFigure:
     """Draw a graph from top to bottom, a lane a branch, each node beside its line of the text form.
 
@@ -164,7 +163,6 @@ TITLES = {
 }
 
 
-@st.styled
 def fig_dispatch(
     times_s: Sequence[float], launch_s: float, task_s: float, *, name: str = "The network"
 ) -> st.LabFigure:
@@ -189,7 +187,6 @@ def fig_dispatch(
     return st.finish(fig, alt=f"{alt}: {'; '.join(parts)}.")
 
 
-@st.styled
 def fig_batches(
     model: str = "resnet18", batch: int = 1, chip: str = "Ascend910A", *, fusion: bool = False
 ) -> st.LabFigure:
@@ -222,7 +219,6 @@ def history(report: passes.Report) -> list[tuple[str, int, int]]:
     return [(name, len(graph.nodes), ge.moved_bytes(graph)) for name, graph in graphs]
 
 
-@st.styled
 def fig_passes(
     name: str = EXPORTED, order: str = "default", rounds: int = 4, leave_out: str = "nothing"
 ) -> st.LabFigure:
@@ -282,7 +278,6 @@ def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-@st.styled
 def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
     """Draw the tensors an expression consists of, left to right in the order they are needed."""
     wanted = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)

@@ -25,7 +25,6 @@ DEPTH = (0.42, 0.34)
 AXIS_STYLE = {"tensor": (st.VERMILLION, "-"), "data": (st.BLUE, "--"), "pipeline": (st.GREEN, ":")}
 
 
-@st.styled
 def fig_plan_cube(
     data: int = 2,
     tensor: int = 2,
@@ -116,7 +115,6 @@ def _amount(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
-@st.styled
 def fig_plan_memory(
     memories: Mapping[str, DeviceMemory], capacity_bytes: float | None = None
 ) -> st.LabFigure:
@@ -159,7 +157,6 @@ def _stacked(
     return totals
 
 
-@st.styled
 def fig_loss_scale(gradients: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     """Draw which share of gradients fp16 loses for each scale of the loss: too small, too large."""
     largest, powers = max(float(np.abs(g).max()) for g in gradients.values()), range(-32, 33, 2)
@@ -186,7 +183,6 @@ def fig_loss_scale(gradients: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     return st.finish(fig, alt=text)
 
 
-@st.styled
 def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
     """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after."""
     st.some(plans, "plan")
@@ -219,7 +215,6 @@ def lanes_of(split: Split, rows: Sequence[Gradient], cost: Cost) -> list[tuple[f
     return found
 
 
-@st.styled
 def fig_buckets(
     rows: Sequence[Gradient], cost: Cost, splits: Mapping[str, Sequence[Sequence[int]]]
 ) -> st.LabFigure:
@@ -247,7 +242,6 @@ def fig_buckets(
     return st.finish(fig, alt=f"Backward takes {1e3 * backward:.2f} ms; {'; '.join(said)}.")
 
 
-@st.styled
 def fig_caps(
     rows: Sequence[Gradient], alpha_us: float = 400.0, gbytes_per_s: float = 1.0
 ) -> st.LabFigure:

@@ -20,7 +20,6 @@ CAUSES: dict[str, dict[str, Any]] = {
 UNIT_MARKS = {"scalar": ("v", st.ORANGE), "vector": ("s", st.GREEN), "matrix": ("o", st.PURPLE)}
 
 
-@st.styled
 def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -> st.LabFigure:
     """Draw one column per run: its instruction stream, how its time divides, and how long it is.
 
@@ -44,9 +43,7 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
 
 
 def _shares(one: mc.Run) -> str:
-    bar = one.bar
-    parts = {"compute": bar.compute, "move": bar.move, "wait": bar.wait}
-    return ", ".join(f"{cycles / one.cycles:.0%} {cause}" for cause, cycles in parts.items())
+    return ", ".join(f"{getattr(one.bar, cause) / one.cycles:.0%} {cause}" for cause in CAUSES)
 
 
 def _stream_column(ax: Any, one: mc.Run, peak: float, elements: int) -> None:
@@ -85,7 +82,6 @@ def mask_of(n: int, density: float, run_length: int) -> np.ndarray:
     return np.repeat(runs, run_length)[:n]
 
 
-@st.styled
 def fig_bound(
     lanes: int = 64, mask_density: float = 0.5, run_length: int = 1, bytes_per_cycle: int = 32
 ) -> st.LabFigure:
@@ -126,15 +122,11 @@ def _bracket(ax: Any, one: mc.Run, elements: int) -> None:
 
 
 def _bracket_text(one: mc.Run, elements: int) -> str:
-    parts: mc.Breakdown = one.parts
-    return (
-        f"{one.machine}: compute {parts.compute / elements:.3f}, move {parts.move / elements:.3f}, "
-        f"wait {parts.wait / elements:.3f} cycles per element; it takes "
-        f"{one.cycles / elements:.3f}, {parts.bound_by} bound."
-    )
+    parts = ", ".join(f"{cause} {getattr(one.parts, cause) / elements:.3f}" for cause in CAUSES)
+    took = f"it takes {one.cycles / elements:.3f}, {one.parts.bound_by} bound."
+    return f"{one.machine}: {parts} cycles per element; {took}"
 
 
-@st.styled
 def fig_tops_per_watt() -> st.LabFigure:
     """Draw peak operations per second and watt of real chips, by kind of unit and number format."""
     rows = mc.tops_per_watt()
@@ -184,7 +176,6 @@ def issued_rows(mask: np.ndarray, depth: int) -> list[tuple[str, np.ndarray]]:
     return rows
 
 
-@st.styled
 def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     """Draw the instructions of two warps, lane by lane, for a mask as given and sorted."""
     given = np.asarray(mask, bool)[: 2 * WARP]
@@ -223,7 +214,6 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
             st.box(ax, start + lane, y + 0.1, 1, 0.8, edgecolor=edge, linewidth=0.3, **look)
 
 
-@st.styled
 def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw which 32-byte sectors one warp touches for each pattern of 32 element numbers."""
     fig, ax = st.new_figure(height_in=0.75 + 0.42 * len(patterns))
@@ -251,7 +241,6 @@ def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
     return st.finish(fig, alt=f"Sectors touched by the 32 lanes of a warp. {text}.")
 
 
-@st.styled
 def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
     """Draw the same eight warps of saxpy with more and more of them resident at a time."""
     warps = 8
@@ -283,7 +272,6 @@ def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-@st.styled
 def fig_systolic(a: np.ndarray, b: np.ndarray) -> st.LabFigure:
     """Draw every cycle of a small weight-stationary array: what enters, sums, and leaves."""
     states = frames(a, b)

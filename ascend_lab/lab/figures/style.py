@@ -1,8 +1,8 @@
 """One look for every figure of the book: size, type, colours, hatches, background, alt text.
 
-A figure function is pure: parameters in, `LabFigure` out, no pyplot state. It has this shape:
+A figure function is pure: parameters in, `LabFigure` out, no pyplot state. It has this shape, and
+the package styles it where it is looked up:
 
-    @styled
     def fig_name(...) -> LabFigure:
         fig, ax = new_figure(height_in=2.6)
         ...

@@ -37,7 +37,6 @@ TERM_STYLE: dict[str, dict[str, Any]] = {
 """How the terms of `graph.ledger` are drawn."""
 
 
-@st.styled
 def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
     """Draw the time of each network after one technique more, and its bound, in milliseconds."""
     if not networks or any(not steps for steps, _ in networks.values()):
@@ -76,7 +75,6 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     st.numbered(ax.yaxis, [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if low <= t <= high])
 
 
-@st.styled
 def fig_credit(times: Times) -> st.LabFigure:
     """Draw the factor each technique is credited with, and its range over all orders."""
     names, found = TECHNIQUES, factors(times, TECHNIQUES)
@@ -99,7 +97,6 @@ def fig_credit(times: Times) -> st.LabFigure:
     return st.finish(fig, alt=f"Credit, and range over all orders: {', '.join(said)}.")
 
 
-@st.styled
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
     """Draw each network's `graph.ledger` as one bar, terms as shares of its or the longest time."""
     if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
@@ -139,7 +136,6 @@ def one_block(batch: int = 16) -> Graph:
     return net.finish(net.head(net.act(net.add(y, x, name="add"), "relu", name="relu"), 10))
 
 
-@st.styled
 def fig_switches(
     rewriting: bool = True,
     layouts: bool = True,
@@ -276,7 +272,6 @@ def two_operators(
     return Bands(rows, l2_rows, even(rows, slices), halo, stored)
 
 
-@st.styled
 def fig_bands(
     slices: int = 3, l2_rows: int = 9, halo: int = 0, stored: bool = False
 ) -> st.LabFigure:
@@ -323,7 +318,6 @@ def _draw_bands(ax: Axes, case: Bands) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-@st.styled
 def fig_slice_times(
     times: Mapping[int, float], floor: float, launches: float, fits: int | None = None
 ) -> st.LabFigure:
@@ -359,7 +353,6 @@ def fig_slice_times(
     return st.finish(fig, alt=f"{alt}, and {launches:,.0f} more for each further slice.")
 
 
-@st.styled
 def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)

@@ -38,9 +38,8 @@ class Cube:
     """A matrix unit fed from an on-chip memory of `local_bytes`.
 
     An instruction multiplies a tile block by block and takes `startup_cycles` more. Operands live
-    in memory as whole blocks, zeros included, as in a fractal layout; `pads_in_memory=False`
-    moves only the useful bytes and adds the zeros on the way in. Elementwise work is folded into
-    `fold` rows (see `as_matmul`).
+    in memory as whole blocks, zeros included, as in a fractal layout. Elementwise work is folded
+    into `fold` rows (see `as_matmul`).
     """
 
     name: str = "cube"
@@ -49,7 +48,6 @@ class Cube:
     local_bytes: int = 1024 * 1024
     buffers: int = 2
     fold: int = 1
-    pads_in_memory: bool = True
     port: Port = field(default_factory=Port)
 
     def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
@@ -88,9 +86,7 @@ def cube_matmul(machine: Cube, program: pr.Matmul, inputs: Mapping[str, pr.Array
             (program.m, program.k, program.n), (block.m, block.k, block.n), strict=True
         )
     )
-    shape = program
-    if machine.pads_in_memory:
-        shape = pr.Matmul(m1 * block.m, k1 * block.k, n1 * block.n, program.name)
+    shape = pr.Matmul(m1 * block.m, k1 * block.k, n1 * block.n, program.name)
     room = machine.local_bytes // machine.buffers
     cut = blocking(shape, a.itemsize, accumulate.itemsize, room, max(block.m, block.n))
     bytes_moved = cut.bytes_in + cut.bytes_out

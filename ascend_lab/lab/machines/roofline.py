@@ -173,15 +173,6 @@ def energy_parts(timeline: Timeline) -> dict[str, float]:
 #
 # The numbers live in `facts.toml`, read when first asked for.
 @dataclass(frozen=True, slots=True)
-class MachineFact:
-    """One number of a real machine: value (unit in its key), source key, trust."""
-
-    value: float
-    source: str
-    trust: model.Trust
-
-
-@dataclass(frozen=True, slots=True)
 class Efficiency:
     """Peak operations per second and watt of one kind of unit; None where no source says.
 
@@ -212,18 +203,16 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def facts_of(machine: str) -> Mapping[str, MachineFact]:
-    """Return every number of one real machine, by key."""
+def facts_of(machine: str) -> Mapping[str, model.Fact]:
+    """Return every number of one real machine, by key; its unit stands in the key."""
     table = _data()["machine"]
     if machine not in table:
-        raise MachineError(
-            f"facts are kept for {', '.join(table)}", repr(machine), "choose one of them"
-        )
-    entries = {key: entry for key, entry in table[machine].items() if isinstance(entry, dict)}
+        needed = f"facts are kept for {', '.join(table)}"
+        raise MachineError(needed, repr(machine), "choose one of them")
     return {
-        key: MachineFact(entry["value"], entry["source"], entry["trust"])
-        for key, entry in entries.items()
-        if "value" in entry
+        key: model.Fact(entry["value"], entry["source"], entry["trust"])
+        for key, entry in table[machine].items()
+        if isinstance(entry, dict) and "value" in entry
     }
 
 
@@ -246,23 +235,13 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
     """Return the rows of the TOPS/W table, in the order of the data file."""
     rows = []
     for entry in _data()["efficiency"]:
-        machine = entry["machine"]
-        facts = facts_of(machine)
-        used = [facts[key] for key in (entry["peak"], "power_w") if key in facts]
-        peak = facts.get(entry["peak"])
-        power = facts.get("power_w")
+        machine, what = entry["machine"], (entry["kind"], entry["format"])
+        facts, title = facts_of(machine), _data()["machine"][machine]["title"]
+        peak, power = (facts.get(key) for key in (entry["peak"], "power_w"))
+        used = [f for f in (peak, power) if f]
         rank = get_args(model.Trust).index
         trust: model.Trust = max((f.trust for f in used), key=rank, default="published")
-        rows.append(
-            Efficiency(
-                machine,
-                _data()["machine"][machine]["title"],
-                entry["kind"],
-                entry["format"],
-                peak.value if peak else None,
-                power.value if power else None,
-                tuple(f.source for f in used),
-                trust,
-            )
-        )
+        values = peak.value if peak else None, power.value if power else None
+        sources = tuple(f.source for f in used)
+        rows.append(Efficiency(machine, title, *what, *values, sources, trust))
     return tuple(rows)
