@@ -25,16 +25,22 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels import conv_schedules, epilogue_emit, tiles as steps
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
-from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
-from ascend_lab.kernels.conv_windows import (
+from ascend_lab.kernels.conv_stage import (
     BundlePlace,
     BundleShare,
+    CubeBias,
+    Feeds,
+    add_stage,
+    bundle_shares,
+    keep_near,
+)
+from ascend_lab.kernels.conv_windows import (
     Pixels,
     Placement,
     RowShare,
     area_of,
-    bundle_shares,
     plain_placement,
+    pooled_rows,
     row_shares,
     rows_of,
     runs_of,
@@ -44,6 +50,7 @@ from ascend_lab.kernels.conv_windows import (
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
+from ascend_lab.kernels.rows import Pooled, check_pool
 from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, repeat, segments, store_area
 
 
@@ -60,6 +67,7 @@ def conv_launch(
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
     check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
+    check_pool(shape, chip, epilogue)
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
         shape, place = conv_schedules.as_one_image(shape, place)
@@ -162,7 +170,13 @@ class _Writer:
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
-        self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.pooled, self.finish = None, None
+        if shape.pool and job.epilogue:
+            rows = int(pooled_rows(shape, job.tile))
+            self.pooled = Pooled(k, shape.pool, job.epilogue, sizes, rows)
+            self.finish = self.pooled.finish
+        else:
+            self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
     def _declare_operands(self) -> None:
@@ -193,6 +207,8 @@ class _Writer:
         base = (image, down)
         if self.bias:
             self.bias.load(share, first, col)
+        if self.pooled:
+            self.pooled.begin()
         if share.full:
             with repeat(k, "bundle", share.full) as index:
                 at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
@@ -381,6 +397,10 @@ class _Writer:
             steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
             return
         row = at.turn * (at.run.pixels // ow) + at.down
+        if self.pooled:
+            tile = n[1], at.window.fractals, at.windows[1]
+            self.pooled.drain(acc, self.y, (plane, row), tile, n[0], channels)
+            return
         wide = self.finish.width if self.finish else FRACTAL
         area = area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window), wide)
         if self.finish is None:
