@@ -33,7 +33,6 @@ from ascend_lab.kernels.rows import (
 from ascend_lab.kernels.tiles import repeat
 
 
-
 def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
     """Return the largest number of each window, x (N, C1, H, W, C0) to y, on all vector cores.
 
