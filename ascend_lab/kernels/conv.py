@@ -40,7 +40,6 @@ from ascend_lab.kernels.conv_windows import (
     RowShare,
     area_of,
     plain_placement,
-    pooled_rows,
     row_shares,
     rows_of,
     runs_of,
@@ -138,7 +137,7 @@ class _Writer:
         shape, schedule, chip = job.shape, job.schedule, job.chip
         self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, isa.c0_of(shape.dtype)
         self.bundle, self.area = bundles_of(shape), FRACTAL * self.c0
-        (oh, ow), dtype = shape.out_hw, shape.dtype
+        (oh, ow), dtype, n1 = shape.out_hw, shape.dtype, shape.blocks[1]
         tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
         tile_n = min(schedule.base_n // FRACTAL, n_own)
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
@@ -148,7 +147,6 @@ class _Writer:
         image, weights = self.image + more, stage * units.depth * tile_n * self.area
         k = self.k = isa.KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
-        n1 = shape.blocks[1]
         self._declare_operands()
         self.y = k.tensor("y", out_dtype, shape.images * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
@@ -170,13 +168,9 @@ class _Writer:
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
-        self.pooled, self.finish = None, None
-        if shape.pool and job.epilogue:
-            rows = int(pooled_rows(shape, job.tile))
-            self.pooled = Pooled(k, shape.pool, job.epilogue, sizes, rows)
-            self.finish = self.pooled.finish
-        else:
-            self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
+        own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.finish = self.pooled.finish if self.pooled else own
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
     def _declare_operands(self) -> None:

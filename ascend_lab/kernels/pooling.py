@@ -12,7 +12,6 @@ with a weight per tap and channel. Rows of dx are walked in blocks; windows that
 end of a block are computed in both.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, product
@@ -21,7 +20,7 @@ from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up
 from ascend_lab.kernels import conv_shape, planes as images
-from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, dealt, plane_launch
+from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, dealt, plane_launch
 from ascend_lab.kernels.rows import (
     LEAST,
     Grid,

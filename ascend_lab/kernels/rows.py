@@ -13,7 +13,6 @@ That is the same where all of it rises, f(max(x, y)) = max(f(x), f(y)).
 """
 
 import math
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,12 +21,23 @@ from operator import itemgetter
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Program, Queue, Region, Tile, up
+from ascend_lab.isa import (
+    ACCUMULATOR,
+    FRACTAL,
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Program,
+    Queue,
+    Region,
+    Tile,
+    up,
+)
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.conv_windows import Window, divided, rows_seen
-from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.conv_windows import Window, divided, pooled_rows, rows_seen
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue
 from ascend_lab.kernels.epilogue_emit import Channels, Piece, Sizes, leave, new_finish, write_steps
-from ascend_lab.kernels.epilogue_plan import channel_blocks, demand_of
+from ascend_lab.kernels.epilogue_plan import channel_blocks, demand_of, plan_of
 from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, row_blocks, walk
 from ascend_lab.kernels.tiles import Area, repeat, segments
 
@@ -295,11 +305,11 @@ def fold_largest(
     start: tuple[Affine | int, Affine | int] = (0, 0),
 ) -> None:
     """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
-    for run in grid.runs(k):
-        run = replace(run, first=(run.first[0] + start[0], run.first[1] + start[1]))
-        total, (one, *others) = run.written(target), [run.read(source, tap) for tap in taps]
-        for number, other in enumerate(others or [one]):
-            k.vector("vmax", total, total if number else one, other)
+    for one in grid.runs(k):
+        run = replace(one, first=(one.first[0] + start[0], one.first[1] + start[1]))
+        total, (first, *others) = run.written(target), [run.read(source, tap) for tap in taps]
+        for number, other in enumerate(others or [first]):
+            k.vector("vmax", total, total if number else first, other)
 
 
 def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
@@ -307,10 +317,12 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
     pool = shape.pool
     if pool is None:
         return
+    plan = plan_of(epilogue or PLAIN, ACCUMULATOR[shape.dtype])
+    kinds = {shape.dtype, plan.tiles[plan.start], epilogue.out_dtype if epilogue else ""}
     needed = {
         f"cores that bring sums through UB, not {chip.name}": chip.combined,
-        "fp16 that rises with the sums, or bits would change": epilogue and epilogue.rises,
-        "fp16 all the way": epilogue and (shape.dtype, epilogue.out_dtype) == ("fp16",) * 2,
+        "steps that rise with the sums": epilogue and epilogue.rises,
+        "fp16 all the way": kinds == {"fp16"},
         "one convolution, image after image": not shape.beside and shape.mixed == 1,
         "images as it writes them": (pool.n, pool.c, pool.h, pool.w)
         == (shape.n, shape.k, *shape.out_hw),
@@ -321,12 +333,14 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
 
 
 class Pooled:
-    """Tiles of sums that leave as the largest of each window, `rows` rows of windows a tile."""
+    """Tiles of sums that leave as the largest of each window, some rows of windows a tile."""
 
     def __init__(
-        self, k: KernelBuilder, shape: ConvShape, epilogue: Epilogue, sizes: Sizes, rows: int
+        self, k: KernelBuilder, conv: ConvShape, epilogue: Epilogue | None, sizes: Sizes, tile: int
     ) -> None:
         """Allocate; raise `CapacityError` if not even one channel block fits UB."""
+        shape, rows = conv.pool, int(pooled_rows(conv, tile))
+        assert shape and epilogue
         self.k, self.shape, self.lines = k, shape, largest_lines(shape)
         self.seen, pixels, lines = rows_seen(shape, rows), rows * shape.out_hw[1], self.lines
         demand = demand_of(epilogue, k.chip, "fp32")
@@ -350,8 +364,9 @@ class Pooled:
         self.finish, self.out = finish, finish.out
 
     def begin(self) -> None:
-        """Write what stands around rows, which no tile overwrites."""
-        self.k.each("vdup", self.x.elements, (self.x, 0), scalar=LEAST)
+        """Write what stands around rows and is read between them, which no tile overwrites."""
+        for buffer in (self.x, *([self.beside] if self.shape.strides[0] == 1 else [])):
+            self.k.each("vdup", buffer.elements, (buffer, 0), scalar=LEAST)
 
     def drain(
         self,
@@ -390,10 +405,10 @@ class Pooled:
             acc.free()
 
     def _fold(self, to: Place, window: Window, blocks: int) -> None:
-        """Find the largest numbers of some channel blocks, each plane of results behind the last."""
+        """Find the largest of each window of some channel blocks, a plane behind the other."""
         k, shape, lines, seen, pw = self.k, self.shape, self.lines, window.rows, self.lines.width
         line, (down, across), end = lines.line, shape.strides, seen.before + seen.count
-        for at, rows in ((0, seen.before), (end, seen.after)):
+        for at, rows in [one for one in ((0, seen.before), (end, seen.after)) if one[1]]:
             with repeat(k, "block", blocks) as block:
                 start = (block * self.seen + at) * (line * C0)
                 k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
