@@ -21,14 +21,7 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up
 from ascend_lab.kernels import conv_shape, planes as images
 from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, dealt, plane_launch
-from ascend_lab.kernels.rows import (
-    LEAST,
-    Grid,
-    RowWriter,
-    fold_largest,
-    largest_lines,
-    most_rows,
-)
+from ascend_lab.kernels.rows import LEAST, Grid, RowWriter, fold_largest, largest_lines, most_rows
 from ascend_lab.kernels.tiles import repeat
 
 

@@ -4,12 +4,10 @@ In NC1HWC0 a block of 32 bytes holds 16 channels of one pixel, so that a repeat 
 lie equally far apart. Planes are walked in blocks of rows: what stands around the image is written
 once, loads skip it.
 
-What a convolution makes may be pooled before it leaves: rows come from L0C, the largest of each
-window is found, and only then is done what else happens to sums, to few numbers instead of all:
+What a convolution makes may be pooled before it leaves. What else is done to sums comes last, to
+few numbers, which is the same where it rises: f(max(x, y)) = max(f(x), f(y)).
 
     L0C -> UB rows -> largest of each window -> epilogue -> GM
-
-That is the same where all of it rises, f(max(x, y)) = max(f(x), f(y)).
 """
 
 import math
@@ -333,7 +331,7 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
 
 
 class Pooled:
-    """Tiles of sums that leave as the largest of each window, some rows of windows a tile."""
+    """Tiles of sums that leave as the largest of each window, some rows of those a tile."""
 
     def __init__(
         self, k: KernelBuilder, conv: ConvShape, epilogue: Epilogue | None, sizes: Sizes, tile: int
@@ -353,7 +351,7 @@ class Pooled:
         room = k.chip.buffers["UB"] - held - sum(ends) * BLOCK_BYTES
         self.columns = min(sizes.tile_n, room // each)
         if not self.columns:
-            wanted = f"UB for {self.seen} rows of a channel block and their windows: {each} bytes"
+            wanted = f"UB for {self.seen} rows of a block and their windows: {each} bytes"
             raise CapacityError(wanted, f"{room} on {k.chip.name}", "use a smaller base_m")
         size = self.columns * self.seen
         self.x = k.buffer("rows", "UB", "fp16", (size * lines.line + ends[0]) * C0)
@@ -381,11 +379,10 @@ class Pooled:
 
         Its first block, and the numbers per channel, are as in `epilogue_emit.drain`.
         """
-        k, (plane, row), (blocks, fractals, window) = self.k, place, tile
+        k, (plane, down), (blocks, fractals, window) = self.k, place, tile
         seen, c, (oh, pw) = window.rows, acc.dequeue(), self.shape.out_hw
         (_, left, columns), line = columns_seen(self.shape), self.lines.line * C0
-        row = divided(row, self.shape.strides[0])
-        row += (seen.first - seen.before + self.shape.pads[0]) // self.shape.strides[0]
+        row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
         area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
         most, apart = min(self.columns, blocks), fractals * FRACTAL * FRACTAL
         pieces = [(Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
