@@ -247,7 +247,8 @@ def merged_products(graph: Graph, chip: Chip) -> Graph:
         family = [node for node in nodes if node not in ragged] + ragged[:1]
         chains = _alike(graph, family)
         later = [only_reader(graph, chain[-1]) for chain in chains]
-        alone = chip.combined and any(n is not None and n.has("lanes", "largest") for n in later)
+        alone = any(n is not None and n.has("lanes", "largest") for n in later)
+        alone &= chip.combined or family[0].has("convolution")
         if len(family) > 1 and not alone:  # what follows one of them alone stays in its kernel
             _merge(draft, chains)
     return draft.finish()
@@ -256,13 +257,12 @@ def merged_products(graph: Graph, chip: Chip) -> Graph:
 def _joins(graph: Graph, node: Node) -> bool:
     """Tell whether the columns of a product with constants are outermost, and go nowhere else."""
     out = graph.types[node.output]
-    fixed = all(name in graph.constants for name in node.inputs[1:])
     if node.op == "matmul":
         plain = len(out.shape) == len(node.inputs) == 2 and not node.attr("trans_a", False)
     else:
         readers = {reader.op for reader in graph.readers[_alike(graph, [node])[0][-1].output]}
         plain = out.shape[0] == node.attr("groups", 1) == 1 and "concat" not in readers
-    return plain and fixed and is_float(out.dtype)
+    return plain and is_float(out.dtype) and all(n in graph.constants for n in node.inputs[1:])
 
 
 def _alike(graph: Graph, family: list[Node]) -> list[list[Node]]:
