@@ -305,7 +305,7 @@ class _Work:
             return 0 if alone else count
         if node.op in LARGEST:
             return count if given[0].elements >= 2 * out.elements else 0
-        if node.op == "max_pool2d":
+        if node.has("largest"):
             rows, columns = self.needs.windows[node.name]
             lone = rows.counts[1] * columns.counts[1]
             return max(0, count - lone * out.shape[0] * out.shape[1])

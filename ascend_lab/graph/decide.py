@@ -117,7 +117,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
 def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
     """Yield what would be kernels without a group, the first that the chip has counts."""
     views = aliases.view_nodes(graph)
-    if lower.means_of(group):
+    if lower.means_of(group) or group[-1].has("largest"):
         yield [group[:-1], group[-1:]]
         return
     if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too

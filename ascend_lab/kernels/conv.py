@@ -25,15 +25,20 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels import conv_schedules, epilogue_emit, tiles as steps
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
-from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
-from ascend_lab.kernels.conv_windows import (
+from ascend_lab.kernels.conv_stage import (
     BundlePlace,
     BundleShare,
+    CubeBias,
+    Feeds,
+    add_stage,
+    bundle_shares,
+    keep_near,
+)
+from ascend_lab.kernels.conv_windows import (
     Pixels,
     Placement,
     RowShare,
     area_of,
-    bundle_shares,
     plain_placement,
     row_shares,
     rows_of,
@@ -44,6 +49,7 @@ from ascend_lab.kernels.conv_windows import (
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
+from ascend_lab.kernels.rows import Pooled, check_pool
 from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, repeat, segments, store_area
 
 
@@ -60,6 +66,7 @@ def conv_launch(
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
     check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
+    check_pool(shape, chip, epilogue)
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
         shape, place = conv_schedules.as_one_image(shape, place)
@@ -130,7 +137,7 @@ class _Writer:
         shape, schedule, chip = job.shape, job.schedule, job.chip
         self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, isa.c0_of(shape.dtype)
         self.bundle, self.area = bundles_of(shape), FRACTAL * self.c0
-        (oh, ow), dtype = shape.out_hw, shape.dtype
+        (oh, ow), dtype, n1 = shape.out_hw, shape.dtype, shape.blocks[1]
         tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
         tile_n = min(schedule.base_n // FRACTAL, n_own)
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
@@ -140,7 +147,6 @@ class _Writer:
         image, weights = self.image + more, stage * units.depth * tile_n * self.area
         k = self.k = isa.KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
-        n1 = shape.blocks[1]
         self._declare_operands()
         self.y = k.tensor("y", out_dtype, shape.images * n1 * job.place.plane * FRACTAL)
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
@@ -162,7 +168,9 @@ class _Writer:
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
-        self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
+        own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.finish = self.pooled.finish if self.pooled else own
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
     def _declare_operands(self) -> None:
@@ -193,6 +201,8 @@ class _Writer:
         base = (image, down)
         if self.bias:
             self.bias.load(share, first, col)
+        if self.pooled:
+            self.pooled.begin()
         if share.full:
             with repeat(k, "bundle", share.full) as index:
                 at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
@@ -381,6 +391,10 @@ class _Writer:
             steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
             return
         row = at.turn * (at.run.pixels // ow) + at.down
+        if self.pooled:
+            tile = n[1], at.window.fractals, at.windows[1]
+            self.pooled.drain(acc, self.y, (plane, row), tile, n[0], channels)
+            return
         wide = self.finish.width if self.finish else FRACTAL
         area = area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window), wide)
         if self.finish is None:

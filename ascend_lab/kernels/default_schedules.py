@@ -165,7 +165,7 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
     An epilogue makes the first hop longer.
     """
     stored = demand.stored_bytes if demand else DTYPE_BYTES[shape.out_dtype]
-    size = t.m * t.n * 256 * stored
+    size = t.m * t.n * np.float64(256 * stored)
     last: Floats = size * gemm_schedule.store_cycles_per_byte(chip, t.rows * t.cols)
     if not chip.combined:
         return last

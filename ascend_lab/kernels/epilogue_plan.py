@@ -130,7 +130,7 @@ class Demand:
     block_bytes: int
     cycles: float
     loaded_bytes: int
-    stored_bytes: int
+    stored_bytes: float
     instructions: int
     columns: int = 1
     l1_bytes: int = 0

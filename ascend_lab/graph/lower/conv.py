@@ -25,7 +25,7 @@ from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
-from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
+from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
 from ascend_lab.ops.conv_gradient import deconv_shape
@@ -33,6 +33,7 @@ from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type, pair
 from ascend_lab.ops.operator import Call
+from ascend_lab.ops.pooling import as_convolution
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
@@ -79,6 +80,9 @@ def lower_conv(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = N
     if beside_of(piece)[1]:
         return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
+    if pooled_of(piece)[1]:
+        refuse_computed(piece, node.inputs[1])
+        return _lower_conv(piece, chip, vector=False, tiling=tiling)
     single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     fixed = node.inputs[1] in piece.constants
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
@@ -120,7 +124,12 @@ def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
 def _lower_conv(
     piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
 ) -> Lowered:
+    y, (piece, pool) = piece.graph.outputs[-1], pooled_of(piece)
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
+    if pool:
+        settings = ir.operator_of(pool.op).settings(pool.attrs)
+        windows = as_convolution(settings, piece.output.shape)
+        shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
@@ -131,7 +140,7 @@ def _lower_conv(
         launch = kernels.conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
     fixed = weight in piece.constants
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
-    own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
+    own = {"x": x, "weight": PACKED if packing else weight, "y": y}
     forms = {weight: form, **operands} if fixed else operands
     if other and shape.beside:
         refuse_computed(piece, other[0].inputs[1])
@@ -156,6 +165,15 @@ def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
         conv = graph.producers.get(found[0].inputs[0])
         found = [conv, *found] if conv and ir.only_reader(graph, conv) else []
     return tuple(found) if found and found[0].op == "conv2d" else ()
+
+
+def pooled_of(piece: Piece) -> tuple[Piece, ir.Node | None]:
+    """Return a piece without the pooling at its end, and that, if there is one."""
+    *nodes, last = piece.graph.nodes
+    if not nodes or not last.has("largest"):
+        return piece, None
+    graph = replace(piece.graph, nodes=tuple(nodes), outputs=last.inputs)
+    return replace(piece, graph=graph), last
 
 
 def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
