@@ -38,13 +38,16 @@ format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
+from functools import lru_cache
+from itertools import product
+from math import inf, prod
+from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Fill, Graph, Node
-from ascend_lab.graph.needs import ATTENTION, PRODUCTS, Needs, moves, slides
+from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, slides
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -70,6 +73,10 @@ CUBE_SIDE = ("L1", "L0A", "L0B", "L0C")
 """Buffers of the cube."""
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 """What lies between sums that may be added up in L0C."""
+Times = tuple[float, ...]
+"""Cycles until numbers lie where the cube reads, where the vector unit does, and in memory."""
+NOW = (0.0, 0.0, 0.0)
+"""Of constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +120,10 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work = _Work(graph, chip)
     if not work.computes:
         return UNBOUND
-    cube, leaving, either = work.products()
-    vector = work.compared()
-    if chip.combined:
-        others = sum(count for _, count, _ in either) * work.width
-        rate = max(work.any_way, chip.vector_bytes_per_repeat * chip.core_count)
-        vector += leaving + others / rate
-    else:
+    either = work.products()
+    work.compared()
+    cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))
+    if not chip.combined:
         ways = [(count * taps * work.least / work.lanes, there) for taps, count, there in either]
         ways.sort(key=lambda way: way[0] / way[1])
         vector, leaving = _balanced(vector, leaving, ways)
@@ -149,6 +153,14 @@ def _balanced(
     return vector, path
 
 
+class _Load(NamedTuple):
+    """Cycles of cubes, vector units and ways out of L0C for a tensor, once `node` has begun."""
+
+    node: str
+    tensor: str
+    cycles: Times
+
+
 class _Work:
     """What of a graph is needed, and what that costs at least, in cycles of all cores."""
 
@@ -158,6 +170,7 @@ class _Work:
         self.lanes *= chip.vector_cores_per_core
         costs = chip.vector_costs.items()
         self.costs = {n: c.slope_cycles + c.head_cycles / chip.max_repeat for n, c in costs}
+        self.lone = {name: float(c.slope_cycles + c.head_cycles) for name, c in costs}
         self.least = min(self.costs.values())
         self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
         self.width = 1 if self.bytes else 2
@@ -169,6 +182,7 @@ class _Work:
             if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
         self.needed = {node.name for node in self.nodes}
+        self.loads, self.begun = list[_Load](), dict[str, float]()
 
     @property
     def computes(self) -> bool:
@@ -182,19 +196,20 @@ class _Work:
             if source in sources and (not targets or target in targets):
                 rate = max(pipes.get(path.pipe, 0.0), path.rate_bytes_per_cycle)
                 pipes[path.pipe] = rate
-        return sum(pipes.values()) * self.chip.core_count or float("inf")
+        return sum(pipes.values()) * self.chip.core_count or inf
 
     # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> tuple[float, float, list[tuple[int, float, float]]]:
-        """Return the cycles of the cubes, those in which results leave, and what else is summed up.
+    def products(self) -> list[tuple[int, float, float]]:
+        """Note the cycles of products and of the sums that leave; return what else is summed up.
 
-        That is (products, results of so many each, cycles in which those leave).
+        That is, apart from the vector units, (products, results of so many each, cycles to leave).
         """
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
             if self._on_cube(node) or (slides(node) and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
-        cycles, left, others = 0.0, 0.0, list[tuple[int, float, float]]()
+        others = list[tuple[int, float, float]]()
+        rate = max(self.any_way, self.chip.vector_bytes_per_repeat * self.chip.core_count)
         for end, nodes in ends.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
@@ -203,13 +218,16 @@ class _Work:
                 if len(nodes) > 1:  # several sums in one may share a step
                     steps = self._sums(node, 1) / k
                 share = self.needs.count(node.output) / self.graph.types[node.output].elements
-                cycles += steps * share / (m * n * self.chip.core_count)
+                cycles = steps * share / (m * n * self.chip.core_count)
+                self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
             fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
             leave = self._leave(end, fewest)
-            left += leave if cubes else 0
             tapped = [] if cubes else self._tapped(nodes, fewest)
+            passed = leave if cubes else sum(count for _, count in tapped) * self.width / rate
+            out = (0.0, passed * self.chip.combined, leave if cubes else 0.0)
+            self.loads.append(_Load(nodes[-1].output, end, out))
             others += [(taps, count, leave * count / fewest) for taps, count in tapped]
-        return cycles, left, others
+        return others
 
     def _leave(self, end: str, count: int) -> float:
         """Return the cycles in which `count` sums leave the cubes.
@@ -217,7 +235,7 @@ class _Work:
         Apart from the vector units, those that a function reads leave them altogether.
         """
         readers = (n for n in self.graph.readers[end] if n.name in self.needed)
-        read = max((self._lanes(n) for n in readers if self._repeat_cycles(n)), default=0)
+        read = max((self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs)), default=0)
         far = 0 if self.chip.combined else min(read, count)
         return self.width * (far / self.to_vector + (count - far) / self.any_way)
 
@@ -279,19 +297,21 @@ class _Work:
         return name
 
     # -- vector units -------------------------------------------------------------------------
-    def compared(self) -> float:
-        """Return the cycles of the vector units, results of the cubes left out."""
-        return sum(self._lanes(n) * self._repeat_cycles(n) for n in self.nodes) / self.lanes
+    def compared(self) -> None:
+        """Note the cycles of the vector units, results of the cubes left out."""
+        for node in self.nodes:
+            if cycles := self._lanes(node) * self._repeat_cycles(node, self.costs) / self.lanes:
+                self.loads.append(_Load(node.output, node.output, (0.0, cycles, 0.0)))
 
-    def _repeat_cycles(self, node: Node) -> float:
-        """Return the cycles of a repeat of all instructions that a node takes at least."""
-        usual, each, none = self.costs["default"], self.costs | {"least": self.least}, float("inf")
-        each["passed"] = self.least if self.chip.combined else 0.0
-        each["over"] = min(self.costs.get(n, usual) for n in ("vrec", "vdiv"))
+    def _repeat_cycles(self, node: Node, costs: Mapping[str, float]) -> float:
+        """Return the cycles of all instructions that a node takes at least, at `costs` each."""
+        usual, least = costs["default"], min(costs.values())
+        each = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
+        each["over"] = min(costs.get(n, usual) for n in ("vrec", "vdiv"))
         low, high = node.attr("low", 0.0), node.attr("high", 6.0)
         by_path = self.bytes or (low == 0.0 and not self.chip.combined)
-        each["low"] = 0.0 if low == -none or by_path else self.least
-        each["high"] = 0.0 if high == none or self.bytes else self.least  # bytes are limited
+        each["low"] = 0.0 if low == -inf or by_path else least
+        each["high"] = 0.0 if high == inf or self.bytes else least  # bytes are limited
         return sum(each.get(name, usual) for name in CURVES.get(node.op, ("least",)))
 
     def _lanes(self, node: Node) -> int:
@@ -335,23 +355,91 @@ class _Work:
 
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
-        """Return the cycles of the longest chain."""
-        until = dict[str, float]()
-        for node in self.graph.nodes:
-            begin = max((until.get(name, 0.0) for name in node.inputs), default=0.0)
-            own = self._latency(node) if node.name in self.needed else 0.0
-            until.update(dict.fromkeys(node.outputs, begin + own))
-        return max((until.get(name, 0.0) for name in self.graph.outputs), default=0.0)
+        """Return the cycles of what comes one after another; what `loads` notes has to be there."""
+        away, since, ready = _away(self.chip), 0, dict.fromkeys(self.graph.inputs, NOW)
+        ready |= dict.fromkeys(self.graph.inputs, away["GM"])
+        for at, node in enumerate(self.graph.nodes):
+            if not self.needs.varies.issuperset(node.outputs):
+                continue
+            own, place = self._wait(node)
+            found = into = self._into(node, ready)
+            begin = {"L0C": into[0], "UB": into[1], "": min(into)}[place]
+            self.begun[node.output] = begin
+            if place:
+                end = begin + own
+                if self._meets(node):
+                    ways = (away[a][0] + own for a in ("L0C", "UB", "L1"))
+                    end, since = max(end, self._done(tuple(ways), node, since, at)), at + 1
+                found = tuple(end + far for far in away[place])
+            ready.update(dict.fromkeys(node.outputs, found))
+        ways = (away["L0C"][2], away["UB"][2], 0.0)
+        return max(self._done(tuple(ways)), *(ready.get(n, NOW)[2] for n in self.graph.outputs))
 
-    def _latency(self, node: Node) -> float:
-        chip = self.chip
-        if self._lanes(node) and self._repeat_cycles(node):
-            return min(c.head_cycles + c.slope_cycles for c in chip.vector_costs.values())
-        if not self._on_cube(node):
-            return 0.0
-        into = min(p.startup_cycles for (_, b), p in chip.paths.items() if b in ("L0A", "L0B"))
-        out = min(p.startup_cycles for (a, _), p in chip.paths.items() if a == "L0C")
-        return into + chip.cube_head_cycles + 1 + out
+    def _into(self, node: Node, ready: Mapping[str, Times]) -> Times:
+        """Return when a node may begin: each result needs something of all inputs, or of one."""
+        windows = self.needs.windows.get(node.name, ())
+        alone = node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2
+        each = node.has("pointwise", "broadcasts", "reduction") or node.op in PRODUCTS or windows
+        if alone or node.op == "masked_softmax" or any(w.counts[0] for w in windows):
+            return NOW  # some results are the same whatever is read
+        given = [ready.get(name, NOW) for name in node.inputs]
+        return tuple(map(max if each else min, zip(*given, strict=True))) if given else NOW
+
+    def _wait(self, node: Node) -> tuple[float, str]:
+        """Return the cycles of the first result of a node, and where it lies then, "" anywhere."""
+        if node.name in self.needed and self._on_cube(node):
+            return self.chip.cube_head_cycles + 1.0, "L0C"
+        all_there = node.name in self.needed and self._lanes(node) == self.needs.count(node.output)
+        own = self._repeat_cycles(node, self.lone) if all_there else 0.0
+        return own, "UB" if own else ""
+
+    def _meets(self, node: Node) -> bool:
+        """Tell whether each result of a product needs every number of what it multiplies."""
+        if node.op in ATTENTION or node.inputs[0] not in self.needs.varies:
+            return False
+        numbers = self.graph.types[node.inputs[0]].elements
+        return self._sums(node, 1) == self.graph.types[node.output].elements * numbers
+
+    def _done(self, ways: Times, node: Node | None = None, since: int = 0, at: int = 0) -> float:
+        """Return when a node that needs all of its input may have a result, or all is done.
+
+        What is done for it between nodes `since` and `at`, after the work of each unit a way.
+        """
+        behind, left = set(node.inputs[:1] if node else ()), set(node.inputs[:1] if node else ())
+        for other in reversed(self.graph.nodes[since:at]):
+            if behind.issuperset(other.outputs):
+                behind.update(self.needs.whole(other))
+                left.update(() if other.op in SUMMED else other.inputs)
+        found, total = 0.0, NOW
+        loads = [
+            (self.begun[load.node], load.cycles) for load in self.loads
+            if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))
+        ]  # fmt: skip
+        for begin, cycles in sorted(loads, reverse=True):
+            total = tuple(map(sum, zip(total, cycles, strict=True)))
+            found = max(found, *(begin + t + way for t, way in zip(total, ways, strict=True) if t))
+        return found
+
+
+@lru_cache(64)
+def _away(chip: Chip) -> Mapping[str, Times]:
+    """Return the least cycles from a buffer to where cube and vector unit read, and to memory.
+
+    A copy starts up and takes a cycle, and L2 a while; from pipe to pipe two flags tell.
+    """
+    flags, places = 2 * chip.flag_cycles, sorted({*(name for pair in chip.paths for name in pair)})
+    far = {pair: 0.0 if pair[0] == pair[1] else inf for pair in product(places, repeat=2)}
+    for (a, b), path in chip.paths.items():
+        slow = chip.l2.latency_cycles if "GM" in (a, b) else flags
+        slow += flags if b == "GM" else 0
+        far[a, b] = min(far[a, b], path.startup_cycles + 1 + path.latency_cycles + slow)
+    for via, a, b in product(places, repeat=3):
+        far[a, b] = min(far[a, b], far[a, via] + far[via, b])
+    ways = {a: (min(far[a, "L0A"], far[a, "L0B"]) + flags, far[a, "UB"] + flags * (a != "UB"),
+                far[a, "GM"]) for a in places}  # fmt: skip
+    if chip.combined:  # the vector unit reads L0C
+        ways["L0C"] = (ways["L0C"][0], float(flags), ways["L0C"][2])
+    return ways
 
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class Needs:
         if node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] == 1:
             return []  # the same number whatever the input
         if node.op != "slice" and all(map(self.is_whole, node.outputs)):
-            return [(name, ()) for name in self._whole(node)]
+            return [(name, ()) for name in self.whole(node)]
         if node.op == "split":
             return self._split(node)
         out = self.masks.get(node.output)
@@ -142,7 +142,7 @@ class Needs:
         rank = len(self.graph.types[node.output].shape)
         return self._part(node, out or (None,) * rank)
 
-    def _whole(self, node: Node) -> Iterable[str]:
+    def whole(self, node: Node) -> Iterable[str]:
         """Return the inputs whose every element a node needs, to give all its results."""
         if slides(node):
             windows = self.windows[node.name]
