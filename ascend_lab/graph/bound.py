@@ -37,17 +37,16 @@ format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
-from math import inf, prod
+from math import inf
 from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.graph.ir import Fill, Graph, Node
-from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, slides
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves, slides
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -182,6 +181,7 @@ class _Work:
             if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
         self.needed = {node.name for node in self.nodes}
+        self.weights = self.needs.weights(self.nodes)
         self.loads, self.begun = list[_Load](), dict[str, float]()
 
     @property
@@ -214,15 +214,15 @@ class _Work:
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
                 m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
-                steps = self._sums(node, k)
+                steps = self.needs.sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
-                    steps = self._sums(node, 1) / k
+                    steps = self.needs.sums(node, 1) / k
                 share = self.needs.count(node.output) / self.graph.types[node.output].elements
                 cycles = steps * share / (m * n * self.chip.core_count)
                 self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
             fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
             leave = self._leave(end, fewest)
-            tapped = [] if cubes else self._tapped(nodes, fewest)
+            tapped = [] if cubes else self.needs.tapped(nodes, fewest)
             passed = leave if cubes else sum(count for _, count in tapped) * self.width / rate
             out = (0.0, passed * self.chip.combined, leave if cubes else 0.0)
             self.loads.append(_Load(nodes[-1].output, end, out))
@@ -235,57 +235,16 @@ class _Work:
         Apart from the vector units, those that a function reads leave them altogether.
         """
         readers = (n for n in self.graph.readers[end] if n.name in self.needed)
-        read = max((self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs)), default=0)
+        read = max(
+            (self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs)), default=0
+        )
         far = 0 if self.chip.combined else min(read, count)
         return self.width * (far / self.to_vector + (count - far) / self.any_way)
-
-    def _tapped(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
-        """Return `count` results of the fewest products, as (products, results)."""
-        if len(nodes) > 1:
-            return [(1, count)]
-        (node,) = nodes
-        (rows, columns), found = self.needs.windows[node.name], Counter[int]()
-        planes = prod(self.graph.types[node.output].shape[:2])
-        for high, many in rows.counts.items():
-            for wide, each in columns.counts.items():
-                found[high * wide] += planes * many * each
-        kept = []
-        for taps, size in sorted(found.items()):
-            kept.append((taps, min(size, count)))
-            count -= kept[-1][1]
-        return [(taps, size) for taps, size in kept if size]
 
     def _on_cube(self, node: Node) -> bool:
         """Tell whether a node is products that the chip's cube multiplies."""
         dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
-        return dtype in self.chip.cube and self._sums(node, 1) > 0
-
-    def _sums(self, node: Node, depth: int) -> float:
-        """Return the sums of a node's products, each as often as steps of `depth` products fill it.
-
-        0 for what the vector unit may do as well, and for attention under a mask, which may be left
-        out.
-        """
-        out = self.graph.types[node.output]
-        if node.op in PRODUCTS:
-            first = self.graph.types[node.inputs[0]].shape
-            return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
-        if node.op in ATTENTION and len(node.inputs) == 3 and not node.attr("causal", False):
-            (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
-            return prod(many) * s * (t * _up(d, depth) + e * _up(t, depth))
-        if node.op not in ("conv2d", "conv_transpose2d"):
-            return 0
-        groups, weight = node.attr("groups", 1), self.graph.types[node.inputs[1]].shape
-        channels = weight[1] if node.op == "conv2d" else weight[0] // groups
-        if channels < 16 and groups > 1:
-            return 0
-        rows, columns = self.needs.windows[node.name]
-        steps = sum(
-            many * each * _up(channels * high * wide, depth)
-            for high, many in rows.counts.items()
-            for wide, each in columns.counts.items()
-        )
-        return out.shape[0] * out.shape[1] * steps
+        return dtype in self.chip.cube and self.needs.sums(node, 1) > 0
 
     def _end(self, name: str) -> str:
         """Return the tensor in which sums leave the cube at the latest."""
@@ -336,22 +295,11 @@ class _Work:
         """Return the bytes that cross the memory interface."""
         graph = self.graph
         moved = sum(_bytes(graph, n) for n in graph.inputs if n in self.needs.read)
-        moved += sum(_bytes(graph, n) for n in self._weights())
+        moved += sum(_bytes(graph, n) for n in self.weights)
         computed = {n for node in self.nodes if not moves(node) for n in node.outputs}
         written = sum(_bytes(graph, n) for n in computed.intersection(graph.outputs))
         cached = self.chip.l2.size_bytes if self.chip.l2.kind == "cache" else 0
         return moved + max(0, written - cached)
-
-    def _weights(self) -> set[str]:
-        """Return the constants that products need to the last number."""
-        found: set[str] = set()
-        for node in self.nodes:
-            source = self.graph.producers.get(node.inputs[0])
-            padded = source is not None and source.op == "pad"
-            if (slides(node) and not node.has("pooling") and not padded) or node.op in PRODUCTS:
-                found.update(n for n in node.inputs[:2] if self.needs.is_whole(n))
-        constants = self.graph.constants
-        return {n for n in found if n in constants and not isinstance(constants[n].data, Fill)}
 
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
@@ -367,19 +315,39 @@ class _Work:
             self.begun[node.output] = begin
             if place:
                 end = begin + own
-                if self._meets(node):
-                    ways = (away[a][0] + own for a in ("L0C", "UB", "L1"))
-                    end, since = max(end, self._done(tuple(ways), node, since, at)), at + 1
+                if self.needs.meets(node):
+                    end, since = max(end, self._done(own, node, since, at)), at + 1
                 found = tuple(end + far for far in away[place])
             ready.update(dict.fromkeys(node.outputs, found))
-        ways = (away["L0C"][2], away["UB"][2], 0.0)
-        return max(self._done(tuple(ways)), *(ready.get(n, NOW)[2] for n in self.graph.outputs))
+        ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
+        return max(self._done(), self._read(), *ends)
+
+    def _read(self) -> float:
+        """Return when the weights can be read that are used after a tensor's last number.
+
+        A cache may hold a part of them then, so may buffers: of one core, if no flag tells others.
+        """
+        chip, at = self.chip, {n: at for at, o in enumerate(self.graph.nodes) for n in o.outputs}
+        cores = 1 if chip.combined else chip.core_count
+        held = sum(chip.buffers.values()) * cores
+        held += chip.l2.size_bytes if chip.l2.kind == "cache" else 0
+        if sum(_bytes(self.graph, name) for name in self.weights) <= held:
+            return 0.0
+        rate = self._rate(("GM",)) * cores / chip.core_count
+        rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
+        found, total, loads = 0.0, NOW, sorted((at[x.tensor], x.cycles) for x in self.loads)
+        for name, size in reversed(self.needs.later(self.weights).items()):
+            while loads and loads[0][0] < at[name]:
+                total = tuple(map(sum, zip(total, loads.pop(0)[1], strict=True)))
+            found = max(found, max(total) + (size - held) / rate)
+        return found
 
     def _into(self, node: Node, ready: Mapping[str, Times]) -> Times:
         """Return when a node may begin: each result needs something of all inputs, or of one."""
         windows = self.needs.windows.get(node.name, ())
         alone = node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2
-        each = node.has("pointwise", "broadcasts", "reduction") or node.op in PRODUCTS or windows
+        each = windows or node.op in PRODUCTS
+        each = each or node.has("lanes", "pointwise", "broadcasts", "reduction")
         if alone or node.op == "masked_softmax" or any(w.counts[0] for w in windows):
             return NOW  # some results are the same whatever is read
         given = [ready.get(name, NOW) for name in node.inputs]
@@ -393,31 +361,34 @@ class _Work:
         own = self._repeat_cycles(node, self.lone) if all_there else 0.0
         return own, "UB" if own else ""
 
-    def _meets(self, node: Node) -> bool:
-        """Tell whether each result of a product needs every number of what it multiplies."""
-        if node.op in ATTENTION or node.inputs[0] not in self.needs.varies:
-            return False
-        numbers = self.graph.types[node.inputs[0]].elements
-        return self._sums(node, 1) == self.graph.types[node.output].elements * numbers
+    def _done(
+        self, own: float = 0.0, node: Node | None = None, since: int = 0, stop: int = 0
+    ) -> float:
+        """Return when all may be done, or what a result of `node` needs, and that result.
 
-    def _done(self, ways: Times, node: Node | None = None, since: int = 0, at: int = 0) -> float:
-        """Return when a node that needs all of its input may have a result, or all is done.
-
-        What is done for it between nodes `since` and `at`, after the work of each unit a way.
+        `node` needs all of its input, `since` is where to begin: the work of all cores, the way of
+        the last of it, and `own` cycles; unless one core does all, some goes through memory.
         """
-        behind, left = set(node.inputs[:1] if node else ()), set(node.inputs[:1] if node else ())
-        for other in reversed(self.graph.nodes[since:at]):
+        behind = set(node.inputs[:1]) if node else set[str]()
+        left, cores = behind.copy(), self.chip.core_count
+        for other in reversed(self.graph.nodes[since:stop]):
             if behind.issuperset(other.outputs):
                 behind.update(self.needs.whole(other))
                 left.update(() if other.op in SUMMED else other.inputs)
-        found, total = 0.0, NOW
+        found, total, away = 0.0, NOW, _away(self.chip)
+        ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
+        near = [far[0] + own if node else far[2] for far in ends]
+        back = (1 - 1 / cores) * (away["GM"][0] + own)
         loads = [
             (self.begun[load.node], load.cycles) for load in self.loads
             if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))
         ]  # fmt: skip
         for begin, cycles in sorted(loads, reverse=True):
             total = tuple(map(sum, zip(total, cycles, strict=True)))
-            found = max(found, *(begin + t + way for t, way in zip(total, ways, strict=True) if t))
+            for work, way, far in zip(total, near, ends, strict=True):
+                if work:
+                    apart = min(work * cores + way, work + far[2] + back) if node else 0.0
+                    found = max(found, begin + work + way, begin + apart)
         return found
 
 
@@ -433,11 +404,14 @@ def _away(chip: Chip) -> Mapping[str, Times]:
         slow = chip.l2.latency_cycles if "GM" in (a, b) else flags
         slow += flags if b == "GM" else 0
         far[a, b] = min(far[a, b], path.startup_cycles + 1 + path.latency_cycles + slow)
+    if chip.combined:  # the vector unit reads L0C
+        lone = min(cost.head_cycles + cost.slope_cycles for cost in chip.vector_costs.values())
+        far["L0C", "UB"] = min(far["L0C", "UB"], lone + flags)
     for via, a, b in product(places, repeat=3):
         far[a, b] = min(far[a, b], far[a, via] + far[via, b])
     ways = {a: (min(far[a, "L0A"], far[a, "L0B"]) + flags, far[a, "UB"] + flags * (a != "UB"),
                 far[a, "GM"]) for a in places}  # fmt: skip
-    if chip.combined:  # the vector unit reads L0C
+    if chip.combined:
         ways["L0C"] = (ways["L0C"][0], float(flags), ways["L0C"][2])
     return ways
 
@@ -447,7 +421,3 @@ def _bytes(graph: Graph, name: str) -> int:
     """Return the bytes of a tensor's elements, without padding."""
     kind = graph.types[name]
     return kind.elements * DTYPE_BYTES[kind.dtype]
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit)
