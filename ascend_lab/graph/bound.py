@@ -20,15 +20,27 @@ vector    computes there what no cube and no path out of it can: for each result
           the share that is best.
 results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
           quickest path, or, to vector units apart, by the quickest path to them if a function
-          reads it; sums that are only added up may be added up inside and leave once.
+          reads it; sums that are only added up may be added up inside and leave once. A vector
+          unit that reads them there takes as long: they have four bytes, so half go in a repeat.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
           and writes of the results what a cache cannot hold at the end. Spills count as none, also
           on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
           go through all operators that read them, and weights between may be read again instead.
           That is a relaxation: removing a cost from every schedule leaves a bound of all of them.
-chain     waits: what the longest chain of operators that cannot begin before another's result does
-          at the least, on as many cores as you like: for the cube a copy in, a step, a copy out,
-          for the vector unit the shortest instruction.
+chain     adds up what comes one after another, on as many cores as you like. It is the longest of
+          1. waits. A result needs something of each input (of a join, of one): this goes from where
+             it was made to where the next unit reads, each copy starts up, pipes tell each other
+             by two flags, L2 is late. Barriers count as none: loads of weights may hide them.
+          2. work and waits, where a product needs every number it reads for each result, as fully
+             connected layers of one image do. Before its first result all work behind it is done,
+             and the last of that has come: from core to core through memory, unless one core did
+             all. What reads the product begins later, so that both times add up. Several images
+             do not wait for each other: no product of theirs is such a one.
+          3. work and weights read late. Of a tensor through which all passes some number is the
+             last, all work behind it done then; what depends on it meets weights that are still
+             to be multiplied. A part may lie in L2, if that is a cache, and in the buffers of the
+             core that has the number: others hear of it at a barrier, which empties theirs, or,
+             apart from vector units, by flags. The rest comes from memory, or by those cores' path.
 
 Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
 two weights) is a pass, not a schedule, and the bound is that of the graph after passes, in the
@@ -39,14 +51,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import product
 from math import inf
 from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves, slides
+from ascend_lab.sim.cost import least_ways
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -95,6 +106,12 @@ class Bound:
         parts = asdict(self)
         del parts["launch"]
         return max(parts, key=lambda name: parts[name])
+
+    @property
+    def unit(self) -> str:
+        """The limit, or the unit that works longest if that is the chain."""
+        units = ("cube", "vector", "results", "memory")
+        return max(units, key=self.__getattribute__) if self.limit == "chain" else self.limit
 
     @property
     def work_s(self) -> float:
@@ -304,7 +321,7 @@ class _Work:
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
         """Return the cycles of what comes one after another; what `loads` notes has to be there."""
-        away, since, ready = _away(self.chip), 0, dict.fromkeys(self.graph.inputs, NOW)
+        away, since, ready = least_ways(self.chip), 0, dict.fromkeys(self.graph.inputs, NOW)
         ready |= dict.fromkeys(self.graph.inputs, away["GM"])
         for at, node in enumerate(self.graph.nodes):
             if not self.needs.varies.issuperset(node.outputs):
@@ -320,7 +337,7 @@ class _Work:
                 found = tuple(end + far for far in away[place])
             ready.update(dict.fromkeys(node.outputs, found))
         ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
-        return max(self._done(), self._read(), *ends)
+        return max(self._done() if since else 0.0, self._read(), *ends)
 
     def _read(self) -> float:
         """Return when the weights can be read that are used after a tensor's last number.
@@ -375,7 +392,7 @@ class _Work:
             if behind.issuperset(other.outputs):
                 behind.update(self.needs.whole(other))
                 left.update(() if other.op in SUMMED else other.inputs)
-        found, total, away = 0.0, NOW, _away(self.chip)
+        found, total, away = 0.0, NOW, least_ways(self.chip)
         ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
         near = [far[0] + own if node else far[2] for far in ends]
         back = (1 - 1 / cores) * (away["GM"][0] + own)
@@ -390,30 +407,6 @@ class _Work:
                     apart = min(work * cores + way, work + far[2] + back) if node else 0.0
                     found = max(found, begin + work + way, begin + apart)
         return found
-
-
-@lru_cache(64)
-def _away(chip: Chip) -> Mapping[str, Times]:
-    """Return the least cycles from a buffer to where cube and vector unit read, and to memory.
-
-    A copy starts up and takes a cycle, and L2 a while; from pipe to pipe two flags tell.
-    """
-    flags, places = 2 * chip.flag_cycles, sorted({*(name for pair in chip.paths for name in pair)})
-    far = {pair: 0.0 if pair[0] == pair[1] else inf for pair in product(places, repeat=2)}
-    for (a, b), path in chip.paths.items():
-        slow = chip.l2.latency_cycles if "GM" in (a, b) else flags
-        slow += flags if b == "GM" else 0
-        far[a, b] = min(far[a, b], path.startup_cycles + 1 + path.latency_cycles + slow)
-    if chip.combined:  # the vector unit reads L0C
-        lone = min(cost.head_cycles + cost.slope_cycles for cost in chip.vector_costs.values())
-        far["L0C", "UB"] = min(far["L0C", "UB"], lone + flags)
-    for via, a, b in product(places, repeat=3):
-        far[a, b] = min(far[a, b], far[a, via] + far[via, b])
-    ways = {a: (min(far[a, "L0A"], far[a, "L0B"]) + flags, far[a, "UB"] + flags * (a != "UB"),
-                far[a, "GM"]) for a in places}  # fmt: skip
-    if chip.combined:
-        ways["L0C"] = (ways["L0C"][0], float(flags), ways["L0C"][2])
-    return ways
 
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -344,7 +344,8 @@ class Needs:
 
     def _hit(self, node: Node) -> float:
         """Return the share of its weights that each row of what a node reads multiplies."""
-        return prod(w.least for w in self.windows.get(node.name, ()))
+        many = prod(self.graph.types[node.inputs[1]].shape[:-2])
+        return prod(w.least for w in self.windows[node.name]) if slides(node) else 1 / many
 
 
 def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
