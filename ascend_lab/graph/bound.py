@@ -57,7 +57,7 @@ from typing import NamedTuple
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves, slides
-from ascend_lab.sim.cost import least_ways
+from ascend_lab.sim import least_ways
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),

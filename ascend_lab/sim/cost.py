@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import SimulationError
@@ -144,29 +143,6 @@ def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Co
         latency += fresh * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
     occupancy = path.startup_cycles + math.ceil(size * cycles_per_byte - 1e-9)
     return Cost(occupancy, round(latency), size * energy)
-
-
-@lru_cache(64)
-def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
-    """Return the least cycles from a buffer to where the cube and the vector unit read, and to GM.
-
-    A copy starts up, takes a cycle, and L2 some more; from pipe to pipe two flags tell. Cores that
-    are both read L0C with the vector unit, which may bring numbers on.
-    """
-    flags, places = 2 * chip.flag_cycles, sorted({name for pair in chip.paths for name in pair})
-    far = {(a, b): 0.0 if a == b else math.inf for a in places for b in places}
-    for (a, b), path in chip.paths.items():
-        late = path.latency_cycles + (chip.l2.latency_cycles if "GM" in (a, b) else 0)
-        far[a, b] = path.startup_cycles + 1 + late + (flags if a != "GM" else 0)
-    if chip.combined:
-        lone = min(cost.head_cycles + cost.slope_cycles for cost in chip.vector_costs.values())
-        far["L0C", "UB"] = min(far["L0C", "UB"], lone + flags)
-    for via, a, b in product(places, repeat=3):
-        far[a, b] = min(far[a, b], far[a, via] + far[via, b])
-    read = {a: far[a, "UB"] + (flags if a != "UB" else 0) for a in places}
-    if chip.combined:
-        read["L0C"] = flags
-    return {a: (min(far[a, "L0A"], far[a, "L0B"]) + flags, read[a], far[a, "GM"]) for a in places}
 
 
 # -- traffic ---------------------------------------------------------------------------------------
