@@ -429,8 +429,8 @@ def squeezed(images):
 def test_work_before_and_behind_what_needs_all_of_an_image_adds_up():
     found, many = cycles(squeezed(1)), cycles(squeezed(4))
     half = 16 * 64 * 64 / 128 / 2 * (2 + 13 / 255)  # of both functions, on both cores
-    back = (WAIT["in"] + WAIT["product"]) / 2  # to the product, for what the other core did
-    waits = WAIT["in"] + WAIT["out"] + back + 2 + WAIT["out"]
+    other = WAIT["out"] + WAIT["in"] + WAIT["product"]  # for what another core did
+    waits = WAIT["in"] + other / 2 + 2 + WAIT["out"]
     assert found["chain"] == pytest.approx(2 * half + waits)
     assert many["chain"] < many["vector"]  # images do not wait for each other
 

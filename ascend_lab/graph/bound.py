@@ -62,8 +62,8 @@ from ascend_lab.sim import least_ways
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
     **dict.fromkeys(("sigmoid", "tanh", "erf"), ("vexp", "passed", "over")),
-    "silu": ("vexp", "passed", "over", "vmul"),
-    "gelu": ("vmul", "vmul", "vexp", "passed", "over", "vmul"),
+    "silu": ("vexp", "passed", "share"),
+    "gelu": ("vmul", "vmul", "vexp", "passed", "share"),
     **dict.fromkeys(("sqrt", "rsqrt", "rec", "abs", "leaky_relu"), ("least",)),
     "log": ("vln",),
     "softplus": ("vexp", "passed", "vln"),
@@ -73,9 +73,10 @@ CURVES = {
 }
 """Operators with functions per result that are no sum of products, no scale: their instructions.
 
-Of exponentials, logarithms and products of two computed numbers there is one each; "over", a
-quotient, is the quickest of two; "least" is the quickest of all. So is what a number costs that has
-"passed" through the vector unit or the cube, and a limit, "low" or "high".
+Of exponentials, logarithms and products of two computed numbers there is one each; "over", one over
+a number, is the quickest of two, "share", a quotient, that and a product, or vdiv; "least" is the
+quickest of all. So is what a number costs that has "passed" through the vector unit or the cube,
+and a limit, "low" or "high".
 """
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators that leave the largest or smallest of numbers."""
@@ -85,7 +86,7 @@ SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 """What lies between sums that may be added up in L0C."""
 Times = tuple[float, ...]
 """Cycles until numbers lie where the cube reads, where the vector unit does, and in memory."""
-NOW = (0.0, 0.0, 0.0)
+NOW: Times = (0.0, 0.0, 0.0)
 """Of constants."""
 
 
@@ -284,6 +285,7 @@ class _Work:
         usual, least = costs["default"], min(costs.values())
         each = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
         each["over"] = min(costs.get(n, usual) for n in ("vrec", "vdiv"))
+        each["share"] = min(each["over"] + costs.get("vmul", usual), costs.get("vdiv", usual))
         low, high = node.attr("low", 0.0), node.attr("high", 6.0)
         by_path = self.bytes or (low == 0.0 and not self.chip.combined)
         each["low"] = 0.0 if low == -inf or by_path else least
@@ -395,7 +397,7 @@ class _Work:
         found, total, away = 0.0, NOW, least_ways(self.chip)
         ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
         near = [far[0] + own if node else far[2] for far in ends]
-        back = (1 - 1 / cores) * (away["GM"][0] + own)
+        back = away["GM"][0] + own
         loads = [
             (self.begun[load.node], load.cycles) for load in self.loads
             if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))
@@ -404,8 +406,8 @@ class _Work:
             total = tuple(map(sum, zip(total, cycles, strict=True)))
             for work, way, far in zip(total, near, ends, strict=True):
                 if work:
-                    apart = min(work * cores + way, work + far[2] + back) if node else 0.0
-                    found = max(found, begin + work + way, begin + apart)
+                    apart = work + (1 - 1 / cores) * (far[2] + back) if node else 0.0
+                    found = max(found, begin + work + way, begin + min(work * cores + way, apart))
         return found
 
 
