@@ -56,7 +56,7 @@ from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves, slides
+from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves
 from ascend_lab.sim import least_ways
 
 CURVES = {
@@ -224,7 +224,7 @@ class _Work:
         """
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
-            if self._on_cube(node) or (slides(node) and not node.has("pooling")):
+            if self._on_cube(node) or (node.name in self.needs.windows and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
         others = list[tuple[int, float, float]]()
         rate = max(self.any_way, self.chip.vector_bytes_per_repeat * self.chip.core_count)

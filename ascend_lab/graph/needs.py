@@ -149,7 +149,7 @@ class Needs:
 
     def whole(self, node: Node) -> Iterable[str]:
         """Return the inputs whose every element a node needs, to give all its results."""
-        if slides(node):
+        if node.name in self.windows:
             windows = self.windows[node.name]
             kept = (all(w.all_read for w in windows), all(w.all_taps for w in windows), True)
             return [name for name, is_whole in zip(node.inputs, kept, strict=False) if is_whole]
@@ -275,7 +275,9 @@ class Needs:
         for node in nodes:
             source = self.graph.producers.get(node.inputs[0])
             padded = source is not None and source.op == "pad"
-            if (slides(node) and not node.has("pooling") and not padded) or node.op in PRODUCTS:
+            if (
+                node.name in self.windows and not node.has("pooling") and not padded
+            ) or node.op in PRODUCTS:
                 found.update(n for n in node.inputs[:2] if self.is_whole(n))
         constants = self.graph.constants
         return {n for n in found if n in constants and not isinstance(constants[n].data, Fill)}
@@ -291,7 +293,7 @@ class Needs:
         last = {name: node for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:
             name, weight = node.output, "".join(node.inputs[1:2])
-            enough = row.get(node.inputs[0]) == (CHANNELS if slides(node) else ROW)
+            enough = row.get(node.inputs[0]) == (CHANNELS if node.name in self.windows else ROW)
             if enough and weight in weights and last[weight] is node:
                 kind = self.graph.types[weight]
                 size += kind.elements * DTYPE_BYTES[kind.dtype] * self._hit(node)
@@ -330,7 +332,7 @@ class Needs:
         from_ = max((given.get(name, 0) for name in self.whole(node)), default=0)
         if not from_:
             return 0
-        if slides(node) and not node.has("pooling") and node.attr("groups", 1) == 1:
+        if node.name in self.windows and not node.has("pooling") and node.attr("groups", 1) == 1:
             return CHANNELS
         if node.op in PRODUCTS and given.get(node.inputs[0]) and not node.attr("trans_a", False):
             return ROW
@@ -339,13 +341,20 @@ class Needs:
             alone = [n for n in one if n > 1] == [n for n in two if n > 1]
             if alone and {len(one), len(two)} == {2, 4} and max(map(prod, (one[2:], two[2:]))) < 2:
                 return CHANNELS if len(two) == 4 else ROW
-        keeps = node.has("pointwise", "broadcasts", "pooling", "image fold") or slides(node)
+        keeps = (
+            node.has("pointwise", "broadcasts", "pooling", "image fold")
+            or node.name in self.windows
+        )
         return from_ if keeps else NUMBER
 
     def _hit(self, node: Node) -> float:
         """Return the share of its weights that each row of what a node reads multiplies."""
         many = prod(self.graph.types[node.inputs[1]].shape[:-2])
-        return prod(w.least for w in self.windows[node.name]) if slides(node) else 1 / many
+        return (
+            prod(w.least for w in self.windows[node.name])
+            if node.name in self.windows
+            else 1 / many
+        )
 
 
 def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
