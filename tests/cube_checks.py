@@ -36,6 +36,7 @@ FUNCTIONS = {
     "vexp": np.exp,
     "vrec": lambda x: np.float32(1) / x,
     "vsqrt": np.sqrt,
+    "vsel": lambda mask, x, y: np.where(mask != 0, x, y),
 }
 
 

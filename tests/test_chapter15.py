@@ -113,8 +113,7 @@ def test_the_joins_of_one_image_are_buffers_with_what_is_written_into_them():
     joins = [lives[f"up{level}.concat"] for level in range(4)]
     for outer, inner in pairwise(joins):  # they nest
         assert outer.lower < inner.lower and inner.upper < outer.upper
-    assert not in_place_pairs(one)
-    assert len(in_place_pairs(two)) == 4
+    assert not in_place_pairs(one) and not in_place_pairs(two)
 
 
 def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
@@ -132,11 +131,12 @@ def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
     }
     assert peaks["apart", True] == peaks["fused", False] == peaks["fused", True]
     assert 0.74 < peaks["apart", True] / peaks["apart", False] < 0.78
+    two = compile_stages(build("unet", batch=2), chip, fusion=False).compiled
     higher = [
         name
         for name in memory.HEURISTICS
-        if plan_network(network("unet", 2), name, in_place=True).height_bytes
-        > plan_network(network("unet", 2), name, in_place=False).height_bytes
+        if plan_network(two, name, in_place=True).height_bytes
+        > plan_network(two, name, in_place=False).height_bytes
     ]
     assert higher == ["greedy-by-start", "best-fit"]
 

@@ -82,6 +82,7 @@ SIGMOID_GELU = Epilogue(
     ),
     "fp16",
 )
+MASKED = Epilogue((BIAS16, OLD16), (NARROW, Step("vsel", ("old", 0, "bias"))), "fp16")
 EPILOGUES = {
     "bias": BIAS,
     "bias_relu": BIAS_RELU,
@@ -90,6 +91,7 @@ EPILOGUES = {
     "wide_residual": WIDE_RESIDUAL,
     "relu6": RELU6,
     "gelu": SIGMOID_GELU,
+    "masked": MASKED,
 }
 SHAPES = [
     ConvShape(2, 20, 9, 11, 40, 3, 3, 1, 1),
@@ -184,6 +186,7 @@ def test_refusals_give_the_reason():
         "wide_residual": "no vconv",
         "relu6": "once each",
         "gelu": "no vexp",
+        "masked": "no vsel",
     }
     for name, words in wanted.items():
         assert words in supported(EPILOGUES[name], split)
@@ -210,6 +213,7 @@ def test_refusals_give_the_reason():
         ((Operand("b", "tile", "int8"),), (NARROW,), "numbers in fp16"),
         ((), (Step("vcadd", ("sums",)),), "lane-by-lane"),
         ((), (Step("vadd", ("sums",)),), "lane-by-lane"),
+        ((), (Step("vsel", ("sums", "sums")),), "lane-by-lane"),
         ((), (Step("vrelu", (0,)),), "a source that is there"),
         ((), (Step("vrelu", ("other",)),), "a source that is there"),
         ((), (Step("vadds", ("sums",)),), "a number for"),
@@ -398,10 +402,11 @@ def epilogues(draw):
     for index in range(draw(st.integers(1, 6))):
         tiles = [s for s in formats if s not in ("bias", "wide")]
         first = draw(st.sampled_from(tiles))
-        op = draw(st.sampled_from(("vadd", "vmax", "vmuls", "vrelu", "vconv")))
-        if op in ("vadd", "vmax"):
-            same = [s for s in formats if formats[s] == formats[first]]
-            steps.append(Step(op, (first, draw(st.sampled_from(same)))))
+        op = draw(st.sampled_from(("vadd", "vmax", "vmuls", "vrelu", "vconv", "vsel")))
+        same = st.sampled_from([s for s in formats if formats[s] == formats[first]])
+        if op in ("vadd", "vmax", "vsel"):
+            more_of_it = [draw(same) for _ in range(1 + (op == "vsel"))]
+            steps.append(Step(op, (first, *more_of_it)))
         elif op == "vconv":
             steps.append(Step(op, (first,), dtype=draw(st.sampled_from(("fp16", "fp32")))))
         else:

@@ -75,7 +75,7 @@ def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
     """Return the elementwise nodes behind a node, each the only reader of the one before."""
     found: list[Node] = []
     current = only_reader(graph, node)
-    while current is not None and current.has("lanes") and len(found) < LONGEST:
+    while current and (current.has("lanes") or current.op == "select") and len(found) < LONGEST:
         found.append(current)
         current = only_reader(graph, current)
     return found
@@ -160,6 +160,7 @@ RULES: list[Rule] = [
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),
     _headed("TbeDepthwiseConvElemwiseFusionPass", "depthwise_conv2d"),
+    _headed("TbeConv2DBackpropElemwiseFusionPass", "conv_transpose2d"),
     _headed("ATbeMatMulElemwiseFusionPass", "matmul"),
     _headed("TbeBatchMatmulElementWiseFusionPass", "batch_matmul"),
 ]

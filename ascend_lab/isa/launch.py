@@ -216,12 +216,12 @@ def spread(
         for one in made:
             team = one if isinstance(one, tuple) else (one,)
             mix = len(team) if isinstance(one, tuple) else 0
-            parts += [Part(p, _numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
+            parts += [Part(p, numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
     return Launch(name, tuple(parts), mix)
 
 
-def _numbered(program: Program, bindings: tuple[Binding, ...], number: int) -> tuple[Binding, ...]:
-    """Add the number of a vector core to the bindings of a program that asks for it."""
+def numbered(program: Program, bindings: tuple[Binding, ...], number: int) -> tuple[Binding, ...]:
+    """Add the `number` of a vector core to the bindings of a program that has a param `aiv`."""
     if "aiv" not in dict(program.params):
         return bindings
     return tuple(binding_of({**dict(at), "aiv": number}) for at in bindings)

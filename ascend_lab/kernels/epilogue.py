@@ -15,9 +15,7 @@ from ascend_lab.isa.program import BINARY, UNARY, WITH_SCALAR
 
 SUMS = "sums"
 """The source name of the tile of sums."""
-ONE_BY_ONE = tuple(
-    op for op in (*BINARY, *UNARY, *WITH_SCALAR) if op not in ("vand", "vor", "vnot", "vcopy")
-)
+ONE_BY_ONE = {*BINARY, *UNARY, *WITH_SCALAR, "vsel"} - {"vand", "vor", "vnot", "vcopy"}
 """Operations an epilogue may use: each lane of the result depends on that lane only."""
 FORMATS = ("fp16", "bf16", "fp32", "int32")
 """Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
@@ -142,11 +140,12 @@ class Epilogue:
         return FRACTAL if once else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
-        if step.op not in ONE_BY_ONE or len(step.sources) != (2 if step.op in BINARY else 1):
+        count = 3 if step.op == "vsel" else 1 + (step.op in BINARY)
+        if step.op not in ONE_BY_ONE or len(step.sources) != count:
             raise InputError(
                 f"step {index}: a lane-by-lane operation with its sources",
                 f"{step.op} of {len(step.sources)}",
-                f"use {', '.join(ONE_BY_ONE)}",
+                f"use {', '.join(sorted(ONE_BY_ONE))}",
             )
         for source in step.sources:
             known = source in names if isinstance(source, str) else 0 <= source < index

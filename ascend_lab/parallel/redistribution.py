@@ -113,12 +113,6 @@ class Layout:
             found.append(slice(place * size, (place + 1) * size))
         return tuple(found)
 
-    def distribute(self, array: Values) -> list[Values]:
-        """Return what every device holds of a whole array; LayoutError for another shape."""
-        if array.shape != self.shape:
-            raise LayoutError(f"an array of shape {self.shape}", str(array.shape))
-        return [array[self.slices(device)] for device in range(self.devices)]
-
 
 def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[Layout]:
     """Yield every layout of a shape on a device matrix, orders of axes in a dimension included."""

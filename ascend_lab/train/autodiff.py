@@ -20,7 +20,7 @@ from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import Shape
 from ascend_lab.ops.gradients import Site, Writer, written
 from ascend_lab.train import step as steps
-from ascend_lab.train.step import FORMATS, NORMS, RUNNING_MOMENTUM, STATISTICS, TrainingGraph
+from ascend_lab.train.step import NORMS, RUNNING_MOMENTUM, STATISTICS, TrainingGraph
 
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
@@ -30,9 +30,7 @@ def training_graph(
     forward: Graph,
     *,
     optimizer: str | None = "sgd",
-    loss: str = "cross_entropy",
     parameters: Sequence[str] | None = None,
-    master: str = "fp32",
     dtype: str = "fp32",
     loss_scale: float = 1.0,
     recompute: Sequence[str] | int = (),
@@ -41,22 +39,18 @@ def training_graph(
     """Return one step of training of a forward graph.
 
     Each output (of any shape) is compared, as (rows, classes), with a target distribution of that
-    shape in fp32: "target", "target_1", ...; the loss is the mean over rows, summed over outputs.
-    `dtype` is the format of forward and backward, `master` that of parameters and states.
+    shape in fp32: "target", "target_1", ...; the loss is the mean cross entropy over rows, summed
+    over outputs. `dtype` is the format of forward and backward; parameters and states are fp32.
     `recompute` names nodes whose outputs are not kept, or is n: keep every n-th block's output.
     `settings` are the optimiser's attributes (lr, momentum, ...). Raises `UnsupportedError` for an
     operator without a rule, `InputError` for arguments, `GraphError` where there is nothing to
     train.
     """
-    if loss != "cross_entropy":
-        raise InputError("loss cross_entropy", repr(loss), "append another loss to the graph")
     if not loss_scale > 0:
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
-    if master not in FORMATS:
-        raise InputError(f"master {', '.join(FORMATS)}", repr(master), "choose one")
     found = steps.optimiser(optimizer, settings)
     names = steps.trainable(forward, parameters)
-    step = _Step(forward, dtype, names, master, recompute)
+    step = _Step(forward, dtype, names, recompute)
     step.forward()
     rows = step.losses()
     step.backward(rows, loss_scale)
@@ -67,15 +61,10 @@ class _Step:
     """The step being written: the tape, and which tensor stands for what."""
 
     def __init__(
-        self,
-        given: Graph,
-        dtype: str,
-        names: tuple[str, ...],
-        master: str,
-        recompute: Sequence[str] | int,
+        self, given: Graph, dtype: str, names: tuple[str, ...], recompute: Sequence[str] | int
     ) -> None:
-        self.given, self.names, self.master = given, names, master
-        typed, self.leaves = steps.in_compute_format(given, dtype, names, master)
+        self.given, self.names = given, names
+        typed, self.leaves = steps.in_compute_format(given, dtype, names)
         self.typed = typed
         dropped = steps.dropped_tensors(typed, recompute, tuple(self.leaves))
         self.net = Tape(f"{given.name}_training", "fp32", dropped)
@@ -93,17 +82,17 @@ class _Step:
         for name in typed.inputs:
             net.input(name, typed.types[name].shape, typed.types[name].dtype)
         for name in self.names:
-            self._input(name, self.master)
+            self._input(name)
         for node in typed.nodes:
             self._constants(node)
             net.copy(self._normed(node) if node.op in NORMS else node)
 
-    def _input(self, name: str, dtype: str) -> None:
-        """Declare a constant of the given graph as an input."""
+    def _input(self, name: str) -> None:
+        """Declare a constant of the given graph as an input in fp32."""
         constant = self.given.constants[name]
-        constant = constant if constant.type.dtype == dtype else in_format(constant, dtype)
+        constant = constant if constant.type.dtype == "fp32" else in_format(constant, "fp32")
         self.initial[name] = constant
-        self.net.input(name, constant.type.shape, dtype)
+        self.net.input(name, constant.type.shape, "fp32")
 
     def _constants(self, node: Node) -> None:
         """Declare the constants a node reads: copies of parameters, statistics, others as such."""
@@ -115,7 +104,7 @@ class _Step:
                 cast, dtype = net.unique(f"{name}.cast"), self.typed.types[name].dtype
                 net.copy(Node(cast, "cast", (self.leaves[name],), (name,), {"dtype": dtype}))
             elif node.op in NORMS and place in STATISTICS:
-                self._input(name, "fp32")
+                self._input(name)
             else:
                 known = self.typed.constants[name]
                 net.constant(known.data, known.type, name)

@@ -178,12 +178,12 @@ LARGEST_SCALE = 2.0**24
 
 
 def in_compute_format(
-    forward: Graph, dtype: str, parameters: Sequence[str], master: str = "fp32"
+    forward: Graph, dtype: str, parameters: Sequence[str]
 ) -> tuple[Graph, dict[str, str]]:
     """Return the forward graph computing in a format; what has a format of its own keeps it.
 
-    It reads w.fp16 as the copy of parameter w, where masters are of another format. With it: the
-    master of each parameter, by the name under which the graph reads it.
+    It reads w.fp16 as the copy of parameter w, which is fp32. With it: the parameter of each copy,
+    by the name under which the graph reads it.
     """
     if dtype not in FORMATS:
         raise InputError(f"dtype {', '.join(FORMATS)}", dtype, "choose one")
@@ -197,7 +197,7 @@ def in_compute_format(
         if origin in parameters:
             masters[name] = origin
     formats = {name: typed.types[name].dtype for name in masters}
-    names = {n: m if formats[n] == master else f"{m}.{formats[n]}" for n, m in masters.items()}
+    names = {n: m if formats[n] == "fp32" else f"{m}.{formats[n]}" for n, m in masters.items()}
     nodes = tuple(
         replace(node, inputs=tuple(names.get(n, n) for n in node.inputs)) for node in typed.nodes
     )

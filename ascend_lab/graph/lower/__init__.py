@@ -53,6 +53,7 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if op == "trans_data":
         return vector.lower_trans_data(piece, chip)
     if op == "conv_transpose2d":
+        _refuse_packed_twice(piece)
         return conv.lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return vector.lower_weight_gradient(piece, chip)

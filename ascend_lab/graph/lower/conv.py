@@ -224,29 +224,33 @@ def conv_job(
         return _whole_job(piece, chip, beside, *other[1:])
     if not rest and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
-    wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
-    main = replace(first, layout="NC1HWC0", dtype="fp16")
-    sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
-
-    def after(added: Sequence[str]) -> Epilogue:
-        known, operands = operands_of(piece, rest, main)
-        y = narrow(sums, first.dtype) if chip.combined or vector else sums
-        for name in added:
-            column = te.placeholder(channels(main), y.dtype, name)
-            operands[column] = Operand(name, "channel", y.dtype)
-            y = te.vadd(y, te.broadcast(column, y.shape))
-        known[node.output] = narrow(y, first.dtype)
-        found = expressions(rest, known, main)
-        return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
-
-    epilogue = after(bias)
+    epilogue, forms = _after(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
     if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
-        epilogue = replace(after(()), bias=bias[0], bias_bytes=bias_bytes(shape))
-    forms = operand_forms(epilogue.operands, piece, main)
-    if epilogue.bias:
+        epilogue, forms = _after(piece, chip)
+        epilogue = replace(epilogue, bias=bias[0], bias_bytes=bias_bytes(shape))
         forms[epilogue.bias] = partial(pack_bias, shape)
     return shape, epilogue, forms
+
+
+def _after(
+    piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
+) -> tuple[Epilogue, dict[str, Form]]:
+    """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
+    node, *rest = piece.graph.nodes
+    first, wide = piece.type(node.output), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    main = replace(first, layout="NC1HWC0", dtype="fp16")
+    sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
+    known, operands = operands_of(piece, rest, main)
+    y = narrow(sums, first.dtype) if chip.combined or vector else sums
+    for name in added:
+        column = te.placeholder(channels(main), y.dtype, name)
+        operands[column] = Operand(name, "channel", y.dtype)
+        y = te.vadd(y, te.broadcast(column, y.shape))
+    known[node.output] = narrow(y, first.dtype)
+    found = expressions(rest, known, main)
+    epilogue = epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+    return epilogue, operand_forms(epilogue.operands, piece, main)
 
 
 def _whole_job(
@@ -304,29 +308,34 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
 
     With a group per channel and weights that are computed it runs on the vector unit instead: taps
     are added where they fall; as forward there, products and sums are fp16 and round once each.
+    What follows is the epilogue of each phase.
     """
-    (node,) = piece.graph.nodes
-    x, weight = node.inputs
-    types, y = [piece.type(n) for n in node.inputs], piece.graph.outputs[0]
+    node, *rest = piece.graph.nodes
+    (x, weight), first, y = node.inputs, piece.type(node.output), piece.graph.outputs[0]
+    types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     single = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
-    formats = {types[0].dtype, types[1].dtype, piece.output.dtype}
-    if weight not in piece.constants and single and formats == {"fp16"} and spread == (1, 1):
-        (n, c, h, w), (r, s) = piece.output.shape, types[1].shape[2:]
+    formats = {types[0].dtype, types[1].dtype, first.dtype}
+    plain = formats == {"fp16"} and spread == (1, 1) and not rest
+    if weight not in piece.constants and single and plain:
+        (n, c, h, w), (r, s) = first.shape, types[1].shape[2:]
         image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
         own = renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
     refuse_computed(piece, weight)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
-    shape = deconv_shape(Call(shapes, dtypes, settings, (piece.output.shape,)))
+    shape = deconv_shape(Call(shapes, dtypes, settings, (first.shape,)))
     oh, ow = shape.out_hw
-    launches, forms = [], {}
+    launches, (epilogue, forms) = [], (None, dict[str, Form]())
+    if rest:
+        epilogue, forms = _after(piece, chip)
     for number, phase in enumerate(deconv.phases_of(shape)):
         name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
         names = {"x": x, phase.place.weight: name, "y": y}
-        launches.append(renamed(kernels.conv_launch(phase.conv, chip, place=place), names))
+        launch = kernels.conv_launch(phase.conv, chip, place=place, epilogue=epilogue)
+        launches.append(renamed(launch, names))
         forms[name] = partial(_phase_weights, shape, phase.place.weight)
     return Lowered(isa.Kernel(node.op, tuple(launches)), forms)
 

@@ -137,7 +137,8 @@ def operands_of(
         if name not in piece.graph.inputs:
             continue
         kind = piece.type(name)
-        channel = name in piece.constants and is_channel(kind.shape, main)
+        channel = kind.elements == 1 or is_channel(kind.shape, main)
+        channel = channel and name in piece.constants
         if not channel and kind.shape != main.shape:
             got = f"{piece.names[name]}: {kind}"
             raise UnsupportedError(
@@ -176,7 +177,7 @@ def operand_forms(operands: Iterable[Operand], piece: Piece, main: TensorType) -
 
 def _channels(array: Values, *, main: TensorType, dtype: str) -> Values:
     wide = np.zeros(int(np.prod(channels(main))), numpy_type(dtype))
-    wide[: array.size] = array.reshape(-1)
+    wide[: None if array.size == 1 else array.size] = array.reshape(-1)
     return wide
 
 
