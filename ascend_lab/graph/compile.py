@@ -218,7 +218,7 @@ def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
-    first = FIRST.get(bound.limit, ())
+    first = FIRST.get(bound.unit, ())
     order = (*first, *(name for name in LAYERS if name not in first))
     cycles, launches = Counter[str](), 0
     for op in times.operators:
