@@ -346,6 +346,19 @@ def test_limits_that_limit_nothing_cost_nothing():
     assert clipped(-1.0, 1.0) == pytest.approx(2 * clipped(-1.0, np.inf))
 
 
+def test_before_a_maximum_functions_are_done_to_the_largest_alone():
+    def vector(write, chip="Ascend310"):
+        return bound_of(net_of(write, 2, 16, 32, 32), load_chip(chip)).vector
+
+    def pooled(net, x):
+        return net.max_pool2d(x, kernel=2, stride=2)
+
+    behind = vector(lambda net, x, w: net.relu6(pooled(net, net.conv2d(x, w(16, 16, 1, 1)))))
+    before = vector(lambda net, x, w: pooled(net, net.relu6(net.conv2d(x, w(16, 16, 1, 1)))))
+    unpooled = vector(lambda net, x, w: net.relu6(net.conv2d(x, w(16, 16, 1, 1))))
+    assert before == behind < unpooled
+
+
 def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():
     def two(net, x, w):
         return net.relu(net.add(net.matmul(x, w(24, 32)), net.matmul(net.exp(x), w(24, 32))))

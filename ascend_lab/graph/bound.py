@@ -16,17 +16,16 @@ vector    computes there what no cube and no path out of it can: for each result
           count nothing. On chips with one core for both, what leaves the cube passes through the
           same pipe and is added. So every number counts there that neither a path nor the cube
           alone makes: those of these convolutions, sums inside a function, ReLUs. On others a path
-          may do a ReLU, and small groups leave the cube or are a step per tap on the vector unit:
-          the share that is best.
+          may do a ReLU; small groups leave the cube or are a step per tap there, as is best.
 results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
           quickest path, or, to vector units apart, by the quickest path to them if a function
-          reads it; sums that are only added up may be added up inside and leave once. A vector
-          unit that reads them there takes as long: they have four bytes, so half go in a repeat.
+          reads it; sums only added up may be added up inside and leave once. A vector unit that
+          reads them there takes as long: they have four bytes, so half go in a repeat.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
           and writes of the results what a cache cannot hold at the end. Spills count as none, also
           on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
           go through all operators that read them, and weights between may be read again instead.
-          That is a relaxation: removing a cost from every schedule leaves a bound of all of them.
+          Removing a cost from every schedule leaves a bound of all of them.
 chain     adds up what comes one after another, on as many cores as you like. It is the longest of
           1. waits. A result needs something of each input (of a join, of one): this goes from where
              it was made to where the next unit reads, each copy starts up, pipes tell each other
@@ -134,8 +133,7 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
 
     All is 0 for a graph that may be done without a kernel.
     """
-    work = _Work(graph, chip)
-    if not work.computes:
+    if not (work := _Work(graph, chip)).computes:
         return UNBOUND
     either = work.products()
     work.compared()
@@ -253,9 +251,8 @@ class _Work:
         Apart from the vector units, those that a function reads leave them altogether.
         """
         readers = (n for n in self.graph.readers[end] if n.name in self.needed)
-        read = max(
-            (self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs)), default=0
-        )
+        lanes = (self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs))
+        read = max(lanes, default=0)
         far = 0 if self.chip.combined else min(read, count)
         return self.width * (far / self.to_vector + (count - far) / self.any_way)
 
@@ -297,7 +294,7 @@ class _Work:
         out, given = self.graph.types[node.output], self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
-        count = self.needs.count(node.output)
+        count = self._fewest(node.output)
         if node.op in CURVES:
             alone = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
             return 0 if alone else count
@@ -309,14 +306,26 @@ class _Work:
             return max(0, count - lone * out.shape[0] * out.shape[1])
         return 0
 
+    def _fewest(self, name: str) -> int:
+        """Return how many numbers of a tensor functions are done to: to the largest, if pooled."""
+        count, readers = self.needs.count(name), self.graph.readers
+        while name not in self.graph.outputs and len(readers[name]) == 1:
+            (reader,) = readers[name]
+            name = reader.output
+            if reader.has("largest"):
+                return min(count, self.needs.count(name))
+            if not reader.has("lanes"):
+                break
+        return count
+
     # -- memory -------------------------------------------------------------------------------
     def memory_bytes(self) -> int:
         """Return the bytes that cross the memory interface."""
         graph = self.graph
-        moved = sum(_bytes(graph, n) for n in graph.inputs if n in self.needs.read)
-        moved += sum(_bytes(graph, n) for n in self.weights)
+        moved = sum(graph.types[n].data_bytes for n in graph.inputs if n in self.needs.read)
+        moved += sum(graph.types[n].data_bytes for n in self.weights)
         computed = {n for node in self.nodes if not moves(node) for n in node.outputs}
-        written = sum(_bytes(graph, n) for n in computed.intersection(graph.outputs))
+        written = sum(graph.types[n].data_bytes for n in computed.intersection(graph.outputs))
         cached = self.chip.l2.size_bytes if self.chip.l2.kind == "cache" else 0
         return moved + max(0, written - cached)
 
@@ -350,7 +359,7 @@ class _Work:
         cores = 1 if chip.combined else chip.core_count
         held = sum(chip.buffers.values()) * cores
         held += chip.l2.size_bytes if chip.l2.kind == "cache" else 0
-        if sum(_bytes(self.graph, name) for name in self.weights) <= held:
+        if sum(self.graph.types[name].data_bytes for name in self.weights) <= held:
             return 0.0
         rate = self._rate(("GM",)) * cores / chip.core_count
         rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
@@ -409,10 +418,3 @@ class _Work:
                     apart = work + (1 - 1 / cores) * (far[2] + back) if node else 0.0
                     found = max(found, begin + work + way, begin + min(work * cores + way, apart))
         return found
-
-
-# -- graphs ----------------------------------------------------------------------------------------
-def _bytes(graph: Graph, name: str) -> int:
-    """Return the bytes of a tensor's elements, without padding."""
-    kind = graph.types[name]
-    return kind.elements * DTYPE_BYTES[kind.dtype]

@@ -16,7 +16,6 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.graph.ir import Fill, Graph, Node
 from ascend_lab.ops import formats, slicing
 
@@ -296,7 +295,7 @@ class Needs:
             enough = row.get(node.inputs[0]) == (CHANNELS if node.name in self.windows else ROW)
             if enough and weight in weights and last[weight] is node:
                 kind = self.graph.types[weight]
-                size += kind.elements * DTYPE_BYTES[kind.dtype] * self._hit(node)
+                size += kind.data_bytes * self._hit(node)
             one[name], row[name] = self._spread(node, one), self._spread(node, row)
             if name in passed:
                 parts.append((name, size, one[name], row[name]))
