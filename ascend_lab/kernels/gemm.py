@@ -7,8 +7,8 @@ example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores 
 the grid is there `split_k` times, each takes its share of K and stores sums of its own.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from ascend_lab import isa
@@ -19,14 +19,19 @@ from ascend_lab.kernels import default_schedules, gemm_schedule, tiles
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
+    Finish,
     Sizes,
     bias_of,
     drain,
     held_channels,
     new_finish,
 )
-from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
+from ascend_lab.kernels.mix import AREA, After, VectorWriter, to_ring
 from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
+
+Kept = tuple[Tile | None, Tile | None]
+"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
+Keeper = Callable[[int, Span], AbstractContextManager[Tile | None]]
 
 
 def gemm_launch(
@@ -60,11 +65,68 @@ def gemm_launch(
         if tail is None:
             return _Writer(shape, chosen, chip, own, head).program()
         cores = len(grid["row"]), len(grid["col"])
-        job = After(shape, chosen, head, tail, cores)
-        vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
-        return cube.program(), *[vector.program()] * chip.vector_cores_per_core
+        sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
+        arrives = head.out_dtype if head else ACCUMULATOR[shape.dtype]
+        after = After(tail, arrives, sides, cores, n1, n1 * m1 * AREA)
+        cube = _Writer(shape, chosen, chip, own, head, after).program()
+        return cube, *[_after(shape, chosen, chip, own, after)] * chip.vector_cores_per_core
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
+
+
+def _after(
+    shape: gemm_schedule.GemmShape,
+    schedule: gemm_schedule.GemmSchedule,
+    chip: Chip,
+    own: Sequence[Share],
+    after: After,
+) -> Program:
+    """Return the program of both vector cores: the tiles in the order of the cube core."""
+    rows, cols = own
+    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
+    row, col, number = k.param("row", rows[2]), k.param("col", cols[2]), k.param("aiv", 2)
+    write = VectorWriter(k, after, "c", after.core(row, col), number, (rows[0], cols[0]))
+    m1, base = shape.fractals[0], (row * rows[1], col * cols[1])
+    for (m, n), _, held in _tiles_in_order(write.finish, k, schedule, (rows, cols), base):
+        piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
+        area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
+        write.tile(area, n, Affine(), held)
+    return k.finish()
+
+
+def _tiles_in_order(
+    finish: Finish | None,
+    k: isa.KernelBuilder,
+    schedule: gemm_schedule.GemmSchedule,
+    own: tuple[Share, Share],
+    base: tuple[Affine, Affine],
+    keep: Keeper = lambda side, at: nullcontext(),
+) -> Iterator[tuple[tuple[Span, Span], Kept, Channels | None]]:
+    """Loop over a core's tiles of C in the schedule's order, the tails last.
+
+    Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
+    inside, and the numbers per column loaded before.
+    """
+
+    def spans(side: int) -> Iterator[Span]:
+        width = (schedule.base_n if side else schedule.base_m) // FRACTAL
+        for at, size in segments(k, "mn"[side], own[side][0], width):
+            yield base[side] + at, size
+
+    with held_channels(finish, (base[1], own[1][0]), Affine(), None) as held:
+        if schedule.order == "mn":
+            for m in spans(0):
+                with keep(0, m) as a:
+                    for n in spans(1):
+                        yield (m, n), (a, None), held
+            return
+        for n in spans(1):
+            with (
+                held_channels(finish, n, Affine(), held) as channels,
+                keep(1, n) as b,
+            ):
+                for m in spans(0):
+                    yield (m, n), (None, b), channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +217,7 @@ class _Writer:
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
         own, base = (self.rows, self.cols), (self.row * self.rows[1], self.col * self.cols[1])
-        walk = tiles_in_order(self.finish, self.k, self.schedule, own, base, self._kept)
+        walk = _tiles_in_order(self.finish, self.k, self.schedule, own, base, self._kept)
         for at, kept, held in walk:
             self._tile(at, kept, held)
         return self.k.finish()
@@ -168,7 +230,7 @@ class _Writer:
             self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
             if self.ring is not None:
-                to_ring(self.k, self.acc, self.ring, self.finish, (m, n))
+                to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
                 return
             start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:
