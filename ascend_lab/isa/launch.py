@@ -187,6 +187,20 @@ def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
     return replace(launch, parts=tuple(map(part, launch.parts)))
 
 
+def team_parts(team: Sequence[Program], places: Sequence[Mapping[str, int]]) -> list[Part]:
+    """Return the parts of cores at `places`: of a program, or of a cube core and its vector cores.
+
+    Each program is bound to what it asks for; a parameter `aiv` tells the vector cores apart.
+    """
+    found = []
+    for number, program in enumerate(team, -1):
+        names = [name for name, _ in program.params]
+        own = [{**at, "aiv": number} for at in places]
+        bindings = tuple(binding_of({name: at[name] for name in names}) for at in own)
+        found.append(Part(program, bindings))
+    return found
+
+
 def spread(
     name: str,
     axes: Mapping[str, Sequence[int]],
@@ -211,20 +225,13 @@ def spread(
     parts, mix = list[Part](), 0
     for shares in product(*sides):
         places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
-        bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
+        bindings = [dict(zip(axes, at, strict=True)) for at in places]
         made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
         for one in made:
             team = one if isinstance(one, tuple) else (one,)
             mix = len(team) if isinstance(one, tuple) else 0
-            parts += [Part(p, _numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
+            parts += team_parts(team, bindings)
     return Launch(name, tuple(parts), mix)
-
-
-def _numbered(program: Program, bindings: tuple[Binding, ...], number: int) -> tuple[Binding, ...]:
-    """Add the number of a vector core to the bindings of a program that asks for it."""
-    if "aiv" not in dict(program.params):
-        return bindings
-    return tuple(binding_of({**dict(at), "aiv": number}) for at in bindings)
 
 
 # -- flags between the cores of a mix launch -------------------------------------------------------

@@ -58,7 +58,7 @@ def to_ring(
     sizes: tuple[int, int],
     rows: int,
 ) -> None:
-    """Move the first rows of a finished tile of L0C, (M1, N1) `sizes`, by the fix pipe to a slot."""
+    """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring."""
     (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
     c, slot, wanted = acc.dequeue(), ring.alloc(), (n, rows * isa.FRACTAL)
     source = c.region(0, wanted, (m * AREA, 1))
