@@ -17,6 +17,7 @@ from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
 from ascend_lab.isa import Kernel, renamed
 from ascend_lab.kernels import squeeze, tandem_launches, tandem_shape
 from ascend_lab.ops.formats import check_chip
+from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
@@ -26,8 +27,10 @@ CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
 
 
-def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
-    """Return the kernel of a piece, by default or as a tuner chose.
+def lower(
+    piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
+) -> Lowered:
+    """Return the kernel of a piece, by default or as a tuner chose, to be started so.
 
     Raises a typed error if it cannot be written for the chip.
     """
@@ -39,7 +42,7 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])
-        return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling)
+        return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling, start)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return matmul.lower_product(piece, chip, tiling)
