@@ -14,7 +14,7 @@ from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan
 from ascend_lab.kernels.tiles import Area, Span, segments
 
-SLOTS = 4
+SLOTS = 8
 """Tiles between a cube core and its vector cores (the published grouped product takes as many)."""
 AREA = isa.FRACTAL * isa.FRACTAL
 
