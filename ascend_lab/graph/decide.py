@@ -26,7 +26,7 @@ from ascend_lab.graph import aliases, ir, lower, tasks
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.ops.casts import QUANTISED
-from ascend_lab.sim.timeline import Start
+from ascend_lab.sim.timeline import Start, start_cycles
 
 SCOPES = ("GraphFusion", "UBFusion")
 FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
@@ -102,21 +102,47 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     if means and not pays(graph, group[:-1], chip, start):
         return False
     try:
+        if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
+            return False
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
     except AscendLabError:
         return False
     mixed = any(phase.mix for phase in kernel.phases)
     warm = mixed or any(node.has("convolution") for node in group)
-    together, least = _cycles(piece, chip, start, warm=warm), NEVER
-    for way in chain(_ways_apart(graph, group), _cuts(group) if mixed else ()):
+    together = _cycles(piece, chip, start, warm=warm)
+    least = _apart(graph, group, chip, start, cuts=mixed, warm=warm)
+    # one by one some cannot leave their blocks
+    return together <= least if least < NEVER else any(n.op in QUANTISED for n in group)
+
+
+def _may_mix(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start) -> bool:
+    """Tell whether what follows a convolution takes longer, apart, than a mix kernel's later start.
+
+    It is asked before that kernel is written, which is hardly quicker than the convolution alone.
+    """
+    head = _cycles(lower.piece_of(graph, group[:1]), chip, start, warm=True)
+    later = start_cycles(chip, start, round(chip.mix_start_s * chip.clock_hz))
+    rest = _apart(graph, group, chip, start, cuts=False, warm=True) - head
+    return head == NEVER or rest > later - start_cycles(chip, start)
+
+
+def _apart(
+    graph: ir.Graph,
+    group: Sequence[ir.Node],
+    chip: Chip,
+    start: Start,
+    *,
+    cuts: bool,
+    warm: bool,
+) -> float:
+    """Return the cycles of the first way apart that the chip has, or the least with `cuts`."""
+    least = NEVER
+    for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
         apart = [_cycles(lower.piece_of(graph, part), chip, start, warm=warm) for part in way]
         least = min(least, sum(apart))
-        if least < NEVER and not mixed:
+        if least < NEVER and not cuts:
             break
-    if least < NEVER:
-        return together <= least
-    # one by one some cannot leave their blocks
-    return any(n.op in QUANTISED for n in group)
+    return least
 
 
 def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:

@@ -192,13 +192,12 @@ def team_parts(team: Sequence[Program], places: Sequence[Mapping[str, int]]) -> 
 
     Each program is bound to what it asks for; a parameter `aiv` tells the vector cores apart.
     """
-    found = []
-    for number, program in enumerate(team, -1):
+
+    def bindings(program: Program, aiv: int) -> tuple[Binding, ...]:
         names = [name for name, _ in program.params]
-        own = [{**at, "aiv": number} for at in places]
-        bindings = tuple(binding_of({name: at[name] for name in names}) for at in own)
-        found.append(Part(program, bindings))
-    return found
+        return tuple(binding_of({n: {**at, "aiv": aiv}[n] for n in names}) for at in places)
+
+    return [Part(program, bindings(program, i - 1)) for i, program in enumerate(team)]
 
 
 def spread(
@@ -224,13 +223,13 @@ def spread(
     ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
     parts, mix = list[Part](), 0
     for shares in product(*sides):
-        places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
-        bindings = [dict(zip(axes, at, strict=True)) for at in places]
+        grid = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
+        places = [dict(zip(axes, at, strict=True)) for at in grid]
         made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
         for one in made:
             team = one if isinstance(one, tuple) else (one,)
             mix = len(team) if isinstance(one, tuple) else 0
-            parts += team_parts(team, bindings)
+            parts += team_parts(team, places)
     return Launch(name, tuple(parts), mix)
 
 
@@ -246,10 +245,7 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
         needed = f"{op}: a chip whose cube and vector cores are separate"
         raise PathError(needed, chip.name, "use flags between pipes")
     if not 0 <= flag < IDS:
-        needed, remedy = (
-            f"{op}: a flag id of 0..{IDS - 1}",
-            "use an id again once it is drained",
-        )
+        needed, remedy = f"{op}: a flag id of 0..{IDS - 1}", "use an id again once it is drained"
         raise CapacityError(needed, str(flag), remedy)
     if sets and instruction.number("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")

@@ -141,23 +141,9 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     """Return the demand of an epilogue the chip supports."""
     if epilogue is None:
         return None
-    stored = DTYPE_BYTES[epilogue.out_dtype]
-    channels = epilogue.of_kind("channel")
-    if not chip.combined:  # what the cube core does itself, and stores for vector cores
-        head, tail = halves(epilogue, chip, sums)
-        pace, count = 0.0, 0
-        if tail:
-            rest = plan_of(tail, head.out_dtype if head else sums)
-            arrives, count = DTYPE_BYTES[rest.tiles[rest.start]], len(rest.steps)
-            loaded = arrives + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
-            paths = chip.path("GM", "UB"), chip.path("UB", "GM")
-            copies = (
-                b / p.rate_bytes_per_cycle for b, p in zip((loaded, stored), paths, strict=True)
-            )
-            pace = max(*copies, _step_cycles(rest, chip)) / chip.vector_cores_per_core
-            stored = arrives
-        biases = len(head.operands) if head else 0
-        return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, pace, 0, stored, count)
+    if not chip.combined:
+        return _split_demand(epilogue, chip, sums)
+    stored, channels = DTYPE_BYTES[epilogue.out_dtype], epilogue.of_kind("channel")
     plan = plan_of(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     beside = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
@@ -178,6 +164,22 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         epilogue.width // FRACTAL,
         epilogue.bias_bytes,
     )
+
+
+def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
+    """Return what the cube core does itself, what it stores for vector cores, and their pace."""
+    head, tail = halves(epilogue, chip, sums)
+    stored, pace, count = DTYPE_BYTES[epilogue.out_dtype], 0.0, 0
+    if tail:
+        plan = plan_of(tail, head.out_dtype if head else sums)
+        arrives, count = DTYPE_BYTES[plan.tiles[plan.start]], len(plan.steps)
+        loaded = arrives + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
+        load = loaded / chip.path("GM", "UB").rate_bytes_per_cycle
+        store = stored / chip.path("UB", "GM").rate_bytes_per_cycle
+        pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
+        stored = arrives
+    biases = len(head.operands) if head else 0
+    return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, pace, 0, stored, count)
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:

@@ -7,8 +7,8 @@ example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores 
 the grid is there `split_k` times, each takes its share of K and stores sums of its own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ascend_lab import isa
@@ -19,19 +19,14 @@ from ascend_lab.kernels import default_schedules, gemm_schedule, tiles
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
-    Finish,
     Sizes,
     bias_of,
     drain,
     held_channels,
     new_finish,
 )
-from ascend_lab.kernels.mix import AREA, After, VectorWriter, to_ring
+from ascend_lab.kernels.mix import AREA, After, Kept, VectorWriter, tiles_in_order, to_ring
 from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
-
-Kept = tuple[Tile | None, Tile | None]
-"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
-Keeper = Callable[[int, Span], AbstractContextManager[Tile | None]]
 
 
 def gemm_launch(
@@ -87,46 +82,11 @@ def _after(
     row, col, number = k.param("row", rows[2]), k.param("col", cols[2]), k.param("aiv", 2)
     write = VectorWriter(k, after, "c", after.core(row, col), number, (rows[0], cols[0]))
     m1, base = shape.fractals[0], (row * rows[1], col * cols[1])
-    for (m, n), _, held in _tiles_in_order(write.finish, k, schedule, (rows, cols), base):
+    for (m, n), _, held in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
         area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
         write.tile(area, n, Affine(), held)
     return k.finish()
-
-
-def _tiles_in_order(
-    finish: Finish | None,
-    k: isa.KernelBuilder,
-    schedule: gemm_schedule.GemmSchedule,
-    own: tuple[Share, Share],
-    base: tuple[Affine, Affine],
-    keep: Keeper = lambda side, at: nullcontext(),
-) -> Iterator[tuple[tuple[Span, Span], Kept, Channels | None]]:
-    """Loop over a core's tiles of C in the schedule's order, the tails last.
-
-    Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
-    inside, and the numbers per column loaded before.
-    """
-
-    def spans(side: int) -> Iterator[Span]:
-        width = (schedule.base_n if side else schedule.base_m) // FRACTAL
-        for at, size in segments(k, "mn"[side], own[side][0], width):
-            yield base[side] + at, size
-
-    with held_channels(finish, (base[1], own[1][0]), Affine(), None) as held:
-        if schedule.order == "mn":
-            for m in spans(0):
-                with keep(0, m) as a:
-                    for n in spans(1):
-                        yield (m, n), (a, None), held
-            return
-        for n in spans(1):
-            with (
-                held_channels(finish, n, Affine(), held) as channels,
-                keep(1, n) as b,
-            ):
-                for m in spans(0):
-                    yield (m, n), (None, b), channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +177,7 @@ class _Writer:
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
         own, base = (self.rows, self.cols), (self.row * self.rows[1], self.col * self.cols[1])
-        walk = _tiles_in_order(self.finish, self.k, self.schedule, own, base, self._kept)
+        walk = tiles_in_order(self.finish, self.k, self.schedule, own, base, self._kept)
         for at, kept, held in walk:
             self._tile(at, kept, held)
         return self.k.finish()

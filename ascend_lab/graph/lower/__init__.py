@@ -14,14 +14,16 @@ from ascend_lab.graph.lower import conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.graph.lower.scaled import lower_scaled, scale_of
-from ascend_lab.isa import Kernel, renamed
+from ascend_lab.isa import ACCUMULATOR, Kernel, renamed
 from ascend_lab.kernels import squeeze, tandem_launches, tandem_shape
+from ascend_lab.kernels.epilogue import halves
 from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "by_template", "choice_of", "halves_of", "lower", "means_of", "packed", "piece_of", "scale_of",
+    "by_template", "choice_of", "halves_of", "lower", "means_of", "mixes", "packed", "piece_of",
+    "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -64,6 +66,15 @@ def lower(
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or vector.lower_vector(piece, chip)
+
+
+def mixes(piece: Piece, chip: Chip) -> bool:
+    """Tell whether nothing but vector cores, behind the cube, can end a piece's convolution."""
+    nodes = piece.graph.nodes
+    if chip.combined or len(nodes) < 2 or nodes[0].op not in CONVOLUTIONS or halves_of(nodes)[1]:
+        return False
+    shape, epilogue, _ = conv_job(piece, chip)
+    return not conv.by_vector(shape) and bool(halves(epilogue, chip, ACCUMULATOR[shape.dtype])[1])
 
 
 def by_template(piece: Piece, chip: Chip) -> bool:
