@@ -169,8 +169,8 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
     if not chip.combined:
         if demand is None or not demand.instructions:
             return last
-        work, told = after_cycles(chip, t, demand)
-        return np.maximum(np.maximum(last, work), (last + told) / SLOTS)
+        behind, told = after_cycles(chip, t, demand)
+        return np.maximum(np.maximum(last, behind), (last + told) / SLOTS)
     hop: Floats = size / chip.path("L0C", "UB").rate_bytes_per_cycle
     if demand is None:
         return np.maximum(hop, last)

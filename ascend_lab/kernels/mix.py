@@ -113,12 +113,11 @@ def half_of(area: Area, number: isa.Affine | int) -> tuple[Area, isa.Affine | in
 
     An affine number of a core is for areas in one piece with an even number of rows.
     """
-    half = -(-area.pixels // 2)
-    first, pieces = number * half, []
+    half, pieces = -(-area.pixels // 2), list[tuple[int, isa.Affine, int]]()
     if isinstance(number, isa.Affine):
-        pieces = [(0, area.pieces[0][1] + first * area.step, half)]
-        return replace(area, pieces=tuple(pieces), pixels=half), first
-    end = min(first + half, area.pixels)
+        to = area.pieces[0][1] + number * (half * area.step)
+        return replace(area, pieces=((0, to, half),), pixels=half), number * half
+    first, end = number * half, min((number + 1) * half, area.pixels)
     for done, to, size in area.pieces:
         low, high = max(done, first), min(done + size, end)
         if low < high:
