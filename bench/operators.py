@@ -10,7 +10,6 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.auto import schedule_product
 from ascend_lab.dsl.tensor import topological
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.sim import execute, simulate, simulate_kernel
@@ -32,7 +31,7 @@ def chain(elements: int) -> te.Tensor:
 def cube_candidate_s(side: int, chip: Chip) -> float:
     """Return seconds to lower and time one tiling with three tile levels."""
     tiling = GemmSchedule(128, 64, 256, 4, 4, 4)
-    schedule = schedule_product(te.create_schedule(product(side), chip), "c", tiling)
+    schedule = te.schedule_product(te.create_schedule(product(side), chip), "c", tiling)
     return median_s(lambda: simulate(te.lower(schedule).phases[0], chip).cycles)
 
 

@@ -2,7 +2,7 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.dsl.auto import auto_schedule
+from ascend_lab.dsl.auto import auto_schedule, schedule_product
 from ascend_lab.dsl.formulas import (
     absolute, compute, exp, log, max, maximum, min, minimum, placeholder, prod,  # noqa: A004
     reduce_axis, relu, rsqrt, sqrt, sum,  # noqa: A004 - the published names
@@ -23,6 +23,7 @@ from ascend_lab.dsl.primitives_loops import (
 )
 from ascend_lab.dsl.primitives_tiles import (
     cache_read, cache_write, compute_at, double_buffer, inline, materialise, storage_align,
+    stream,
 )
 from ascend_lab.dsl.run import interpret, run
 from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay
@@ -36,8 +37,8 @@ __all__ = [
     "gather", "inline", "interpret", "log", "lower", "materialise", "matmul", "max", "maximum",
     "min", "minimum", "pad", "placeholder", "pooling2d", "prod", "reduce_axis", "reduce_max",
     "reduce_min", "reduce_prod", "reduce_sum", "relu", "renamed", "reorder", "replay", "reshape",
-    "rfactor", "round", "rsqrt", "run", "scatter", "select", "show", "slice", "split", "sqrt",
-    "storage_align", "sum", "tensorize", "tile", "transpose", "vabs", "vadd", "vadds", "vand",
-    "vcmp", "vdiv", "vectorise", "vexp", "vlog", "vmax", "vmaxs", "vmin", "vmins", "vmul",
-    "vmuls", "vnot", "vor", "vrec", "vrelu", "vrsqrt", "vsqrt", "vsub",
+    "rfactor", "round", "rsqrt", "run", "scatter", "schedule_product", "select", "show", "slice",
+    "split", "sqrt", "storage_align", "stream", "sum", "tensorize", "tile", "transpose", "vabs",
+    "vadd", "vadds", "vand", "vcmp", "vdiv", "vectorise", "vexp", "vlog", "vmax", "vmaxs", "vmin",
+    "vmins", "vmul", "vmuls", "vnot", "vor", "vrec", "vrelu", "vrsqrt", "vsqrt", "vsub",
 ]

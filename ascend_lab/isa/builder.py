@@ -177,7 +177,7 @@ class RingEnd(Slots[RingTile]):
         names = ("alloc", "enqueue") if fills else ("dequeue", "free")
         steps = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
         super().__init__(emit, ring.buffer, dict(zip(names, steps, strict=True)), ring.slots)
-        self.ring, self.start = ring, start
+        self.ring, self.start, self.fills = ring, start, fills
 
     def tile(self, slot: int) -> RingTile:
         """Return a slot of the AI core's own."""

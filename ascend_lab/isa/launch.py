@@ -187,19 +187,6 @@ def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
     return replace(launch, parts=tuple(map(part, launch.parts)))
 
 
-def team_parts(team: Sequence[Program], places: Sequence[Mapping[str, int]]) -> list[Part]:
-    """Return the parts of cores at `places`: of a program, or of a cube core and its vector cores.
-
-    Each program is bound to what it asks for; a parameter `aiv` tells the vector cores apart.
-    """
-
-    def bindings(program: Program, aiv: int) -> tuple[Binding, ...]:
-        names = [name for name, _ in program.params]
-        return tuple(binding_of({n: {**at, "aiv": aiv}[n] for n in names}) for at in places)
-
-    return [Part(program, bindings(program, i - 1)) for i, program in enumerate(team)]
-
-
 def spread(
     name: str,
     axes: Mapping[str, Sequence[int]],
@@ -223,14 +210,21 @@ def spread(
     ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
     parts, mix = list[Part](), 0
     for shares in product(*sides):
-        grid = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
-        places = [dict(zip(axes, at, strict=True)) for at in grid]
+        places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
+        bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
         made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
         for one in made:
             team = one if isinstance(one, tuple) else (one,)
             mix = len(team) if isinstance(one, tuple) else 0
-            parts += team_parts(team, places)
+            parts += [Part(p, numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
     return Launch(name, tuple(parts), mix)
+
+
+def numbered(program: Program, bindings: tuple[Binding, ...], number: int) -> tuple[Binding, ...]:
+    """Add the `number` of a vector core to the bindings of a program that has a param `aiv`."""
+    if "aiv" not in dict(program.params):
+        return bindings
+    return tuple(binding_of({**dict(at), "aiv": number}) for at in bindings)
 
 
 # -- flags between the cores of a mix launch -------------------------------------------------------
@@ -245,7 +239,10 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
         needed = f"{op}: a chip whose cube and vector cores are separate"
         raise PathError(needed, chip.name, "use flags between pipes")
     if not 0 <= flag < IDS:
-        needed, remedy = f"{op}: a flag id of 0..{IDS - 1}", "use an id again once it is drained"
+        needed, remedy = (
+            f"{op}: a flag id of 0..{IDS - 1}",
+            "use an id again once it is drained",
+        )
         raise CapacityError(needed, str(flag), remedy)
     if sets and instruction.number("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")

@@ -105,8 +105,11 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                     for s in share_ids
                     for c in ids
                 ]
-                places = [{**at, "core": i} for i, at in enumerate(places, cores)]
-                parts += isa.team_parts(made, places)
+                for aiv, program in enumerate(made, -1):
+                    every = [{**at, "core": cores + i, "aiv": aiv} for i, at in enumerate(places)]
+                    names = [name for name, _ in program.params]
+                    binds = tuple(isa.binding_of({n: at[n] for n in names}) for at in every)
+                    parts.append(isa.Part(program, binds))
                 cores += len(places)
     return tuple(parts), after and 1 + after
 
