@@ -20,18 +20,9 @@ from numpy.typing import NDArray
 
 from ascend_lab import isa
 from ascend_lab.chip import Chip
+from ascend_lab.kernels import conv_windows
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
-from ascend_lab.kernels.conv_windows import (
-    BundlePlace,
-    BundleShare,
-    Pixels,
-    Placement,
-    RowShare,
-    Window,
-    area_of,
-    runs_of,
-    tiles_per_image,
-)
+from ascend_lab.kernels.conv_windows import BundlePlace, BundleShare, Pixels, Window, area_of
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_emit import Channels, Finish, held_channels
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
@@ -248,7 +239,7 @@ class Job:
     schedule: GemmSchedule
     chip: Chip
     strip: bool
-    place: Placement
+    place: conv_windows.Placement
     epilogue: Epilogue | None
     after: After | None = None
     turns: int = 1
@@ -333,7 +324,11 @@ class Walk:
         return area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window), wide)
 
     def program(
-        self, piece: RowShare, share: BundleShare, col_pitch: int, counts: tuple[int, int]
+        self,
+        piece: conv_windows.RowShare,
+        share: BundleShare,
+        col_pitch: int,
+        counts: tuple[int, int],
     ) -> isa.Program:
         """Return the program of the cores with these pixel tiles and bundles."""
         k, bundle = self.k, self.bundle
@@ -390,14 +385,14 @@ class Walk:
         """Loop over the tiles of pixels."""
         job = self.job
         for image, first, last in self._images(tiles):
-            for run in runs_of(self.shape, job.tile, first, last, strip=job.strip):
+            for run in conv_windows.runs_of(self.shape, job.tile, first, last, strip=job.strip):
                 with repeat(self.k, "run", run.count) as turn:
                     for pixel, windows in run.tiles:
                         yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
 
     def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[isa.Affine, int, int]]:
         """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
-        per_image = tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
+        per_image = conv_windows.tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
         at, end = tiles
         if at % per_image:
             stop = min(end, at - at % per_image + per_image)
