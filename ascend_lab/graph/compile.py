@@ -127,7 +127,7 @@ class Road:
 
     def kernels(self, graph: ir.Graph, chip: Chip) -> tasks.Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
-        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups)
+        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups, self.start)
 
     def stages(self, graph: ir.Graph, chip: Chip) -> Stages:
         """Return a model's graph after every stage; raises as `compile_stages`."""
@@ -146,7 +146,7 @@ def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Fron
 def finish_stages(front: Front, chip: Chip, road: Road = DEFAULT_ROAD) -> Stages:
     """Return the kernels of a graph with layouts; raises as `compile_stages`."""
     fused = road.fuse(front.laid_out, chip)
-    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups)
+    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups, road.start)
     return Stages(front.matches, front.rewritten, front.laid_out, fused, compiled)
 
 

@@ -278,7 +278,9 @@ def conv_estimate(
     if shape.mixed > 1:  # the last tile of some images is a little smaller
         oh, ow = shape.out_hw
         tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, found.strips) * t.m)
-    cycles: Floats = tiles * pace + first + drain
+    cycles: Floats = (
+        tiles * pace + first + drain + sum(default_schedules.after_cycles(chip, t, demand))
+    )
     return cycles
 
 

@@ -1,4 +1,4 @@
-"""One stage of a convolution: im2col rows to L0A, weights to L0B, their products into L0C.
+"""A stage of a convolution on a core: rows of the image to sums in L0C.
 
 A bias is one more step of depth: the cube adds it where the vector unit has more to do.
 
@@ -19,53 +19,13 @@ from numpy.typing import NDArray
 
 from ascend_lab import isa
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.kernels.conv_tiles import BundleShare
 from ascend_lab.kernels.conv_windows import Window
-from ascend_lab.kernels.tiles import Span, chunks, segments
+from ascend_lab.kernels.tiles import Span, segments
 
 LARGEST = 127
 MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
 """The largest whole bias that one fractal of bytes adds."""
-
-
-# -- shares of cores ------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class BundleShare:
-    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
-
-    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
-    """
-
-    full: int
-    tail: bool
-    n1: int
-    columns: int
-    pitch: int
-
-
-def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[int]]:
-    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
-    bundle = bundles_of(shape)
-    sizes = chunks(bundle.count, 1, min(grid_cols, bundle.count))
-    columns = max(1, grid_cols // len(sizes))
-    pitch = sizes[0] if len(sizes) > 1 else 0
-    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
-    shares: dict[BundleShare, list[int]] = {}
-    for index, size in enumerate(sizes):
-        tail = uneven and index == len(sizes) - 1
-        full = size - tail
-        n1 = bundle.n1 if full else bundle.last_n1
-        shares.setdefault(BundleShare(full, tail, n1, columns, pitch), []).append(index)
-    return shares
-
-
-@dataclass(frozen=True, slots=True)
-class BundlePlace:
-    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
-
-    index: isa.Affine
-    c1: int
-    n1: int
-    place: isa.Affine
 
 
 # -- a stage --------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
 from ascend_lab.kernels import conv_shape, epilogue_emit, tiles
-from ascend_lab.kernels.conv_stage import BundleShare, CubeBias, Feeds, add_products
+from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
+from ascend_lab.kernels.conv_tiles import BundleShare
 from ascend_lab.kernels.conv_windows import Window, tiles_per_image, window_of
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue, check_epilogue
 

@@ -34,6 +34,7 @@ from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type, pair
 from ascend_lab.ops.operator import Call
 from ascend_lab.ops.pooling import as_convolution
+from ascend_lab.sim.timeline import Start, start_cycles
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
@@ -70,12 +71,18 @@ def by_vector(shape: kernels.ConvShape) -> bool:
     return shape.groups == shape.c == shape.k and (shape.dtype, shape.out_dtype) == ("fp16",) * 2
 
 
-def lower_conv(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None) -> Lowered:
+def lower_conv(
+    piece: Piece,
+    chip: Chip,
+    tiling: kernels.GemmSchedule | None = None,
+    start: Start = "queued",
+) -> Lowered:
     """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
 
     Where every channel is a group of its own there are two ways, on the cube with zeros between the
     channels of a block, and on the vector unit: the faster one is taken, and so it is where tiles
-    may go on in the next image. A given tiling is for the cube.
+    may go on in the next image. A given tiling is for the cube. What starts the kernel costs more
+    where vector cores do what follows the cube.
     """
     if beside_of(piece)[1]:
         return _by_cube(piece, chip, tiling)
@@ -99,7 +106,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = N
             failure = error
     if not found and failure:
         raise failure
-    return min(found, key=lambda way: near_cycles(way.kernel, piece, chip))
+    return min(found, key=lambda way: near_cycles(way.kernel, piece, chip, start))
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
@@ -116,9 +123,10 @@ def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> L
     return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip))
 
 
-def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a kernel that finds in L2 what others wrote."""
-    return sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
+def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
+    """Return the cycles of a kernel, started so, that finds in L2 what others wrote."""
+    timeline = sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip))
+    return timeline.cycles + start_cycles(chip, start, timeline.mix_cycles)
 
 
 def _lower_conv(
