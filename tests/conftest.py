@@ -21,7 +21,7 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 LONGEST = (
-    "test_wrong_solutions.py", "test_onnx_backend.py", "test_dsl_values.py",
+    "test_exercises.py", "test_onnx_backend.py", "test_dsl_values.py",
     "test_dsl_schedules.py", "test_network.py", "test_graph_lower.py", "test_engine.py",
     "test_values.py", "test_epilogue.py", "test_course_exercises.py", "25_tuning_networks.ipynb",
     "23_parallel_training.ipynb", "20_cube_tuner_ga.ipynb", "19_vector_tuner_mcts.ipynb",
