@@ -184,6 +184,15 @@ def test_costs_count_repeats_of_eight_blocks():
     )
 
 
+def test_a_run_takes_whole_blocks_of_the_path():
+    x, q = Buffer("x", "GM", "fp16", 4096), Buffer("q", "UB", "fp16", 4096)
+    one, two, whole = (
+        instruction_cost(SPLIT, data_copy(SPLIT, *ends, pad=True), ALONE).occupancy_cycles
+        for ends in ([b.region(0, (64, n), (32, 1)) for b in (q, x)] for n in (16, 17, 32))
+    )
+    assert one < two == whole
+
+
 def test_every_chip_knows_the_cost_of_meeting_between_two_phases():
     for name in PRESETS:
         chip = load_chip(name)
