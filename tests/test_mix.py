@@ -100,6 +100,15 @@ def test_convolutions_with_any_epilogue_equal_numpy(
     assert times["fast"] == times["reference"]
 
 
+@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("shape", [ODD, replace(EVEN, n=1)])
+def test_as_many_vector_cores_as_a_chip_has_share_each_tile(shape: ConvShape, count: int) -> None:
+    """What is no multiple of their number leaves the last one less, or nothing."""
+    chip, shape = replace(CHIP, vector_cores_per_core=count), replace(shape, out_dtype="fp16")
+    assert assert_conv(shape, chip, LOW, SIGMOID_GELU).mix == 1 + count
+    assert assert_gemm(GEMM, chip, None, SIGMOID_GELU).mix == 1 + count
+
+
 def test_sums_of_bytes_are_dequantised_on_the_vector_cores() -> None:
     """Bias in the cube's table, a scale per channel and ReLU behind it: exact in fp32."""
     shape, rng = GemmShape(70, 70, 90, "int8", "fp16"), np.random.default_rng(2)

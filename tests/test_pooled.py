@@ -129,6 +129,7 @@ def test_only_what_windows_leave_goes_to_memory():
         ({}, replace(PLAIN, steps=(Step("vrelu", ("sums",)), Step("vconv", (0,), None, "fp16"))),
          "fp16 all the way"),
         ({"n": 2}, PLAIN, "images as it writes them"),
+        ({"out_dtype": "fp32"}, PLAIN, "fp16 all the way"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_pooled_on_the_core_is_refused(changes, epilogue, what):
@@ -196,3 +197,18 @@ def test_what_must_be_whole_is_pooled_apart(graph):
         assert "max_pool2d" in kernels
     kernels = [t.op for t in Road().stages(stem(), load_chip("Ascend910B2")).compiled.tasks]
     assert "max_pool2d" in kernels
+
+
+@pytest.mark.parametrize("channels", [8, 16, 24])
+def test_images_of_wide_numbers_are_pooled_apart_in_blocks_of_16(channels):
+    net = GraphBuilder("wide", "fp16")
+    x = net.input("x", (1, 16, 64, 64))
+    y = net.conv2d(x, net.weight((channels, 16, 3, 3)), pad=1, out_dtype="fp32")
+    net.output(net.max_pool2d(y, kernel=2, stride=2), net.avg_pool2d(net.relu(y), kernel=3, pad=1))
+    graph, feeds = net.build(), random_inputs(net.build(), 1)
+    alone = replace(graph, outputs=graph.outputs[:1])
+    for one in (graph, alone):
+        stages = Road(dtype="").stages(one, load_chip("Ascend310"))
+        got, wanted = run_tasks(stages.compiled, feeds).values(), evaluate(one, feeds).values()
+        for left, right in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-4)

@@ -97,7 +97,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 if size not in writers:
                     writers[size] = (_Writer(job, size), *_after(job, size))
                 made = [w.program(piece, share, cols[0], counts) for w in writers[size]]
-                made += made[1:] * (after // len(made))
+                made += made[1:] * (after + 1 - len(made))
                 places = [
                     {"row": i, "down": d, "col": c, "share": s}
                     for i, d in zip(piece.images, piece.downs, strict=True)
@@ -114,7 +114,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
 
 
 def _after(job: Job, n_own: int) -> list[Walk]:
-    """Return what writes the programs of vector cores: one for all where their halves are alike."""
+    """Return what writes the programs of vector cores: one for all where their shares are alike."""
     count = job.chip.vector_cores_per_core if job.after else 0
     if job.even and count:
         return [_AfterWriter(job, n_own, isa.var("aiv"))]
@@ -122,7 +122,7 @@ def _after(job: Job, n_own: int) -> list[Walk]:
 
 
 class _AfterWriter(Walk):
-    """The programs of a vector core: the steps on its half of every tile of its cube core."""
+    """The programs of a vector core: the steps on its share of every tile of its cube core."""
 
     def __init__(self, job: Job, n_own: int, number: isa.Affine | int) -> None:
         """Allocate queues."""
@@ -138,7 +138,7 @@ class _AfterWriter(Walk):
             self.k.param("aiv", self.job.chip.vector_cores_per_core)
 
     def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
-        """Do the steps on half a tile."""
+        """Do the steps on a share of a tile."""
         before = bundle.index * self.bundle.n1
         self.write.tile(self.area(at, n, before), n, before, held.channels)
 

@@ -97,10 +97,11 @@ class Job:
 
     @property
     def even(self) -> bool:
-        """Tell whether all tiles have an even number of pixels, stored in one piece."""
-        (oh, ow), place = self.shape.out_hw, self.place
+        """Tell whether vector cores share all tiles evenly, each stored in one piece."""
+        (oh, ow), place, cores = self.shape.out_hw, self.place, self.chip.vector_cores_per_core
         whole = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
-        return ow % 2 == 0 if self.strip else whole and oh * ow % 2 == 0
+        alike = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
+        return alike and (self.strip or whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,10 @@ def gemm_launch(
         arrives = head.out_dtype if head else ACCUMULATOR[shape.dtype]
         after = After(tail, arrives, sides, cores, n1, n1 * m1 * AREA)
         cube = _Writer(shape, chosen, chip, own, head, after).program()
-        return cube, *[_after(shape, chosen, chip, own, after)] * chip.vector_cores_per_core
+        behind = chip.vector_cores_per_core
+        if FRACTAL % behind == 0:  # shares are alike
+            return cube, *[_after(shape, chosen, chip, own, after)] * behind
+        return cube, *(_after(shape, chosen, chip, own, after, i) for i in range(behind))
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -75,12 +78,14 @@ def _after(
     chip: Chip,
     own: Sequence[Share],
     after: After,
+    number: int | None = None,
 ) -> Program:
-    """Return the program of both vector cores: the tiles in the order of the cube core."""
+    """Return the program of a vector core, or of all: the tiles in the order of the cube core."""
     rows, cols = own
     k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
-    row, col, number = k.param("row", rows[2]), k.param("col", cols[2]), k.param("aiv", 2)
-    write = VectorWriter(k, after, "c", after.core(row, col), number, (rows[0], cols[0]))
+    row, col = k.param("row", rows[2]), k.param("col", cols[2])
+    member = k.param("aiv", chip.vector_cores_per_core) if number is None else number
+    write = VectorWriter(k, after, "c", after.core(row, col), member, (rows[0], cols[0]))
     m1, base = shape.fractals[0], (row * rows[1], col * cols[1])
     for (m, n), _, held in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)

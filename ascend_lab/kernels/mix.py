@@ -2,7 +2,7 @@
 
 Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
 scale, ReLU, a conversion. The rest is split off: the cube core stores every tile of sums to a ring
-of slots, which stays in L2, and each of its two vector cores takes half the rows of a tile, does
+of slots, which stays in L2, and each of its vector cores takes a share of the rows of a tile, does
 the steps on them and stores the result. Rows are pixels in a convolution: a product is one of 1 x 1
 here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
 """
@@ -108,16 +108,16 @@ def tiles_in_order(
 
 
 # -- the vector cores' program --------------------------------------------------------------------
-def half_of(area: Area, number: isa.Affine | int) -> tuple[Area, isa.Affine | int]:
-    """Return where a vector core's half of a tile goes, and the first row of it in the tile.
+def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, isa.Affine | int]:
+    """Return where a vector core's share of a tile goes, and the first row of it in the tile.
 
-    An affine number of a core is for areas in one piece with an even number of rows.
+    An affine number of a core is for areas in one piece whose rows the `cores` share evenly.
     """
-    half, pieces = -(-area.pixels // 2), list[tuple[int, isa.Affine, int]]()
+    most, pieces = -(-area.pixels // cores), list[tuple[int, isa.Affine, int]]()
     if isinstance(number, isa.Affine):
-        to = area.pieces[0][1] + number * (half * area.step)
-        return replace(area, pieces=((0, to, half),), pixels=half), number * half
-    first, end = number * half, min((number + 1) * half, area.pixels)
+        to = area.pieces[0][1] + number * (most * area.step)
+        return replace(area, pieces=((0, to, most),), pixels=most), number * most
+    first, end = (min(n * most, area.pixels) for n in (number, number + 1))
     for done, to, size in area.pieces:
         low, high = max(done, first), min(done + size, end)
         if low < high:
@@ -126,7 +126,7 @@ def half_of(area: Area, number: isa.Affine | int) -> tuple[Area, isa.Affine | in
 
 
 class VectorWriter:
-    """Writes what vector core `number` does to its half of the tiles of AI core `core`."""
+    """Writes what vector core `number` does to its share of the tiles of AI core `core`."""
 
     def __init__(
         self,
@@ -167,10 +167,10 @@ class VectorWriter:
         held = channels.blocks * sum(
             2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands
         ) if channels else 0  # fmt: skip
-        block = m * AREA // 2
+        block = -(-m * isa.FRACTAL // k.chip.vector_cores_per_core) * isa.FRACTAL
         columns = min(n, (k.chip.buffers["UB"] - held) // (block * each))
         if columns < 1:
-            needed = f"{block * each} bytes of UB for a block of half a tile's rows"
+            needed = f"{block * each} bytes of UB for a block of a share of a tile's rows"
             raise errors.CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
         size = columns * block
         sizes = [size] * len(operands)
@@ -189,11 +189,12 @@ class VectorWriter:
     def tile(
         self, whole: Area, n: Span, before: isa.Affine, held: epilogue_emit.Channels | None
     ) -> None:
-        """Do the steps on half the rows of a tile that goes to `whole`, some blocks at a time.
+        """Do the steps on a share of the rows of a tile for `whole`, some blocks at a time.
 
         `n` are its output blocks, `before` the blocks in front of the product.
         """
-        k, (area, first) = self.k, half_of(whole, self.number)
+        k, cores = self.k, self.k.chip.vector_cores_per_core
+        area, first = share_of(whole, self.number, cores)
         run, pitch = area.pixels * isa.FRACTAL, whole.pixels * isa.FRACTAL
         with epilogue_emit.held_channels(self.finish, n, before, held) as channels:
             slot = self.end.dequeue()

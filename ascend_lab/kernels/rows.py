@@ -316,7 +316,7 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
     if pool is None:
         return
     plan = plan_of(epilogue or PLAIN, ACCUMULATOR[shape.dtype])
-    kinds = {shape.dtype, plan.tiles[plan.start], epilogue.out_dtype if epilogue else ""}
+    kinds = {shape.dtype, plan.tiles[plan.start], shape.out_dtype, (epilogue or PLAIN).out_dtype}
     needed = {
         f"cores that bring sums through UB, not {chip.name}": chip.combined,
         "steps that rise with the sums": epilogue and epilogue.rises,

@@ -81,7 +81,9 @@ class Template:
 
 def _map(layout: str, array: Values, shape: Shape | None = None) -> AddressMap:
     name, _, c0 = layout.partition(":")
-    kind, lanes = forms.format_of(array), int(c0) if c0 else None
+    kind = forms.format_of(array)
+    wide = "16" if DTYPE_BYTES[kind] == 4 and name == "NC1HWC0" else c0  # as the cube leaves it
+    lanes = int(wide) if wide else None
     return address_map(name, array.shape if shape is None else shape, kind, c0=lanes)
 
 

@@ -22,7 +22,7 @@ from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, d
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
 C0 = 16
-"""Channels of one block of the pooling layout NC1HWC0."""
+"""Channels of one block of the pooling layout NC1HWC0, bytes aside."""
 MOST_TAPS = 25
 """Elements of a window that the cube adds: a fractal of weights for each, and channel block."""
 
@@ -129,8 +129,11 @@ def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> Co
 
 
 def _image(call: Call) -> te.Tensor:
-    blocks = layout.address_map("NC1HWC0", call.shapes[0], call.dtypes[0]).storage_shape
-    return te.placeholder(blocks, call.dtypes[0], "x")
+    shape, dtype = call.shapes[0], call.dtypes[0]
+    lanes = None if dtype == "int8" else C0
+    return te.placeholder(
+        layout.address_map("NC1HWC0", shape, dtype, c0=lanes).storage_shape, dtype, "x"
+    )
 
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
