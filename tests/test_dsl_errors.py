@@ -105,6 +105,7 @@ TYPES = {
     ),
     "a number for a tensor": (lambda: te.vadd(X, 1.0), "1.0", "vadds"),
     "exp of whole numbers": (lambda: te.vexp(WHOLE), "vexp", "int32"),
+    "exp of an element, not of a tensor": (lambda: te.exp(X), "a[i, j]", "te.vexp"),
     "division of whole numbers": (lambda: te.vdiv(WHOLE, WHOLE), "vdiv", "int32"),
     "bits of a float": (lambda: te.vand(X, Y), "vand", "fp16"),
     "not of a float": (lambda: te.vnot(X), "vnot", "fp16"),

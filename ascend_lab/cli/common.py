@@ -381,5 +381,5 @@ def with_cores(name: str, cores: int | None, flag: str) -> Chip:
         return chip
     if not 1 <= cores <= chip.core_count:
         needed = f"{flag} from 1 to {chip.core_count}, the cores of {chip.name}"
-        raise InputError(needed, str(cores))
+        raise InputError(needed, str(cores), "without it all work")
     return replace(chip, core_count=cores)

@@ -135,6 +135,9 @@ fold_sum, fold_max, fold_min, fold_prod = map(_fold, ("sum", "max", "min", "prod
 
 def _function(op: str, result: str) -> Callable[[Expr], Call]:
     def function(value: Expr) -> Call:
+        if isinstance(value, Tensor):
+            needed, got = f"{op}: an element, such as a[i, j]", f"the tensor {value.label}"
+            raise TypeMismatchError(needed, got, "te.vexp, te.vrelu and their like take tensors")
         return unary(op, value)
 
     function.__doc__ = f"Return {result} of an element."

@@ -195,7 +195,7 @@ def elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
         return rows[0], found[:count]
     got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
     needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
-    raise ScheduleError(needed, got, "give the rest a stage of its own")
+    raise ScheduleError(needed, got, "put an elementwise stage between, or leave stream out")
 
 
 def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:

@@ -246,7 +246,7 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     """
     s = state.stage(stage)
     if not isinstance(depth, int) or not 1 <= depth <= 4:
-        raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
+        raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", repr(depth), "2 is usual")
     return state.put(replace(s, depth=depth))
 
 
@@ -267,7 +267,7 @@ def stream(state: State, stage: str, slots: int = 4) -> State:
         needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
         raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
     if not isinstance(slots, int) or not 1 <= slots <= LIMIT:
-        raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", str(slots), "4 is usual")
+        raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", repr(slots), "4 is usual")
     turned, (*tiles, y) = fractals.elementwise_readers(state, s)
     names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
     own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
