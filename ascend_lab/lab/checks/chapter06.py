@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl, dsl as te, errors, isa
 from ascend_lab.chip import load_chip
@@ -23,7 +22,7 @@ UNIT = 128
 """Elements of fp16 in one repeat of the vector unit: the step of tile sizes."""
 SLACK = 1.25
 """A repaired schedule may take this many times the cycles of ours, not more."""
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, np.ndarray]
 
 
 def _parts(n: int, factor: int, tail: str) -> list[tuple[int, int]]:
@@ -58,7 +57,7 @@ def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
 def wrong_schedule(
     got: Any,
     feed: Arrays,
-    expected: NDArray[Any],
+    expected: np.ndarray,
     near: float,
     ours: dsl.Schedule,
     slack: float = SLACK,

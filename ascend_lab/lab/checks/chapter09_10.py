@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
@@ -27,7 +26,7 @@ TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 
 
-def _numbers(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return numbers 1 .. 97 in turn: none is 0."""
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
 

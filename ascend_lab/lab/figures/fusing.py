@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.patches import Polygon
-from numpy.typing import NDArray
 
 from ascend_lab import dsl, sim
 from ascend_lab.chip import Chip, load_chip
@@ -302,7 +301,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 
-def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
+def fig_owners(maps: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
 
     `maps` is what `split_conflict.owner_maps` returns; points run to the right,
@@ -333,7 +332,7 @@ def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     return st.finish(fig, alt=f"Owners among {cores} cores: {'; '.join(said)}.")
 
 
-def _along(core: NDArray[Any]) -> str:
+def _along(core: np.ndarray) -> str:
     """Return the axis along which the owner changes."""
     points, channels = (np.diff(core, axis=axis).any() for axis in (0, 1))
     if points and channels:

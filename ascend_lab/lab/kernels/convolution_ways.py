@@ -9,10 +9,8 @@ kernels they judge.
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -150,15 +148,13 @@ def _tap(
         k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
 
 
-def pack_explicit(
-    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
+def pack_explicit(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Lay x (n, c, h, w) and weights (k, c, r, s) out under the names of the two phases."""
     packed = pack_conv(shape, x, weight)
     return {"x": packed["x"], "b": packed["weight"]}
 
 
-def unpack_explicit(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def unpack_explicit(shape: ConvShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the output of the product as (n, k, oh, ow)."""
     pixels = unpack_gemm(explicit_gemm(shape), tensors)
     return pixels.reshape(shape.n, *shape.out_hw, shape.k).transpose(0, 3, 1, 2)
@@ -193,16 +189,14 @@ def pointwise_launch(
     return gemm.gemm_launch(explicit_gemm(shape), chip, schedule, epilogue)
 
 
-def pack_pointwise(
-    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
+def pack_pointwise(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Return the tensors of a convolution under the names of a product: nothing is moved."""
     packed = pack_conv(shape, x, weight)
     return {"a": packed["x"], "b": packed["weight"]}
 
 
 # -- references -----------------------------------------------------------------------------------
-Values = NDArray[Any]
+Values = np.ndarray
 
 
 def conv2d_reference(
