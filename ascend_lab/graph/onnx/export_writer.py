@@ -4,8 +4,6 @@ A rule emits nodes and returns the names they write. Operators that compute wide
 (sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
