@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import errors, isa, layout
+from ascend_lab import errors, isa, kernels, layout
 from ascend_lab.chip import Chip
 from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
-from ascend_lab.kernels.rearrange import check_indices
 
 MOST = 64
 """Most updates of one row that a core sums before it goes to memory."""
@@ -66,7 +65,7 @@ def group_indices(
     if mode not in ("update", "add") or method not in ("owner", "sorted"):
         wanted, got = "mode update or add, method owner or sorted", f"{mode}, {method}"
         raise errors.InputError(wanted, got, "choose one of each")
-    flat = check_indices(indices, rows)
+    flat = kernels.check_indices(indices, rows)
     if method == "sorted" and mode == "add":
         return _by_count(flat, rows, cores)
     order = np.argsort(flat, kind="stable")
