@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te, isa
+from ascend_lab import dsl as te, isa, kernels
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError, UnsupportedError
-from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.ops import expressions, formats as forms, gradients, matmul
@@ -273,7 +272,7 @@ define(
     "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
     attrs={**ATTRS, "pad_value": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=conv_slopes,
-    template=conv_template(conv_shape, conv_launch, pack_conv, unpack_conv),
+    template=conv_template(conv_shape, kernels.conv_launch, pack_conv, unpack_conv),
     traits=("convolution",), weights=(1, 2), tolerances=matmul.SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip

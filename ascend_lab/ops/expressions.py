@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ascend_lab import dsl as te, errors, isa, kernels, limits
+from ascend_lab import dsl as te, errors, isa, kernels, layout, limits
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.formulas import axis_names, copied
-from ascend_lab.dsl.fractals import matrices, matrix_map
-from ascend_lab.layout import pack, unpack
+from ascend_lab.dsl import formulas, fractals
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.formats import Pairs, Shape, Shapes, Values
 from ascend_lab.ops.operator import Call, Operator, resolve
@@ -204,8 +202,8 @@ def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
         tensor = tensor.inputs[0]
     if tensor.name not in inputs:
         return tensor
-    names = axis_names(len(tensor.shape))
-    return copied(tensor[tuple(isa.var(n) for n in names)], tensor.shape, names, "copy")
+    names = formulas.axis_names(len(tensor.shape))
+    return formulas.copied(tensor[tuple(isa.var(n) for n in names)], tensor.shape, names, "copy")
 
 
 def compile(  # noqa: A001 - what it does
@@ -261,12 +259,12 @@ def _scheduled(
     op: Operator, schedule: te.Schedule, arrays: Sequence[Values], call: Call
 ) -> Prepared:
     """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
-    kernel, stored = te.lower(schedule), matrices(schedule.state)
+    kernel, stored = te.lower(schedule), fractals.matrices(schedule.state)
     names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
     feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
     for name in feed.keys() & stored.keys():
-        where = matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
-        feed[name] = pack(where, feed[name])
+        where = fractals.matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
+        feed[name] = layout.pack(where, feed[name])
     titles = output_names(op, names, len(call.outputs))
 
     def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
@@ -274,7 +272,9 @@ def _scheduled(
         for title, shape in zip(titles, call.outputs, strict=True):
             values = memory[title]
             if title in stored:
-                values = unpack(matrix_map(shape, stored[title], forms.format_of(values)), values)
+                values = layout.unpack(
+                    fractals.matrix_map(shape, stored[title], forms.format_of(values)), values
+                )
             found.append(values.reshape(shape))
         return tuple(found)
 
