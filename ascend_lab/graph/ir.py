@@ -16,13 +16,14 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import AscendLabError, GraphError, TypeMismatchError
 from ascend_lab.layout import FORMATS, AddressMap, address_map
 from ascend_lab.ops import REQUIRED, Operator, formats, get, slicing
 
-Values = np.ndarray
+Values = NDArray[Any]
 Shape = tuple[int, ...]
 _map = lru_cache(4096)(address_map)
 CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")

@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.errors import MachineError
 
-Array: TypeAlias = np.ndarray
+Array: TypeAlias = NDArray[Any]
 Operand: TypeAlias = str | float
 """A register, a scalar parameter of the kernel, or a number."""
 MAX_ELEMENTS = 1 << 27
