@@ -18,8 +18,8 @@ import numpy as np
 
 from ascend_lab.aoe.cube import pipe_work
 from ascend_lab.aoe.cube.pipe_work import BLOCK, After, copied, fed, near
-from ascend_lab.aoe.cube.space import Array, Columns, Mask, Shape, up
-from ascend_lab.aoe.cube.work import CubeWork, Floats, conv_work, gemm_work, rows_of
+from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, up
+from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, rows_of
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels.conv_shape import ConvShape

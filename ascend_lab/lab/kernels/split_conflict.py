@@ -15,10 +15,8 @@ Source: practitioner's article on operator fusion on many-core chips.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import isa, layout, ops, sim
 from ascend_lab.chip import Chip
@@ -27,7 +25,7 @@ from ascend_lab.graph import Graph, GraphBuilder, Node, rules_of
 from ascend_lab.kernels import elementwise_launch, indexed_rows, transpose
 from ascend_lab.sim.l2 import ALIGN_BYTES, L2
 
-Values = NDArray[Any]
+Values = np.ndarray
 BLOCK, HALF, AREA = 16, 8, 256
 """Side of a block, the points of it that one repeat of 256 bytes covers, its elements."""
 CHANNELS = 64
@@ -339,7 +337,7 @@ def cost(kernels: Sequence[isa.Kernel], chip: Chip) -> Cost:
 
 def owners(
     kernel: isa.Kernel, tensors: Mapping[str, Values], name: str, like: Values, chip: Chip
-) -> NDArray[np.int64]:
+) -> np.ndarray:
     """Return which core writes each element of tensor `name`, shaped as `like`; -1: none."""
     found, core = np.full(like.shape, -1), 0
     for launch in kernel.phases:
@@ -353,7 +351,7 @@ def owners(
     return found
 
 
-def owner_maps(sizes: Points, chip: Chip) -> dict[str, NDArray[np.int64]]:
+def owner_maps(sizes: Points, chip: Chip) -> dict[str, np.ndarray]:
     """Return which core makes every number on the way: arrays (points, channels) of core numbers.
 
     Keys: h, u and y of the kernels apart, and "fused". Channel c goes to row c of y. Raises
