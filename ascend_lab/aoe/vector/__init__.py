@@ -17,7 +17,7 @@ import numpy as np
 from ascend_lab.aoe import bank, operators
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.search import Prior
-from ascend_lab.aoe.space import Floats, Point, Value
+from ascend_lab.aoe.space import Point, Reals, Value
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.space import COUNTED, VectorSpace
 from ascend_lab.chip import Chip
@@ -201,7 +201,7 @@ class Policy:
 
     weights: Mapping[str, float] = field(default_factory=dict)
 
-    def chances(self, decision: Decision) -> Floats:
+    def chances(self, decision: Decision) -> Reals:
         """Return a positive chance per option; they add up to 1."""
         rows = decision.features()
         scores = np.array([sum(self.weights.get(k, 0.0) * x for k, x in r.items()) for r in rows])

@@ -17,7 +17,7 @@ import numpy as np
 from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Graph, GraphBuilder, fusion
-from ascend_lab.lab.checks import chapter03_04, chapter06, core as ex
+from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
@@ -231,7 +231,7 @@ def _judge_gradient(got: Any, case: ex.Case) -> str | None:
     with suppress(errors.AscendLabError):
         if (phases := len(dsl.lower(got).phases)) > 1:
             return f"expected one phase, there are {phases}: t goes through memory"
-    return chapter06.wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
+    return chapter06_06a.wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
 
 
 @cache

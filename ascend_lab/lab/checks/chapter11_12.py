@@ -12,7 +12,7 @@ import numpy as np
 
 from ascend_lab import dsl as te, isa, kernels, sim
 from ascend_lab.chip import BLOCK_BYTES, load_chip
-from ascend_lab.lab.checks import chapter03_04, chapter06, core as ex
+from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.lab.kernels.cross_core_folds import kept, two_pass
 
 FP16_UNIT = 2.0**-11
@@ -85,7 +85,7 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
         return f"expected an output y ({rows},) in fp32"
     x = np.random.default_rng(rows + columns).integers(-8, 9, (rows, columns)).astype(np.float16)
     sums, share = x.sum(axis=1, dtype=np.float64), GOALS.get((rows, columns), 1.05)
-    return chapter06.wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
+    return chapter06_06a.wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
 
 
 @cache
