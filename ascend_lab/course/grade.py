@@ -213,7 +213,7 @@ class Enrolled:
     log_points: float | None = None
 
 
-def graded_cases(task: Assignment, student: str, secret: str) -> list[tuple[str, Case]]:
+def cases_of(task: Assignment, student: str, secret: str) -> list[tuple[str, Case]]:
     """Return all (part, case) a hand-in is graded on: its public ones, and the term's hidden."""
     parts = ("public", "hidden") if task.hidden else ("public",)
     return [(part, case) for part in parts for case in task.cases(part, student, secret)]
@@ -239,7 +239,7 @@ def mark(
     known: Mapping[str, sandbox.Answer] | None = None,
 ) -> Mark:
     """Grade one hand-in."""
-    cases = graded_cases(task, work.student, secret)
+    cases = cases_of(task, work.student, secret)
     tried = tuple(try_cases(task, work.source, cases, known, work.file))
     points = mark_of(task, tried)
     if enrolled.log_points is not None:

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import ascend_lab
-from ascend_lab import __version__
 from ascend_lab.course import assignment, handin
 from ascend_lab.course.grade import (
     Enrolled,
     Mark,
     Tried,
+    cases_of,
     faults_said,
-    graded_cases,
     mark as marked,
     read_secret,
 )
@@ -154,7 +153,7 @@ def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[An
         points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
         rows.append((
             mark.student, mark.name, *points, f"{0 - mark.late_points:.1f}", f"{mark.total:.1f}",
-            mark.file, mark.digest, f"{task.name} {task.version}", __version__,
+            mark.file, mark.digest, f"{task.name} {task.version}", ascend_lab.__version__,
         ))  # fmt: skip
     return rows
 
@@ -271,7 +270,7 @@ def _charts(task: assignment.Assignment, mark: Mark, tried: Sequence[Tried], sec
     draw = getattr(task.public, "chart", None)
     if draw is None or not tried:
         return ""
-    cases = {(part, case.name): case for part, case in graded_cases(task, mark.student, secret)}
+    cases = {(part, case.name): case for part, case in cases_of(task, mark.student, secret)}
     shown = []
     for one in tried:
         try:
