@@ -11,7 +11,6 @@ so that the image is read twice and written once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +69,7 @@ def _apart(edit: Draft, node: Node) -> None:
     channels = (kind.shape[1],)
     epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
 
-    def put(op: str, *inputs: str, **attrs: Any) -> str:
+    def put(op: str, *inputs: str, **attrs: object) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
     wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")

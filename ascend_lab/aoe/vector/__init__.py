@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,7 @@ class VectorMeasure:
         """Hash outputs, chip name, and what L2 holds."""
         return hash((self.outputs, self.chip.name, self.warm))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Send everything as bytes: a worker unpacks them once, not for every point."""
         return _unpacked, (pickle.dumps((self.outputs, self.chip, self.warm)),)
 
@@ -164,7 +163,7 @@ def _decision(space: VectorSpace, at: int, options: Sequence[Value]) -> Decision
     return Decision(space.names[at].partition(" ")[0], tuple(options), usual, *_operator(space))
 
 
-def decisions_of(space: VectorSpace, point: Point) -> dict[str, Any]:
+def decisions_of(space: VectorSpace, point: Point) -> dict[str, object]:
     """Return what a bank keeps of a point: folds, size, and its decisions that had a choice.
 
     Of a decision: name, place of the option taken, place of the default's, options.

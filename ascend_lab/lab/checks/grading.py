@@ -18,7 +18,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from ascend_lab.lab.checks import core, wall
 
@@ -47,7 +46,7 @@ class Attempt:
 
     exercise: str
     side: str
-    subject: Any
+    subject: object
     defined_here: bool
     results: tuple[core.CheckResult, ...]
 
@@ -85,7 +84,7 @@ class Page:
     ) -> None:
         self.cells, self.where = cells, where
         self.exercises = exercises_of(cells) if exercises is None else exercises
-        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.names: dict[str, object] = {"__name__": "__main__"}
         self.done = -1
 
     def attempt(self, exercise: str, side: str, seeds: Sequence[int]) -> Attempt:
@@ -134,7 +133,7 @@ class Page:
                     found |= {cell.index: cell for cell in wanted}
         return [found[index] for index in sorted(found)]
 
-    def _run(self, cell: CodeCell, names: dict[str, Any]) -> None:
+    def _run(self, cell: CodeCell, names: dict[str, object]) -> None:
         exec(compile(cell.source, self._file(cell), "exec"), names)
 
     def _file(self, cell: CodeCell) -> str:
