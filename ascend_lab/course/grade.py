@@ -15,7 +15,6 @@ import io
 import json
 import math
 import signal
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -293,20 +292,6 @@ def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
 
 
 # -- what comes with a term ------------------------------------------------------------------------
-def read_secret(path: str | Path | None) -> str:
-    """Return the term's secret from a TOML file with the line secret = "..."."""
-    if path is None:
-        return ""
-    try:
-        table = tomllib.loads(read_file(path, "a file with a secret", TABLE_BYTES).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: TOML", str(error), 'write secret = "..."') from error
-    secret = table.get("secret")
-    if not isinstance(secret, str) or len(secret) < 8:
-        raise InputError(f"{path}: secret of 8 characters or more", repr(secret), "write one")
-    return secret
-
-
 def read_roster(path: str | Path | None) -> dict[str, Enrolled]:
     """Return the roster: CSV with `id`, and if you like `name`, `late_minutes`, `log`."""
     if path is None:

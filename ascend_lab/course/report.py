@@ -24,15 +24,7 @@ from typing import Any
 
 import ascend_lab
 from ascend_lab.course import assignment, handin
-from ascend_lab.course.grade import (
-    Enrolled,
-    Mark,
-    Tried,
-    cases_of,
-    faults_said,
-    mark as marked,
-    read_secret,
-)
+from ascend_lab.course.grade import Enrolled, Mark, Tried, cases_of, faults_said, mark as marked
 from ascend_lab.errors import InputError
 from ascend_lab.output import usable_folder, write_whole
 
@@ -332,7 +324,9 @@ def autograde(root: str | Path, name: str) -> None:
     source = root / "source"
     secret_file = source / "secret.toml"
     task = assignment.load(name, source / "course")
-    secret = read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
+    secret = (
+        assignment.read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
+    )
     told = root / "submission_metadata.json"
     metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
     users = metadata.get("users") or [{}]

@@ -9,8 +9,6 @@ its codes: 0 fine, 1 the type of the operator is not supported, 2 a parameter is
 is repeated, which is only told: here names are labels (CANN documentation, `--mode=3`).
 """
 
-from __future__ import annotations
-
 import json
 import time
 import zlib
@@ -46,7 +44,7 @@ OPERATORS_OF = (media,)
 class Gear:
     """A network compiled for one batch (None: fixed sizes), as an offline model holds it."""
 
-    model: OfflineModel
+    model: "OfflineModel"
     number: int
     batch: int | None
     inputs: Mapping[str, tuple[int, ...]]
@@ -280,7 +278,7 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
     }  # fmt: skip
 
 
-def _causes(node: NodeProto, opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:
+def _causes(node: "NodeProto", opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:
     """Return what keeps a node from being compiled."""
     try:
         find(node, opset)
