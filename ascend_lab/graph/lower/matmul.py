@@ -10,9 +10,8 @@ from ascend_lab import dsl as te, isa, kernels
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values
-from ascend_lab.graph.lower import epilogue as ep
+from ascend_lab.graph.lower import epilogue as ep, vector
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
-from ascend_lab.graph.lower.vector import expressions, named
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.weight_gradient import ZEROS
@@ -145,7 +144,7 @@ def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Ten
     kinds = {n: piece.type(n.partition(".")[0]) for n in (a, b)}
     tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
     plain = TensorType(piece.output.shape, piece.output.dtype)
-    found = expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
+    found = vector.expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
     return te.renamed(found[piece.graph.outputs[-1]], piece.graph.outputs[-1])
 
 
@@ -162,7 +161,7 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     shape = kernels.ConvShape(1, columns, high, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype)
     own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
-    return Lowered(named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
+    return Lowered(vector.named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
 
 
 def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
@@ -175,7 +174,7 @@ def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish
         main = _main(out)
         known, _ = ep.operands_of(piece, nodes, main)
         known[node.output] = narrow(sums, out.dtype)
-        return expressions(nodes, known, main)[piece.graph.outputs[-1]]
+        return vector.expressions(nodes, known, main)[piece.graph.outputs[-1]]
 
     return finish
 
@@ -205,7 +204,7 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
         total = te.vadd(sums, te.broadcast(column, sums.shape))
         known[nodes[0].output] = narrow(total, out.dtype)
         nodes = nodes[1:]
-    found = expressions(nodes, known, main)
+    found = vector.expressions(nodes, known, main)
     return ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
 
 
