@@ -17,7 +17,6 @@ import numpy as np
 from ascend_lab import graph as graphs
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
-from ascend_lab.graph.compile import Road, front_stages
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT, rewrite
 from ascend_lab.ops import convolution, formats
@@ -179,7 +178,7 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
 # masters fp16 too. Merging equal expressions would merge recomputed activations with the first
 # ones and keep them in memory after all, so it is left out where something is recomputed.
 MERGING = "CommonSubexpressionEliminationPass"
-TRAINING = Road(
+TRAINING = graphs.Road(
     dtype="", apart=(batch_norms_apart, as_convolutions, casts_apart), layouts=images_in_blocks
 )
 """The road of a step: number formats are its own, and sums of channels stay with the images."""
@@ -207,7 +206,7 @@ LONGEST_STAY = 2500
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
     road = replace(TRAINING, most_moved=LONGEST_STAY)
-    front = front_stages(weights_in_place(step), chip, road)
+    front = graphs.front_stages(weights_in_place(step), chip, road)
     return road.kernels(promptly(front.laid_out), chip)
 
 
