@@ -224,41 +224,41 @@ def run_lint() -> int:
     return max([python("-m", *check) for check in checks])
 
 
-def pytest(*arguments: object) -> int:
-    """Run tests on two processes; the tests of one file stay together."""
-    return python("-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *arguments)
+TESTS = {
+    "package": ("tests",),
+    "notebooks": ("--nbval", "notebooks"),  # saved outputs against fresh ones, strictly
+    "browser": ("-m", "browser", "tests/test_browser.py"),  # the built book and JupyterLab
+}
 
 
-def run_notebooks() -> int:
-    """Compare every notebook's saved outputs with fresh ones, strictly."""
-    warm_fonts()
-    return pytest("--nbval", "notebooks")
-
-
-def run_browser() -> int:
-    """Open the built book and JupyterLab in a headless browser."""
+def run_tests(*names: str) -> int:
+    """Run steps of tests in one session; the tests of one file stay together, long files start."""
+    if "notebooks" in names:
+        warm_fonts()
     os.environ["ASCEND_LAB_BOOK"] = str(HTML)
-    return python("-m", "pytest", "-q", "-n", "2", "-m", "browser", "tests/test_browser.py")
+    cores = [] if "browser" in names else ["-n", "2", "--dist", "loadfile"]
+    words = [word for name in names for word in TESTS[name]]
+    return python("-m", "pytest", "-q", *cores, "--no-loadscope-reorder", *words)
 
 
 STEPS = {
     "lint": run_lint,
     "book": lambda: python(BUILDER, "book", "--saved"),
-    "package": lambda: pytest("tests"),
-    "notebooks": run_notebooks,
-    "browser": run_browser,
+    **{name: functools.partial(run_tests, name) for name in TESTS},
 }
+BESIDE = ("book", "browser")
+"""Steps of one process, the second of which waits for the first, and mostly for the browser."""
 
 
-def beside(name: str) -> Callable[[], int]:
-    """Start a step that fills one core only; return what waits for it and prints what it said."""
+def beside(names: list[str]) -> Callable[[], int]:
+    """Start steps of one process; return what waits for them and prints what they said."""
     BUILD.mkdir(exist_ok=True)
-    log = BUILD / f"{name}.log"
+    log = BUILD / "test.log"
     with log.open("wb") as out:
-        step = subprocess.Popen([sys.executable, __file__, "test", name], stdout=out, stderr=out)
+        steps = subprocess.Popen([sys.executable, __file__, "test", *names], stdout=out, stderr=out)
 
     def wait() -> int:
-        code = step.wait()
+        code = steps.wait()
         print(log.read_text("utf-8", "replace"), end="", flush=True)
         return code
 
@@ -266,18 +266,24 @@ def beside(name: str) -> Callable[[], int]:
 
 
 def do_test(arguments: list[str]) -> int:
-    """Run every test: lint, book, package, notebooks, browser; or only the steps named."""
+    """Run every test: lint, package, notebooks, beside them book, browser; or the steps named."""
     if set(arguments) - set(STEPS):
         raise LabError("test takes these steps: " + " ".join(STEPS))
-    steps = {name: STEPS[name] for name in arguments or STEPS}
-    if "lint" in steps and "book" in steps:  # one core each
-        del steps["lint"]
-        steps = {"book": steps.pop("book"), "lint": beside("lint"), **steps}
+    wanted = [name for name in STEPS if name in (arguments or STEPS)]
+    aside = [name for name in wanted if name in BESIDE]
+    joined = [name for name in wanted if name in TESTS and name not in BESIDE]
+    if len(aside) == len(wanted):
+        aside, joined = [], []
+    steps = {name: STEPS[name] for name in wanted if name not in aside + joined}
+    started = time.perf_counter()
+    last = {" + ".join(aside): beside(aside)} if aside else {}
+    if joined:
+        steps[" + ".join(joined)] = functools.partial(run_tests, *joined)
     results = {}
-    for name, step in steps.items():
+    for name, step in {**steps, **last}.items():
         print(f"lab: --- {name}", flush=True)
-        started = time.perf_counter()
-        results[name] = (step(), time.perf_counter() - started)
+        began = started if name in last else time.perf_counter()
+        results[name] = (step(), time.perf_counter() - began)
     summary = ", ".join(f"{name} {seconds:.0f} s" for name, (_, seconds) in results.items())
     failed = [name for name, (code, _) in results.items() if code != 0]
     if failed:

@@ -1,18 +1,16 @@
 """Chapter 6: the interpreter of schedules, the figures of loop nests, the checks and the page."""
 
 import re
-from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 from page_checks import assert_apart, printed
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import interpret
-from ascend_lab.errors import AscendLabError, CapacityError, InputError, ScheduleError
+from ascend_lab.errors import CapacityError, InputError, ScheduleError
 from ascend_lab.isa.memory import numpy_type
 from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.expressions import add_relu
@@ -25,65 +23,10 @@ def normal(shape, dtype="fp16", seed=0, scale=1.0):
     return values.astype(numpy_type(dtype))
 
 
-def table(rows=20, columns=48, dtype="fp16"):
-    x = te.placeholder((rows, columns), dtype, "x")
-    p = te.placeholder((columns,), dtype, "p")
-    return te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
-
-
 # -- the interpreter --------------------------------------------------------------------------
-@pytest.mark.parametrize("tail", ["cut", "guard"])
-@pytest.mark.parametrize(("n", "factor"), [(22, 8), (24, 8), (1, 1), (17, 17), (129, 128), (7, 1)])
-def test_tails_leave_no_element_out(n: int, factor: int, tail: str) -> None:
-    feed = {"a": normal(n), "b": normal(n, seed=1)}
-    s = te.inline(te.create_schedule(add_relu(CHIP, n), CHIP), "vadd")
-    s = te.split(s, "y", "i", factor, tail=tail)
-    expected = np.maximum(feed["a"] + feed["b"], 0)
-    assert np.array_equal(interpret(s, feed)["y"], expected)
-    assert np.array_equal(te.run(s, feed)["y"], expected)
-
-
-def test_attached_tiles_hold_what_their_readers_need() -> None:
-    s = te.tile(te.create_schedule(table(), CHIP), "y", "i", "j", 6, 32)
-    s = te.reorder(s, "y", "j_o", "i_o")
-    s = te.bind(te.compute_at(te.cache_read(s, "p", "UB"), "p_ub", "y", "j_o"), "y", "j_o")
-    feed = {"x": normal((20, 48)), "p": normal(48, seed=1)}
-    assert np.array_equal(interpret(s, feed)["y"], feed["x"] + feed["p"])
-
-
-def by_rows(fold, x, k):
-    return lambda i: fold(x[i, k], k)
-
-
-def test_folds_start_fresh_and_count_every_element_once() -> None:
-    x, k = te.placeholder((5, 96), "int32", "x"), te.reduce_axis(96, "k")
-    feed = {"x": normal((5, 96), "int32", scale=100)}
-    for fold, exact in ((te.sum, np.sum), (te.max, np.max), (te.min, np.min)):
-        y = te.compute((5,), by_rows(fold, x, k), name="y")
-        s = te.split(te.create_schedule(y, CHIP), "y", "k", 32)
-        expected = exact(feed["x"], axis=1)
-        for steps in (s, te.rfactor(s, "y", "k_o"), te.reorder(s, "y", "k_o", "i")):
-            assert np.array_equal(interpret(steps, feed)["y"], expected)
-
-
-def test_whole_stages_of_chapter_5_agree_with_the_instructions() -> None:
-    x = te.placeholder((33, 100), name="x")
-    top = te.broadcast(te.reduce_max(x, -1, True), x.shape)
-    e = te.vexp(te.vsub(x, top))
-    y = te.renamed(te.vdiv(e, te.broadcast(te.reduce_sum(e, -1, True), x.shape)), "y")
-    feed = {"x": normal((33, 100))}
-    wide = feed["x"].astype(float)
-    exact = np.exp(wide - wide.max(-1, keepdims=True))
-    exact /= exact.sum(-1, keepdims=True)
-    for s in (te.create_schedule(y, CHIP), te.auto_schedule(y, CHIP)):
-        got = interpret(s, feed)["y"]
-        assert abs(got - exact).max() < 2e-3
-        assert abs(got - te.run(s, feed)["y"].astype(float)).max() < 1e-3
-
-
-@pytest.mark.parametrize(("m", "k", "n"), [(16, 16, 16), (100, 70, 50), (33, 90, 17)])
 @pytest.mark.parametrize(("dtype", "out"), [("fp16", "fp32"), ("fp16", "fp16"), ("int8", "int32")])
-def test_the_cube_walks_padded_fractals(m: int, k: int, n: int, dtype: str, out: str) -> None:
+def test_the_cube_walks_padded_fractals(dtype: str, out: str) -> None:
+    m, k, n = 33, 90, 17
     a, b = te.placeholder((m, k), dtype, "a"), te.placeholder((k, n), dtype, "b")
     c = te.renamed(te.matmul(a, b, out_dtype=out), "c")
     feed = {"a": normal((m, k), dtype, scale=3), "b": normal((k, n), dtype, 1, 3)}
@@ -134,76 +77,6 @@ def test_inputs_and_hand_written_stages_are_errors_with_names() -> None:
     turned = te.renamed(te.transpose(te.placeholder((4, 6), name="x"), (1, 0)), "y")
     with pytest.raises(ScheduleError, match="hand-written kernel"):
         interpret(te.create_schedule(turned, CHIP), {"x": normal((4, 6))})
-
-
-@st.composite
-def rewrites(draw) -> list[tuple]:
-    """Draw primitives with numbers for stage and loops, which the test makes names of."""
-    names = ("split", "reorder", "fuse", "bind", "vectorise", "rfactor", "inline", "compute_at")
-    names += ("cache_read", "double_buffer", "cache_write")
-    steps = st.tuples(
-        st.sampled_from(names),
-        st.integers(0, 9),
-        st.integers(0, 9),
-        st.integers(1, 13),
-        st.sampled_from(["cut", "guard"]),
-    )
-    return draw(st.lists(steps, min_size=1, max_size=10))
-
-
-def applied(s: te.Schedule, step: tuple) -> te.Schedule:
-    primitive, first, second, factor, tail = step
-    stages = [entry.name for entry in s.state.stages]
-    stage = stages[first % len(stages)]
-    loops = [leaf.name for leaf in s.state.stage(stage).loops]
-    loop, other = loops[second % len(loops)], loops[factor % len(loops)]
-    arguments = {
-        "split": (loop, factor, tail),
-        "reorder": ((loop, *(n for n in reversed(loops) if n != loop)),),
-        "fuse": (loop, other),
-        "compute_at": ("y", loop),
-        "cache_read": ("UB", ()),
-        "cache_write": ("UB",),
-        "double_buffer": (1 + factor % 3,),
-        "inline": (),
-    }.get(primitive, (loop,))
-    name = "x" if primitive == "cache_read" else stage
-    return s.then(primitive, name, *arguments)
-
-
-FORMULAS = {
-    ("relu", "fp16"): te.vrelu,
-    ("max", "fp16"): lambda t: te.reduce_max(t, 1),
-    ("sum", "int32"): lambda t: te.reduce_sum(t, 1),
-    ("sum", "fp32"): lambda t: te.reduce_sum(t, 1),
-}
-
-
-@pytest.mark.parametrize("formula", FORMULAS, ids=" ".join)
-@settings(max_examples=40, deadline=None)
-@given(steps=rewrites())
-@pytest.mark.full
-def test_no_rewrite_changes_the_answer(formula: tuple[str, str], steps: list[tuple]) -> None:
-    """Bit by bit; sums in fp32 within the rounding of 24 additions."""
-    what, dtype = formula
-    y = te.renamed(FORMULAS[formula](te.vadds(te.placeholder((6, 24), dtype, "x"), 1)), "y")
-    x = normal((6, 24), dtype, scale=100)
-    exact = {
-        "relu": lambda v: np.maximum(v, 0),
-        "max": lambda v: v.max(1),
-        "sum": lambda v: v.sum(1),
-    }[what](x + x.dtype.type(1))
-    s = te.create_schedule(y, CHIP)
-    for step in steps:
-        with suppress(ScheduleError):
-            s = applied(s, step)
-    near = 24 * 2.0**-24 * float(abs(x + 1).sum(1).max()) if dtype == "fp32" else 0.0
-    for engine in (interpret, te.run):
-        try:
-            got = engine(s, {"x": x})["y"]
-        except AscendLabError:  # refused late: too large, not aligned, no such tile
-            continue
-        assert abs(got.astype(float) - exact).max() <= near, (engine.__name__, str(s))
 
 
 # -- figures ----------------------------------------------------------------------------------

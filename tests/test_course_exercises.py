@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_lines import refused, run
-from test_wrong_solutions import definitions
+from test_exercises import definitions
 
 from ascend_lab.course import assignment as book
 from ascend_lab.course.sandbox import Answer, Call, Session

@@ -49,6 +49,7 @@ from ascend_lab.errors import PathError
 from ascend_lab.isa import sanitize
 from ascend_lab.isa.memory import numpy_type
 from ascend_lab.kernels import GemmShape, pack_gemm, unpack_gemm
+from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.sim import execute
 
 FLOATS = ("fp16", "fp32", "bf16")
@@ -488,24 +489,9 @@ def test_conv2d(size, weights, options, chip):
     x, w = (te.placeholder(a.shape, name=n) for n, a in arrays.items())
     y = te.conv2d(x, w, **options, out_dtype="fp32")
     got = te.run(te.auto_schedule(te.renamed(te.vmuls(y, 2.0), "y"), chip_of(chip)), arrays)["y"]
-    want = 2.0 * convolved(arrays["x"].astype(float), arrays["w"].astype(float), **options)
+    how = (options.get(name, one) for name, one in (("stride", 1), ("pad", 0), ("dilation", 1)))
+    want = 2.0 * conv2d_reference(*(arrays[n].astype(float) for n in "xw"), *how)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
-
-
-def convolved(x, w, stride=1, pad=0, dilation=1):
-    """The definition: window by window."""
-    (sh, sw), (dh, dw) = np.broadcast_to(stride, 2), np.broadcast_to(dilation, 2)
-    top, bottom, left, right = (pad,) * 4 if isinstance(pad, int) else pad
-    wide = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    k, _, r, s = w.shape
-    oh = (wide.shape[2] - dh * (r - 1) - 1) // sh + 1
-    ow = (wide.shape[3] - dw * (s - 1) - 1) // sw + 1
-    out = np.zeros((x.shape[0], k, oh, ow))
-    for o, i, j in itertools.product(range(k), range(oh), range(ow)):
-        rows = slice(i * sh, i * sh + dh * (r - 1) + 1, dh)
-        columns = slice(j * sw, j * sw + dw * (s - 1) + 1, dw)
-        out[:, o, i, j] = np.sum(wide[:, :, rows, columns] * w[o], axis=(1, 2, 3))
-    return out
 
 
 # -- random programs -------------------------------------------------------------------------------

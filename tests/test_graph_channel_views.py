@@ -282,3 +282,47 @@ def test_where_parts_start(layout, shape, axis, span, wanted):
     assert run_offset(whole, part, axis, span) == wanted
     if wanted is not None:
         assert run_by_addresses(whole, part, axis, span) == wanted
+
+
+# -- convolutions of one image --------------------------------------------------------------------
+def siblings(widths, batch=1, taps=1, alike=True, joined=False, added=False):
+    """Convolutions of one image, a ReLU behind each, their largest numbers."""
+    net = GraphBuilder("siblings", "fp16")
+    x = net.relu(net.input("x", (batch, 20, 6, 7)))
+    parts = []
+    for i, k in enumerate(widths):
+        size = taps if alike or not i else taps + 2
+        weight = net.constant(few((k, 20, size, size)))
+        y = net.conv2d(x, weight, net.weight((k,), scale=1.0), pad=size // 2)
+        parts.append(y if added else net.relu(y, name=f"part{i}"))
+    if added:
+        parts = [net.add(*parts)]
+    if joined:
+        net.output(net.concat(parts[0], net.abs(x), axis=1))
+    net.output(*(net.neg(conv(net, part, 8)) for part in parts[joined:]))
+    return net.build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "merged"),
+    [
+        ({"widths": (16, 48)}, [64]),
+        ({"widths": (24, 32, 16), "taps": 3}, [72]),
+        ({"widths": (24, 40, 16)}, [40, 40]),
+        ({"widths": (16, 32, 16), "joined": True}, [16, 48]),
+        ({"widths": (16, 32), "batch": 2}, [16, 32]),
+        ({"widths": (16, 32), "alike": False}, [16, 32]),
+        ({"widths": (32, 32), "added": True}, []),
+    ],
+)
+@pytest.mark.parametrize("name", ["Ascend310", "Ascend310P3", "Ascend910B2"])
+def test_convolutions_of_one_image_are_one(settings, merged, name):
+    graph = siblings(**settings)
+    network = compile_stages(graph, load_chip(name)).compiled
+    made = [t for t in network.tasks if t.lowered and t.op.startswith("conv2d+relu")]
+    assert sorted(network.graph.types[t.writes[-1]].shape[1] for t in made) == sorted(merged)
+    assert not any(t.op == "slice" and t.lowered for t in network.tasks)
+    inputs = whole_numbers(graph)
+    wanted, got = evaluate(graph, inputs), run_tasks(network, inputs)
+    for one, other in zip(wanted.values(), got.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2**-9, atol=2**-6)

@@ -153,12 +153,6 @@ def test_a_bias_is_added_before_the_only_rounding_on_split_chips():
     assert errors["Ascend910B2"] < errors["Ascend910A"] == errors["Toy"]
 
 
-def product_of(a, b, dtype="int8", **attrs):
-    net = GraphBuilder("product", dtype)
-    net.output(net.batch_matmul(net.input("a", a), net.input("b", b), **attrs))
-    return net.build()
-
-
 REFUSED = {
     "computed weights of groups": (
         one_node("conv2d", ops.Example(((1, 4, 5, 5), (6, 2, 3, 3)), {"groups": 2}))[0],

@@ -193,21 +193,24 @@ def test_every_step_runs_and_the_failed_ones_are_named(lab, monkeypatch, capsys)
         lab.do_test(["d"])
 
 
-def test_lint_runs_beside_the_book_and_says_its_own(lab, monkeypatch, tmp_path, capsys):
+def test_book_and_browser_run_beside_the_rest_and_say_their_own(
+    lab, told, monkeypatch, tmp_path, capsys
+):
     script = tmp_path / "other.py"
-    script.write_text("import sys; print('lint', sys.argv[1:]); sys.exit(3)", "utf-8")
+    script.write_text("import sys; print('aside', sys.argv[1:]); sys.exit(3)", "utf-8")
     monkeypatch.setattr(lab, "__file__", str(script))
     monkeypatch.setattr(lab, "BUILD", tmp_path / "made")
-    monkeypatch.setattr(lab, "STEPS", {"lint": lambda: 0, "book": lambda: 0})
-    with pytest.raises(lab.LabError, match=r"^FAILED: lint \(book 0 s, lint 0 s\)$"):
+    words = r"lint 0 s, package \+ notebooks 0 s, book \+ browser \d s"
+    with pytest.raises(lab.LabError, match=rf"^FAILED: book \+ browser \({words}\)$"):
         lab.do_test([])
-    assert "lint ['test', 'lint']" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("step", ["package", "notebooks"])
-def test_long_steps_run_on_two_processes(lab, told, step):
-    assert lab.STEPS[step]() == 0
-    assert told[-1][3:7] == ("-n", "2", "--dist", "loadfile")
+    assert "aside ['test', 'book', 'browser']" in capsys.readouterr().out
+    *_, session = told
+    assert session[3:7] == ("-n", "2", "--dist", "loadfile")
+    assert session[-3:] == ("tests", "--nbval", "notebooks")
+    told.clear()
+    assert lab.do_test(["book", "browser"]) == 0
+    assert told[0][1:] == ("book", "--saved")
+    assert told[1][-3:] == ("-m", "browser", "tests/test_browser.py")
 
 
 @pytest.mark.parametrize("verb", ["copies", "slides", "browser"])

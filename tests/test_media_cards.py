@@ -21,6 +21,7 @@ def test_strides_of_the_decoder():
     assert m.jpegd_picture(64, 64, "Ascend310P3", "4:4:0").size_bytes == 64 * 64 * 2
     assert m.jpegd_picture(9000, 64, "Ascend910B2").width == 9000
     assert m.vpc_picture(224, 226) == m.Picture(224, 226, 224, 226)
+    assert m.vpc_picture(130, 8).stride_w == 144
     assert m.vpc_picture(18, 8).stride_w == 32 and m.crop_box(10, 20, 50, 60) == (10, 59, 20, 79)
 
 

@@ -24,18 +24,27 @@ from ascend_lab.graph.onnx import import_model
 
 PACKAGE = Path(ascend_lab.__file__).parent
 ROOT = PACKAGE.parent
-TREES = {
-    p: ast.parse(p.read_text("utf-8"))
-    for folder in (PACKAGE, ROOT / "bench")
-    for p in sorted(folder.rglob("*.py"))
-}
-FRONTS = {p.stem: tree for p, tree in TREES.items() if p.parent == PACKAGE / "cli"}
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 COMMAND = re.compile(r"`((?:ascend-lab|aoe|(?:python3 )?lab\.py)(?: [^`]*)?)`")
 FILE = re.compile(r"\b(?:notebooks|book|tests|ascend_lab)/[\w./-]+\w")
 Piece = tuple[str, str]
 TABLES = {("tune_flags", "REFUSED"), ("common", "_FLAGS")}
 """Published flags that are refused; the spellings of two programs."""
+
+
+@cache
+def trees():
+    """Return the source of the package and of bench, parsed."""
+    folders = PACKAGE, ROOT / "bench"
+    found = [p for folder in folders for p in sorted(folder.rglob("*.py"))]
+    return {p: ast.parse(p.read_text("utf-8")) for p in found}
+
+
+@cache
+def front(stem):
+    """Return all nodes of a module of the command lines, and its body."""
+    tree = trees()[PACKAGE / "cli" / f"{stem}.py"]
+    return list(ast.walk(tree)), tree.body
 
 
 # -- the parsers -----------------------------------------------------------------------------------
@@ -107,7 +116,7 @@ def flags_in(text):
 def defined(stem):
     """Return what a module of the command lines defines, by name."""
     found = {}
-    for one in FRONTS[stem].body:
+    for one in front(stem)[1]:
         if isinstance(one, ast.FunctionDef | ast.ClassDef):
             found[one.name] = one
         elif isinstance(one, ast.Assign | ast.AnnAssign):
@@ -121,7 +130,7 @@ def imported(stem):
     """Return which module of the command lines a name comes from, also inside functions."""
     return {
         alias.name: one.module.split(".")[2]
-        for one in ast.walk(FRONTS[stem])
+        for one in front(stem)[0]
         if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("ascend_lab.cli.")
         for alias in one.names
     }
@@ -132,7 +141,7 @@ def modules(stem):
     """Return the modules of the command lines that one knows, by what it calls them."""
     return {
         alias.asname or alias.name: alias.name
-        for one in ast.walk(FRONTS[stem])
+        for one in front(stem)[0]
         if isinstance(one, ast.ImportFrom) and one.module == "ascend_lab.cli"
         for alias in one.names
     }
@@ -193,7 +202,7 @@ def test_a_command_names_flags_that_it_has(command):
 def test_the_library_names_no_flag():
     """Its messages reach Python and several commands, each with flags of its own."""
     found = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if path.parent.name == "cli":
             continue
         own = path.parent.name == "bench" or path.match("lab/tuning.py")  # run commands themselves
@@ -205,7 +214,7 @@ def test_the_library_names_no_flag():
 
 def test_commands_and_files_in_the_source_exist():
     commands = 0
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for text in texts_in(tree, docs=True):
             named = COMMAND.findall(text)
             commands += len(named)
@@ -216,12 +225,12 @@ def test_commands_and_files_in_the_source_exist():
 
 
 def test_names_in_messages_exist():
-    source = "\n".join(path.read_text("utf-8") for path in TREES)
+    source = "\n".join(path.read_text("utf-8") for path in trees())
     known = set(re.findall(r"(?:def|class) (\w+)", source)) | set(
         re.findall(r"(\w+)[:=,)]", source)
     )
     kinds = {kind.__name__ for kind in [AscendLabError, *AscendLabError.__subclasses__()]}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for one in ast.walk(tree):
             if isinstance(one, ast.Call) and getattr(one.func, "id", "") in kinds:
                 words = [w for t in texts_in(one) for w in re.findall(r"`([A-Za-z_.]+)`", t)]

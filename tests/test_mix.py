@@ -4,17 +4,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cube_checks import assert_gemm, pack_channels
-from hypothesis import HealthCheck, given, settings
+from cube_checks import assert_conv, assert_gemm, pack_channels
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from mix_cases import CHIP, Relay, relays
-from test_epilogue import RESIDUAL, SIGMOID_GELU, WIDE_RESIDUAL
+from test_conv import conv_shapes
+from test_epilogue import RELU6, RESIDUAL, SHAPES, SIGMOID_GELU, WIDE_RESIDUAL
 
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.tasks import compile_tasks, run_tasks
 from ascend_lab.isa import parse_program, sanitize
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, pack_gemm, unpack_gemm
+from ascend_lab.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    gemm_launch,
+    pack_gemm,
+    stacked_schedule,
+    unpack_gemm,
+)
 from ascend_lab.kernels.epilogue import Deq, Epilogue, Operand
 from ascend_lab.sim import execute, simulate
 
@@ -64,6 +73,29 @@ def test_products_with_any_epilogue_equal_numpy(name: str, order: str) -> None:
     schedule = GemmSchedule(48, 32, 48, 2, 2, 1, order=order)
     launch = assert_gemm(shape, CHIP, schedule, epilogue)
     assert launch.mix == 3 and launch.core_count == 2
+    times = {e: simulate(launch, CHIP, engine=e).cycles for e in ("fast", "reference")}
+    assert times["fast"] == times["reference"]
+
+
+CONV_AFTER = {"relu6": RELU6, "gelu": SIGMOID_GELU, "residual": RESIDUAL, "wide": WIDE_RESIDUAL}
+ODD, EVEN = ConvShape(3, 20, 7, 7, 40, 3, 3, 1, 1), ConvShape(16, 64, 14, 14, 64, 3, 3, 1, 1)
+LOW = GemmSchedule(32, 16, 32, 1, 2, 2)
+
+
+@given(conv_shapes(), st.sampled_from(sorted(CONV_AFTER)), st.sampled_from([None, LOW]))
+@FEW
+@example(ConvShape(2, 40, 9, 11, 40, 3, 3, 1, 1, groups=40), "relu6", LOW)
+@example(ConvShape(1, 33, 1, 1, 70, 1, 1), "residual", None)
+@example(ODD, "gelu", replace(LOW, order="nm"))
+@example(EVEN, "residual", stacked_schedule(EVEN, CHIP, RESIDUAL))
+@example(replace(SHAPES[2], dtype="fp16"), "wide", replace(LOW, window="strip"))
+def test_convolutions_with_any_epilogue_equal_numpy(
+    shape: ConvShape, name: str, schedule: GemmSchedule | None
+) -> None:
+    """Odd and even tiles, in one piece and in rows; no race, no flag left; engines agree."""
+    shape = replace(shape, dtype="fp16", out_dtype="fp32" if name == "wide" else "fp16")
+    launch = assert_conv(shape, CHIP, schedule, CONV_AFTER[name])
+    assert launch.mix == 3
     times = {e: simulate(launch, CHIP, engine=e).cycles for e in ("fast", "reference")}
     assert times["fast"] == times["reference"]
 

@@ -12,7 +12,15 @@ from hypothesis import HealthCheck, given, settings
 
 from ascend_lab.aoe import Settings, engine
 from ascend_lab.aoe.saved import Report
-from ascend_lab.aoe.subgraph import Segments, SlicePlan, every, plan_time, prepared
+from ascend_lab.aoe.subgraph import (
+    Segments,
+    SlicePlan,
+    compiled,
+    every,
+    plan_time,
+    prepared,
+    sliced,
+)
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, InputError
@@ -338,6 +346,19 @@ def test_limits_that_limit_nothing_cost_nothing():
     assert clipped(-1.0, 1.0) == pytest.approx(2 * clipped(-1.0, np.inf))
 
 
+def test_before_a_maximum_functions_are_done_to_the_largest_alone():
+    def vector(write, chip="Ascend310"):
+        return bound_of(net_of(write, 2, 16, 32, 32), load_chip(chip)).vector
+
+    def pooled(net, x):
+        return net.max_pool2d(x, kernel=2, stride=2)
+
+    behind = vector(lambda net, x, w: net.relu6(pooled(net, net.conv2d(x, w(16, 16, 1, 1)))))
+    before = vector(lambda net, x, w: pooled(net, net.relu6(net.conv2d(x, w(16, 16, 1, 1)))))
+    unpooled = vector(lambda net, x, w: net.relu6(net.conv2d(x, w(16, 16, 1, 1))))
+    assert before == behind < unpooled
+
+
 def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():
     def two(net, x, w):
         return net.relu(net.add(net.matmul(x, w(24, 32)), net.matmul(net.exp(x), w(24, 32))))
@@ -347,18 +368,33 @@ def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():
     assert found["cube"] == pytest.approx(2 * 16 * 32 * 24 / 4096 / 2)  # 48 deep: 3 steps, not 4
 
 
-def test_a_chain_waits_for_itself():
+WAIT = {  # by hand: a start-up and a cycle a copy, two flags from pipe to pipe, L2's 50 cycles
+    "in": 11 + 50 + 2,  # GM->L0A, or GM->UB
+    "product": 6 + 1,
+    "function": 2 + 13 + 2,  # two flags, vexp of what lies in L0C
+    "on": 2 + 11 + 2 + 11 + 2,  # UB->L1->L0A
+    "out": 2 + 11 + 50,  # UB->GM
+}
+
+
+def test_a_chain_waits_on_its_way_from_buffer_to_buffer():
     def chain(net, x, w):
         for _ in range(5):
-            x = net.relu(net.matmul(x, w(16, 16)))
+            x = net.exp(net.matmul(x, w(16, 16)))
         return x
 
     def beside(net, x, w):
-        return tuple(net.relu(net.matmul(x, w(16, 16))) for _ in range(5))
+        return tuple(net.exp(net.matmul(x, w(16, 16))) for _ in range(5))
 
     long, wide = (cycles(net_of(write, 16, 16)) for write in (chain, beside))
-    assert long["chain"] == pytest.approx(5 * wide["chain"]) and wide["chain"] > 0
+    assert wide["chain"] == pytest.approx(sum(WAIT.values()) - WAIT["on"])
+    one = WAIT["on"] + WAIT["product"] + WAIT["function"]
+    assert long["chain"] == pytest.approx(wide["chain"] + 4 * one)
     assert long["cube"] == pytest.approx(wide["cube"])
+    split = cycles(net_of(chain, 16, 16), load_chip("Ascend910B2"))["chain"]
+    over = 11 + 50 + 2  # from memory; and to it, behind two flags
+    once = over + 2 + 11 + 7 + 2 + 2 * over + 13  # L1->L0A, a product, to memory and back, vexp
+    assert split == pytest.approx(5 * (once + 2 + 11 + 50))
 
 
 def test_what_a_path_does_waits_for_nothing():
@@ -370,10 +406,73 @@ def test_what_a_path_does_waits_for_nothing():
 
         return net_of(write, 16, 16)
 
-    plain, relu = chain(lambda _, x: x), chain(lambda net, x: net.relu(x))
-    split = load_chip("Ascend910B2")
-    assert cycles(relu, split)["chain"] == cycles(plain, split)["chain"]
-    assert cycles(relu)["chain"] > cycles(plain)["chain"]
+    plain, relu, exp = (
+        chain(a) for a in (lambda _, x: x, lambda n, x: n.relu(x), lambda n, x: n.exp(x))
+    )
+    for chip in (CHIP, load_chip("Ascend910B2")):  # on one core a ReLU may bring numbers to UB
+        assert cycles(relu, chip)["chain"] == cycles(plain, chip)["chain"]
+        assert cycles(exp, chip)["chain"] > cycles(plain, chip)["chain"]
+
+
+def test_what_is_joined_waits_for_one_part():
+    def join(net, x, w):
+        y = x
+        for _ in range(9):
+            y = net.exp(y)
+        return net.relu(net.concat(x, y, axis=1))
+
+    assert (
+        cycles(net_of(join, 16, 16))["chain"]
+        < cycles(net_of(lambda net, x, w: net.exp(net.exp(x)), 16, 16))["chain"]
+    )
+
+
+# -- what comes one after another ------------------------------------------------------------------
+def squeezed(images):
+    """A function, a product that needs all of an image, and as much work behind it."""
+
+    def write(net, x, w):
+        x = net.exp(x)
+        y = net.global_avg_pool(x)
+        return net.exp(net.mul(x, net.conv2d(y, w(16, 16, 1, 1))))
+
+    return net_of(write, images, 16, 64, 64)
+
+
+def test_work_before_and_behind_what_needs_all_of_an_image_adds_up():
+    found, many = cycles(squeezed(1)), cycles(squeezed(4))
+    half = 16 * 64 * 64 / 128 / 2 * (2 + 13 / 255)  # of both functions, on both cores
+    other = WAIT["out"] + WAIT["in"] + WAIT["product"]  # for what another core did
+    waits = WAIT["in"] + other / 2 + 2 + WAIT["out"]
+    assert found["chain"] == pytest.approx(2 * half + waits)
+    assert many["chain"] < many["vector"]  # images do not wait for each other
+
+
+def test_weights_behind_the_last_number_of_a_tensor_are_read_late():
+    def net(depth):
+        def write(net, x, w):
+            layers = (64, 3), (1024, 1), (1024, 3), (1024, 1)
+            for columns, side in layers[:depth]:
+                weight = w(columns, x.shape[1], side, side)
+                x = net.relu(net.conv2d(x, weight, pad=side // 2))
+            return x
+
+        return net_of(write, 2, 64, 8, 8)
+
+    graph = net(4)
+    convs = [node for node in graph.nodes if node.op == "conv2d"]
+    late = Needs(graph).later({node.inputs[1] for node in convs})
+    last = 1024 * 1024 * 2
+    corner = 9 * last * (2 / 3) ** 2  # what stands in a corner meets four of nine taps
+    assert late[convs[0].output] == pytest.approx(corner + last)  # of the product behind, a row
+    assert late[convs[2].output] == late[convs[3].output] == 0.0
+    small = replace(CHIP, buffers=dict.fromkeys(CHIP.buffers, 1024))
+    found, before = cycles(graph, small), cycles(net(1), small)
+    rate = CHIP.path("GM", "L1").rate_bytes_per_cycle  # a core's own; memory's is lower
+    least = (late[convs[1].inputs[0]] - 1024 * len(CHIP.buffers)) / rate
+    assert found["chain"] >= before["cube"] + least > 0.35 * found["memory"]
+    held = replace(small, l2=replace(CHIP.l2, kind="cache"))
+    assert cycles(graph, held)["chain"] < found["chain"]  # most weights at once
 
 
 def test_a_network_of_views_takes_nothing():
@@ -448,3 +547,112 @@ def test_simulate_prints_bound_and_ledger(capsys):
     printed = {line[2:11].strip(): float(line.split("us")[0].split()[-1]) for line in table}
     assert sum(printed.values()) == pytest.approx(data["time_s"] * 1e6, abs=0.05)
     assert printed["bound"] == pytest.approx(data["bound_s"] * 1e6, abs=0.005)
+
+
+# -- all that can be expressed ---------------------------------------------------------------------
+def tiny(rng):
+    """A random graph of one or two blocks, small enough to be taken in every way."""
+
+    def pick(*choices):
+        return choices[rng.integers(len(choices))]
+
+    def squeeze(net, x, w):
+        y = net.relu(net.conv2d(net.global_avg_pool(x), w(16, x.shape[1], 1, 1)))
+        return net.mul(x, net.sigmoid(net.conv2d(y, w(x.shape[1], 16, 1, 1))))
+
+    def image(net, x, w):
+        c = x.shape[1]
+        return pick(
+            lambda: net.silu(x),
+            lambda: net.clip(x, low=0.0, high=6.0),
+            lambda: net.conv2d(x, w(pick(16, 32), c, 1, 1)),
+            lambda: net.conv2d(x, w(16, c, 3, 3), pad=1),
+            lambda: net.depthwise_conv2d(x, w(c, 1, 3, 3), pad=1),
+            lambda: net.max_pool2d(x, kernel=2, stride=2),
+            lambda: net.add(x, net.conv2d(net.relu(x), w(c, c, 1, 1))),
+            lambda: squeeze(net, x, w),
+        )()
+
+    def rows(net, x, w):
+        k = x.shape[1]
+        return pick(
+            lambda: net.gelu(x),
+            lambda: net.matmul(x, w(k, pick(16, 64, 256))),
+            lambda: net.softmax(x, axis=-1),
+            lambda: net.layer_norm(x, w(k), w(k)),
+            lambda: net.add(x, net.matmul(net.exp(x), w(k, k))),
+        )()
+
+    def write(net, x, w):
+        for _ in range(rng.integers(1, 3)):
+            x = (image if len(x.shape) == 4 else rows)(net, x, w)
+        return x
+
+    n = pick(1, 2, 4)
+    return net_of(
+        write, *pick((n, 16, 8, 8), (n, 32, 16, 16), (n, 16, 24, 24), (16 * n, 64), (n, 256))
+    )
+
+
+def times_of(graph, chip):
+    """Seconds in every way that the compiler has words for: kernels, slices, launches, prefetch."""
+
+    def launched(built):
+        for one, prefetch in ((False, False), (True, False), (True, True)):
+            yield simulate_graph(
+                SlicePlan(one_launch=one, prefetch=prefetch).launched(built)
+            ).time_s
+
+    for fusion in (True, False):
+        yield from launched(compile_stages(graph, chip, fusion=fusion).compiled)
+    whole = prepared(graph, chip)
+    segments, (n, *sizes) = Segments(whole, chip), whole.types[whole.outputs[0]].shape
+    halves = ("batch", n) if segments.batch > 1 else ("height", sizes[1]) if sizes[2:] else ("", 1)
+    way = halves[0], (halves[1] // 2, halves[1] - halves[1] // 2)
+    ways = [way] if min(way[1]) and segments.count <= MOST else []
+    for chain, inside in product(every(segments.count, lambda i, j: ways), (False, True)):
+        regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
+        plan = SlicePlan(regions, one_launch=inside, inside=inside)
+        if regions or inside:
+            with suppress(AscendLabError):  # a slice that nothing can cut
+                yield from launched(compiled(sliced(whole, plan), chip, plan.road(chip)))
+
+
+MOST = 3
+"""Units of a graph in slices: twice 18 ways to take them."""
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(4),
+        *(pytest.param(range(i, i + 20), marks=pytest.mark.full) for i in range(4, 1004, 20)),
+    ],
+)
+def test_no_way_to_take_a_tiny_graph_goes_below(seeds):
+    for seed in seeds:
+        chip = load_chip(("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")[seed % 4])
+        chip = replace(chip, launch_overhead_s=0.0, queued_launch_s=0.0, mix_start_s=0.0)
+        graph = tiny(np.random.default_rng(seed))  # 1004 in all
+        least = min(times_of(graph, chip))
+        assert bound_of(compile_stages(graph, chip).rewritten, chip).time_s <= least, seed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_a_chain_of_functions_the_bound_is_the_optimum(seed):
+    """Memory, which all cores and slices share, is the limit: fused, it is reached to the cycle."""
+    rng = np.random.default_rng(seed)
+    names = rng.choice(["relu", "abs", "exp", "square"], rng.integers(1, 4))
+
+    def chain(net, x, w):
+        for name in names:
+            x = getattr(net, name)(x)
+        return x
+
+    graph = net_of(chain, 1, 16, 16 * int(rng.integers(12, 20)), 128)
+    bound, times = (
+        bound_of(compile_stages(graph, CHIP).rewritten, CHIP),
+        list(times_of(graph, CHIP)),
+    )
+    assert min(times) == pytest.approx(bound.time_s, abs=1 / CHIP.clock_hz)
+    assert len(set(times)) > 1 or len(names) == 1

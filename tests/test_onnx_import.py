@@ -19,7 +19,7 @@ from onnx_models import (
 )
 
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
-from ascend_lab.graph import Fill, evaluate, from_text, random_inputs
+from ascend_lab.graph import Fill, evaluate, random_inputs
 from ascend_lab.graph.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
 from ascend_lab.graph.onnx.model_file import signature
 from ascend_lab.graph.passes import run_passes
@@ -103,11 +103,6 @@ def test_the_weights_of_the_largest_model_are_never_made_while_importing():
     assert peak_bytes < 4e6
     large = [c for c in graph.constants.values() if c.type.elements > 1e6]
     assert len(large) > 5 and all(isinstance(c.data, Fill) for c in large)
-
-
-def test_the_text_form_of_an_imported_graph_reads_back():
-    graph = import_onnx(path_of("squeezenet"))
-    assert str(from_text(str(graph))) == str(graph)
 
 
 # -- names, types, sizes --------------------------------------------------------------------------

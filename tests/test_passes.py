@@ -87,19 +87,6 @@ def test_the_manager_repeats_until_nothing_matches_and_reports() -> None:
     assert f"129 -> {len(after.nodes)} nodes" in lines[-1]
 
 
-def test_relu_and_transpose_chains_shrink() -> None:
-    net = GraphBuilder("chain")
-    value = net.input("x", (2, 3))
-    for _ in range(100):
-        value = net.relu(value)
-    for _ in range(101):
-        value = net.transpose(value)
-    net.output(net.exp(value))
-    after, report = run_passes(net.build())
-    assert [node.op for node in after.nodes] == ["relu", "transpose", "exp"]
-    assert report.rounds <= 8
-
-
 def test_one_round_is_not_more() -> None:
     graph = from_text(text(CASES[0], CASES[0].before))
     after, report = run_passes(graph, ["DeadCodeEliminationPass"], rounds=1)

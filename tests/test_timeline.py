@@ -14,6 +14,7 @@ from ascend_lab.isa import Event, Instruction, Launch, Loop, Part, Program
 from ascend_lab.kernels import GemmShape, elementwise_launch, elementwise_program, gemm_launch
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 from ascend_lab.sim.compiled import WORK
+from ascend_lab.sim.timeline import start_cycles
 
 TOY = load_chip("Toy")
 
@@ -268,3 +269,9 @@ def test_faster_memory_never_costs_cycles():
         for rate in rates
     ]
     assert cycles == sorted(cycles, reverse=True)
+
+
+def test_a_launch_of_its_own_waits_for_cores_of_both_kinds():
+    more = {way: start_cycles(TOY, way, 7) - start_cycles(TOY, way)
+            for way in ("cold", "queued", "inside", "across")}  # fmt: skip
+    assert more == {"cold": 7, "queued": 7, "inside": 0, "across": 0}

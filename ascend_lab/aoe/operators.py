@@ -18,7 +18,7 @@ from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
 from ascend_lab.graph import Compiled, Task, evaluate, lower as lowering, network, tasks
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, halves_of, lower
-from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of
+from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of, pooled_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.piece import packed
 from ascend_lab.graph.lower.vector import MOVES
@@ -88,13 +88,13 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     if isinstance(kernel, tasks.CpuKernel):
         unit, reason, cycles = "", NO_PARAMETERS, tasks.time_cpu(kernel, chip).total_cycles
     else:
-        unit, reason = unit_of(task.piece, chip)
+        unit, reason = unit_of(task.piece, chip, task.lowered)
         cycles = matmul.warm_cycles(kernel, chip, warm)
     return Tunable(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
 
 
-def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
-    """Return which tuner a piece is for, or "" and why there is none."""
+def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[str, str]:
+    """Return which tuner a piece is for, or "" and why there is none; by default `lowered`."""
     nodes = piece.graph.nodes
     op = nodes[0].op
     if op in CONVOLUTIONS:
@@ -102,12 +102,15 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
             return "", f"of a tandem the quickest of {TIMED} divisions is taken already"
         if beside_of(piece)[1]:
             return "joint", ""
+        if pooled_of(piece)[1]:
+            return "", "what it makes is pooled on the core, in tiles of its windows"
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
-        if by_vector(shape) and not _multiplied(tasks.lowered_once(piece, chip).kernel):
+        lowered = lowered or tasks.lowered_once(piece, chip)
+        if by_vector(shape) and not _multiplied(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
-        tiling = tasks.lowered_once(piece, chip).tiling
+        tiling = lowered.tiling
         together = tiling and tiling.window == "stacked" and stacked(shape).beside
         return ("joint" if together else "cube"), ""
     if op in PRODUCTS:

@@ -57,7 +57,7 @@ class Report:
         total = (
             f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
             f"{t.gain:.2%} = {FORMULA}; network bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} "
-            "(it counts no waits and one launch)"
+            "(it counts one launch and few waits)"
         )
         return "\n".join([*lines, total])
 

@@ -240,7 +240,7 @@ def _print(report: saved.Report) -> None:
         common.show(f"  {_operators(tuning.operators)}")
     common.show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
-        "(of any slicing and schedule; it counts no waits and one launch)"
+        "(of any slicing and schedule; it counts one launch and few waits)"
     )
     common.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
 

@@ -16,19 +16,30 @@ vector    computes there what no cube and no path out of it can: for each result
           count nothing. On chips with one core for both, what leaves the cube passes through the
           same pipe and is added. So every number counts there that neither a path nor the cube
           alone makes: those of these convolutions, sums inside a function, ReLUs. On others a path
-          may do a ReLU, and small groups leave the cube or are a step per tap on the vector unit:
-          the share that is best.
+          may do a ReLU; small groups leave the cube or are a step per tap there, as is best.
 results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
           quickest path, or, to vector units apart, by the quickest path to them if a function
-          reads it; sums that are only added up may be added up inside and leave once.
+          reads it; sums only added up may be added up inside and leave once. A vector unit that
+          reads them there takes as long: they have four bytes, so half go in a repeat.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
           and writes of the results what a cache cannot hold at the end. Spills count as none, also
           on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
           go through all operators that read them, and weights between may be read again instead.
-          That is a relaxation: removing a cost from every schedule leaves a bound of all of them.
-chain     waits: what the longest chain of operators that cannot begin before another's result does
-          at the least, on as many cores as you like: for the cube a copy in, a step, a copy out,
-          for the vector unit the shortest instruction.
+          Removing a cost from every schedule leaves a bound of all of them.
+chain     adds up what comes one after another, on as many cores as you like. It is the longest of
+          1. waits. A result needs something of each input (of a join, of one): this goes from where
+             it was made to where the next unit reads, each copy starts up, pipes tell each other
+             by two flags, L2 is late. Barriers count as none: loads of weights may hide them.
+          2. work and waits, where a product needs every number it reads for each result, as fully
+             connected layers of one image do. Before its first result all work behind it is done,
+             and the last of that has come: from core to core through memory, unless one core did
+             all. What reads the product begins later, so that both times add up. Several images
+             do not wait for each other: no product of theirs is such a one.
+          3. work and weights read late. Of a tensor through which all passes some number is the
+             last, all work behind it done then; what depends on it meets weights that are still
+             to be multiplied. A part may lie in L2, if that is a cache, and in the buffers of the
+             core that has the number: others hear of it at a barrier, which empties theirs, or,
+             apart from vector units, by flags. The rest comes from memory, or by those cores' path.
 
 Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
 two weights) is a pass, not a schedule, and the bound is that of the graph after passes, in the
@@ -37,20 +48,21 @@ format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
+from math import inf
+from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.graph.ir import Fill, Graph, Node
-from ascend_lab.graph.needs import ATTENTION, PRODUCTS, Needs, moves, slides
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves
+from ascend_lab.sim import least_ways
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
     **dict.fromkeys(("sigmoid", "tanh", "erf"), ("vexp", "passed", "over")),
-    "silu": ("vexp", "passed", "over", "vmul"),
-    "gelu": ("vmul", "vmul", "vexp", "passed", "over", "vmul"),
+    "silu": ("vexp", "passed", "share"),
+    "gelu": ("vmul", "vmul", "vexp", "passed", "share"),
     **dict.fromkeys(("sqrt", "rsqrt", "rec", "abs", "leaky_relu"), ("least",)),
     "log": ("vln",),
     "softplus": ("vexp", "passed", "vln"),
@@ -60,9 +72,10 @@ CURVES = {
 }
 """Operators with functions per result that are no sum of products, no scale: their instructions.
 
-Of exponentials, logarithms and products of two computed numbers there is one each; "over", a
-quotient, is the quickest of two; "least" is the quickest of all. So is what a number costs that has
-"passed" through the vector unit or the cube, and a limit, "low" or "high".
+Of exponentials, logarithms and products of two computed numbers there is one each; "over", one over
+a number, is the quickest of two, "share", a quotient, that and a product, or vdiv; "least" is the
+quickest of all. So is what a number costs that has "passed" through the vector unit or the cube,
+and a limit, "low" or "high".
 """
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators that leave the largest or smallest of numbers."""
@@ -70,6 +83,10 @@ CUBE_SIDE = ("L1", "L0A", "L0B", "L0C")
 """Buffers of the cube."""
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 """What lies between sums that may be added up in L0C."""
+Times = tuple[float, ...]
+"""Cycles until numbers lie where the cube reads, where the vector unit does, and in memory."""
+NOW: Times = (0.0, 0.0, 0.0)
+"""Of constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,12 @@ class Bound:
         return max(parts, key=lambda name: parts[name])
 
     @property
+    def unit(self) -> str:
+        """The limit, or the unit that works longest if that is the chain."""
+        units = ("cube", "vector", "results", "memory")
+        return max(units, key=self.__getattribute__) if self.limit == "chain" else self.limit
+
+    @property
     def work_s(self) -> float:
         """Seconds without the launch."""
         return float(getattr(self, self.limit))
@@ -110,16 +133,12 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
 
     All is 0 for a graph that may be done without a kernel.
     """
-    work = _Work(graph, chip)
-    if not work.computes:
+    if not (work := _Work(graph, chip)).computes:
         return UNBOUND
-    cube, leaving, either = work.products()
-    vector = work.compared()
-    if chip.combined:
-        others = sum(count for _, count, _ in either) * work.width
-        rate = max(work.any_way, chip.vector_bytes_per_repeat * chip.core_count)
-        vector += leaving + others / rate
-    else:
+    either = work.products()
+    work.compared()
+    cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))
+    if not chip.combined:
         ways = [(count * taps * work.least / work.lanes, there) for taps, count, there in either]
         ways.sort(key=lambda way: way[0] / way[1])
         vector, leaving = _balanced(vector, leaving, ways)
@@ -149,6 +168,14 @@ def _balanced(
     return vector, path
 
 
+class _Load(NamedTuple):
+    """Cycles of cubes, vector units and ways out of L0C for a tensor, once `node` has begun."""
+
+    node: str
+    tensor: str
+    cycles: Times
+
+
 class _Work:
     """What of a graph is needed, and what that costs at least, in cycles of all cores."""
 
@@ -158,6 +185,7 @@ class _Work:
         self.lanes *= chip.vector_cores_per_core
         costs = chip.vector_costs.items()
         self.costs = {n: c.slope_cycles + c.head_cycles / chip.max_repeat for n, c in costs}
+        self.lone = {name: float(c.slope_cycles + c.head_cycles) for name, c in costs}
         self.least = min(self.costs.values())
         self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
         self.width = 1 if self.bytes else 2
@@ -169,6 +197,8 @@ class _Work:
             if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
         self.needed = {node.name for node in self.nodes}
+        self.weights = self.needs.weights(self.nodes)
+        self.loads, self.begun = list[_Load](), dict[str, float]()
 
     @property
     def computes(self) -> bool:
@@ -182,34 +212,38 @@ class _Work:
             if source in sources and (not targets or target in targets):
                 rate = max(pipes.get(path.pipe, 0.0), path.rate_bytes_per_cycle)
                 pipes[path.pipe] = rate
-        return sum(pipes.values()) * self.chip.core_count or float("inf")
+        return sum(pipes.values()) * self.chip.core_count or inf
 
     # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> tuple[float, float, list[tuple[int, float, float]]]:
-        """Return the cycles of the cubes, those in which results leave, and what else is summed up.
+    def products(self) -> list[tuple[int, float, float]]:
+        """Note the cycles of products and of the sums that leave; return what else is summed up.
 
-        That is (products, results of so many each, cycles in which those leave).
+        That is, apart from the vector units, (products, results of so many each, cycles to leave).
         """
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
-            if self._on_cube(node) or (slides(node) and not node.has("pooling")):
+            if self._on_cube(node) or (node.name in self.needs.windows and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
-        cycles, left, others = 0.0, 0.0, list[tuple[int, float, float]]()
+        others = list[tuple[int, float, float]]()
+        rate = max(self.any_way, self.chip.vector_bytes_per_repeat * self.chip.core_count)
         for end, nodes in ends.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
                 m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
-                steps = self._sums(node, k)
+                steps = self.needs.sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
-                    steps = self._sums(node, 1) / k
+                    steps = self.needs.sums(node, 1) / k
                 share = self.needs.count(node.output) / self.graph.types[node.output].elements
-                cycles += steps * share / (m * n * self.chip.core_count)
+                cycles = steps * share / (m * n * self.chip.core_count)
+                self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
             fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
             leave = self._leave(end, fewest)
-            left += leave if cubes else 0
-            tapped = [] if cubes else self._tapped(nodes, fewest)
+            tapped = [] if cubes else self.needs.tapped(nodes, fewest)
+            passed = leave if cubes else sum(count for _, count in tapped) * self.width / rate
+            out = (0.0, passed * self.chip.combined, leave if cubes else 0.0)
+            self.loads.append(_Load(nodes[-1].output, end, out))
             others += [(taps, count, leave * count / fewest) for taps, count in tapped]
-        return cycles, left, others
+        return others
 
     def _leave(self, end: str, count: int) -> float:
         """Return the cycles in which `count` sums leave the cubes.
@@ -217,57 +251,15 @@ class _Work:
         Apart from the vector units, those that a function reads leave them altogether.
         """
         readers = (n for n in self.graph.readers[end] if n.name in self.needed)
-        read = max((self._lanes(n) for n in readers if self._repeat_cycles(n)), default=0)
+        lanes = (self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs))
+        read = max(lanes, default=0)
         far = 0 if self.chip.combined else min(read, count)
         return self.width * (far / self.to_vector + (count - far) / self.any_way)
-
-    def _tapped(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
-        """Return `count` results of the fewest products, as (products, results)."""
-        if len(nodes) > 1:
-            return [(1, count)]
-        (node,) = nodes
-        (rows, columns), found = self.needs.windows[node.name], Counter[int]()
-        planes = prod(self.graph.types[node.output].shape[:2])
-        for high, many in rows.counts.items():
-            for wide, each in columns.counts.items():
-                found[high * wide] += planes * many * each
-        kept = []
-        for taps, size in sorted(found.items()):
-            kept.append((taps, min(size, count)))
-            count -= kept[-1][1]
-        return [(taps, size) for taps, size in kept if size]
 
     def _on_cube(self, node: Node) -> bool:
         """Tell whether a node is products that the chip's cube multiplies."""
         dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
-        return dtype in self.chip.cube and self._sums(node, 1) > 0
-
-    def _sums(self, node: Node, depth: int) -> float:
-        """Return the sums of a node's products, each as often as steps of `depth` products fill it.
-
-        0 for what the vector unit may do as well, and for attention under a mask, which may be left
-        out.
-        """
-        out = self.graph.types[node.output]
-        if node.op in PRODUCTS:
-            first = self.graph.types[node.inputs[0]].shape
-            return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
-        if node.op in ATTENTION and len(node.inputs) == 3 and not node.attr("causal", False):
-            (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
-            return prod(many) * s * (t * _up(d, depth) + e * _up(t, depth))
-        if node.op not in ("conv2d", "conv_transpose2d"):
-            return 0
-        groups, weight = node.attr("groups", 1), self.graph.types[node.inputs[1]].shape
-        channels = weight[1] if node.op == "conv2d" else weight[0] // groups
-        if channels < 16 and groups > 1:
-            return 0
-        rows, columns = self.needs.windows[node.name]
-        steps = sum(
-            many * each * _up(channels * high * wide, depth)
-            for high, many in rows.counts.items()
-            for wide, each in columns.counts.items()
-        )
-        return out.shape[0] * out.shape[1] * steps
+        return dtype in self.chip.cube and self.needs.sums(node, 1) > 0
 
     def _end(self, name: str) -> str:
         """Return the tensor in which sums leave the cube at the latest."""
@@ -279,19 +271,22 @@ class _Work:
         return name
 
     # -- vector units -------------------------------------------------------------------------
-    def compared(self) -> float:
-        """Return the cycles of the vector units, results of the cubes left out."""
-        return sum(self._lanes(n) * self._repeat_cycles(n) for n in self.nodes) / self.lanes
+    def compared(self) -> None:
+        """Note the cycles of the vector units, results of the cubes left out."""
+        for node in self.nodes:
+            if cycles := self._lanes(node) * self._repeat_cycles(node, self.costs) / self.lanes:
+                self.loads.append(_Load(node.output, node.output, (0.0, cycles, 0.0)))
 
-    def _repeat_cycles(self, node: Node) -> float:
-        """Return the cycles of a repeat of all instructions that a node takes at least."""
-        usual, each, none = self.costs["default"], self.costs | {"least": self.least}, float("inf")
-        each["passed"] = self.least if self.chip.combined else 0.0
-        each["over"] = min(self.costs.get(n, usual) for n in ("vrec", "vdiv"))
+    def _repeat_cycles(self, node: Node, costs: Mapping[str, float]) -> float:
+        """Return the cycles of all instructions that a node takes at least, at `costs` each."""
+        usual, least = costs["default"], min(costs.values())
+        each = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
+        each["over"] = min(costs.get(n, usual) for n in ("vrec", "vdiv"))
+        each["share"] = min(each["over"] + costs.get("vmul", usual), costs.get("vdiv", usual))
         low, high = node.attr("low", 0.0), node.attr("high", 6.0)
         by_path = self.bytes or (low == 0.0 and not self.chip.combined)
-        each["low"] = 0.0 if low == -none or by_path else self.least
-        each["high"] = 0.0 if high == none or self.bytes else self.least  # bytes are limited
+        each["low"] = 0.0 if low == -inf or by_path else least
+        each["high"] = 0.0 if high == inf or self.bytes else least  # bytes are limited
         return sum(each.get(name, usual) for name in CURVES.get(node.op, ("least",)))
 
     def _lanes(self, node: Node) -> int:
@@ -299,67 +294,127 @@ class _Work:
         out, given = self.graph.types[node.output], self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
-        count = self.needs.count(node.output)
+        count = self._fewest(node.output)
         if node.op in CURVES:
             alone = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
             return 0 if alone else count
         if node.op in LARGEST:
             return count if given[0].elements >= 2 * out.elements else 0
-        if node.op == "max_pool2d":
+        if node.has("largest"):
             rows, columns = self.needs.windows[node.name]
             lone = rows.counts[1] * columns.counts[1]
             return max(0, count - lone * out.shape[0] * out.shape[1])
         return 0
 
+    def _fewest(self, name: str) -> int:
+        """Return how many numbers of a tensor functions are done to: to the largest, if pooled."""
+        count, readers = self.needs.count(name), self.graph.readers
+        while name not in self.graph.outputs and len(readers[name]) == 1:
+            (reader,) = readers[name]
+            name = reader.output
+            if reader.has("largest"):
+                return min(count, self.needs.count(name))
+            if not reader.has("lanes"):
+                break
+        return count
+
     # -- memory -------------------------------------------------------------------------------
     def memory_bytes(self) -> int:
         """Return the bytes that cross the memory interface."""
         graph = self.graph
-        moved = sum(_bytes(graph, n) for n in graph.inputs if n in self.needs.read)
-        moved += sum(_bytes(graph, n) for n in self._weights())
+        moved = sum(graph.types[n].data_bytes for n in graph.inputs if n in self.needs.read)
+        moved += sum(graph.types[n].data_bytes for n in self.weights)
         computed = {n for node in self.nodes if not moves(node) for n in node.outputs}
-        written = sum(_bytes(graph, n) for n in computed.intersection(graph.outputs))
+        written = sum(graph.types[n].data_bytes for n in computed.intersection(graph.outputs))
         cached = self.chip.l2.size_bytes if self.chip.l2.kind == "cache" else 0
         return moved + max(0, written - cached)
 
-    def _weights(self) -> set[str]:
-        """Return the constants that products need to the last number."""
-        found: set[str] = set()
-        for node in self.nodes:
-            source = self.graph.producers.get(node.inputs[0])
-            padded = source is not None and source.op == "pad"
-            if (slides(node) and not node.has("pooling") and not padded) or node.op in PRODUCTS:
-                found.update(n for n in node.inputs[:2] if self.needs.is_whole(n))
-        constants = self.graph.constants
-        return {n for n in found if n in constants and not isinstance(constants[n].data, Fill)}
-
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
-        """Return the cycles of the longest chain."""
-        until = dict[str, float]()
-        for node in self.graph.nodes:
-            begin = max((until.get(name, 0.0) for name in node.inputs), default=0.0)
-            own = self._latency(node) if node.name in self.needed else 0.0
-            until.update(dict.fromkeys(node.outputs, begin + own))
-        return max((until.get(name, 0.0) for name in self.graph.outputs), default=0.0)
+        """Return the cycles of what comes one after another; what `loads` notes has to be there."""
+        away, since, ready = least_ways(self.chip), 0, dict.fromkeys(self.graph.inputs, NOW)
+        ready |= dict.fromkeys(self.graph.inputs, away["GM"])
+        for at, node in enumerate(self.graph.nodes):
+            if not self.needs.varies.issuperset(node.outputs):
+                continue
+            own, place = self._wait(node)
+            found = into = self._into(node, ready)
+            begin = {"L0C": into[0], "UB": into[1], "": min(into)}[place]
+            self.begun[node.output] = begin
+            if place:
+                end = begin + own
+                if self.needs.meets(node):
+                    end, since = max(end, self._done(own, node, since, at)), at + 1
+                found = tuple(end + far for far in away[place])
+            ready.update(dict.fromkeys(node.outputs, found))
+        ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
+        return max(self._done() if since else 0.0, self._read(), *ends)
 
-    def _latency(self, node: Node) -> float:
-        chip = self.chip
-        if self._lanes(node) and self._repeat_cycles(node):
-            return min(c.head_cycles + c.slope_cycles for c in chip.vector_costs.values())
-        if not self._on_cube(node):
+    def _read(self) -> float:
+        """Return when the weights can be read that are used after a tensor's last number.
+
+        A cache may hold a part of them then, so may buffers: of one core, if no flag tells others.
+        """
+        chip, at = self.chip, {n: at for at, o in enumerate(self.graph.nodes) for n in o.outputs}
+        cores = 1 if chip.combined else chip.core_count
+        held = sum(chip.buffers.values()) * cores
+        held += chip.l2.size_bytes if chip.l2.kind == "cache" else 0
+        if sum(self.graph.types[name].data_bytes for name in self.weights) <= held:
             return 0.0
-        into = min(p.startup_cycles for (_, b), p in chip.paths.items() if b in ("L0A", "L0B"))
-        out = min(p.startup_cycles for (a, _), p in chip.paths.items() if a == "L0C")
-        return into + chip.cube_head_cycles + 1 + out
+        rate = self._rate(("GM",)) * cores / chip.core_count
+        rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
+        found, total, loads = 0.0, NOW, sorted((at[x.tensor], x.cycles) for x in self.loads)
+        for name, size in reversed(self.needs.later(self.weights).items()):
+            while loads and loads[0][0] < at[name]:
+                total = tuple(map(sum, zip(total, loads.pop(0)[1], strict=True)))
+            found = max(found, max(total) + (size - held) / rate)
+        return found
 
+    def _into(self, node: Node, ready: Mapping[str, Times]) -> Times:
+        """Return when a node may begin: each result needs something of all inputs, or of one."""
+        windows = self.needs.windows.get(node.name, ())
+        alone = node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2
+        each = windows or node.op in PRODUCTS
+        each = each or node.has("lanes", "pointwise", "broadcasts", "reduction")
+        if alone or node.op == "masked_softmax" or any(w.counts[0] for w in windows):
+            return NOW  # some results are the same whatever is read
+        given = [ready.get(name, NOW) for name in node.inputs]
+        return tuple(map(max if each else min, zip(*given, strict=True))) if given else NOW
 
-# -- graphs ----------------------------------------------------------------------------------------
-def _bytes(graph: Graph, name: str) -> int:
-    """Return the bytes of a tensor's elements, without padding."""
-    kind = graph.types[name]
-    return kind.elements * DTYPE_BYTES[kind.dtype]
+    def _wait(self, node: Node) -> tuple[float, str]:
+        """Return the cycles of the first result of a node, and where it lies then, "" anywhere."""
+        if node.name in self.needed and self._on_cube(node):
+            return self.chip.cube_head_cycles + 1.0, "L0C"
+        all_there = node.name in self.needed and self._lanes(node) == self.needs.count(node.output)
+        own = self._repeat_cycles(node, self.lone) if all_there else 0.0
+        return own, "UB" if own else ""
 
+    def _done(
+        self, own: float = 0.0, node: Node | None = None, since: int = 0, stop: int = 0
+    ) -> float:
+        """Return when all may be done, or what a result of `node` needs, and that result.
 
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit)
+        `node` needs all of its input, `since` is where to begin: the work of all cores, the way of
+        the last of it, and `own` cycles; unless one core does all, some goes through memory.
+        """
+        behind = set(node.inputs[:1]) if node else set[str]()
+        left, cores = behind.copy(), self.chip.core_count
+        for other in reversed(self.graph.nodes[since:stop]):
+            if behind.issuperset(other.outputs):
+                behind.update(self.needs.whole(other))
+                left.update(() if other.op in SUMMED else other.inputs)
+        found, total, away = 0.0, NOW, least_ways(self.chip)
+        ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
+        near = [far[0] + own if node else far[2] for far in ends]
+        back = away["GM"][0] + own
+        loads = [
+            (self.begun[load.node], load.cycles) for load in self.loads
+            if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))
+        ]  # fmt: skip
+        for begin, cycles in sorted(loads, reverse=True):
+            total = tuple(map(sum, zip(total, cycles, strict=True)))
+            for work, way, far in zip(total, near, ends, strict=True):
+                if work:
+                    apart = work + (1 - 1 / cores) * (far[2] + back) if node else 0.0
+                    found = max(found, begin + work + way, begin + min(work * cores + way, apart))
+        return found

@@ -13,8 +13,9 @@ The products are queries, keys and values of an attention, for example:
     x @ A, x @ B, x @ C  ->  x @ [A B C], and slices of its columns
 
 One launch instead of several, x is read once, and wide results keep more cores busy. Columns of
-fractals are the outermost axis in memory, so that the slices are views. Biases and what else all of
-them do alike, lane by lane, comes along.
+fractals are outermost in memory, so that the slices are views. What else all of them do alike, lane
+by lane, comes along. Convolutions of one image with windows alike are such products: GoogLeNet's
+1 x 1 reductions. What a concat takes is a view already, and stays apart.
 
 silu(x) = x / (1 + e^-x) begins with a pass that turns x around. -silu(-x) = x / (1 + e^x) does not:
 four vector instructions instead of five. A product with constant weights makes -x as well as x, and
@@ -234,27 +235,34 @@ def _sink(graph: Graph) -> Graph:
 
 # -- products of one tensor ----------------------------------------------------------------------
 def merged_products(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph with one product for all of flat matrices that read one tensor."""
+    """Return the graph with one product for all flat matrices, or windows, that read one tensor."""
     families: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
-        if node.op == "matmul" and _joins(graph, node):
-            key = (node.inputs[0], *sorted(node.attrs.items()))
-            families.setdefault(key, []).append(node)
+        if node.op in ("matmul", "conv2d") and _joins(graph, node):
+            key = (node.inputs[0], len(node.inputs), *graph.types[node.inputs[1]].shape[2:])
+            families.setdefault((*key, *sorted(node.attrs.items())), []).append(node)
     draft = Draft(graph)
-    for family in families.values():
+    for nodes in families.values():
+        ragged = [node for node in nodes if graph.types[node.output].shape[1] % BLOCK]
+        family = [node for node in nodes if node not in ragged] + ragged[:1]
         chains = _alike(graph, family)
         later = [only_reader(graph, chain[-1]) for chain in chains]
-        alone = chip.combined and any(node is not None and node.has("lanes") for node in later)
+        alone = any(n is not None and n.has("lanes", "largest") for n in later)
+        alone &= chip.combined or family[0].has("convolution")
         if len(family) > 1 and not alone:  # what follows one of them alone stays in its kernel
             _merge(draft, chains)
     return draft.finish()
 
 
 def _joins(graph: Graph, node: Node) -> bool:
-    """Tell whether columns of a product are whole blocks, its weights constants."""
-    weight, out = graph.constants.get(node.inputs[1]), graph.types[node.output]
-    plain = weight is not None and not node.attr("trans_a", False) and len(node.inputs) == 2
-    return plain and len(out.shape) == 2 and out.shape[1] % BLOCK == 0 and is_float(out.dtype)
+    """Tell whether the columns of a product with constants are outermost, and go nowhere else."""
+    out = graph.types[node.output]
+    if node.op == "matmul":
+        plain = len(out.shape) == len(node.inputs) == 2 and not node.attr("trans_a", False)
+    else:
+        readers = {reader.op for reader in graph.readers[_alike(graph, [node])[0][-1].output]}
+        plain = out.shape[0] == node.attr("groups", 1) == 1 and "concat" not in readers
+    return plain and is_float(out.dtype) and all(n in graph.constants for n in node.inputs[1:])
 
 
 def _alike(graph: Graph, family: list[Node]) -> list[list[Node]]:
@@ -283,19 +291,20 @@ def _along(graph: Graph, node: Node, before: Node) -> bool:
 
 def _merge(draft: Draft, chains: list[list[Node]]) -> None:
     """Insert one chain for all, and a slice of its result for each."""
-    first = [chain[0] for chain in chains]
-    axis = 0 if first[0].attr("trans_b", False) else 1
-    weight = _joined(draft, [node.inputs[1] for node in first], axis)
-    y = draft.insert("matmul", (first[0].inputs[0], weight), first[0].attrs, first[0].name)
-    for nodes in zip(*(chain[1:] for chain in chains), strict=True):
+    first = chains[0][0]
+    axis = 0 if first.op == "conv2d" or first.attr("trans_b", False) else 1
+    y = first.inputs[0]
+    for nodes in zip(*chains, strict=True):
         rest = [
-            _joined(draft, [n.inputs[i] for n in nodes], 0) for i in range(1, len(nodes[0].inputs))
+            _joined(draft, list(names), axis if nodes[0] is first and not i else 0)
+            for i, names in enumerate(zip(*(n.inputs[1:] for n in nodes), strict=True))
         ]
         y = draft.insert(nodes[0].op, (y, *rest), nodes[0].attrs, nodes[0].name)
-    rows, at = draft.type(y).shape[0], 0
+    shape, at = draft.type(y).shape, 0
     for chain in chains:
         end = at + draft.type(chain[-1].output).shape[1]
-        attrs = {"begin": (0, at), "end": (rows, end)}
+        begin = tuple(at if i == 1 else 0 for i in range(len(shape)))
+        attrs = {"begin": begin, "end": (shape[0], end, *shape[2:])}
         part = draft.insert("slice", (y,), attrs, f"{chain[-1].name}_part")
         draft.replace(chain[-1].output, part)
         at = end

@@ -127,7 +127,7 @@ class Road:
 
     def kernels(self, graph: ir.Graph, chip: Chip) -> tasks.Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
-        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups)
+        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups, self.start)
 
     def stages(self, graph: ir.Graph, chip: Chip) -> Stages:
         """Return a model's graph after every stage; raises as `compile_stages`."""
@@ -146,7 +146,7 @@ def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Fron
 def finish_stages(front: Front, chip: Chip, road: Road = DEFAULT_ROAD) -> Stages:
     """Return the kernels of a graph with layouts; raises as `compile_stages`."""
     fused = road.fuse(front.laid_out, chip)
-    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups)
+    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups, road.start)
     return Stages(front.matches, front.rewritten, front.laid_out, fused, compiled)
 
 
@@ -218,7 +218,7 @@ def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
-    first = FIRST.get(bound.limit, ())
+    first = FIRST.get(bound.unit, ())
     order = (*first, *(name for name in LAYERS if name not in first))
     cycles, launches = Counter[str](), 0
     for op in times.operators:

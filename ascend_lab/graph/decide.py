@@ -16,6 +16,7 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from ascend_lab import isa, limits
@@ -25,7 +26,7 @@ from ascend_lab.graph import aliases, ir, lower, tasks
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.ops.casts import QUANTISED
-from ascend_lab.sim.timeline import Start
+from ascend_lab.sim.timeline import Start, start_cycles
 
 SCOPES = ("GraphFusion", "UBFusion")
 FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
@@ -101,23 +102,53 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     if means and not pays(graph, group[:-1], chip, start):
         return False
     try:
-        mixed = any(phase.mix for phase in tasks.lowered_once(piece, chip).kernel.phases)
+        if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
+            return False
+        kernel = tasks.lowered_once(piece, chip, start=start).kernel
     except AscendLabError:
         return False
+    mixed = any(phase.mix for phase in kernel.phases)
     warm = mixed or any(node.has("convolution") for node in group)
     together = _cycles(piece, chip, start, warm=warm)
-    for way in _ways_apart(graph, group):
-        apart = [_cycles(lower.piece_of(graph, part), chip, start, warm=warm) for part in way]
-        if NEVER not in apart:
-            return together <= sum(apart)
+    least = _apart(graph, group, chip, start, cuts=mixed, warm=warm)
     # one by one some cannot leave their blocks
-    return any(n.op in QUANTISED for n in group)
+    return together <= least if least < NEVER else any(n.op in QUANTISED for n in group)
+
+
+def _may_mix(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start) -> bool:
+    """Tell whether what follows a convolution takes longer, apart, than a mix kernel's later start.
+
+    It is asked before that kernel is written, which is hardly quicker than the convolution alone.
+    """
+    head = _cycles(lower.piece_of(graph, group[:1]), chip, start, warm=True)
+    later = start_cycles(chip, start, round(chip.mix_start_s * chip.clock_hz))
+    rest = _apart(graph, group, chip, start, cuts=False, warm=True) - head
+    return head == NEVER or rest > later - start_cycles(chip, start)
+
+
+def _apart(
+    graph: ir.Graph,
+    group: Sequence[ir.Node],
+    chip: Chip,
+    start: Start,
+    *,
+    cuts: bool,
+    warm: bool,
+) -> float:
+    """Return the cycles of the first way apart that the chip has, or the least with `cuts`."""
+    least = NEVER
+    for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
+        apart = [_cycles(lower.piece_of(graph, part), chip, start, warm=warm) for part in way]
+        least = min(least, sum(apart))
+        if least < NEVER and not cuts:
+            break
+    return least
 
 
 def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
     """Yield what would be kernels without a group, the first that the chip has counts."""
     views = aliases.view_nodes(graph)
-    if lower.means_of(group):
+    if lower.means_of(group) or group[-1].has("largest"):
         yield [group[:-1], group[-1:]]
         return
     if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
@@ -130,6 +161,12 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
     if lower.halves_of(group)[1]:
         yield lower.halves_of(group)
     yield [(n,) for n in group if n.name not in views]
+
+
+def _cuts(group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
+    """Yield a chain in two: vector cores that follow a cube save less where it is two kernels."""
+    for cut in range(1, len(group)):
+        yield group[:cut], group[cut:]
 
 
 def _added(graph: ir.Graph, group: Sequence[ir.Node]) -> list[tuple[ir.Node, ...]]:

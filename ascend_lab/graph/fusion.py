@@ -144,6 +144,13 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*before, *behind, *(means if beside else ())] if each else None
 
 
+def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose a convolution, what follows it, and the largest of windows of that."""
+    chain = [node, *elementwise_chain(graph, node)] if node.has("convolution") else []
+    pool = only_reader(graph, chain[-1]) if chain else None
+    return [*chain, pool] if pool is not None and pool.has("largest") else None
+
+
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
     after = only_reader(graph, node) if node.op == "quantise" else None
@@ -156,6 +163,7 @@ RULES: list[Rule] = [
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule("JointConvolutionFusionPass", joint_convolutions),
     Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
+    Rule("PooledConvolutionFusionPass", pooled_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),

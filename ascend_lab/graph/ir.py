@@ -62,6 +62,11 @@ class TensorType:
         return _map(name, self.shape or (1,), self.dtype, c0=c0)
 
     @property
+    def data_bytes(self) -> int:
+        """Bytes of the elements alone."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
     def size_bytes(self) -> int:
         """Bytes in memory, padding of blocks included."""
         return math.prod(self.stored_shape) * DTYPE_BYTES[self.dtype]

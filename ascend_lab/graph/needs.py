@@ -7,7 +7,7 @@ Beside needs, how many numbers of a tensor may differ: what is repeated is compu
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -16,7 +16,7 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.ir import Fill, Graph, Node
 from ascend_lab.ops import formats, slicing
 
 Mask = NDArray[np.bool_] | None
@@ -25,6 +25,7 @@ PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_con
 ATTENTION = ("attention", "flash_attention")
 BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
 """Operators that compute a result from its row along one axis."""
+NUMBER, CHANNELS, ROW = 1, 2, 3
 WHOLE = (*PRODUCTS, *ATTENTION, *BY_ROW, "batch_norm", "lrn", "trans_data", "erf", "log", "rsqrt",
          "rec")  # fmt: skip
 """Operators that need every element of what they read, though no trait of theirs says so."""
@@ -32,11 +33,13 @@ WHOLE = (*PRODUCTS, *ATTENTION, *BY_ROW, "batch_norm", "lrn", "trans_data", "erf
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows along an axis: how many hold a number of elements, and what none leaves out."""
+    """Windows along an axis: how many hold a number of elements, what none leaves out."""
 
     counts: Counter[int]
     all_read: bool
     all_taps: bool
+    least: float
+    """Share of the taps that every element meets."""
 
 
 @lru_cache(1024)
@@ -47,7 +50,7 @@ def along(
 
     `spread`: those of a transposed convolution, where the stride moves between elements read.
     """
-    counts, read, taps = Counter[int](), set[int](), set[int]()
+    counts, read, taps = Counter[int](), Counter[int](), set[int]()
     for at in range(out):
         if spread:
             steps = ((at + pads[0] - t * dilation, t) for t in range(kernel))
@@ -58,7 +61,8 @@ def along(
         counts[len(held)] += 1
         read.update(i for i, _ in held)
         taps.update(t for _, t in held)
-    return Windows(counts, len(read) == size, len(taps) == kernel)
+    least = min(read[i] for i in range(size)) / kernel
+    return Windows(counts, len(read) == size, len(taps) == kernel, least)
 
 
 def slides(node: Node) -> bool:
@@ -133,7 +137,7 @@ class Needs:
         if node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] == 1:
             return []  # the same number whatever the input
         if node.op != "slice" and all(map(self.is_whole, node.outputs)):
-            return [(name, ()) for name in self._whole(node)]
+            return [(name, ()) for name in self.whole(node)]
         if node.op == "split":
             return self._split(node)
         out = self.masks.get(node.output)
@@ -142,9 +146,9 @@ class Needs:
         rank = len(self.graph.types[node.output].shape)
         return self._part(node, out or (None,) * rank)
 
-    def _whole(self, node: Node) -> Iterable[str]:
+    def whole(self, node: Node) -> Iterable[str]:
         """Return the inputs whose every element a node needs, to give all its results."""
-        if slides(node):
+        if node.name in self.windows:
             windows = self.windows[node.name]
             kept = (all(w.all_read for w in windows), all(w.all_taps for w in windows), True)
             return [name for name, is_whole in zip(node.inputs, kept, strict=False) if is_whole]
@@ -213,6 +217,144 @@ class Needs:
         needed = ceil(self.share(name) * size - 1e-6)
         return max(0, needed + self.distinct.get(name, size) - size)
 
+    # -- products -------------------------------------------------------------------------------
+    def sums(self, node: Node, depth: int) -> float:
+        """Return the sums of a node's products, each as often as steps of `depth` products fill it.
+
+        0 for what the vector unit may do as well, and for attention under a mask, which may be left
+        out.
+        """
+        out = self.graph.types[node.output]
+        if node.op in PRODUCTS:
+            first = self.graph.types[node.inputs[0]].shape
+            return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
+        if node.op in ATTENTION and len(node.inputs) == 3 and not node.attr("causal", False):
+            (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
+            return prod(many) * s * (t * _up(d, depth) + e * _up(t, depth))
+        if node.op not in ("conv2d", "conv_transpose2d"):
+            return 0
+        groups, weight = node.attr("groups", 1), self.graph.types[node.inputs[1]].shape
+        channels = weight[1] if node.op == "conv2d" else weight[0] // groups
+        if channels < 16 and groups > 1:
+            return 0
+        rows, columns = self.windows[node.name]
+        steps = sum(
+            many * each * _up(channels * high * wide, depth)
+            for high, many in rows.counts.items()
+            for wide, each in columns.counts.items()
+        )
+        return out.shape[0] * out.shape[1] * steps
+
+    def meets(self, node: Node) -> bool:
+        """Tell whether each result of a product needs every number of what it multiplies."""
+        if node.op in ATTENTION or node.inputs[0] not in self.varies:
+            return False
+        numbers = self.graph.types[node.inputs[0]].elements
+        return self.sums(node, 1) == self.graph.types[node.output].elements * numbers
+
+    def tapped(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
+        """Return `count` results of the fewest products, as (products, results)."""
+        if len(nodes) > 1:
+            return [(1, count)]
+        (node,) = nodes
+        (rows, columns), found = self.windows[node.name], Counter[int]()
+        planes = prod(self.graph.types[node.output].shape[:2])
+        for high, many in rows.counts.items():
+            for wide, each in columns.counts.items():
+                found[high * wide] += planes * many * each
+        kept = []
+        for taps, size in sorted(found.items()):
+            kept.append((taps, min(size, count)))
+            count -= kept[-1][1]
+        return [(taps, size) for taps, size in kept if size]
+
+    def weights(self, nodes: Sequence[Node]) -> set[str]:
+        """Return the constants that products need to the last number."""
+        found: set[str] = set()
+        for node in nodes:
+            source = self.graph.producers.get(node.inputs[0])
+            padded = source is not None and source.op == "pad"
+            if (
+                node.name in self.windows and not node.has("pooling") and not padded
+            ) or node.op in PRODUCTS:
+                found.update(n for n in node.inputs[:2] if self.is_whole(n))
+        constants = self.graph.constants
+        return {n for n in found if n in constants and not isinstance(constants[n].data, Fill)}
+
+    # -- order ----------------------------------------------------------------------------------
+    def later(self, weights: Collection[str]) -> dict[str, float]:
+        """Return tensors that all passes through, with the bytes of `weights` used after each.
+
+        Whichever number of it comes last, these multiply what depends on that one: see `_spread`.
+        """
+        parts, size, passed = list[tuple[str, float, int, int]](), 0.0, self._passed()
+        one, row = dict[str, int](), dict[str, int]()
+        last = {name: node for node in self.graph.nodes for name in node.inputs}
+        for node in self.graph.nodes:
+            name, weight = node.output, "".join(node.inputs[1:2])
+            enough = row.get(node.inputs[0]) == (CHANNELS if node.name in self.windows else ROW)
+            if enough and weight in weights and last[weight] is node:
+                kind = self.graph.types[weight]
+                size += kind.data_bytes * self._hit(node)
+            one[name], row[name] = self._spread(node, one), self._spread(node, row)
+            if name in passed:
+                parts.append((name, size, one[name], row[name]))
+                wide = CHANNELS if len(self.graph.types[name].shape) == 4 else ROW
+                one, row, size = {name: NUMBER}, {name: wide}, 0.0
+        after, found = (0.0, 0.0, size, size), dict[str, float]()
+        for name, size, from_one, from_row in reversed(parts):
+            found[name] = after[NUMBER]
+            of_row = size + after[from_row]
+            after = (0.0, after[from_one], of_row, of_row)
+        return found
+
+    def _passed(self) -> set[str]:
+        """Return the tensors wholly needed beside which no other is read later."""
+        last = {name: at for at, node in enumerate(self.graph.nodes) for name in node.inputs}
+        last |= dict.fromkeys(self.graph.outputs, len(self.graph.nodes))
+        found, live = set[str](), set(self.graph.inputs)
+        for at, node in enumerate(self.graph.nodes):
+            live.update(self.varies.intersection(node.outputs))
+            live = {name for name in live if last.get(name, -1) > at}
+            if live == {node.output} and self.is_whole(node.output):
+                found.add(node.output)
+        return found
+
+    def _spread(self, node: Node, given: Mapping[str, int]) -> int:
+        """Return how much of a node's result depends on what is given at the least.
+
+        0, a `NUMBER`, all `CHANNELS` of a pixel, or a `ROW`, along the last axis; of it a number,
+        if nothing else is known, wherever it stands.
+        """
+        if len(node.outputs) > 1 or not self.is_whole(node.output):
+            return 0
+        from_ = max((given.get(name, 0) for name in self.whole(node)), default=0)
+        if not from_:
+            return 0
+        if node.name in self.windows and not node.has("pooling") and node.attr("groups", 1) == 1:
+            return CHANNELS
+        if node.op in PRODUCTS and given.get(node.inputs[0]) and not node.attr("trans_a", False):
+            return ROW
+        if node.op == "reshape" and from_ > NUMBER:  # of a single pixel, or row
+            one, two = (self.graph.types[name].shape for name in (node.inputs[0], node.output))
+            alone = [n for n in one if n > 1] == [n for n in two if n > 1]
+            if alone and {len(one), len(two)} == {2, 4} and max(map(prod, (one[2:], two[2:]))) < 2:
+                return CHANNELS if len(two) == 4 else ROW
+        keeps = (
+            node.has("pointwise", "broadcasts", "pooling", "image fold")
+            or node.name in self.windows
+        )
+        return from_ if keeps else NUMBER
+
+    def _hit(self, node: Node) -> float:
+        """Return the share of its weights that each row of what a node reads multiplies."""
+        many = prod(self.graph.types[node.inputs[1]].shape[:-2])
+        return (
+            prod(w.least for w in self.windows[node.name])
+            if node.name in self.windows
+            else 1 / many
+        )
+
 
 def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
     """Return what of its factors a product of matrices needs."""
@@ -267,3 +409,7 @@ def _runs(one: Sequence[int], two: Sequence[int]) -> Iterator[tuple[Sequence[int
             else:
                 j += 1
         yield one[first:i], two[second:j]
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit)

@@ -231,16 +231,21 @@ class Compiled:
     spilled: frozenset[str] = frozenset()
 
 
-def compile_tasks(graph: ir.Graph, chip: Chip, groups: Sequence[Sequence[ir.Node]]) -> Compiled:
-    """Compile groups of nodes, in order, to one task each; raises `GraphError` naming the node."""
-    return Compiled(graph, chip, tuple(_task(graph, chip, group) for group in groups))
+def compile_tasks(
+    graph: ir.Graph, chip: Chip, groups: Sequence[Sequence[ir.Node]], start: Start = "queued"
+) -> Compiled:
+    """Compile groups of nodes, in order, to one task each, kernels to be started so.
+
+    Raises `GraphError` naming the node.
+    """
+    return Compiled(graph, chip, tuple(_task(graph, chip, group, start) for group in groups))
 
 
-def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node]) -> Task:
+def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -> Task:
     piece, lowered = lowering.piece_of(graph, group), None
     if not (len(group) == 1 and group[0].name in aliases.view_nodes(graph)):
         try:
-            lowered = lowered_once(piece, chip)
+            lowered = lowered_once(piece, chip, start=start)
         except errors.AscendLabError as error:
             try:
                 lowered = on_ai_cpu(piece, chip, error)
@@ -264,9 +269,11 @@ def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
 
 
 # -- remembered -----------------------------------------------------------------------------------
-def lowered_once(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
+def lowered_once(
+    piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
+) -> Lowered:
     """Return the kernel of a piece, from memory if an equal one was lowered for the chip."""
-    return _lowered(piece, chip, choice, _operators(piece))
+    return _lowered(piece, chip, choice, _operators(piece), _price(piece, chip, start))
 
 
 def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> int:
@@ -274,8 +281,16 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
 
     L2 is cold, or holds the tensors that other kernels have written, unless one fills half of it.
     """
-    cycles, mix_cycles = _cycles(piece, chip, _operators(piece), warm)
+    price = _price(piece, chip, start)
+    cycles, mix_cycles = _cycles(piece, chip, _operators(piece), warm, price)
     return cycles + start_cycles(chip, start, mix_cycles)
+
+
+def _price(piece: Piece, chip: Chip, start: Start) -> Start:
+    """Return the start at whose price a kernel is chosen: all are alike but for mix kernels."""
+    mixes = len(piece.graph.nodes) > 1 and piece.graph.nodes[0].has("convolution")
+    launched = start in ("cold", "queued") or chip.combined
+    return "across" if mixes and not launched else "queued"
 
 
 def _operators(piece: Piece) -> tuple[Operator, ...]:
@@ -285,9 +300,13 @@ def _operators(piece: Piece) -> tuple[Operator, ...]:
 
 @lru_cache(REMEMBERED)
 def _lowered(
-    piece: Piece, chip: Chip, choice: Choice | None, operators: tuple[Operator, ...]
+    piece: Piece,
+    chip: Chip,
+    choice: Choice | None,
+    operators: tuple[Operator, ...],
+    start: Start,
 ) -> Lowered:
-    found = lower(piece, chip, choice)
+    found = lower(piece, chip, choice, start)
     own = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
     for buffer in found.kernel.tensors:
         if buffer.name in own:
@@ -300,9 +319,9 @@ def _lowered(
 
 @lru_cache(REMEMBERED)
 def _cycles(
-    piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool
+    piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool, start: Start
 ) -> tuple[int, int]:
-    kernel, memory = _lowered(piece, chip, None, operators).kernel, None
+    kernel, memory = _lowered(piece, chip, None, operators, start).kernel, None
     if warm:
         memory = near_memory(kernel, piece, chip)
     timeline = sim.simulate_kernel(kernel, chip, memory)

@@ -16,35 +16,39 @@ where moreover a core has one tile of output channels, weights stay for all its 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
+from ascend_lab.isa import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels import conv_schedules, epilogue_emit, tiles as steps
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
-from ascend_lab.kernels.conv_windows import (
+from ascend_lab.kernels.conv_tiles import (
     BundlePlace,
     BundleShare,
+    Held,
+    Job,
+    Walk,
+    Weights,
+    bundle_shares,
+)
+from ascend_lab.kernels.conv_windows import (
     Pixels,
     Placement,
-    RowShare,
-    area_of,
-    bundle_shares,
     plain_placement,
     row_shares,
     rows_of,
-    runs_of,
-    tiles_per_image,
     unit_elements,
 )
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, repeat, segments, store_area
+from ascend_lab.kernels.mix import After, VectorWriter, to_ring
+from ascend_lab.kernels.rows import Pooled, check_pool
+from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, segments, store_area
 
 
 def conv_launch(
@@ -59,110 +63,126 @@ def conv_launch(
     `place` says where the output pixels go; the default fills the output row by row. `epilogue`
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
-    check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
+    sums = ACCUMULATOR[shape.dtype]
+    head, tail = halves(epilogue, chip, sums)
+    check_epilogue(head, chip, sums)
+    check_pool(shape, chip, epilogue)
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     if schedule.window == "stacked":
         shape, place = conv_schedules.as_one_image(shape, place)
-    left = chip_left(chip, demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]))
+    left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
-    job = _Job(shape, schedule, chip, strip, place or plain_placement(shape), epilogue)
-    pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
+    job = Job(shape, schedule, chip, strip, place or plain_placement(shape), head)
+    if tail:
+        cores, arrives = schedule.grid_rows * schedule.grid_cols, head.out_dtype if head else sums
+        size, n1 = job.elements, shape.blocks[1]
+        after = After(tail, arrives, job.sides(shape.blocks[1]), (1, cores), n1, size)
+        job = replace(job, after=after)
+    return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", *_parts(job))
+
+
+def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
+    """Return the programs of all cores, and how many of them make an AI core of a mix launch."""
+    schedule, parts, cores = job.schedule, list[isa.Part](), 0
+    after = job.chip.vector_cores_per_core if job.after else 0
+    pieces = row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
-    parts: list[isa.Part] = []
-    writers: dict[int, _Writer] = {}
-    for share, share_ids in bundle_shares(shape, schedule.grid_cols).items():
+    writers: dict[int, tuple[Walk, ...]] = {}
+    for share, share_ids in bundle_shares(job.shape, schedule.grid_cols).items():
         cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
         for piece in pieces:
             for size, ids in by_size(cols).items():
                 counts = (ids[-1] + 1, share_ids[-1] + 1)
                 if size not in writers:
-                    writers[size] = _Writer(job, size)
-                program = writers[size].program(piece, share, cols[0], counts)
-                names = [name for name, _ in program.params]
+                    writers[size] = (_Writer(job, size), *_after(job, size))
+                made = [w.program(piece, share, cols[0], counts) for w in writers[size]]
+                made += made[1:] * (after // len(made))
                 places = [
                     {"row": i, "down": d, "col": c, "share": s}
                     for i, d in zip(piece.images, piece.downs, strict=True)
                     for s in share_ids
                     for c in ids
                 ]
-                binds = tuple(isa.binding_of({name: at[name] for name in names}) for at in places)
-                parts.append(isa.Part(program, binds))
-    return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
+                for aiv, program in enumerate(made, -1):
+                    every = [{**at, "core": cores + i, "aiv": aiv} for i, at in enumerate(places)]
+                    names = [name for name, _ in program.params]
+                    binds = tuple(isa.binding_of({n: at[n] for n in names}) for at in every)
+                    parts.append(isa.Part(program, binds))
+                cores += len(places)
+    return tuple(parts), after and 1 + after
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What all programs of a launch have in common; each has `turns` pixel tiles at least."""
-
-    shape: ConvShape
-    schedule: GemmSchedule
-    chip: Chip
-    strip: bool
-    place: Placement
-    epilogue: Epilogue | None
-    turns: int = 1
-
-    @property
-    def tile(self) -> int:
-        """Fractals of pixels of a tile."""
-        return self.schedule.base_m // FRACTAL
+def _after(job: Job, n_own: int) -> list[Walk]:
+    """Return what writes the programs of vector cores: one for all where their halves are alike."""
+    count = job.chip.vector_cores_per_core if job.after else 0
+    if job.even and count:
+        return [_AfterWriter(job, n_own, isa.var("aiv"))]
+    return [_AfterWriter(job, n_own, number) for number in range(count)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What a loop outside holds: weights and rows of all channel blocks, numbers per channel.
+class _AfterWriter(Walk):
+    """The programs of a vector core: the steps on its half of every tile of its cube core."""
 
-    `near` are weights, and the bias that the cube adds, in L0B.
-    """
+    def __init__(self, job: Job, n_own: int, number: isa.Affine | int) -> None:
+        """Allocate queues."""
+        super().__init__(job, n_own, f"after_{n_own * FRACTAL}")
+        assert job.after is not None
+        own = job.sides(n_own)[0], n_own
+        self.write = VectorWriter(self.k, job.after, "y", isa.var("core"), number, own)
+        self.finish = self.write.finish
 
-    weights: isa.Tile | None
-    near: isa.Tile | None
-    channels: epilogue_emit.Channels | None
-    rows: isa.Tile | None = None
+    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+        """Declare the number of the core."""
+        if isinstance(self.write.number, isa.Affine):
+            self.k.param("aiv", self.job.chip.vector_cores_per_core)
+
+    def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
+        """Do the steps on half a tile."""
+        before = bundle.index * self.bundle.n1
+        self.write.tile(self.area(at, n, before), n, before, held.channels)
 
 
-class _Writer:
+class _Writer(Walk):
     """Buffers of the cores that own `n_own` output blocks, and their programs one after another."""
 
-    def __init__(self, job: _Job, n_own: int) -> None:
+    def __init__(self, job: Job, n_own: int) -> None:
         """Allocate tensors and queues."""
-        shape, schedule, chip = job.shape, job.schedule, job.chip
-        self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, isa.c0_of(shape.dtype)
-        self.bundle, self.area = bundles_of(shape), FRACTAL * self.c0
-        (oh, ow), dtype = shape.out_hw, shape.dtype
-        tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
-        tile_n = min(schedule.base_n // FRACTAL, n_own)
+        super().__init__(job, n_own, f"conv_{n_own * FRACTAL}")
+        shape, schedule, chip, k = job.shape, job.schedule, job.chip, self.k
+        self.c0, dtype, sums = isa.c0_of(shape.dtype), shape.dtype, ACCUMULATOR[shape.dtype]
+        self.fractal, (tile_m, tile_n) = FRACTAL * self.c0, job.sides(n_own)
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
         self.units, self.stage = units, stage
         self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * units.depth)
         self.image, more = (stage * n for n in unit_elements(shape, job.tile, strip=job.strip))
-        image, weights = self.image + more, stage * units.depth * tile_n * self.area
-        k = self.k = isa.KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
+        image, weights = self.image + more, stage * units.depth * tile_n * self.fractal
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
-        n1 = shape.blocks[1]
         self._declare_operands()
-        self.y = k.tensor("y", out_dtype, shape.images * n1 * job.place.plane * FRACTAL)
+        if not job.after:
+            self.y = k.tensor("y", out_dtype, job.elements)
+        self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
         self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
-        left, right = (side * tile_k * self.area for side in (tile_m, tile_n))
+        left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
         bias = job.epilogue.bias if job.epilogue else ""
-        every = (units.every + bool(bias)) * tile_n * self.area
+        every = (units.every + bool(bias)) * tile_n * self.fractal
         fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
         self.near = job.turns > 1 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        sums = ACCUMULATOR[dtype]
         two = tile_n * shape.sums
         self.acc = steps.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
-        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
-        self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements)
+        self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
+        own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.finish = self.pooled.finish if self.pooled else own
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
     def _declare_operands(self) -> None:
@@ -172,102 +192,22 @@ class _Writer:
         taps = shape.phase[0] * shape.s or shape.taps
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
-        self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.area)
+        self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
         self.other_x, self.other_weight = self.x, self.weight
         if other and not shape.phase[0]:
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
-            self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.area)
-
-    # -- loops ------------------------------------------------------------------------------------
-    def program(
-        self, piece: RowShare, share: BundleShare, col_pitch: int, counts: tuple[int, int]
-    ) -> isa.Program:
-        """Return the program of the cores with these pixel tiles and bundles."""
-        k, bundle = self.k, self.bundle
-        k.restart()
-        image = k.param("row", max(piece.images) + 1) * piece.image_pitch
-        down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else isa.Affine()
-        col = k.param("col", counts[0]) * col_pitch
-        first = k.param("share", counts[1]) * share.pitch if share.pitch else isa.Affine()
-        base = (image, down)
-        if self.bias:
-            self.bias.load(share, first, col)
-        if share.full:
-            with repeat(k, "bundle", share.full) as index:
-                at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
-                self._bundle(at, piece.tiles, base, (col, self.n_own))
-        if share.tail:
-            last = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
-            at = BundlePlace(*last, isa.Affine(share.full))
-            own = bundle.last_n1 if share.full else self.n_own
-            self._bundle(at, piece.tiles, base, (col, own))
-        return k.finish()
-
-    def _bundle(
-        self, at: BundlePlace, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine], n: Span
-    ) -> None:
-        """All output tiles of one bundle on one core; `base`: images and rows before it."""
-        count, before = at.c1 // self.units.c1, at.index * self.bundle.n1
-        once = self.stage >= count
-        tile_n = min(self.job.schedule.base_n // FRACTAL, n[1])
-
-        def across() -> Iterator[Span]:
-            for start, size in segments(self.k, "n", n[1], tile_n):
-                yield n[0] + start, size
-
-        every = isa.Affine(), count
-
-        def load_weights(some: Span) -> Callable[[], None]:
-            return partial(self._stage_weights, at, some, every)
-
-        with epilogue_emit.held_channels(self.finish, n, before, None) as channels:
-            if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
-                keep = once and n[1] <= tile_n
-                with self._weights(at, n, n[0], load_weights(n) if keep else None) as stay:
-                    for pixels in self._pixels(tiles, base):
-                        load = partial(self._stage_rows, at, pixels, every) if once else None
-                        with self._kept(self.rows, load) as rows:
-                            for some in across():
-                                held = _Held(*stay, channels, rows)
-                                self._tile(at, pixels, some, n[0], held)
-                return
-            for some in across():
-                with (
-                    epilogue_emit.held_channels(self.finish, some, before, channels) as own,
-                    self._weights(at, some, n[0], load_weights(some) if once else None) as stay,
-                ):
-                    for pixels in self._pixels(tiles, base):
-                        self._tile(at, pixels, some, n[0], _Held(*stay, own))
-
-    def _pixels(
-        self, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine]
-    ) -> Iterator[Pixels]:
-        """Loop over the tiles of pixels."""
-        job = self.job
-        for image, first, last in self._images(tiles):
-            for run in runs_of(self.shape, job.tile, first, last, strip=job.strip):
-                with repeat(self.k, "run", run.count) as turn:
-                    for pixel, windows in run.tiles:
-                        yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
-
-    def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[isa.Affine, int, int]]:
-        """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
-        per_image = tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
-        at, end = tiles
-        if at % per_image:
-            stop = min(end, at - at % per_image + per_image)
-            yield isa.Affine(at // per_image), at % per_image, at % per_image + stop - at
-            at = stop
-        if whole := (end - at) // per_image:
-            with self.k.loop("image", whole) as image:
-                yield image + at // per_image, 0, per_image
-            at += whole * per_image
-        if at < end:
-            yield isa.Affine(at // per_image), 0, end - at
+            self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
 
     # -- one tile ---------------------------------------------------------------------------------
-    def _tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: _Held) -> None:
+    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+        """Load the bias that the cube adds; surround what is pooled."""
+        if self.bias:
+            self.bias.load(share, first, col)
+        if self.pooled:
+            self.pooled.begin()
+
+    def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
         """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
         before = bundle.index * self.bundle.n1
         with epilogue_emit.held_channels(self.finish, n, before, held.channels) as channels:
@@ -288,7 +228,7 @@ class _Writer:
             if self.bias:
                 blocks, near = (self._place(bundle, n, col), n[1]), None
                 if held.near:
-                    start = self._depth(bundle) * n[1] * self.area
+                    start = self._depth(bundle) * n[1] * self.fractal
                     near = held.near.region(start, (1, n[1], FRACTAL, self.c0))
                 self.bias.add(c, (self.left, self.right), at.window.fractals, blocks, near)
             self.acc.enqueue()
@@ -303,10 +243,12 @@ class _Writer:
         return bundle.place * self.n_own + n[0] - col
 
     @contextmanager
-    def _weights(
-        self, at: BundlePlace, n: Span, col: isa.Affine, stage: Callable[[], None] | None
-    ) -> Iterator[tuple[isa.Tile | None, isa.Tile | None]]:
-        """Hold the weights that `stage` loads for all tiles inside, in L1 and, if they fit, L0B."""
+    def hold_weights(
+        self, at: BundlePlace, n: Span, col: isa.Affine, *, across: bool
+    ) -> Iterator[Weights]:
+        """Hold all weights of blocks `n` in L1 and, if they fit, L0B, where one stage has them."""
+        every = isa.Affine(), at.c1 // self.units.c1
+        once = self.stage >= every[1] and not across
 
         def load() -> None:
             assert weights is not None
@@ -314,11 +256,18 @@ class _Writer:
             bias = self.bias.blocks(blocks) if self.bias else None
             keep_near(self.k, self.right, weights, self._depth(at) * n[1], bias)
 
+        stage = partial(self._stage_weights, at, n, every) if once else None
         with (
             self._kept(self.weights, stage) as weights,
-            self._kept(self.right, load if stage and self.near else None) as near,
+            self._kept(self.right, load if once and self.near else None) as near,
         ):
             yield weights, near
+
+    def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
+        """Hold rows of all channel blocks, where one stage has them."""
+        every = isa.Affine(), at.c1 // self.units.c1
+        once = self.stage >= every[1]
+        return self._kept(self.rows, partial(self._stage_rows, at, pixels, every) if once else None)
 
     @contextmanager
     def _kept(
@@ -351,13 +300,13 @@ class _Writer:
     def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
         """Bring the weights of some units and output blocks to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.weights.alloc()
-        start, row, width = isa.Affine(), at.n1 * self.area, n[1] * self.area
-        first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.area)
+        start, row, width = isa.Affine(), at.n1 * self.fractal, n[1] * self.fractal
+        first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.fractal)
         parts = [(self.weight, shape, units.c1)]
         parts += [(self.other_weight, other, units.beside)] if other else []
         for tensor, one, blocks in parts:
             depth, (rows, tap, _), line = blocks * one.taps, one.phase, one.s * row
-            first += stage[0] * (blocks * (rows * one.s or one.taps) * row) + n[0] * self.area
+            first += stage[0] * (blocks * (rows * one.s or one.taps) * row) + n[0] * self.fractal
             weights = tensor.region(first, (stage[1] * depth, width), (row, 1))
             if rows:
                 sizes = stage[1] * blocks, one.r, one.s, width
@@ -371,19 +320,21 @@ class _Writer:
         self, at: Pixels, n: Span, before: isa.Affine, channels: epilogue_emit.Channels | None
     ) -> None:
         """Write the tile as one run where the plane is filled in order, else row by row."""
-        place, ow, acc, out = self.job.place, self.shape.out_hw[1], self.acc, self.out
-        first = at.image * (self.shape.blocks[1] * self.shape.mixed)
-        plane = (first + before + n[0]) * place.plane
+        place, acc, out = self.job.place, self.acc, self.out
+        if self.ring:
+            sizes = (at.window.fractals, n[1])
+            to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels)
+            return
+        if self.pooled:
+            where, tile = self.plane(at, n, before), (n[1], at.window.fractals, at.windows[1])
+            self.pooled.drain(acc, self.y, where, tile, n[0], channels)
+            return
+        area = self.area(at, n, before)
         plain = not self.job.strip and place == plain_placement(self.shape)
         if plain and self.finish is None:
-            start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL
-            sizes = (at.window.fractals, n[1])
+            sizes, start = (at.window.fractals, n[1]), area.base + area.pieces[0][1] * FRACTAL
             steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
-            return
-        row = at.turn * (at.run.pixels // ow) + at.down
-        wide = self.finish.width if self.finish else FRACTAL
-        area = area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window), wide)
-        if self.finish is None:
+        elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:
             epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)

@@ -49,7 +49,7 @@ def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
     A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
     A schedule that names the window decides; pixels of few lanes stay whole rows.
     """
-    if shape.lanes:
+    if shape.lanes or shape.pool:
         return False
     if schedule.window:
         return schedule.window == "strip"
@@ -68,6 +68,9 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
     sums = max(shape.sums, schedule.c_l0_slots)
     whole = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=sums)
     check_schedule(shape.gemm, whole, chip)
+    if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
+        wanted = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
+        raise errors.CapacityError(wanted, str(schedule.base_m), "use two kernels")
     needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
@@ -93,14 +96,36 @@ class Candidates:
         return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
 
 
+HEADS = 8
+"""Instructions that fold the rows of a tile by one more, about."""
 EQUAL = 1e-3
 """Share by which estimates may differ and still say the same."""
 
 
 def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
-    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    demand = _demand(shape, chip, epilogue)
     return _least(shape, chip_left(chip, demand), demand)[1]
+
+
+def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand | None:
+    """Return what is done to a number of the tile, whether or not only the largest of some leave.
+
+    Columns are folded, then rows; the steps are for what is left.
+    """
+    demand, pool = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), shape.pool
+    if demand is None or pool is None:
+        return demand
+    size, cost = DTYPE_BYTES["fp16"], chip.vector_costs["vmax"]
+    arrival = size / chip.path("L0C", "UB").rate_bytes_per_cycle
+    across, left = (a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True))
+    left *= across
+    one = cost.slope_cycles * size / chip.vector_bytes_per_repeat
+    cycles = arrival + ((pool.s - 1) * across + (pool.r - 1) * left) * one
+    cycles += (demand.cycles - arrival) * left
+    return replace(demand, cycles=cycles, stored_bytes=demand.stored_bytes * left,
+                   tile_bytes=demand.tile_bytes + 2 * size,
+                   instructions=demand.instructions + HEADS * (pool.r - 1))  # fmt: skip
 
 
 def stacked_schedule(
@@ -172,6 +197,8 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
     pixels = up(oh * ow, FRACTAL)
+    if shape.pool:  # what so many rows of windows see
+        m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
     m, n = np.minimum(m, pixels), np.minimum(n, default_schedules.each_up(bundle.n1, inside))
     if shape.mixed > 1:  # cut as evenly as can be
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
@@ -188,7 +215,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
     strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
-    strips &= not (shape.lanes or shape.mixed > 1)
+    strips &= not (shape.lanes or shape.mixed > 1 or shape.pool)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, default_schedules.each_up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
@@ -200,6 +227,9 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
     """Pixel tiles of m fractals in one image."""
     oh, ow = shape.out_hw
+    if shape.pool:
+        rows = conv_windows.pooled_rows(shape, m)
+        return default_schedules.each_up(shape.pool.out_hw[0], rows)
     flat = default_schedules.each_up(up(oh * ow, FRACTAL), m)
     tiles: Array = np.where(strips, oh * default_schedules.each_up(ow, m * FRACTAL), flat)
     return tiles
@@ -248,7 +278,9 @@ def conv_estimate(
     if shape.mixed > 1:  # the last tile of some images is a little smaller
         oh, ow = shape.out_hw
         tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, found.strips) * t.m)
-    cycles: Floats = tiles * pace + first + drain
+    cycles: Floats = (
+        tiles * pace + first + drain + sum(default_schedules.after_cycles(chip, t, demand))
+    )
     return cycles
 
 

@@ -44,8 +44,8 @@ class ConvShape:
     apart (see `thinned`). With `mixed` m, every image is m images whose rows take turns (see
     `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
     With `phase` (taps, tap, row) only every step-th row of taps is this one's, from `tap` on, and
-    of the image, from `row` on: `beside` has the others (`in_phases`). Raises `InputError` for what
-    is none.
+    of the image, from `row` on: `beside` has the others (`in_phases`). What `pool`, windows as of a
+    depthwise convolution, reads of the result stays on the core (`pooling`). Raises `InputError`.
     """
 
     n: int
@@ -68,6 +68,7 @@ class ConvShape:
     mixed: int = 1
     beside: "ConvShape | None" = None
     phase: tuple[int, int, int] = (0, 0, 0)
+    pool: "ConvShape | None" = None
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
@@ -219,7 +220,7 @@ def stacked(shape: ConvShape) -> ConvShape:
     odd rows are convolved apart, and added.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
-    if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too:
+    if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too or shape.pool:
         return shape
     (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     step, few = shape.strides[0], min(oh, shape.h, shape.r) == 1 or shape.pads[0] >= shape.r
@@ -262,10 +263,8 @@ def pair(value: int | Pair) -> Pair:
 def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
     """Return one number where all sides agree, else the tuple; refuse other lengths and types."""
     values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
-    if any(isinstance(v, bool) or not isinstance(v, int) for v in values) or len(values) not in (
-        1,
-        *lengths,
-    ):
+    whole_ones = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    if not whole_ones or len(values) not in (1, *lengths):
         words = " or ".join(map(str, lengths))
         raise InputError(f"{name}: a whole number, or {words} of them", repr(value), "mend it")
     if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:

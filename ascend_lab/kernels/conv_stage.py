@@ -1,4 +1,4 @@
-"""One stage of a convolution: im2col rows to L0A, weights to L0B, their products into L0C.
+"""A stage of a convolution on a core: rows of the image to sums in L0C.
 
 A bias is one more step of depth: the cube adds it where the vector unit has more to do.
 
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ascend_lab import isa
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
-from ascend_lab.kernels.conv_windows import BundleShare, Window
+from ascend_lab.kernels.conv_tiles import BundleShare
+from ascend_lab.kernels.conv_windows import Window
 from ascend_lab.kernels.tiles import Span, segments
 
 LARGEST = 127
@@ -27,6 +28,7 @@ MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
 """The largest whole bias that one fractal of bytes adds."""
 
 
+# -- a stage --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Feeds:
     """The queues of both matrices in L0, and how many fractals deep their tiles are."""

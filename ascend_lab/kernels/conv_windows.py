@@ -1,7 +1,9 @@
 """How a convolution is divided: windows of pixel tiles, shares of cores, places of the output.
 
 Tiles are flat (16 * tile pixels in row-major order, whatever rows they cross) or strips (a piece
-of one output row). A strip needs only some columns of the image: that is for wide rows.
+of one output row). A strip needs only some columns of the image: that is for wide rows. Where a
+result is pooled on the core, a tile is the rows that some rows of windows see; rows that windows of
+two tiles see are in both.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from ascend_lab.isa import FRACTAL, Affine, Buffer, Region, up
-from ascend_lab.kernels.conv_shape import ConvShape, Pair, bundles_of, units_of
+from ascend_lab.kernels.conv_shape import ConvShape, Pair, units_of
 from ascend_lab.kernels.gemm_schedule import Array
 from ascend_lab.kernels.tiles import Area, Span, chunks
 
@@ -89,7 +91,17 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
 def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
     """Pixel tiles of `tile` fractals in one image, the last one (of each row) short."""
     oh, ow = shape.out_hw
+    if shape.pool:
+        return up(shape.pool.out_hw[0], int(pooled_rows(shape, tile)))
     return oh * up(ow, tile * FRACTAL) if strip else up(up(oh * ow, FRACTAL), tile)
+
+
+def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
+    """Return the rows of pooled windows of a tile of `tile` fractals."""
+    assert shape.pool
+    rows = tile * FRACTAL // shape.out_hw[1] - shape.pool.r
+    found: Array = np.clip(rows // shape.pool.strides[0] + 1, 1, shape.pool.out_hw[0])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,8 @@ def runs_of(
     row = ow * shape.mixed
     period = up(ow, side) if strip else row // gcd(side, row)
     down = 1 if strip else period * side // ow
+    if shape.pool:
+        period, down = 1, int(pooled_rows(shape, tile)) * shape.pool.strides[0]
     at = cache(partial(_tile, shape, tile, strip))
 
     def repeats(i: int, k: int) -> bool:
@@ -144,14 +158,19 @@ def runs_of(
 
 def _moved(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
     """Return windows of a shape, and of what is beside it, so many output rows further down."""
-    other = shape.beside or shape
-    steps = (one.strides[0] * outputs for one in (shape, other))
+    other = 1 if shape.pool else (shape.beside or shape).strides[0]
+    steps = (step * outputs for step in (shape.strides[0], other))
     return tuple([window.moved(step) for window, step in zip(windows, steps, strict=False)])
 
 
 def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, tuple[Window, ...]]:
     """Return (first pixel, windows) of tile t of an image; a flat tile rounds its pixels up."""
     oh, ow = shape.out_hw
+    if shape.pool:
+        (ph, pw), rows = shape.pool.out_hw, int(pooled_rows(shape, tile))
+        pooled = window_of(shape.pool, t * rows * pw, min(rows, ph - t * rows) * pw)
+        pixel, pixels = pooled.rows.first * ow, pooled.rows.count * ow
+        return pixel, (window_of(shape, pixel, pixels), pooled)
     side, each = tile * FRACTAL, up(ow, tile * FRACTAL)
     if strip:
         row, at = t // each, t % each * side
@@ -198,9 +217,16 @@ def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]
 def rows_spanned(shape: ConvShape, tile: Array) -> Array:
     """Most output rows that tiles of `tile` fractals touch; of mixed images, of each."""
     (oh, ow), mixed, side = shape.out_hw, shape.mixed, tile * FRACTAL
+    if shape.pool:
+        return np.minimum(rows_seen(shape.pool, pooled_rows(shape, tile)), oh)
     latest = ow * mixed - np.gcd(side, ow * mixed)  # tiles start at multiples of their size
     most: Array = np.minimum((latest + side - 1) // (ow * mixed) + 1, oh // mixed)
     return most
+
+
+def rows_seen(shape: ConvShape, rows: Sizes) -> Sizes:
+    """Return the image rows that so many rows of windows span."""
+    return (rows - 1) * shape.strides[0] + shape.reach[0]
 
 
 def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
@@ -288,46 +314,6 @@ def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
 
 
 @dataclass(frozen=True, slots=True)
-class BundleShare:
-    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
-
-    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
-    """
-
-    full: int
-    tail: bool
-    n1: int
-    columns: int
-    pitch: int
-
-
-def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[int]]:
-    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
-    bundle = bundles_of(shape)
-    sizes = chunks(bundle.count, 1, min(grid_cols, bundle.count))
-    columns = max(1, grid_cols // len(sizes))
-    pitch = sizes[0] if len(sizes) > 1 else 0
-    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
-    shares: dict[BundleShare, list[int]] = {}
-    for index, size in enumerate(sizes):
-        tail = uneven and index == len(sizes) - 1
-        full = size - tail
-        n1 = bundle.n1 if full else bundle.last_n1
-        shares.setdefault(BundleShare(full, tail, n1, columns, pitch), []).append(index)
-    return shares
-
-
-@dataclass(frozen=True, slots=True)
-class BundlePlace:
-    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
-
-    index: Affine
-    c1: int
-    n1: int
-    place: Affine
-
-
-@dataclass(frozen=True, slots=True)
 class Pixels:
     """A tile of pixels: its image, first pixel, window, its run, the turn of the run.
 
@@ -377,7 +363,7 @@ def dense_placement(shape: ConvShape) -> Placement:
 
     Blocks are of 16 channels, those of an epilogue's int8 result of 32: what an int8 layer reads.
     """
-    oh, ow = shape.out_hw
+    oh, ow = (shape.pool or shape).out_hw
     if shape.mixed == 1:
         return Placement(0, ow, 1, oh * ow)
     plane = oh // shape.mixed * ow

@@ -18,6 +18,7 @@ from ascend_lab.kernels import gemm_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, GemmShape, Tilings
+from ascend_lab.kernels.mix import SLOTS
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
@@ -127,6 +128,7 @@ def estimate(
     mte2 = np.maximum(mte2, (each_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
     first = first + starts * staged + latency
     core = tiles * steady(chip, t, cube, mte1, mte2, drain) + first + drain
+    core = core + sum(after_cycles(chip, t, demand))
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     longest: Floats = np.maximum(core, memory)
     return longest
@@ -165,15 +167,32 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
     An epilogue makes the first hop longer.
     """
     stored = demand.stored_bytes if demand else DTYPE_BYTES[shape.out_dtype]
-    size = t.m * t.n * 256 * stored
+    size = t.m * t.n * np.float64(256 * stored)
     last: Floats = size * gemm_schedule.store_cycles_per_byte(chip, t.rows * t.cols)
     if not chip.combined:
-        return last
+        if demand is None or not demand.instructions:
+            return last
+        behind, told = after_cycles(chip, t, demand)
+        return np.maximum(np.maximum(last, behind), (last + told) / SLOTS)
     hop: Floats = size / chip.path("L0C", "UB").rate_bytes_per_cycle
     if demand is None:
         return np.maximum(hop, last)
     work: Floats = t.m * t.n * np.float64(256 * demand.cycles)
     return np.maximum(work + demand.instructions * HEAD_CYCLES, last)
+
+
+def after_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> tuple[Floats, Floats]:
+    """Return cycles of vector cores on a tile of theirs, and until its slot is empty once stored.
+
+    Both are 0 where none follow the cube.
+    """
+    sizes = t.m * t.n * np.float64(256)
+    if demand is None or chip.combined or not demand.instructions:
+        return 0.0 * sizes, 0.0 * sizes
+    path = chip.path("GM", "UB")
+    load = sizes * demand.stored_bytes / path.rate_bytes_per_cycle / chip.vector_cores_per_core
+    latency = 2 * chip.cross_flag_cycles + path.latency_cycles + chip.l2.latency_cycles
+    return sizes * demand.cycles + demand.instructions * HEAD_CYCLES, load + latency
 
 
 def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:

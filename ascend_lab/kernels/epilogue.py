@@ -21,6 +21,8 @@ FORMATS = ("fp16", "bf16", "fp32", "int32")
 """Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
 PAIR = 2 * FRACTAL
 """Channels of a block in int8: two fractals side by side."""
+RISING = ("vconv", "vadd", "vadds", "vmax", "vmaxs", "vmin", "vmins", "vrelu")
+"""Operations that make no smaller number of larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,14 @@ class Epilogue:
         for index, step in enumerate(self.steps):
             self._check_step(index, step, names)
 
+    @property
+    def rises(self) -> bool:
+        """Whether the largest of some sums of a channel becomes the largest of their results."""
+        plain = self.deq is None and all(o.kind == "channel" for o in self.operands)
+        return plain and all(
+            s.op in RISING or (s.op == "vmuls" and (s.number or 0.0) > 0) for s in self.steps
+        )
+
     def _check_deq(self, deq: Deq) -> None:
         kinds = {o.name: (o.kind, o.dtype) for o in self.operands}
         wanted = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
@@ -168,6 +178,10 @@ class Epilogue:
     def of_kind(self, kind: str) -> tuple[Operand, ...]:
         """Return the operands of one kind."""
         return tuple(o for o in self.operands if o.kind == kind)
+
+
+PLAIN = Epilogue((), (Step("vconv", (SUMS,), None, "fp16"),), "fp16")
+"""What is done to sums where nothing else is: they are rounded."""
 
 
 def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:

@@ -314,12 +314,12 @@ def drain(
         write_steps(k, finish.plan, Piece(memories, named, rates, first, count, run))
         if finish.tiles:
             finish.tiles.queue.free()
-        _leave(k, finish.out, ((y, area), *also), run, (at, count))
+        leave(k, finish.out, ((y, area), *also), run, (at, count))
     if not whole:
         acc.free()
 
 
-def _leave(
+def leave(
     k: KernelBuilder, out: Queue, places: Sequence[tuple[Memory, Area]], run: int, blocks: Span
 ) -> None:
     """Bring `blocks` of `run` elements from UB to all places."""

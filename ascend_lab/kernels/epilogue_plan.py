@@ -123,14 +123,15 @@ class Demand:
     `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
     per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
     element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
-    `columns` fractals of channels. A bias that the cube adds takes `l1_bytes`.
+    `columns` fractals of channels. A bias that the cube adds takes `l1_bytes`. Where vector cores
+    follow a cube core, `cycles` are those of their slowest pipe, and `stored_bytes` go to them.
     """
 
     tile_bytes: int
     block_bytes: int
     cycles: float
     loaded_bytes: int
-    stored_bytes: int
+    stored_bytes: float
     instructions: int
     columns: int = 1
     l1_bytes: int = 0
@@ -140,15 +141,9 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     """Return the demand of an epilogue the chip supports."""
     if epilogue is None:
         return None
-    stored = DTYPE_BYTES[epilogue.out_dtype]
-    channels = epilogue.of_kind("channel")
-    if not chip.combined:  # what the cube core does itself, and stores for vector cores
-        head, tail = halves(epilogue, chip, sums)
-        if tail:
-            rest = plan_of(tail, head.out_dtype if head else sums)
-            stored = DTYPE_BYTES[rest.tiles[rest.start]]
-        biases = len(head.operands) if head else 0
-        return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, 0.0, 0, stored, 0)
+    if not chip.combined:
+        return _split_demand(epilogue, chip, sums)
+    stored, channels = DTYPE_BYTES[epilogue.out_dtype], epilogue.of_kind("channel")
     plan = plan_of(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     beside = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
@@ -158,11 +153,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
     for _ in filter(None, (deq.bias for deq in epilogue.deqs)):
         cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
-    for step in plan.steps:
-        formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
-        widest = max(DTYPE_BYTES[dtype] for dtype in formats)
-        cost = chip.vector_costs.get(step.op, chip.vector_costs["default"])
-        cycles += cost.slope_cycles * widest / chip.vector_bytes_per_repeat
+    cycles += _step_cycles(plan, chip)
     return Demand(
         2 * stored + kept + 2 * loaded,
         sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
@@ -173,6 +164,33 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         epilogue.width // FRACTAL,
         epilogue.bias_bytes,
     )
+
+
+def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
+    """Return what the cube core does itself, what it stores for vector cores, and their pace."""
+    head, tail = halves(epilogue, chip, sums)
+    stored, pace, count = DTYPE_BYTES[epilogue.out_dtype], 0.0, 0
+    if tail:
+        plan = plan_of(tail, head.out_dtype if head else sums)
+        arrives, count = DTYPE_BYTES[plan.tiles[plan.start]], len(plan.steps)
+        loaded = arrives + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
+        load = loaded / chip.path("GM", "UB").rate_bytes_per_cycle
+        store = stored / chip.path("UB", "GM").rate_bytes_per_cycle
+        pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
+        stored = arrives
+    biases = len(head.operands) if head else 0
+    return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, pace, 0, stored, count)
+
+
+def _step_cycles(plan: Plan, chip: Chip) -> float:
+    """Return the cycles of the vector unit per element."""
+    cycles = 0.0
+    for step in plan.steps:
+        formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
+        widest = max(DTYPE_BYTES[dtype] for dtype in formats)
+        cost = chip.vector_costs.get(step.op, chip.vector_costs["default"])
+        cycles += cost.slope_cycles * widest / chip.vector_bytes_per_repeat
+    return cycles
 
 
 def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:

@@ -25,7 +25,7 @@ from ascend_lab.kernels.epilogue_emit import (
     held_channels,
     new_finish,
 )
-from ascend_lab.kernels.mix_product import After, Kept, VectorWriter, tiles_in_order, to_ring
+from ascend_lab.kernels.mix import AREA, After, Kept, VectorWriter, tiles_in_order, to_ring
 from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
 
 
@@ -60,11 +60,33 @@ def gemm_launch(
         if tail is None:
             return _Writer(shape, chosen, chip, own, head).program()
         cores = len(grid["row"]), len(grid["col"])
-        job = After(shape, chosen, head, tail, cores)
-        vector, cube = VectorWriter(job, chip, own), _Writer(shape, chosen, chip, own, head, job)
-        return cube.program(), *[vector.program()] * chip.vector_cores_per_core
+        sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
+        arrives = head.out_dtype if head else ACCUMULATOR[shape.dtype]
+        after = After(tail, arrives, sides, cores, n1, n1 * m1 * AREA)
+        cube = _Writer(shape, chosen, chip, own, head, after).program()
+        return cube, *[_after(shape, chosen, chip, own, after)] * chip.vector_cores_per_core
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
+
+
+def _after(
+    shape: gemm_schedule.GemmShape,
+    schedule: gemm_schedule.GemmSchedule,
+    chip: Chip,
+    own: Sequence[Share],
+    after: After,
+) -> Program:
+    """Return the program of both vector cores: the tiles in the order of the cube core."""
+    rows, cols = own
+    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
+    row, col, number = k.param("row", rows[2]), k.param("col", cols[2]), k.param("aiv", 2)
+    write = VectorWriter(k, after, "c", after.core(row, col), number, (rows[0], cols[0]))
+    m1, base = shape.fractals[0], (row * rows[1], col * cols[1])
+    for (m, n), _, held in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
+        piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
+        area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
+        write.tile(area, n, Affine(), held)
+    return k.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +190,7 @@ class _Writer:
             self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
             if self.ring is not None:
-                to_ring(self.k, self.acc, self.ring, self.finish, (m, n))
+                to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
                 return
             start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:

@@ -12,7 +12,6 @@ with a weight per tap and channel. Rows of dx are walked in blocks; windows that
 end of a block are computed in both.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, product
@@ -21,13 +20,9 @@ from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up
 from ascend_lab.kernels import conv_shape, planes as images
-from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, dealt, plane_launch
-from ascend_lab.kernels.rows import Grid, Lines, RowWriter, most_rows
+from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, dealt, plane_launch
+from ascend_lab.kernels.rows import LEAST, Grid, RowWriter, fold_largest, largest_lines, most_rows
 from ascend_lab.kernels.tiles import repeat
-
-Place = Tile | Buffer
-LEAST = -math.inf
-"""What stands around an image whose largest numbers are sought: no number is smaller."""
 
 
 def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
@@ -37,7 +32,7 @@ def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
     output row does not fit UB.
     """
     shape = _stacked(shape)
-    lines = _lines(shape)
+    lines = largest_lines(shape)
     most = most_rows(shape, chip, lines)
 
     def program(own: Own) -> Program:
@@ -55,13 +50,6 @@ def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
     return replace(shape, n=1, c=C0, k=C0, groups=C0, h=planes * shape.h)
 
 
-def _lines(shape: conv_shape.ConvShape) -> Lines:
-    """Return rows whose results lie as far apart as what they read of the image."""
-    pitch = up(columns_seen(shape)[0], shape.strides[1])
-    folded = min(shape.r, shape.s) > 1
-    return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
-
-
 class _Largest(RowWriter):
     """Folds rows, then columns; a window of one row or column takes one step."""
 
@@ -71,19 +59,13 @@ class _Largest(RowWriter):
         grid = lines.grid(shape, block.rows)
         if not lines.folded:
             taps = [i * lines.line + j for i in range(shape.r) for j in range(shape.s)]
-            self._fold(grid, taps, x, results)
+            fold_largest(self.k, grid, taps, x, results)
             return
-        self._fold(grid, list(range(shape.s)), x, self.beside)
+        fold_largest(self.k, grid, list(range(shape.s)), x, self.beside)
         pitch, down = lines.pitch, shape.strides[0] * lines.pitch
         columns = Grid(block.rows, lines.width, down, pitch, 1)
-        self._fold(columns, [i * pitch for i in range(shape.r)], self.beside, results)
-
-    def _fold(self, grid: Grid, taps: list[int], source: Place, target: Place) -> None:
-        """Write the largest of what lies so many pixels behind each place of a grid."""
-        for run in grid.runs(self.k):
-            total, (one, *others) = run.written(target), [run.read(source, tap) for tap in taps]
-            for number, other in enumerate(others or [one]):
-                self.k.vector("vmax", total, total if number else one, other)
+        taps = [i * pitch for i in range(shape.r)]
+        fold_largest(self.k, columns, taps, self.beside, results)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,45 @@
 In NC1HWC0 a block of 32 bytes holds 16 channels of one pixel, so that a repeat takes 8 pixels that
 lie equally far apart. Planes are walked in blocks of rows: what stands around the image is written
 once, loads skip it.
+
+What a convolution makes may be pooled before it leaves. What else is done to sums comes last, to
+few numbers, which is the same where it rises: f(max(x, y)) = max(f(x), f(y)).
+
+    L0C -> UB rows -> largest of each window -> epilogue -> GM
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Program, Region, Tile, up
+from ascend_lab.errors import CapacityError, UnsupportedError
+from ascend_lab.isa import (
+    ACCUMULATOR,
+    FRACTAL,
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Program,
+    Queue,
+    Region,
+    Tile,
+    up,
+)
 from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_windows import Window, divided, pooled_rows, rows_seen
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue
+from ascend_lab.kernels.epilogue_emit import Channels, Piece, Sizes, leave, new_finish, write_steps
+from ascend_lab.kernels.epilogue_plan import channel_blocks, demand_of, plan_of
 from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, row_blocks, walk
-from ascend_lab.kernels.tiles import repeat
+from ascend_lab.kernels.tiles import Area, repeat, segments
 
+Place = Tile | Buffer
+LEAST = -math.inf
+"""What stands around an image whose largest numbers are sought: no number is smaller."""
 Both = tuple[int, int]
 """Pixels of what is read, and of what is written."""
 
@@ -131,13 +155,13 @@ class Lines:
         own = self.outputs(rows)
         if not self.folded:
             return own
-        return max(self.outputs(high(shape, rows)), (shape.reach[0] - 1) * self.pitch + own)
+        return max(self.outputs(rows_seen(shape, rows)), (shape.reach[0] - 1) * self.pitch + own)
 
     def grid(self, shape: ConvShape, rows: int) -> Grid:
         """Return what instructions compute of the image: output rows, or all rows if `folded`."""
         (sh, sw), line = shape.strides, self.line
         if self.folded:
-            return Grid(high(shape, rows), self.width, line, self.pitch, sw)
+            return Grid(rows_seen(shape, rows), self.width, line, self.pitch, sw)
         return Grid(rows, self.width, sh * line, self.pitch, sw)
 
     def seen(self, shape: ConvShape, rows: int) -> int:
@@ -147,12 +171,7 @@ class Lines:
         last = (right - 1) + (0 if self.folded else (down - 1) * self.line)
         ends = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
         last += (self.outputs(grid.rows) - 1) * grid.step if flat else ends
-        return max(last + 1, high(shape, rows) * self.line)
-
-
-def high(shape: ConvShape, rows: int) -> int:
-    """Return how many image rows so many output rows see."""
-    return (rows - 1) * shape.strides[0] + shape.reach[0]
+        return max(last + 1, rows_seen(shape, rows) * self.line)
 
 
 def _whole(pixels: int) -> int:
@@ -265,3 +284,137 @@ class RowWriter(ABC):
 
 def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:
     return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
+
+
+# -- the largest of each window -------------------------------------------------------------------
+def largest_lines(shape: ConvShape) -> Lines:
+    """Return rows whose results lie as far apart as what they read of the image."""
+    pitch = up(columns_seen(shape)[0], shape.strides[1])
+    folded = min(shape.r, shape.s) > 1
+    return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
+
+
+def fold_largest(
+    k: KernelBuilder,
+    grid: Grid,
+    taps: list[int],
+    source: Place,
+    target: Place,
+    start: tuple[Affine | int, Affine | int] = (0, 0),
+) -> None:
+    """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
+    for one in grid.runs(k):
+        run = replace(one, first=(one.first[0] + start[0], one.first[1] + start[1]))
+        total, (first, *others) = run.written(target), [run.read(source, tap) for tap in taps]
+        for number, other in enumerate(others or [first]):
+            k.vector("vmax", total, total if number else first, other)
+
+
+def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
+    """Raise `UnsupportedError` for what is not pooled on the core."""
+    pool = shape.pool
+    if pool is None:
+        return
+    plan = plan_of(epilogue or PLAIN, ACCUMULATOR[shape.dtype])
+    kinds = {shape.dtype, plan.tiles[plan.start], epilogue.out_dtype if epilogue else ""}
+    needed = {
+        f"cores that bring sums through UB, not {chip.name}": chip.combined,
+        "steps that rise with the sums": epilogue and epilogue.rises,
+        "fp16 all the way": kinds == {"fp16"},
+        "one convolution, image after image": not shape.beside and shape.mixed == 1,
+        "images as it writes them": (pool.n, pool.c, pool.h, pool.w)
+        == (shape.n, shape.k, *shape.out_hw),
+    }
+    for what, fits in needed.items():
+        if not fits:
+            raise UnsupportedError(f"for pooling on the core {what}", f"{shape}", "use two kernels")
+
+
+class Pooled:
+    """Tiles of sums that leave as the largest of each window, some rows of those a tile."""
+
+    def __init__(
+        self, k: KernelBuilder, conv: ConvShape, epilogue: Epilogue | None, sizes: Sizes, tile: int
+    ) -> None:
+        """Allocate; raise `CapacityError` if not even one channel block fits UB."""
+        shape, rows = conv.pool, int(pooled_rows(conv, tile))
+        assert shape and epilogue
+        self.k, self.shape, self.lines = k, shape, largest_lines(shape)
+        self.seen, pixels, lines = rows_seen(shape, rows), rows * shape.out_hw[1], self.lines
+        demand = demand_of(epilogue, k.chip, "fp32")
+        assert demand
+        held = 2 * channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n) * demand.block_bytes
+        ends = (PIXELS * shape.strides[1] + shape.s, PIXELS)
+        sizes = replace(sizes, tile_m=up(pixels, FRACTAL))
+        each = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
+        each += sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes
+        room = k.chip.buffers["UB"] - held - sum(ends) * BLOCK_BYTES
+        self.columns = min(sizes.tile_n, room // each)
+        if not self.columns:
+            wanted = f"UB for {self.seen} rows of a block and their windows: {each} bytes"
+            raise CapacityError(wanted, f"{room} on {k.chip.name}", "use a smaller base_m")
+        size = self.columns * self.seen
+        self.x = k.buffer("rows", "UB", "fp16", (size * lines.line + ends[0]) * C0)
+        size = size * lines.pitch * lines.folded + ends[1]
+        self.beside = k.buffer("folded", "UB", "fp16", size * C0)
+        finish = new_finish(k, epilogue, "fp32", replace(sizes, taken=k.used_bytes("UB")))
+        assert finish and finish.out
+        self.finish, self.out = finish, finish.out
+
+    def begin(self) -> None:
+        """Write what stands around rows and is read between them, which no tile overwrites."""
+        for buffer in (self.x, *([self.beside] if self.shape.strides[0] == 1 else [])):
+            self.k.each("vdup", buffer.elements, (buffer, 0), scalar=LEAST)
+
+    def drain(
+        self,
+        acc: Queue,
+        y: Buffer,
+        place: tuple[Affine, Affine],
+        tile: tuple[int, int, Window],
+        first: Affine,
+        held: Channels | None,
+    ) -> None:
+        """Move a tile, (blocks, fractals in L0C of each, windows), to a plane's rows, its `place`.
+
+        Its first block, and the numbers per channel, are as in `epilogue_emit.drain`.
+        """
+        k, (plane, down), (blocks, fractals, window) = self.k, place, tile
+        seen, c, (oh, pw) = window.rows, acc.dequeue(), self.shape.out_hw
+        (_, left, columns), line = columns_seen(self.shape), self.lines.line * C0
+        row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
+        area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
+        most, apart = min(self.columns, blocks), fractals * FRACTAL * FRACTAL
+        pieces = [(Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
+        for at, count in pieces:
+            sizes = (count, seen.count, columns * C0)
+            to = self.x.region(seen.before * line + left * C0, sizes, (self.seen * line, line, 1))
+            k.copy(to, c.region(at * apart, sizes, (apart, self.shape.w * C0, 1)))
+            if most == blocks:
+                acc.free()
+            memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
+            self._fold(memories[self.finish.plan.start], window, count)
+            rates = self.finish.channels.held(held.tile) if self.finish.channels and held else {}
+            block, run = first + at - held.first if held else at, window.pixels * C0
+            write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
+            leave(k, self.out, ((y, area),), run, (at, count))
+        if most < blocks:
+            acc.free()
+
+    def _fold(self, to: Place, window: Window, blocks: int) -> None:
+        """Find the largest of each window of some channel blocks, a plane behind the other."""
+        k, shape, lines, seen, pw = self.k, self.shape, self.lines, window.rows, self.lines.width
+        line, (down, across), end = lines.line, shape.strides, seen.before + seen.count
+        for at, rows in [one for one in ((0, seen.before), (end, seen.after)) if one[1]]:
+            with repeat(k, "block", blocks) as block:
+                start = (block * self.seen + at) * (line * C0)
+                k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
+        x, taps = self.x, [i * line + j for i in range(shape.r) for j in range(shape.s)]
+        if lines.folded:
+            every = Grid(blocks * self.seen, pw, line, lines.pitch, across)
+            fold_largest(k, every, list(range(shape.s)), x, self.beside)
+            x, line, across = self.beside, lines.pitch, 1
+            taps = [i * line for i in range(shape.r)]
+        grid = Grid(window.pixels // pw, pw, down * line, pw, across)
+        with repeat(k, "block", blocks) as block:
+            fold_largest(k, grid, taps, x, to, (block * (self.seen * line), block * window.pixels))

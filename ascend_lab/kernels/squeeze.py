@@ -30,9 +30,9 @@ from ascend_lab.kernels import epilogue_emit, epilogue_plan
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_stage import Feeds, add_products
 from ascend_lab.kernels.conv_windows import Seen, Window
-from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue
 from ascend_lab.kernels.planes import PIXELS, Own, dealt, plane_launch
-from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Band, Tandem
+from ascend_lab.kernels.tandem_shape import SUMS, Band, Tandem
 from ascend_lab.kernels.tiles import Area, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL

@@ -14,9 +14,10 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import tandem_shape
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
+from ascend_lab.kernels.epilogue import PLAIN
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.tandem import tandem_launch
-from ascend_lab.kernels.tandem_shape import PLAIN, SUMS, Tandem, TandemSchedule, check_tandem
+from ascend_lab.kernels.tandem_shape import SUMS, Tandem, TandemSchedule, check_tandem
 
 BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
 TILES = (16, 32, 64, 80)

@@ -10,13 +10,12 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
 from ascend_lab.kernels import conv_shape, epilogue_emit, tiles
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
-from ascend_lab.kernels.conv_windows import BundleShare, Window, tiles_per_image, window_of
-from ascend_lab.kernels.epilogue import SUMS as IN, Epilogue, Step, check_epilogue
+from ascend_lab.kernels.conv_tiles import BundleShare
+from ascend_lab.kernels.conv_windows import Window, tiles_per_image, window_of
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue, check_epilogue
 
 SUMS = "fp32"
 Job = tuple[conv_shape.ConvShape, Epilogue | None]
-PLAIN = Epilogue((), (Step("vconv", (IN,), None, "fp16"),), "fp16")
-"""What is done to sums where nothing else is: they are rounded."""
 
 
 @dataclass(frozen=True, slots=True)

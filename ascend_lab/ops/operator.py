@@ -100,6 +100,7 @@ TRAITS = {
     "product": "a product of matrices on the cube",
     "convolution": "a sliding window with weights on the cube",
     "pooling": "the largest or the mean of sliding windows",
+    "largest": "the largest of sliding windows",
     "pool gradient": "the gradient of a pooling with respect to its image",
     "channel sums": "sums over images and pixels, one per channel",
     "image fold": "folds the pixels of each channel of an image",

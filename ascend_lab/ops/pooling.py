@@ -1,5 +1,6 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -13,6 +14,7 @@ from ascend_lab.isa import Kernel, as_kernel, renamed, up
 from ascend_lab.kernels import conv, conv_windows, epilogue, images, pooling
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.kernels.rows import LEAST
 from ascend_lab.ops import expressions, formats as forms, reduction
 from ascend_lab.ops.expressions import NARROW, Pair, in_fp32, narrow, out_size, padded, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
@@ -120,9 +122,9 @@ def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
     return te.compute(out, formula)
 
 
-def as_convolution(call: Call, image: Shape, **formats: Any) -> ConvShape:
+def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> ConvShape:
     """Return the pooling of an image as a convolution with a group per channel."""
-    (size, step, pads), (n, c, h, w) = geometry(**call.attrs), image
+    (size, step, pads), (n, c, h, w) = geometry(**attrs), image
     return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c, **formats)
 
 
@@ -140,8 +142,10 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
         return as_kernel(images.byte_pool_launch(pool, chip))
     if x.dtype == "fp16":  # the expression takes every window by itself
         with suppress(errors.CapacityError):
-            return as_kernel(pooling.max_pool_launch(as_convolution(call, call.shapes[0]), chip))
-    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), pooling.LEAST)
+            return as_kernel(
+                pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
+            )
+    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LEAST)
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
@@ -184,7 +188,7 @@ def _summed(call: Call) -> ConvShape | None:
     if dtype not in NARROW or prod(size) > MOST_TAPS:
         return None
     out = "fp32" if np.ptp(_counts(call)) else dtype
-    return as_convolution(call, call.shapes[0], dtype=dtype, out_dtype=out)
+    return as_convolution(call.attrs, call.shapes[0], dtype=dtype, out_dtype=out)
 
 
 def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
@@ -220,7 +224,8 @@ define(
     "largest element of each window; padding never wins",
     attrs=_ATTRS, shape_rule=_shape, types=TypeRule((*forms.FLOATS, "int8")), slicing=_slices,
     backward=lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
-    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"), traits=("pooling", "busy"),
+    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"),
+    traits=("pooling", "largest", "busy"),
     domains=_DISTINCT, tolerances=exact(),
     examples=_EXAMPLES,
 )  # fmt: skip

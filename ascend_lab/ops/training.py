@@ -20,7 +20,8 @@ import numpy as np
 from ascend_lab import dsl as te, isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, ShapeError
-from ascend_lab.kernels.pooling import LEAST, PoolGradient, pool_gradient_launch
+from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
+from ascend_lab.kernels.rows import LEAST
 from ascend_lab.ops import conv_gradient, expressions, formats as forms, gradients
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, in_fp32, narrow, padded, wide
 from ascend_lab.ops.formats import EPSILON, Pairs, Shape, TypeRule, Values, rounded
@@ -102,7 +103,9 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
 
 
 def _max_launch(call: Call, chip: Chip) -> isa.Launch:
-    return pool_gradient_launch(PoolGradient(as_convolution(call, call.shapes[0]), True), chip)
+    return pool_gradient_launch(
+        PoolGradient(as_convolution(call.attrs, call.shapes[0]), True), chip
+    )
 
 
 def _in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip], bool]:
@@ -172,7 +175,7 @@ def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
 def _average_launch(call: Call, chip: Chip) -> isa.Launch:
     counts = _pool_counts(**call.attrs)
     share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
-    shape = as_convolution(call, call.outputs[0])
+    shape = as_convolution(call.attrs, call.outputs[0])
     return pool_gradient_launch(PoolGradient(shape, False, share), chip)
 
 

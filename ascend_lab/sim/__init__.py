@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Literal
 
 # fmt: off
@@ -41,8 +42,8 @@ from ascend_lab.sim.values import execute
 __all__ = [
     "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",
     "Outcome", "Span", "Surroundings", "Timeline", "Traffic", "analyse", "compile_program",
-    "execute", "instruction_cost", "numba_available", "run_batch", "run_fast", "run_reference",
-    "simulate", "simulate_kernel", "trace_events", "write_trace",
+    "execute", "instruction_cost", "least_ways", "numba_available", "run_batch", "run_fast",
+    "run_reference", "simulate", "simulate_kernel", "trace_events", "write_trace",
 ]  # fmt: skip
 
 
@@ -277,3 +278,26 @@ def _warm(
     """Equal blocks of a network are one launch, and meet L2 in the same state again and again."""
     warmed = traffic_of(launch, chip).warmed(dict(hits), write_back_bytes)
     return time_launch(launch, chip, warmed, engine)
+
+
+@lru_cache(64)
+def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
+    """Return the least cycles from a buffer to where the cube and the vector unit read, and to GM.
+
+    A copy starts up, takes a cycle, and L2 some more; from pipe to pipe two flags tell. Cores that
+    are both read L0C with the vector unit, which may bring numbers on.
+    """
+    flags, places = 2 * chip.flag_cycles, sorted({name for pair in chip.paths for name in pair})
+    far = {(a, b): 0.0 if a == b else math.inf for a in places for b in places}
+    for (a, b), path in chip.paths.items():
+        late = path.latency_cycles + (chip.l2.latency_cycles if "GM" in (a, b) else 0)
+        far[a, b] = path.startup_cycles + 1 + late + (flags if a != "GM" else 0)
+    if chip.combined:
+        lone = min(cost.head_cycles + cost.slope_cycles for cost in chip.vector_costs.values())
+        far["L0C", "UB"] = min(far["L0C", "UB"], lone + flags)
+    for via, a, b in product(places, repeat=3):
+        far[a, b] = min(far[a, b], far[a, via] + far[via, b])
+    read = {a: far[a, "UB"] + (flags if a != "UB" else 0) for a in places}
+    if chip.combined:
+        read["L0C"] = flags
+    return {a: (min(far[a, "L0A"], far[a, "L0B"]) + flags, read[a], far[a, "GM"]) for a in places}

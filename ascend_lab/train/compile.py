@@ -116,12 +116,19 @@ def casts_apart(graph: Graph) -> Graph:
 # zeros between its pixels, with the weights turned upside down and inputs and outputs exchanged:
 #     dx = conv2d(stretched(grad), flipped(weight), pad = reach - 1 - pad)
 def as_convolutions(graph: Graph) -> Graph:
-    """Return the graph with transposed convolutions of one group and computed weights rewritten."""
+    """Return the graph with transposed convolutions of one group rewritten.
+
+    Those with constant weights stay but for 1x1 ones with a stride: most of their phases have no
+    tap, and would multiply zeros.
+    """
     edit = Draft(graph)
     for node in edit:
         if node.op != "conv_transpose2d" or len(node.inputs) > 2 or node.attr("groups", 1) != 1:
             continue
-        if node.inputs[1] not in edit.constants:
+        fixed, taps = node.inputs[1] in edit.constants, edit.types[node.inputs[1]].shape[2:]
+        if not fixed or (
+            taps == (1, 1) and formats.pair("stride", node.attr("stride", 1)) > (1, 1)
+        ):
             made = _convolution(edit, node)
             if made:
                 edit.replace(node.output, made)
@@ -162,6 +169,10 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
     """Append weights (k, c, r, s) as (c, k, r, s), the last two axes turned around."""
     kind = edit.types[weight]
     k, c, r, s = kind.shape
+    if weight in edit.constants and (r, s) == (1, 1):
+        turned = replace(kind, shape=(c, k, 1, 1))
+        made = rewrite.derived(turned, lambda v: v.swapaxes(0, 1), edit.constants[weight])
+        return edit.add(made, f"{name}.turned")
     if (r, s) == (1, 1):
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
     title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()

@@ -9,11 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from bank_cases import ENTRY, KEY, banks, entries, entry
@@ -537,8 +535,6 @@ def test_trials_that_nobody_goes_on_with_are_removed(tmp_path):
 
 
 COUNT = 80
-Trouble = Callable[[Store], None]
-Action = Callable[[Path], Any]
 
 
 def write_many(file, name):

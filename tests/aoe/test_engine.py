@@ -107,24 +107,6 @@ def test_slices_come_first_then_the_operators_of_the_sliced_network():
     assert shapes != {r.operator.piece.output.shape[0] for r in operators.operators.results}
 
 
-def test_one_seed_one_result_and_a_second_run_from_the_bank(tmp_path):
-    one = tune(DEEP, TINY_L2, "1,2", settings=FEW)
-    assert one.operators.results == whole().operators.results
-    assert (one.result_s, one.subgraph.plan) == (whole().result_s, whole().subgraph.plan)
-    heard = []
-    with Knowledge(tmp_path / "bank.db", None) as knowledge:
-        first = tune(DEEP, TINY_L2, "1,2", settings=FEW, bank=knowledge)
-        assert first.outcomes == ("add",) and "add" in first.operators.outcomes
-    more = {"bank": tmp_path / "bank.db", "progress": lambda *told: heard.append(told)}
-    second = tune(DEEP, TINY_L2, "1,2", settings=FEW, **more)
-    assert {told[0] for told in heard} == {"all", "compile"} and second.outcomes == ("hit",)
-    assert set(second.operators.outcomes) == {"hit"}
-    assert second.result_s == first.result_s == one.result_s
-    assert second.subgraph.plan == first.subgraph.plan
-    other = tune(DEEP, replace(TINY_L2, launch_overhead_s=1e-5), "1", bank=tmp_path / "bank.db")
-    assert other.outcomes != ("hit",)
-
-
 def test_what_is_opened_here_is_closed_here(tmp_path, monkeypatch):
     closed = []
 

@@ -184,11 +184,6 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
     assert all(r.choice is None for r in kept)  # the report says what the network has
 
 
-def test_one_seed_gives_one_network():
-    one, two = (replace(run, compiled=None) for run in (tune_network(COMPILED, FEW), alone(FEW)))
-    assert one == two
-
-
 def test_only_what_the_user_wants():
     found = tune_network(COMPILED, FEW, wanted=lambda op: op.unit == "vector")
     for result in found.results:

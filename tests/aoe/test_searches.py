@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab import aoe
 from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated, nearest
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Genetic, Mcts, search_named, tree_of
-from ascend_lab.aoe.search.points import Surrogate, scaled
+from ascend_lab.aoe.search.points import Annealing, Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
@@ -354,3 +354,10 @@ def test_misses_are_named_under_what_they_belong_to():
         "missed: stem, again: 9 s, target < 5 s",
         "missed: import: 2 s, target < 1 s",
     ]
+
+
+def test_annealing_takes_a_step_up_less_and_less():
+    walk = Annealing()
+    assert walk._chance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
+    assert walk._chance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
+    assert walk._chance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)

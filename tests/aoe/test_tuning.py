@@ -7,7 +7,7 @@ import engine_cases as cases
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module, workers_of
+from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
 from ascend_lab.aoe.workers import TimeUpError
 from ascend_lab.errors import InputError
@@ -57,15 +57,6 @@ def test_one_seed_gives_one_result(unit):
         assert other.trace.trials != one.trace.trials
 
 
-def test_the_number_of_workers_changes_nothing():
-    with workers_of("processes:2") as workers:
-        for graph in UNITS.values():
-            operator = cases.first(graph)
-            alone = tune_operator(operator, Settings(budget=12, seed=3))
-            found = tune_operator(operator, Settings(budget=12, seed=3), workers=workers)
-            assert found == alone
-
-
 def trap(monkeypatch, operator, how):
     """Let one of the first points of an operator fail in a way; return it."""
     job = job_of(operator)
@@ -88,16 +79,6 @@ def test_a_candidate_that_fails_is_survived(unit, how, note, monkeypatch):
     assert failed.point == point and note in failed.note
     assert found.trials > 2 and found.after_cycles <= found.before_cycles
     assert found.bound_cycles <= found.after_cycles == lowered_cycles(found)
-
-
-def test_a_candidate_that_kills_its_process_is_survived(monkeypatch):
-    operator = cases.first(CUBE)
-    point = trap(monkeypatch, operator, "kills")
-    with workers_of("processes:2") as workers:
-        found = tune_operator(operator, Settings(budget=20, early_stop=None), workers=workers)
-    (failed,) = found.trace.failures
-    assert failed.point == point and "died" in failed.note
-    assert found.choice is not None and found.after_cycles < found.before_cycles
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])

@@ -571,3 +571,9 @@ def test_what_uses_nothing_has_no_limit_and_a_dead_link_never_ends() -> None:
     assert fair_rates(uses, capacity).tolist() == [np.inf, 0.0, np.inf, 5.0]
     ends = finish_times(np.zeros(4), np.array([1.0, 1.0, 1.0, 10.0]), uses, capacity)
     assert ends.tolist() == [0.0, np.inf, 0.0, 2.0]
+
+
+def test_the_bandwidth_of_the_bus_counts_what_a_wire_carries():
+    for op, factor in (("all_reduce", 2 * 3 / 4), ("all_gather", 3 / 4), ("broadcast", 1.0)):
+        found = collective_time(op, load_topology("ring:4"), 1e6)
+        assert found.bus_bandwidth == pytest.approx(factor * found.algorithm_bandwidth)

@@ -17,21 +17,25 @@ from ascend_lab.graph.ir import Graph, Node, Values, operator_of
 from ascend_lab.graph.lower import conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
-from ascend_lab.isa import FRACTAL, Kernel, renamed, up
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
 from ascend_lab.kernels import conv_windows, squeeze, tandem_launches, tandem_shape
-from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue import Epilogue, halves
 from ascend_lab.ops.formats import check_chip
+from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "by_template", "choice_of", "halves_of", "lower", "means_of", "packed", "piece_of", "scale_of",
+    "by_template", "choice_of", "halves_of", "lower", "means_of", "mixes", "packed", "piece_of",
+    "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
 
 
-def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
-    """Return the kernel of a piece, by default or as a tuner chose.
+def lower(
+    piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
+) -> Lowered:
+    """Return the kernel of a piece, by default or as a tuner chose, to be started so.
 
     Raises a typed error if it cannot be written for the chip.
     """
@@ -43,7 +47,7 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])
-        return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling)
+        return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling, start)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return matmul.lower_product(piece, chip, tiling)
@@ -66,6 +70,15 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or vector.lower_vector(piece, chip)
+
+
+def mixes(piece: Piece, chip: Chip) -> bool:
+    """Tell whether nothing but vector cores, behind the cube, can end a piece's convolution."""
+    nodes = piece.graph.nodes
+    if chip.combined or len(nodes) < 2 or nodes[0].op not in CONVOLUTIONS or halves_of(nodes)[1]:
+        return False
+    shape, epilogue, _ = conv_job(piece, chip)
+    return not conv.by_vector(shape) and bool(halves(epilogue, chip, ACCUMULATOR[shape.dtype])[1])
 
 
 def by_template(piece: Piece, chip: Chip) -> bool:

@@ -25,7 +25,7 @@ from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
-from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
+from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
 from ascend_lab.ops.conv_gradient import deconv_shape
@@ -33,6 +33,8 @@ from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type, pair
 from ascend_lab.ops.operator import Call
+from ascend_lab.ops.pooling import as_convolution
+from ascend_lab.sim.timeline import Start, start_cycles
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
@@ -69,16 +71,25 @@ def by_vector(shape: kernels.ConvShape) -> bool:
     return shape.groups == shape.c == shape.k and (shape.dtype, shape.out_dtype) == ("fp16",) * 2
 
 
-def lower_conv(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None) -> Lowered:
+def lower_conv(
+    piece: Piece,
+    chip: Chip,
+    tiling: kernels.GemmSchedule | None = None,
+    start: Start = "queued",
+) -> Lowered:
     """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
 
     Where every channel is a group of its own there are two ways, on the cube with zeros between the
     channels of a block, and on the vector unit: the faster one is taken, and so it is where tiles
-    may go on in the next image. A given tiling is for the cube.
+    may go on in the next image. A given tiling is for the cube. What starts the kernel costs more
+    where vector cores do what follows the cube.
     """
     if beside_of(piece)[1]:
         return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
+    if pooled_of(piece)[1]:
+        refuse_computed(piece, node.inputs[1])
+        return _lower_conv(piece, chip, vector=False, tiling=tiling)
     single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
     fixed = node.inputs[1] in piece.constants
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
@@ -95,7 +106,7 @@ def lower_conv(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = N
             failure = error
     if not found and failure:
         raise failure
-    return min(found, key=lambda way: near_cycles(way.kernel, piece, chip))
+    return min(found, key=lambda way: near_cycles(way.kernel, piece, chip, start))
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
@@ -112,15 +123,21 @@ def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> L
     return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip))
 
 
-def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a kernel that finds in L2 what others wrote."""
-    return sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip)).cycles
+def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
+    """Return the cycles of a kernel, started so, that finds in L2 what others wrote."""
+    timeline = sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip))
+    return timeline.cycles + start_cycles(chip, start, timeline.mix_cycles)
 
 
 def _lower_conv(
     piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
 ) -> Lowered:
+    y, (piece, pool) = piece.graph.outputs[-1], pooled_of(piece)
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
+    if pool:
+        settings = ir.operator_of(pool.op).settings(pool.attrs)
+        windows = as_convolution(settings, piece.output.shape)
+        shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
@@ -131,7 +148,7 @@ def _lower_conv(
         launch = kernels.conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
     fixed = weight in piece.constants
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
-    own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
+    own = {"x": x, "weight": PACKED if packing else weight, "y": y}
     forms = {weight: form, **operands} if fixed else operands
     if other and shape.beside:
         refuse_computed(piece, other[0].inputs[1])
@@ -156,6 +173,15 @@ def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
         conv = graph.producers.get(found[0].inputs[0])
         found = [conv, *found] if conv and ir.only_reader(graph, conv) else []
     return tuple(found) if found and found[0].op == "conv2d" else ()
+
+
+def pooled_of(piece: Piece) -> tuple[Piece, ir.Node | None]:
+    """Return a piece without the pooling at its end, and that, if there is one."""
+    *nodes, last = piece.graph.nodes
+    if not nodes or not last.has("largest"):
+        return piece, None
+    graph = replace(piece.graph, nodes=tuple(nodes), outputs=last.inputs)
+    return replace(piece, graph=graph), last
 
 
 def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:

@@ -119,6 +119,8 @@ def expressions(
     known = dict(tensors)
     for node in nodes:
         op, attrs = node.op, dict(node.attrs)
+        if main.layout != "ND" and node.has("pooling"):
+            raise UnsupportedError("no windows among what is done lane by lane", op, "cut here")
         if main.layout != "ND" and op in IMAGE_FOLDS:
             op, attrs = IMAGE_FOLDS[op], {"axis": (2, 3), "keepdims": True}
         given = [known[n] for n in node.inputs]

@@ -98,7 +98,7 @@ def parse_problem(data: object) -> Problem:
         if len(found[name]) != length:
             raise InputError(f"{length} entries in {name}", str(len(found[name])))
     rows = zip(*parts, strict=True)
-    operations = tuple(Operation(op, ins, outs, float(cost)) for op, ins, outs, cost in rows)
+    operations = tuple(Operation(kind, i, o, float(cost)) for kind, i, o, cost in rows)
     for index, operation in enumerate(operations):
         _check(index, operation, len(widths))
     producer, consumers = _links(operations)

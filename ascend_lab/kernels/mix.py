@@ -1,21 +1,22 @@
-"""A product whose epilogue runs on the vector cores while the cube works on the next tile.
+"""A product or convolution whose epilogue runs on the vector cores while the cube goes on.
 
 Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
 scale, ReLU, a conversion. The rest is split off: the cube core stores every tile of sums to a ring
 of slots, which stays in L2, and each of its two vector cores takes half the rows of a tile, does
-the steps on them and stores the result. Source of the pattern: Ascend C, matmul_gelu example.
+the steps on them and stores the result. Rows are pixels in a convolution: a product is one of 1 x 1
+here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ascend_lab import errors, isa
-from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan, gemm_schedule
 from ascend_lab.kernels.tiles import Area, Span, segments
 
-SLOTS = 4
+SLOTS = 8
 """Tiles between a cube core and its vector cores (the published grouped product takes as many)."""
 AREA = isa.FRACTAL * isa.FRACTAL
 Kept = tuple[isa.Tile | None, isa.Tile | None]
@@ -25,26 +26,29 @@ Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What vector cores do after a product and its `head`, on a grid of AI cores."""
+    """What the vector cores of a `grid` of AI cores do after a cube that leaves `sums`.
 
-    shape: gemm_schedule.GemmShape
-    schedule: gemm_schedule.GemmSchedule
-    head: epilogue.Epilogue | None
+    Tiles are `tile` fractals (high, wide) at most; the result has `blocks` of 16 columns, and
+    `elements` in all.
+    """
+
     tail: epilogue.Epilogue
+    sums: str
+    tile: tuple[int, int]
     grid: tuple[int, int]
+    blocks: int
+    elements: int
 
     @property
     def plan(self) -> epilogue_plan.Plan:
         """The steps on tiles of UB."""
-        sums = self.head.out_dtype if self.head else isa.ACCUMULATOR[self.shape.dtype]
-        return epilogue_plan.plan_of(self.tail, sums)
+        return epilogue_plan.plan_of(self.tail, self.sums)
 
     @property
     def ring(self) -> isa.Ring:
         """The ring of tiles, in the format the steps want: the fix pipe converts."""
-        s, plan = self.schedule, self.plan
-        dtype, cores = plan.tiles[plan.start], self.grid[0] * self.grid[1]
-        return isa.Ring("tiles", dtype, s.base_m * s.base_n, SLOTS, cores, 0, 1)
+        (m, n), (rows, cols), plan = self.tile, self.grid, self.plan
+        return isa.Ring("tiles", plan.tiles[plan.start], m * n * AREA, SLOTS, rows * cols, 0, 1)
 
     def core(self, row: isa.Affine, col: isa.Affine) -> isa.Affine:
         """Return the number of an AI core of the grid."""
@@ -57,12 +61,13 @@ def to_ring(
     ring: isa.RingEnd,
     finish: epilogue_emit.Finish | None,
     sizes: tuple[int, int],
+    rows: int,
 ) -> None:
-    """Move a finished (N1, M1) tile of L0C through the fix pipe to a slot."""
+    """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring."""
     (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
-    c, slot = acc.dequeue(), ring.alloc()
-    to = slot.region(0, (n, m * AREA))
-    k.fixpipe(to, c.region(0, to.sizes), relu=fix.relu, scale=fix.scale)
+    c, slot, wanted = acc.dequeue(), ring.alloc(), (n, rows * isa.FRACTAL)
+    source = c.region(0, wanted, (m * AREA, 1))
+    k.fixpipe(slot.region(0, wanted), source, relu=fix.relu, scale=fix.scale)
     acc.free()
     ring.enqueue()
 
@@ -103,30 +108,51 @@ def tiles_in_order(
 
 
 # -- the vector cores' program --------------------------------------------------------------------
-class VectorWriter:
-    """The program of a vector core: its half of the rows of every tile of its cube core."""
+def half_of(area: Area, number: isa.Affine | int) -> tuple[Area, isa.Affine | int]:
+    """Return where a vector core's half of a tile goes, and the first row of it in the tile.
 
-    def __init__(self, job: After, chip: Chip, own: Sequence[isa.Share]) -> None:
-        """Declare tensors and allocate queues."""
-        shape, tail, (self.rows, self.cols) = job.shape, job.tail, own
-        self.schedule, self.plan = job.schedule, job.plan
-        self.m1, _, self.n1 = shape.fractals
-        self.k = k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
-        sides = job.schedule.base_m // isa.FRACTAL, job.schedule.base_n // isa.FRACTAL
-        m, n = min(sides[0], self.rows[0]), min(sides[1], self.cols[0])
-        row, col = k.param("row", self.rows[2]), k.param("col", self.cols[2])
-        self.half, self.base = k.param("aiv", 2), (row * self.rows[1], col * self.cols[1])
-        self.c = k.tensor("c", tail.out_dtype, self.n1 * self.m1 * AREA)
-        self.end: isa.RingEnd = k.ring_in(job.ring, job.core(row, col), "MTE2")
-        self.finish, self.arrival = self._tiles_of(tail, m, n, self._channels(tail, n))
+    An affine number of a core is for areas in one piece with an even number of rows.
+    """
+    half, pieces = -(-area.pixels // 2), list[tuple[int, isa.Affine, int]]()
+    if isinstance(number, isa.Affine):
+        to = area.pieces[0][1] + number * (half * area.step)
+        return replace(area, pieces=((0, to, half),), pixels=half), number * half
+    first, end = number * half, min((number + 1) * half, area.pixels)
+    for done, to, size in area.pieces:
+        low, high = max(done, first), min(done + size, end)
+        if low < high:
+            pieces.append((low - first, to + (low - done) * area.step, high - low))
+    return replace(area, pieces=tuple(pieces), pixels=end - first), first
+
+
+class VectorWriter:
+    """Writes what vector core `number` does to its half of the tiles of AI core `core`."""
+
+    def __init__(
+        self,
+        k: isa.KernelBuilder,
+        after: After,
+        name: str,
+        core: isa.Affine,
+        number: isa.Affine | int,
+        own: tuple[int, int],
+    ) -> None:
+        """Allocate queues for a core that owns blocks (high, wide); the result is called `name`."""
+        (m, n), self.k, self.plan = map(min, zip(after.tile, own, strict=True)), k, after.plan
+        self.after, self.number, self.own = after, number, own[1]
+        self.y = k.tensor(name, after.tail.out_dtype, after.elements)
+        self.end: isa.RingEnd = k.ring_in(after.ring, core, "MTE2")
+        self.finish, self.arrival = self._tiles_of(after.tail, m, n, self._channels(after.tail, n))
 
     def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
-        operands, own = tail.of_kind("channel"), self.cols[0]
+        operands, own = tail.of_kind("channel"), self.own
         each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
         blocks = own if own * each <= self.k.chip.buffers["UB"] // isa.FRACTAL else tile_n
         slots = [blocks * tail.unit(o) for o in operands]
-        return epilogue_emit.Group.make(self.k, operands, slots, self.n1 * isa.FRACTAL, blocks)
+        return epilogue_emit.Group.make(
+            self.k, operands, slots, self.after.blocks * isa.FRACTAL, blocks
+        )
 
     def _tiles_of(
         self, tail: epilogue.Epilogue, m: int, n: int, channels: epilogue_emit.Group | None
@@ -147,9 +173,8 @@ class VectorWriter:
             needed = f"{block * each} bytes of UB for a block of half a tile's rows"
             raise errors.CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
         size = columns * block
-        tiles = epilogue_emit.Group.make(
-            k, operands, [size] * len(operands), self.n1 * self.m1 * AREA, 0
-        )
+        sizes = [size] * len(operands)
+        tiles = epilogue_emit.Group.make(k, operands, sizes, self.after.elements, 0)
         if start:
             arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
             out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
@@ -161,25 +186,20 @@ class VectorWriter:
         finish = epilogue_emit.Finish(k, plan, out, scratch, tiles, channels, units=units)
         return finish, arrival
 
-    def program(self) -> isa.Program:
-        """Walk the tiles in the order in which the cube core stores them."""
-        own = (self.rows, self.cols)
-        for (m, n), _, held in tiles_in_order(self.finish, self.k, self.schedule, own, self.base):
-            self._tile(m, n, held)
-        return self.k.finish()
+    def tile(
+        self, whole: Area, n: Span, before: isa.Affine, held: epilogue_emit.Channels | None
+    ) -> None:
+        """Do the steps on half the rows of a tile that goes to `whole`, some blocks at a time.
 
-    def _tile(self, m: Span, n: Span, held: epilogue_emit.Channels | None) -> None:
-        """Do the steps on half the rows of a tile, some blocks of columns at a time."""
-        k, rows = self.k, m[1] * isa.FRACTAL // 2
-        run, mine = rows * isa.FRACTAL, self.half * rows
-        piece = (0, m[0] * isa.FRACTAL + mine, rows)
-        area = Area(n[0] * (self.m1 * AREA), (piece,), n[1], self.m1 * isa.FRACTAL, 1, m[1], rows)
-        with epilogue_emit.held_channels(self.finish, n, isa.Affine(), held) as channels:
-            slot, most = self.end.dequeue(), self.arrival.buffer.elements // run
-            for at, count in segments(k, "column", n[1], min(most, n[1])):
-                source = slot.region(
-                    at * (2 * run) + mine * isa.FRACTAL, (count, run), (2 * run, 1)
-                )
+        `n` are its output blocks, `before` the blocks in front of the product.
+        """
+        k, (area, first) = self.k, half_of(whole, self.number)
+        run, pitch = area.pixels * isa.FRACTAL, whole.pixels * isa.FRACTAL
+        with epilogue_emit.held_channels(self.finish, n, before, held) as channels:
+            slot = self.end.dequeue()
+            most = self.arrival.buffer.elements // run if run else 0
+            for at, count in segments(k, "column", n[1], min(most, n[1])) if run else ():
+                source = slot.region(at * pitch + first * isa.FRACTAL, (count, run), (pitch, 1))
                 k.copy(self.arrival.alloc().region(0, (count, run)), source)
                 self._steps(area, at, count, n[0], channels)
             self.end.free()
@@ -217,6 +237,6 @@ class VectorWriter:
         if start:
             arrival.free()
         f.out.enqueue()
-        for there, here in area.pairs(self.c, f.out.dequeue(), run, at, count):
+        for there, here in area.pairs(self.y, f.out.dequeue(), run, at, count):
             k.copy(there, here)
         f.out.free()

@@ -1,0 +1,242 @@
+"""Which tiles of a convolution a core makes, and in which order.
+
+The programs of a cube core, and of the vector cores behind it, walk through the same tiles.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from ascend_lab import isa
+from ascend_lab.chip import Chip
+from ascend_lab.kernels import conv_windows
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_windows import Pixels, area_of
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_emit import Channels, Finish, held_channels
+from ascend_lab.kernels.gemm_schedule import GemmSchedule
+from ascend_lab.kernels.mix import After
+from ascend_lab.kernels.tiles import Area, Span, chunks, repeat, segments
+
+
+# -- shares of cores ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class BundleShare:
+    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
+
+    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
+    """
+
+    full: int
+    tail: bool
+    n1: int
+    columns: int
+    pitch: int
+
+
+def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[int]]:
+    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
+    bundle = bundles_of(shape)
+    sizes = chunks(bundle.count, 1, min(grid_cols, bundle.count))
+    columns = max(1, grid_cols // len(sizes))
+    pitch = sizes[0] if len(sizes) > 1 else 0
+    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
+    shares: dict[BundleShare, list[int]] = {}
+    for index, size in enumerate(sizes):
+        tail = uneven and index == len(sizes) - 1
+        full = size - tail
+        n1 = bundle.n1 if full else bundle.last_n1
+        shares.setdefault(BundleShare(full, tail, n1, columns, pitch), []).append(index)
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlace:
+    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
+
+    index: isa.Affine
+    c1: int
+    n1: int
+    place: isa.Affine
+
+
+# -- the order of tiles ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all programs of a launch have in common; each has `turns` pixel tiles at least.
+
+    `epilogue` is what the cube's core does, `after` is left to its vector cores.
+    """
+
+    shape: ConvShape
+    schedule: GemmSchedule
+    chip: Chip
+    strip: bool
+    place: conv_windows.Placement
+    epilogue: Epilogue | None
+    after: After | None = None
+    turns: int = 1
+
+    @property
+    def tile(self) -> int:
+        """Fractals of pixels of a tile."""
+        return self.schedule.base_m // isa.FRACTAL
+
+    def sides(self, n_own: int) -> tuple[int, int]:
+        """Return the fractals of the tiles of a core that owns `n_own` output blocks."""
+        (oh, ow), across = self.shape.out_hw, self.schedule.base_n // isa.FRACTAL
+        return min(self.tile, isa.up(ow if self.strip else oh * ow, isa.FRACTAL)), min(
+            across, n_own
+        )
+
+    @property
+    def elements(self) -> int:
+        """Elements of the result."""
+        planes = self.shape.images * self.shape.blocks[1]
+        return planes * self.place.plane * isa.FRACTAL
+
+    @property
+    def even(self) -> bool:
+        """Tell whether all tiles have an even number of pixels, stored in one piece."""
+        (oh, ow), place = self.shape.out_hw, self.place
+        whole = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
+        return ow % 2 == 0 if self.strip else whole and oh * ow % 2 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a loop outside holds: weights and rows of all channel blocks, numbers per channel.
+
+    `near` are weights, and the bias that the cube adds, in L0B.
+    """
+
+    weights: isa.Tile | None
+    near: isa.Tile | None
+    channels: Channels | None
+    rows: isa.Tile | None = None
+
+
+Weights = tuple[isa.Tile | None, isa.Tile | None]
+"""All weights of some tiles, in L1 and in L0B, where they stay there."""
+
+
+class Walk:
+    """The tiles of cores that own `n_own` output blocks, in order: one program after another."""
+
+    finish: Finish | None
+
+    def __init__(self, job: Job, n_own: int, name: str) -> None:
+        """Begin a kernel."""
+        self.job, self.shape, self.n_own = job, job.shape, n_own
+        self.bundle, self.k = bundles_of(job.shape), isa.KernelBuilder(name, job.chip)
+
+    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+        """Do what comes before all tiles of a program."""
+
+    def hold_weights(
+        self, at: BundlePlace, n: Span, col: isa.Affine, *, across: bool
+    ) -> AbstractContextManager[Weights]:
+        """Hold weights of a bundle for all tiles inside, or, `across`, for all its pixels."""
+        return nullcontext((None, None))
+
+    def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
+        """Hold rows of all channel blocks for all tiles inside."""
+        return nullcontext()
+
+    def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
+        """Do one tile of the core's blocks, which begin at `col`."""
+        raise NotImplementedError
+
+    def plane(self, at: Pixels, n: Span, before: isa.Affine) -> tuple[isa.Affine, isa.Affine]:
+        """Return where the plane of a tile's first block begins, and the tile's row in it."""
+        first = at.image * (self.shape.blocks[1] * self.shape.mixed)
+        row = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
+        return (first + before + n[0]) * self.job.place.plane, row
+
+    def area(self, at: Pixels, n: Span, before: isa.Affine) -> Area:
+        """Return where a tile goes."""
+        wide = self.finish.width if self.finish else isa.FRACTAL
+        (plane, row), what = self.plane(at, n, before), (at.pixel, n[1], at.window)
+        return area_of(self.shape, self.job.place, plane, row, what, wide)
+
+    def program(
+        self,
+        piece: conv_windows.RowShare,
+        share: BundleShare,
+        col_pitch: int,
+        counts: tuple[int, int],
+    ) -> isa.Program:
+        """Return the program of the cores with these pixel tiles and bundles."""
+        k, bundle = self.k, self.bundle
+        k.restart()
+        image = k.param("row", max(piece.images) + 1) * piece.image_pitch
+        down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else isa.Affine()
+        col = k.param("col", counts[0]) * col_pitch
+        first = k.param("share", counts[1]) * share.pitch if share.pitch else isa.Affine()
+        base = (image, down)
+        if self.job.after:
+            k.param("core", self.job.after.grid[1])
+        self.begin(share, first, col)
+        if share.full:
+            with repeat(k, "bundle", share.full) as index:
+                at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
+                self._bundle(at, piece.tiles, base, (col, self.n_own))
+        if share.tail:
+            last = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
+            at = BundlePlace(*last, isa.Affine(share.full))
+            own = bundle.last_n1 if share.full else self.n_own
+            self._bundle(at, piece.tiles, base, (col, own))
+        return k.finish()
+
+    def _bundle(
+        self, at: BundlePlace, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine], n: Span
+    ) -> None:
+        """All output tiles of one bundle on one core; `base`: images and rows before it."""
+        before = at.index * self.bundle.n1
+        tile_n = min(self.job.schedule.base_n // isa.FRACTAL, n[1])
+
+        def across() -> Iterator[Span]:
+            for start, size in segments(self.k, "n", n[1], tile_n):
+                yield n[0] + start, size
+
+        with held_channels(self.finish, n, before, None) as channels:
+            if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
+                with self.hold_weights(at, n, n[0], across=n[1] > tile_n) as stay:
+                    for pixels in self._pixels(tiles, base):
+                        with self.hold_rows(at, pixels) as rows:
+                            for some in across():
+                                self.tile(at, pixels, some, n[0], Held(*stay, channels, rows))
+                return
+            for some in across():
+                with (
+                    held_channels(self.finish, some, before, channels) as own,
+                    self.hold_weights(at, some, n[0], across=False) as stay,
+                ):
+                    for pixels in self._pixels(tiles, base):
+                        self.tile(at, pixels, some, n[0], Held(*stay, own))
+
+    def _pixels(
+        self, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine]
+    ) -> Iterator[Pixels]:
+        """Loop over the tiles of pixels."""
+        job = self.job
+        for image, first, last in self._images(tiles):
+            for run in conv_windows.runs_of(self.shape, job.tile, first, last, strip=job.strip):
+                with repeat(self.k, "run", run.count) as turn:
+                    for pixel, windows in run.tiles:
+                        yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
+
+    def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[isa.Affine, int, int]]:
+        """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
+        per_image = conv_windows.tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
+        at, end = tiles
+        if at % per_image:
+            stop = min(end, at - at % per_image + per_image)
+            yield isa.Affine(at // per_image), at % per_image, at % per_image + stop - at
+            at = stop
+        if whole := (end - at) // per_image:
+            with self.k.loop("image", whole) as image:
+                yield image + at // per_image, 0, per_image
+            at += whole * per_image
+        if at < end:
+            yield isa.Affine(at // per_image), 0, end - at

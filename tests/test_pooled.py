@@ -1,0 +1,198 @@
+"""A convolution whose result is pooled before it leaves the core: values, refusals, graphs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings, strategies as st
+
+from ascend_lab.aoe.operators import operators_of
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
+from ascend_lab.graph import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
+from ascend_lab.graph.compile import Road
+from ascend_lab.graph.decide import Switches
+from ascend_lab.isa import FRACTAL, as_kernel, sanitize, up
+from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
+from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
+from ascend_lab.kernels.conv_stage import pack_bias
+from ascend_lab.kernels.conv_windows import rows_seen
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Operand, Step
+from ascend_lab.lab.kernels import conv2d_reference
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+COMBINED = ("Ascend310", "Ascend310P3", "Ascend910A")
+NARROW = Step("vconv", ("sums",), None, "fp16")
+ENDS = {
+    "plain": PLAIN,
+    "vector": Epilogue(
+        (Operand("bias", "channel", "fp16"),),
+        (NARROW, Step("vadd", (0, "bias")), Step("vmaxs", (1,), 0.0), Step("vmins", (2,), 6.0)),
+        "fp16",
+    ),
+    "cube": Epilogue((), (NARROW, Step("vrelu", (0,))), "fp16", bias="bias"),
+}
+"""A bias and a limit on the vector unit, or by the cube."""
+
+
+def pooled(conv, size, step=1, pad=0):
+    """The convolution with windows of its result."""
+    n, k = conv.n, conv.k
+    windows = ConvShape(n, k, *conv.out_hw, k, *size, step, pad, groups=k)
+    return replace(conv, out_dtype="fp16", pool=windows)
+
+
+def run(shape, end, chip, schedule, seed=0):
+    """Return what the kernel writes, what NumPy says, and the launch."""
+    rng = np.random.default_rng(seed)
+    sizes = ((shape.n, shape.c, shape.h, shape.w), (shape.k, shape.c, shape.r, shape.s), shape.k)
+    x, weight, bias = (rng.integers(-2, 3, size).astype(np.float16) for size in sizes)
+    weight, epilogue, pool = weight[:, : shape.c // shape.groups], ENDS[end], shape.pool
+    launch = conv_launch(shape, chip, schedule, dense_placement(shape), epilogue)
+    flat = np.zeros(up(shape.k, FRACTAL) * FRACTAL, np.float16)
+    flat[: shape.k] = bias
+    tensors = pack_conv(shape, x, weight)
+    tensors |= {"bias": pack_bias(shape, bias) if end == "cube" else flat} if end != "plain" else {}
+    got = unpack_conv(pool, execute(as_kernel(launch), tensors, chip, seed=seed), dense=True)
+    settings = {"stride": shape.stride, "pad": shape.pads, "groups": shape.groups}
+    sums = conv2d_reference(x.astype(np.float64), weight.astype(np.float64), **settings)
+    sums = sums + bias[:, None, None] * (end != "plain")
+    limits = {"plain": (None, None), "vector": (0, 6), "cube": (0, None)}[end]
+    y = sums if end == "plain" else sums.clip(*limits)
+    top, bottom, left, right = pool.pads
+    y = np.pad(y, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(y, (pool.r, pool.s), (2, 3))
+    down, across = pool.strides
+    return got, windows[:, :, ::down, ::across].max((4, 5)), launch
+
+
+@settings(max_examples=30)
+@given(
+    st.tuples(*(st.integers(1, top) for top in (3, 40, 24, 24, 70))),
+    st.sampled_from(((1, 1, 0), (3, 1, 1), (3, 2, 0), (7, 2, 3))),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(*(st.integers(0, 1),) * 4),
+    st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 2)),
+    st.sampled_from(tuple(ENDS)), st.sampled_from(COMBINED), st.integers(0, 99),
+)  # fmt: skip
+@example((2, 3, 24, 24, 64), (7, 2, 3), (3, 3), (2, 2), (1, 1, 1, 1), (2, 2, 2), "cube",
+         "Ascend910A", 0)  # fmt: skip
+@example((3, 16, 13, 11, 33), (3, 1, 1), (3, 2), (3, 1), (0, 1, 1, 0), (1, 3, 1), "vector",
+         "Ascend310", 1)  # fmt: skip
+@example((1, 1, 1, 1, 1), (1, 1, 0), (1, 1), (1, 1), (0,) * 4, (1, 1, 1), "plain", "Ascend310P3", 2)
+def test_values_equal_numpy_however_it_is_cut(sizes, taps, size, step, pad, cut, end, name, seed):
+    (n, c, h, w, k), (r, stride, pads), chip = sizes, taps, load_chip(name)
+    assume(min(h, w) + 2 * pads >= r and max(pad[:2]) < size[0] and max(pad[2:]) < size[1])
+    conv = ConvShape(n, c, h, w, k, r, r, stride, pads)
+    oh, ow = conv.out_hw
+    assume(oh + sum(pad[:2]) >= size[0] and ow + sum(pad[2:]) >= size[1])
+    shape, (rows, columns, cores) = pooled(conv, size, step, pad), cut
+    high = min(rows_seen(shape.pool, min(rows, shape.pool.out_hw[0])), oh)
+    base = {"base_m": up(high * ow, FRACTAL) * FRACTAL, "base_n": columns * FRACTAL}
+    schedule = replace(conv_schedule(shape, chip, ENDS[end]), **base, base_k=16, step_k=r * r)
+    try:
+        schedule = replace(schedule, grid_rows=cores, grid_cols=1)
+        got, wanted, launch = run(shape, end, chip, schedule, seed)
+    except CapacityError:
+        assume(False)
+    np.testing.assert_array_equal(got, wanted)
+    assert sanitize(launch, chip) == []
+
+
+@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize("changes", [{"lanes": 4}, {"groups": 2, "c": 4}, {}])
+def test_first_layers_and_groups_are_pooled_too(name, changes):
+    whole = replace(ConvShape(2, 3, 31, 32, 40, 3, 3, 2, 1), **changes)
+    shape, chip = pooled(whole, (3, 3), 2, 1), load_chip(name)
+    got, wanted, launch = run(shape, "cube", chip, None)
+    np.testing.assert_array_equal(got, wanted)
+    assert sanitize(launch, chip) == []
+    fast, slow = (simulate(launch, chip, engine=e).cycles for e in ("fast", "reference"))
+    assert fast == slow
+
+
+def test_only_what_windows_leave_goes_to_memory():
+    chip = load_chip("Ascend910A")
+    shape = pooled(ConvShape(2, 16, 32, 32, 32, 3, 3, 1, 1), (2, 2), 2)
+    launch = conv_launch(shape, chip, None, dense_placement(shape), PLAIN)
+    moved = simulate_kernel(as_kernel(launch), chip).path_bytes
+    assert sum(size for (_, to), size in moved.items() if to == "GM") == 2 * 32 * 16 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "epilogue", "what"),
+    [
+        ({}, None, "steps that rise"),
+        ({}, replace(PLAIN, steps=(NARROW, Step("vabs", (0,)))), "steps that rise"),
+        ({}, replace(PLAIN, steps=(NARROW, Step("vmuls", (0,), -1.0))), "steps that rise"),
+        ({}, replace(PLAIN, steps=(Step("vrelu", ("sums",)), Step("vconv", (0,), None, "fp16"))),
+         "fp16 all the way"),
+        ({"n": 2}, PLAIN, "images as it writes them"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_pooled_on_the_core_is_refused(changes, epilogue, what):
+    conv = ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1)
+    shape = replace(pooled(conv, (2, 2), 2), **changes)
+    with pytest.raises(UnsupportedError, match=what):
+        conv_launch(shape, load_chip("Ascend310"), None, dense_placement(shape), epilogue)
+
+
+def test_other_cores_and_low_tiles_are_refused():
+    shape = pooled(ConvShape(1, 16, 8, 40, 16, 3, 3, 1, 1), (3, 3), 2)
+    with pytest.raises(AscendLabError, match="Ascend910B2"):
+        conv_launch(shape, load_chip("Ascend910B2"), None, dense_placement(shape), PLAIN)
+    chip = load_chip("Ascend310")
+    low = replace(conv_schedule(shape, chip, PLAIN), base_m=64)
+    with pytest.raises(CapacityError, match="a row of windows: 3 rows of 40 pixels"):
+        conv_launch(shape, chip, low, dense_placement(shape), PLAIN)
+
+
+# -- in a network ---------------------------------------------------------------------------------
+def stem(last="relu", size=(2, 3, 64, 64), skip=False):
+    """A first layer with a bias, pooled, and a layer behind it."""
+    net = GraphBuilder("stem", "fp16")
+    own = net.weight((32, 3, 7, 7)), net.weight((32,), scale=1.0)
+    y = net.conv2d(net.input("x", size), *own, stride=2, pad=3)
+    y = getattr(net, last)(y, name="rows")
+    y = net.add(y, net.input("skip", (size[0], 32, size[2] // 2, size[3] // 2))) if skip else y
+    y = net.max_pool2d(y, kernel=3, stride=2, pad=1)
+    net.output(net.relu(net.conv2d(y, net.weight((16, 32, 1, 1)))))
+    return net.build()
+
+
+TOGETHER = "conv2d+relu+max_pool2d"
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_pooling_is_done_in_the_kernel_in_front(name):
+    graph, chip = stem(), load_chip(name)
+    off = Switches({("UBFusion", "PooledConvolutionFusionPass"): False})
+    stages, apart = Road().stages(graph, chip), Road(switches=off).stages(graph, chip)
+    assert [TOGETHER in [t.op for t in s.compiled.tasks] for s in (stages, apart)] == [True, False]
+    feeds = random_inputs(graph, 1)
+    (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
+    np.testing.assert_array_equal(got, *run_tasks(apart.compiled, feeds).values())
+    times, bound = stages.timeline(), bound_of(stages.rewritten, chip)
+    assert bound.time_s <= times.time_s < apart.timeline().time_s
+    assert sum(ledger(times, bound).values()) == pytest.approx(times.time_s, rel=1e-12)
+    own = {op.op: op for op in operators_of(stages.compiled)}[TOGETHER]
+    assert not own.unit and "pooled on the core" in own.reason
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        stem("silu"),
+        stem(skip=True),
+        replace(stem(), outputs=(*stem().outputs, "rows")),
+    ],
+    ids=["falls", "a number per element", "read by others"],
+)
+def test_what_must_be_whole_is_pooled_apart(graph):
+    for name in (*COMBINED, "Ascend910B2"):
+        kernels = [t.op for t in Road().stages(graph, load_chip(name)).compiled.tasks]
+        assert "max_pool2d" in kernels
+    kernels = [t.op for t in Road().stages(stem(), load_chip("Ascend910B2")).compiled.tasks]
+    assert "max_pool2d" in kernels
