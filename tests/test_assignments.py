@@ -8,7 +8,7 @@ from scripts import load_script
 from test_course import COURSE, NAMES, tried, with_mistake
 
 from ascend_lab.course import load
-from ascend_lab.course.grade import graded_cases, mark_of, try_cases
+from ascend_lab.course.grade import cases_of, mark_of, try_cases
 
 
 def reference(name):
@@ -22,7 +22,7 @@ def reference(name):
 def test_the_draw_moves_a_mark_by_less_than_half_a_point(name):
     task, points = load(name, COURSE), []
     for seed in "abcde":
-        cases = graded_cases(task, f"student {seed}", f"term {seed}")
+        cases = cases_of(task, f"student {seed}", f"term {seed}")
         points.append(mark_of(task, try_cases(task, reference(name), cases))["performance"])
     assert min(points) >= 20
     assert max(points) - min(points) < 0.5, points

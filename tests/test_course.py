@@ -16,7 +16,7 @@ from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
-from ascend_lab.course.grade import graded_cases, moved, read_log, read_roster, try_cases
+from ascend_lab.course.grade import cases_of, moved, read_log, read_roster, try_cases
 from ascend_lab.course.handin import (
     HandIn,
     fingerprints,
@@ -49,7 +49,7 @@ def toy():
 def drawn(name):
     """Return an assignment and a student's cases; what its judge has proven of them stays."""
     task = load(name, COURSE)
-    return task, graded_cases(task, "carol", SECRET)
+    return task, cases_of(task, "carol", SECRET)
 
 
 def tried(name, source):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ascend_lab.errors import InputError
 from ascend_lab.limits import COLUMNS, ROWS, TABLE_BYTES, number_of, read_file, refuse_above
 
+Reals = NDArray[np.float64]
 Value = Any
 """A number, a text, or a tuple of them."""
 Point = tuple[Value, ...]
@@ -211,7 +212,7 @@ class RecordedSpace:
     """A space with the cost of each row of it; calling it with a point measures the point."""
 
     space: TableSpace
-    costs: NDArray[np.float64]
+    costs: Reals
 
     @cached_property
     def optimum(self) -> float:

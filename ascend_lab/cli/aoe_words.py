@@ -178,8 +178,7 @@ def dtype_of(arguments: argparse.Namespace) -> str:
 
 def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     """Return budgets and limits; raise `InputError` for numbers that make no sense."""
-    from ascend_lab.aoe.bank import repeat_tune
-    from ascend_lab.aoe.drive import Settings
+    from ascend_lab.aoe import Settings, bank
 
     limit_s = arguments.time_limit
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
@@ -192,7 +191,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),
         seed=arguments.seed,
         time_limit_s=limit_s,
-        repeat=repeat_tune(environ),
+        repeat=bank.repeat_tune(environ),
         deeper=arguments.Fdeeper_opat,
         prior=arguments.policy_prior,
     )
@@ -257,15 +256,14 @@ LONGEST = 60
 def bank_main(argv: Sequence[str]) -> int:
     """Run `aoe bank VERB ...` and return the exit code."""
     arguments = bank_parser().parse_args(argv)
-    from ascend_lab.aoe.bank import Store, bank_file
-    from ascend_lab.aoe.bank.records import read_file
+    from ascend_lab.aoe.bank import Store, bank_file, records
 
     make = arguments.verb in ("import", "merge")
     file = bank_file(make=make) if arguments.bank is None else Path(arguments.bank)
     if arguments.verb in ("forget", "merge"):  # before a bank is made: it is there, and a bank
         Store(file if arguments.verb == "forget" else arguments.operand, write=False).close()
     elif arguments.verb == "import":
-        read_file(arguments.operand)
+        records.read_file(arguments.operand)
     with Store(file, write=make or arguments.verb == "forget") as store:
         if store.skipped:
             complain("aoe", store.passed_over)

@@ -8,13 +8,13 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common
 from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 
 if TYPE_CHECKING:
-    from ascend_lab.chip import Chip
     from ascend_lab.cluster import CollectiveTime, Topology
     from ascend_lab.cluster.fit import CollectiveFit, Measured
     from ascend_lab.parallel import Ranking
@@ -187,7 +187,6 @@ LEGEND = """\
 
 
 def _train_plan(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip
     from ascend_lab.cluster import TOPOLOGIES, load_topology
     from ascend_lab.parallel import best_plans
 

@@ -10,16 +10,16 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import limits, output
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
-    from ascend_lab.chip import Chip
     from ascend_lab.graph import Compiled, Road
     from ascend_lab.graph.onnx import Imported
 
@@ -372,10 +372,6 @@ def chip_with(arguments: argparse.Namespace) -> Chip:
 
 def with_cores(name: str, cores: int | None, flag: str) -> Chip:
     """Return a chip that uses some of its cores."""
-    from dataclasses import replace
-
-    from ascend_lab.chip import load_chip
-
     chip = load_chip(name)
     if cores is None:
         return chip

@@ -121,7 +121,8 @@ def _handed_to(folder: Path) -> str:
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course.grade import grade, moved, read_log, read_roster, read_secret, run_anew
+    from ascend_lab.course import grade, read_roster, read_secret
+    from ascend_lab.course.grade import moved, read_log, run_anew
     from ascend_lab.course.report import write_report
 
     if arguments.out is None:
@@ -174,7 +175,7 @@ def _rows(table: Path) -> dict[str, dict[str, str]]:
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course.grade import read_secret
+    from ascend_lab.course import read_secret
     from ascend_lab.course.report import pack
 
     out = arguments.output or f"{task.name}_gradescope.zip"

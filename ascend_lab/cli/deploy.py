@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common, inputs, network, terminal
 from ascend_lab.cli.aoe_words import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, refuse_idle
@@ -26,7 +27,6 @@ from ascend_lab.limits import count, decimal, naming, whole, wholes_of
 from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from ascend_lab.chip import Chip
     from ascend_lab.graph import Road
     from ascend_lab.graph.onnx import Imported
     from ascend_lab.runtime import OfflineModel
@@ -205,7 +205,6 @@ def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Im
 
 # -- camera frames --------------------------------------------------------------------------------
 def _aipp(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip
     from ascend_lab.media import aipp_each, check, read_config, unpack_block
 
     found = [op for op in read_config(arguments.config) if op.rank == arguments.rank]
@@ -308,9 +307,7 @@ def _served_text(data: dict[str, Any]) -> list[str]:
 def _serve(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.zoo import model_name
     from ascend_lab.runtime.container import is_offline
-    from ascend_lab.serving import Level, Policy
-    from ascend_lab.serving.model import open_model
-    from ascend_lab.serving.rest import Service, serve
+    from ascend_lab.serving import Level, Policy, model, rest
 
     for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
                             ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
@@ -324,13 +321,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     name, shapes = model_name(arguments.model), common.shapes_of(arguments)
 
     def load() -> Any:
-        return open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
+        return model.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
         common.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
-    serve(Service(name, load, policy), arguments.port, told)
+    rest.serve(rest.Service(name, load, policy), arguments.port, told)
     common.say([f"{name} is served no more"])
     return 0
 

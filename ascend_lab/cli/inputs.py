@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits, output
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cli import common, terminal
 from ascend_lab.errors import InputError
 from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
-    from ascend_lab.chip import Chip
     from ascend_lab.graph import Graph
 
 Arrays = dict[str, Any]
@@ -275,8 +275,7 @@ class _Described:
 
 
 def _graph(row: Any, where: str) -> Graph:
-    from ascend_lab.graph import GraphBuilder, TensorType
-    from ascend_lab.graph.ir import Fill, Seeded
+    from ascend_lab.graph import Fill, GraphBuilder, Seeded, TensorType
 
     found = _described(row, where)
     builder = GraphBuilder(found.op, found.dtypes[0])
@@ -295,7 +294,6 @@ def _graph(row: Any, where: str) -> Graph:
 def _described(row: Any, where: str) -> _Described:
     """Return what a description says in either form, checked."""
     from ascend_lab import ops
-    from ascend_lab.chip import DTYPE_BYTES
     from ascend_lab.dsl.tensor import ALIASES
     from ascend_lab.graph.lower import CONVOLUTIONS
 

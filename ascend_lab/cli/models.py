@@ -81,20 +81,19 @@ STYLE = (
 
 def _migrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.graph.migrate import migrate
-    from ascend_lab.graph.zoo import PREFIX, load_model
+    from ascend_lab.graph import migrate, zoo
 
     ending = Path(arguments.report).suffix if arguments.report else ".txt"
     if ending not in ENDINGS:
         raise InputError(f"--report as {', '.join(ENDINGS)}", arguments.report, "rename it")
     chip, shapes, batch = load_chip(arguments.chip), common.shapes_of(arguments), arguments.batch
     source: str | bytes = arguments.model
-    if arguments.model.startswith(PREFIX):
+    if arguments.model.startswith(zoo.PREFIX):
         from ascend_lab.graph.onnx.export import export_onnx
 
-        graph = load_model(arguments.model, shapes=shapes, batch=batch).graph
+        graph = zoo.load_model(arguments.model, shapes=shapes, batch=batch).graph
         source, shapes, batch = export_onnx(graph).SerializeToString(), {}, None
-    found = migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
+    found = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
     data = {**found.report, "output": arguments.output if found.model is not None else None}
     if arguments.output and found.model is not None:
         write_whole(arguments.output, found.model.SerializeToString())

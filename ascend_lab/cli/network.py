@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits, output
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from ascend_lab.chip import Chip
-    from ascend_lab.graph import NetworkTimeline, OperatorTime, fusion
+    from ascend_lab.graph import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
     from ascend_lab.graph.compile import Front, Road
-    from ascend_lab.graph.decide import Switches
-    from ascend_lab.graph.hosted import Hosted
-    from ascend_lab.graph.ir import Graph
     from ascend_lab.runtime import OfflineModel
 
 
@@ -111,7 +108,6 @@ def _is_offline(model: str) -> bool:
 
 def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
-    from ascend_lab.chip import load_chip
     from ascend_lab.runtime import load_offline
 
     decided = ("tuned", "bank", "aicore-num", "dtype", "fusion-switch", "fusion-result",
@@ -151,7 +147,7 @@ def _summary(array: Any) -> dict[str, Any]:
 # -- operators that no graph holds ----------------------------------------------------------------
 def placed(
     arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
-) -> Hosted:
+) -> hosted.Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
     from ascend_lab.graph.hosted import place_model
     from ascend_lab.media import UNITS
@@ -172,7 +168,7 @@ def placed(
         raise error from other
 
 
-def values_of(hosted: Hosted) -> dict[str, Any]:
+def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
     """Return the outputs as arrays that a file can hold; raise `UnsupportedError` for lists."""
     found = {}
     for name, value in hosted.run().items():
@@ -190,8 +186,7 @@ LONGEST = 44
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph import decide, network
-    from ascend_lab.graph.compile import Road, front_stages
+    from ascend_lab.graph import Road, decide, front_stages, network
 
     if _is_offline(arguments.model):
         return _simulate_offline(arguments)
@@ -279,7 +274,7 @@ def _timed(
     return simulate_graph(tuned), stages.fused
 
 
-def unknown_names(switches: Switches) -> list[str]:
+def unknown_names(switches: decide.Switches) -> list[str]:
     """Return the names of a switch file that no pass and no rule has here."""
     from ascend_lab.graph import fusion, passes
 

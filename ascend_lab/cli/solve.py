@@ -175,25 +175,23 @@ def _strategy_lines(problem: Problem, found: Strategies) -> list[str]:
 
 
 def _gradient(arguments: argparse.Namespace) -> int:
-    from ascend_lab.aoe.gradient import AlphaBeta, bound, bound_text, forms_text, plan, plan_table
-    from ascend_lab.aoe.gradient.planning import forms_of
-    from ascend_lab.aoe.gradient.readers import read_profile
-    from ascend_lab.aoe.gradient.splits import out_of_order
+    from ascend_lab.aoe import gradient
+    from ascend_lab.aoe.gradient import planning, readers, splits
 
     check_least(arguments, "--seed")
-    cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
-    rows = read_profile(arguments.file)
+    cost = gradient.AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
+    rows = readers.read_profile(arguments.file)
     limit = arguments.max_bytes
-    found = plan(rows, cost, arguments.max_segments, max_bytes=limit)
-    forms = forms_of(found, rows, cost, max_bytes=limit)
-    late = out_of_order(rows)
-    bound_s = bound(rows, cost, max_bytes=limit)
+    found = gradient.plan(rows, cost, arguments.max_segments, max_bytes=limit)
+    forms = planning.forms_of(found, rows, cost, max_bytes=limit)
+    late = splits.out_of_order(rows)
+    bound_s = gradient.bound(rows, cost, max_bytes=limit)
     own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
     data = {**found.as_dict(), **own, "forms": forms.as_dict()}
-    text = [*plan_table(found, rows), bound_text(bound_s)]
+    text = [*gradient.plan_table(found, rows), gradient.bound_text(bound_s)]
     if late:
         text.append(f"  {late} gradients are ready before one above them: they wait for it")
-    text += forms_text(forms)
+    text += gradient.forms_text(forms)
     if searched := _searched(arguments, rows, cost):
         data["scenario"], lines = searched
         text += lines

@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import errors, output
+from ascend_lab.chip import PRESETS, Chip
 from ascend_lab.cli import aoe_words as flags, common, terminal
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
 
 if TYPE_CHECKING:
-    from ascend_lab.aoe.bank import Knowledge
-    from ascend_lab.aoe.drive import Bars, Settings
-    from ascend_lab.aoe.engine import NetworkResult, Tuning
-    from ascend_lab.aoe.saved import Report
+    from ascend_lab.aoe import Bars, Settings, bank, engine, saved
     from ascend_lab.aoe.workers import Deadline, Workers
-    from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
 
 
@@ -92,7 +89,7 @@ class _Run:
     dtype: str
     settings: Settings
     folder: Path
-    ledger: Knowledge
+    ledger: bank.Knowledge
     workers: Workers
     bars: Bars
     started: float
@@ -106,7 +103,7 @@ class _Run:
         limit_s = self.settings.time_limit_s
         return Deadline() if limit_s is None else Deadline(self.started + limit_s)
 
-    def tune(self, network: Network) -> Tuning:
+    def tune(self, network: Network) -> engine.Tuning:
         """Tune one network."""
         from ascend_lab.aoe.engine import tune
 
@@ -142,9 +139,7 @@ class _Run:
 
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
-    from ascend_lab.aoe.bank import open_knowledge
-    from ascend_lab.aoe.drive import Bars
-    from ascend_lab.aoe.workers import workers_of
+    from ascend_lab.aoe import Bars, open_knowledge, workers_of
 
     job, chip, dtype = flags.job_of(arguments), flags.chip_of(arguments), flags.dtype_of(arguments)
     settings = flags.settings_of(arguments, os.environ)
@@ -222,7 +217,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
     return tuning.interrupted
 
 
-def _print(report: Report) -> None:
+def _print(report: saved.Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
     from ascend_lab.graph.compile import ledger_table
@@ -250,7 +245,7 @@ def _print(report: Report) -> None:
     common.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
 
 
-def _operators(found: NetworkResult) -> str:
+def _operators(found: engine.NetworkResult) -> str:
     """Return how far from optimal the operators are, each in its space."""
     gaps = [0.0 if r.proven else r.gap for r in found.results if r.gap is not None]
     if not gaps:
@@ -263,7 +258,7 @@ def _operators(found: NetworkResult) -> str:
     return line + (f"; {known} from the bank" if known else "")
 
 
-def _save(run: _Run, name: str, tuning: Tuning) -> None:
+def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
     """Save the tuned model, and read it again: it must take as long as the report says."""
     from ascend_lab.aoe.saved import save_tuned
 
@@ -291,12 +286,10 @@ CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
 
 def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
     """Tune all models, print and write reports; return the exit code."""
-    from ascend_lab.aoe.bank import open_knowledge, repeat_tune
-    from ascend_lab.aoe.gradient import section, tune_gradients, tuning_text
+    from ascend_lab.aoe import bank, gradient, saved
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
-    from ascend_lab.aoe.saved import write_report
 
-    topology, repeat = flags.topology_of(arguments), repeat_tune(os.environ)
+    topology, repeat = flags.topology_of(arguments), bank.repeat_tune(os.environ)
     folder, most = output.usable_folder(arguments.output), arguments.max_segments
     settings = {"dtype": flags.dtype_of(arguments), "optimizer": arguments.optimizer}
     if other := _other_chip(chip, topology):
@@ -307,7 +300,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
         for network in source.networks:
             graph = replace(network.load(), name=network.name)
             _print_once(head)
-            found = tune_gradients(
+            found = gradient.tune_gradients(
                 graph,
                 chip,
                 topology,
@@ -316,13 +309,13 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
                 repeat=repeat,
                 settings=settings,
             )
-            common.show("\n".join(tuning_text(found)))
-            sections.append(section(found))
-        common.show(f"  report {write_report(folder, 'gdat', sections)}")
+            common.show("\n".join(gradient.tuning_text(found)))
+            sections.append(gradient.section(found))
+        common.show(f"  report {saved.write_report(folder, 'gdat', sections)}")
         return False
 
     head = [f"chip {chip.name}, {chip.core_count} cores; times are of the model"]
-    with open_knowledge(resume=False) as ledger:
+    with bank.open_knowledge(resume=False) as ledger:
         code = _each(sources, tune_source)
         for warning in ledger.warnings:
             _complain(warning)
@@ -331,8 +324,6 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
 
 def _other_chip(chip: Chip, topology: Topology) -> str:
     """Return a warning where a preset's devices are of another kind than the chip."""
-    from ascend_lab.chip import PRESETS
-
     devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
     if chip.name not in PRESETS or chip.name.startswith(devices):
         return ""

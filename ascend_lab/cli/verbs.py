@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
+from ascend_lab.chip import load_chip
 from ascend_lab.cli import cluster, common as shared, course, deploy, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
@@ -40,7 +41,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab import dsl as te, ops
-    from ascend_lab.chip import load_chip
     from ascend_lab.dsl.tensor import ALIASES
 
     if arguments.name is None:
@@ -143,7 +143,7 @@ def _attributes(texts: Sequence[str]) -> dict[str, Any]:
 
 # -- verbs --------------------------------------------------------------------------------------
 def _chips(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip, model, presets
+    from ascend_lab.chip import model, presets
 
     if arguments.name is None:
         chips = presets()
@@ -157,7 +157,6 @@ def _chips(arguments: argparse.Namespace) -> int:
 
 
 def _gemm(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip
     from ascend_lab.kernels import GemmShape
 
     chip = load_chip(arguments.chip)
@@ -166,7 +165,6 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
 
 def _conv(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip
     from ascend_lab.kernels import ConvShape
 
     chip = load_chip(arguments.chip)
@@ -179,7 +177,6 @@ def _conv(arguments: argparse.Namespace) -> int:
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip
     from ascend_lab.kernels.run_file import run_kernel_file
     from ascend_lab.sim import write_trace
 

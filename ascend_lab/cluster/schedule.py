@@ -22,6 +22,7 @@ from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Values = NDArray[Any]
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 NONE = -1
@@ -40,7 +41,7 @@ class Round:
     sources: Ints
     targets: Ints
     blocks: Ints
-    reduces: NDArray[np.bool_]
+    reduces: Mask
 
     @property
     def counts(self) -> Ints:
@@ -53,7 +54,7 @@ class Round:
         sources: Sequence[int] | Ints,
         targets: Sequence[int] | Ints,
         blocks: Sequence[Sequence[int]] | Ints,
-        reduces: bool | NDArray[np.bool_] = False,
+        reduces: bool | Mask = False,
     ) -> "Round":
         """Return a round from lists; rows of blocks may differ in length."""
         if not isinstance(blocks, np.ndarray):
@@ -247,7 +248,7 @@ def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     return given
 
 
-def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, NDArray[np.bool_]]:
+def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, Mask]:
     """Return memory (rank, block, element) and which blocks are held; zeros fill up blocks."""
     ranks, own = schedule.ranks, schedule.op in ("all_gather", "all_to_all")
     blocks = schedule.blocks // ranks if own else schedule.blocks
@@ -266,9 +267,7 @@ def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, NDArray[np.b
     return memory, held
 
 
-def _result(
-    schedule: Schedule, memory: Values, held: NDArray[np.bool_], length: int, rank: int
-) -> Values:
+def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: int) -> Values:
     """Return what a rank ends with; raise `ClusterError` where it lacks a block of that."""
     wanted, ranks = schedule.ends_with(rank), schedule.ranks
     if not held[rank, wanted].all():

@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.cluster.schedule import Floats, Ints, Round, Schedule
+from ascend_lab.cluster.schedule import Floats, Ints, Mask, Round, Schedule
 from ascend_lab.cluster.topology import Path, Topology
 from ascend_lab.errors import ClusterError
 
@@ -109,7 +108,7 @@ class Uses:
         flat = np.array([r for path in paths for r in path], np.intp)
         return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
 
-    def only(self, kept: NDArray[np.bool_]) -> "Uses":
+    def only(self, kept: Mask) -> "Uses":
         """Return the uses of some of the flows, numbered anew in order."""
         number, keep = np.cumsum(kept) - 1, kept[self.flow]
         return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
@@ -128,7 +127,7 @@ class Uses:
             label = found
 
 
-def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
+def fair_rates(uses: Uses, capacity: Floats, active: Mask | None = None) -> Floats:
     """Return max-min fair rates of the active flows (others 0) by progressive filling.
 
     Of all resources the one with the least capacity a flow fills first and fixes the rate of its

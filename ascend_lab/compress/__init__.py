@@ -5,7 +5,7 @@
 from ascend_lab.compress.calibrators import METHODS, calibrate
 from ascend_lab.compress.config import LayerPlan, Plan, Rounding, parse_config, read_config
 from ascend_lab.compress.learned import cross_entropy, distil, retrain, ulq_slopes
-from ascend_lab.compress.fewer_weights import decomposed
+from ascend_lab.compress.fewer_weights import decomposed, sparsified
 from ascend_lab.compress.mixed import deploy, fastest
 from ascend_lab.compress.pruning import prune
 from ascend_lab.compress.qdq import (
@@ -18,7 +18,6 @@ from ascend_lab.compress.quantise import (
 from ascend_lab.compress.scales import (
     LayerScales, Scale, channel_scales, scale_between, signal_to_noise_db,
 )
-from ascend_lab.compress.fewer_weights import sparsified
 
 __all__ = [
     "METHODS", "LayerPlan", "LayerScales", "Plan", "Quantised", "Rounding", "Scale", "at_batch",

@@ -17,7 +17,6 @@ amct_tensor_decompose/src/tensor_decomposition.cpp."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -330,7 +329,7 @@ def _split(draft: Draft, node: Node, thin: Thin, parts: tuple[ir.Values, ir.Valu
         draft.add(Constant(TensorType(w.shape, kind), w.astype(np.float32)), f"{node.name}_{i}")
         for i, w in enumerate(parts)
     ]
-    ways: list[dict[str, Any]] = [
+    ways: list[dict[str, object]] = [
         {"stride": (step[0], 1), "pad": (pads[0], (0, 0))},
         {"stride": (1, step[1]), "pad": ((0, 0), pads[1])},
     ]

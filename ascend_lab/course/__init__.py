@@ -2,10 +2,8 @@
 
 # fmt: off
 # isort: off
-from ascend_lab.course.assignment import Assignment, Case, Judged, load, start
-from ascend_lab.course.grade import (
-    Enrolled, Mark, Tried, check, grade, mark, read_roster, read_secret,
-)
+from ascend_lab.course.assignment import Assignment, Case, Judged, load, read_secret, start
+from ascend_lab.course.grade import Enrolled, Mark, Tried, check, grade, mark, read_roster
 from ascend_lab.course.report import write_report
 from ascend_lab.course.sandbox import Answer, Call, Limits, answers_of
 

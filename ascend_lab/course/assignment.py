@@ -378,3 +378,17 @@ CHECKED = SimpleNamespace(
     answers_of=answers_of,
 )
 """What a `public.py` has: every student has the same exercises, judged by what the check said."""
+
+
+def read_secret(path: str | Path | None) -> str:
+    """Return the term's secret from a TOML file with the line secret = "..."."""
+    if path is None:
+        return ""
+    try:
+        table = tomllib.loads(read_file(path, "a file with a secret", TABLE_BYTES).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: TOML", str(error), 'write secret = "..."') from error
+    secret = table.get("secret")
+    if not isinstance(secret, str) or len(secret) < 8:
+        raise InputError(f"{path}: secret of 8 characters or more", repr(secret), "write one")
+    return secret

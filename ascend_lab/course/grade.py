@@ -15,7 +15,6 @@ import io
 import json
 import math
 import signal
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,7 +212,7 @@ class Enrolled:
     log_points: float | None = None
 
 
-def graded_cases(task: Assignment, student: str, secret: str) -> list[tuple[str, Case]]:
+def cases_of(task: Assignment, student: str, secret: str) -> list[tuple[str, Case]]:
     """Return all (part, case) a hand-in is graded on: its public ones, and the term's hidden."""
     parts = ("public", "hidden") if task.hidden else ("public",)
     return [(part, case) for part in parts for case in task.cases(part, student, secret)]
@@ -239,7 +238,7 @@ def mark(
     known: Mapping[str, sandbox.Answer] | None = None,
 ) -> Mark:
     """Grade one hand-in."""
-    cases = graded_cases(task, work.student, secret)
+    cases = cases_of(task, work.student, secret)
     tried = tuple(try_cases(task, work.source, cases, known, work.file))
     points = mark_of(task, tried)
     if enrolled.log_points is not None:
@@ -293,20 +292,6 @@ def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
 
 
 # -- what comes with a term ------------------------------------------------------------------------
-def read_secret(path: str | Path | None) -> str:
-    """Return the term's secret from a TOML file with the line secret = "..."."""
-    if path is None:
-        return ""
-    try:
-        table = tomllib.loads(read_file(path, "a file with a secret", TABLE_BYTES).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: TOML", str(error), 'write secret = "..."') from error
-    secret = table.get("secret")
-    if not isinstance(secret, str) or len(secret) < 8:
-        raise InputError(f"{path}: secret of 8 characters or more", repr(secret), "write one")
-    return secret
-
-
 def read_roster(path: str | Path | None) -> dict[str, Enrolled]:
     """Return the roster: CSV with `id`, and if you like `name`, `late_minutes`, `log`."""
     if path is None:

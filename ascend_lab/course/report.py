@@ -23,17 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import ascend_lab
-from ascend_lab import __version__
 from ascend_lab.course import assignment, handin
-from ascend_lab.course.grade import (
-    Enrolled,
-    Mark,
-    Tried,
-    faults_said,
-    graded_cases,
-    mark as marked,
-    read_secret,
-)
+from ascend_lab.course.grade import Enrolled, Mark, Tried, cases_of, faults_said, mark as marked
 from ascend_lab.errors import InputError
 from ascend_lab.output import usable_folder, write_whole
 
@@ -154,7 +145,7 @@ def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[An
         points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
         rows.append((
             mark.student, mark.name, *points, f"{0 - mark.late_points:.1f}", f"{mark.total:.1f}",
-            mark.file, mark.digest, f"{task.name} {task.version}", __version__,
+            mark.file, mark.digest, f"{task.name} {task.version}", ascend_lab.__version__,
         ))  # fmt: skip
     return rows
 
@@ -271,7 +262,7 @@ def _charts(task: assignment.Assignment, mark: Mark, tried: Sequence[Tried], sec
     draw = getattr(task.public, "chart", None)
     if draw is None or not tried:
         return ""
-    cases = {(part, case.name): case for part, case in graded_cases(task, mark.student, secret)}
+    cases = {(part, case.name): case for part, case in cases_of(task, mark.student, secret)}
     shown = []
     for one in tried:
         try:
@@ -333,7 +324,9 @@ def autograde(root: str | Path, name: str) -> None:
     source = root / "source"
     secret_file = source / "secret.toml"
     task = assignment.load(name, source / "course")
-    secret = read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
+    secret = (
+        assignment.read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
+    )
     told = root / "submission_metadata.json"
     metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
     users = metadata.get("users") or [{}]

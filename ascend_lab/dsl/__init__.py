@@ -13,7 +13,6 @@ from ascend_lab.dsl.formulas import (  # the published names
     fold_max as max, fold_min as min, fold_prod as prod, fold_sum as sum,  # noqa: A004
 )
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.schedule import show
 from ascend_lab.dsl.operations import (
     concat, conv2d, gather, matmul, pad, pooling2d, reduce_max, reduce_min, reduce_prod,
     reduce_sum, reshape, scatter, slice, transpose,  # noqa: A004
@@ -26,7 +25,7 @@ from ascend_lab.dsl.primitives_tiles import (
     stream,
 )
 from ascend_lab.dsl.run import interpret, run
-from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay
+from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay, show
 from ascend_lab.dsl.tbe import OPERATIONS, lang as lang
 from ascend_lab.dsl.tensor import Axis, Tensor, renamed
 

@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab import isa, layout
+from ascend_lab import isa, kernels, layout
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import boxes, fractals
-from ascend_lab.dsl.emit_vector import Op, View, apply
+from ascend_lab.dsl import boxes, emit_vector, fractals
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.errors import ScheduleError
 from ascend_lab.kernels import ConvShape, conv, transpose
-from ascend_lab.kernels.rearrange import concat_launch, gather_launch, pad_launch, scatter_launch
 
 AREA_C = isa.FRACTAL * isa.FRACTAL
 
@@ -137,10 +135,12 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     box = (columns, rows * AREA_C)
     source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
     if stage.scope == "UB":
-        out = View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
+        out = emit_vector.View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
         k.copy(out.memory.region(0, box), source)
         if fractals.has_relu(stage.expr):
-            apply(tiles.unit, Op("vrelu"), out, (out,), (rows * columns * AREA_C,))
+            emit_vector.apply(
+                tiles.unit, emit_vector.Op("vrelu"), out, (out,), (rows * columns * AREA_C,)
+            )
         return
     if stage.scope == "L2":  # as rows, which the fix pipe writes too
         own = tiles.own_view(stage, dict(zip((a.name for a in stage.axes), ranges, strict=True)))
@@ -183,13 +183,13 @@ def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
 
 
 def _concat(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    launch = concat_launch(chip, stage.shapes, attrs["axis"], stage.dtype, name=stage.name)
+    launch = kernels.concat_launch(chip, stage.shapes, attrs["axis"], stage.dtype, name=stage.name)
     return [(launch, {f"x{n}": name for n, name in enumerate(stage.sources)})]
 
 
 def _pad(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     shape, value = stage.shapes[0], attrs["value"]
-    launch = pad_launch(chip, shape, attrs["widths"], stage.dtype, value=value)
+    launch = kernels.pad_launch(chip, shape, attrs["widths"], stage.dtype, value=value)
     return [(replace(launch, name=stage.name), {"x": stage.sources[0]})]
 
 
@@ -198,7 +198,7 @@ def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     if attrs["axis"] != 0:
         raise ScheduleError("gather along axis 0", str(attrs["axis"]), "transpose first")
     columns, picks = math.prod(whole[1:]), math.prod(picked)
-    launch = gather_launch(chip, whole[0], columns, picks, stage.dtype)
+    launch = kernels.gather_launch(chip, whole[0], columns, picks, stage.dtype)
     return [(launch, {"x": table, "index": index})]
 
 
@@ -207,7 +207,7 @@ def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     rows, columns = stage.shape[0], math.prod(stage.shape[1:])
     picks, mode = math.prod(stage.shapes[1]), attrs["mode"]
     copy = layout.copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
-    launch = scatter_launch(chip, rows, columns, picks, stage.dtype, mode=mode)
+    launch = kernels.scatter_launch(chip, rows, columns, picks, stage.dtype, mode=mode)
     return [(copy, {"x": start}), (launch, {"u": updates, "index": index})]
 
 

@@ -9,11 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ascend_lab import errors, isa, layout
 from ascend_lab.dsl.stages import IN_MEMORY, Fixed, Input, Stage, State, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Call, Expr, Read
-from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import FRACTAL, c0_of
-from ascend_lab.layout import AddressMap, address_map
 
 CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")
 
@@ -80,20 +78,22 @@ def product_of(state: State, stage: Stage) -> Stage:
 def matrix_of(cube: Stage, role: str) -> Matrix:
     """Return how operand "A", "B" or "C" of a cube stage is stored."""
     if role == "C":
-        dims, unit = {a.name: d for d, a in enumerate(cube.axes)}, FRACTAL
+        dims, unit = {a.name: d for d, a in enumerate(cube.axes)}, isa.FRACTAL
     else:
         read = cube.reads["AB".index(role)]
         dims = {name: d for d, i in enumerate(read.index) for name, _ in i.terms}
-        unit = c0_of(read.dtype)
+        unit = isa.c0_of(read.dtype)
     major, minor = dims["n" if role == "C" else "k"], dims["n" if role == "B" else "m"]
     batch = tuple(d for d in dims.values() if d not in (major, minor))
-    return Matrix(major, minor, unit, FRACTAL, batch)
+    return Matrix(major, minor, unit, isa.FRACTAL, batch)
 
 
-def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> AddressMap:
+def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> layout.AddressMap:
     """Return where every element of a row-major index lies in the fractal layout of `matrix`."""
     order = (*matrix.batch, matrix.minor, matrix.major)
-    base = address_map("FRACTAL_NZ", tuple(shape[d] for d in order), dtype, c0=matrix.major_unit)
+    base = layout.address_map(
+        "FRACTAL_NZ", tuple(shape[d] for d in order), dtype, c0=matrix.major_unit
+    )
     pieces = tuple(replace(p, axis=order[p.axis]) for p in base.pieces)
     names = tuple(base.axes[order.index(d)] for d in range(len(shape)))
     return replace(base, axes=names, shape=tuple(shape), pieces=pieces)
@@ -195,7 +195,7 @@ def elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
         return rows[0], found[:count]
     got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
     needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
-    raise ScheduleError(needed, got, "put an elementwise stage between, or leave stream out")
+    raise errors.ScheduleError(needed, got, "put an elementwise stage between, or leave stream out")
 
 
 def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:

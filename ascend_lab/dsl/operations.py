@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from ascend_lab.dsl.formulas import Fold, axis_names, cast_to, check_shape, computed, copied, vmuls
 from ascend_lab.dsl.tensor import Axis, Call, Compute, Load, Shape, Template, Tensor
@@ -11,7 +10,9 @@ from ascend_lab.isa import Affine, var
 
 
 # -- moves: what computes nothing ------------------------------------------------------------------
-def template(kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any) -> Tensor:
+def template(
+    kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: object
+) -> Tensor:
     """Return a tensor that a kernel of its own computes."""
     body = Template(kind, tuple(inputs), tuple(sorted(attrs.items())))
     return Tensor("", shape, dtype, body, kind)

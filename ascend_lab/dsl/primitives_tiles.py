@@ -6,8 +6,7 @@ from ascend_lab.dsl import fractals, primitives_loops, schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, c0_of, var
-from ascend_lab.isa.launch import LIMIT
+from ascend_lab.isa import Affine, c0_of, launch, var
 
 ROOM = 16
 """Elements of which each format has whole blocks."""
@@ -266,8 +265,8 @@ def stream(state: State, stage: str, slots: int = 4) -> State:
     if at in ("", *s.bound) or schedule.loop_count(state, s) != s.position(at) + 1:
         needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
         raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
-    if not isinstance(slots, int) or not 1 <= slots <= LIMIT:
-        raise ScheduleError(f"stream {stage}: 1 to {LIMIT} slots", repr(slots), "4 is usual")
+    if not isinstance(slots, int) or not 1 <= slots <= launch.LIMIT:
+        raise ScheduleError(f"stream {stage}: 1 to {launch.LIMIT} slots", repr(slots), "4 is usual")
     turned, (*tiles, y) = fractals.elementwise_readers(state, s)
     names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
     own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}

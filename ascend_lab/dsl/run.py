@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.dsl import fractals, stages
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
@@ -24,7 +23,7 @@ from ascend_lab.layout import pack, unpack
 from ascend_lab.sim import execute
 from ascend_lab.sim.values import COMPARE, ELEMENTWISE, ROUND
 
-Values = NDArray[Any]
+Values = np.ndarray
 FRACTAL_STEP = 32
 """Cube stages read whole fractals, at most 32 elements long: zeros behind the operands."""
 

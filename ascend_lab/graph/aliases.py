@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.errors import UnsupportedError
+from ascend_lab import chip, errors
 from ascend_lab.graph.ir import Graph, Node, TensorType, only_reader, operator_of
 from ascend_lab.graph.lower import piece, vector
 from ascend_lab.layout import AddressMap
@@ -160,7 +159,7 @@ def idle_moves(graph: Graph, node: Node) -> list[Node]:
 def _in_place(source: TensorType, steps: tuple[tuple[tuple[int, ...], TensorType], ...]) -> bool:
     try:
         reads, writes = vector.digits_moved(source, steps)
-    except UnsupportedError:
+    except errors.UnsupportedError:
         return False
     return reads == writes
 
@@ -187,7 +186,7 @@ def run_offset(whole: TensorType, part: TensorType, axis: int, span: Range) -> i
     low, high = span
     if (part.layout, part.dtype) != (whole.layout, whole.dtype) or not whole.elements:
         return None
-    pieces, size = whole.map.pieces, DTYPE_BYTES[whole.dtype]
+    pieces, size = whole.map.pieces, chip.DTYPE_BYTES[whole.dtype]
     top = next(p for p in pieces if p.axis == axis)
     if any(p.count > 1 for p in pieces[: pieces.index(top)]):
         return None

@@ -5,8 +5,6 @@ constant or one node, and nodes stand in an order in which each reads only what 
 What a node computes is said by `ops.OPERATORS[node.op]`; its attributes are that operator's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -211,7 +209,7 @@ class Graph:
             if name in read and c.type.dtype in ("fp16", "bf16", "fp32")
         )
 
-    def renamed(self, name: str) -> Graph:
+    def renamed(self, name: str) -> "Graph":
         """Return the same graph under another name."""
         return replace(self, name=name)
 

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.packing import Offsets, cpsat_available, pack, pack_cpsat
@@ -270,7 +269,7 @@ def _unit_bytes(buffers: Sequence[Buffer]) -> int:
     return aligned(-(-total // units), common) or 1
 
 
-def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> int:
+def _hottest(freed: np.ndarray, live: np.ndarray, count: int) -> int:
     """Return the start of the free window with the largest sum of freed, or -1 for none."""
     if count > len(freed):
         return -1

@@ -21,7 +21,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
 from ascend_lab.graph.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
-from ascend_lab.isa.instructions import program_unit
 from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.timeline import Start, start_cycles
 
@@ -258,7 +257,7 @@ def early_cycles(task: Task, chip: Chip) -> int:
 def _units(kernel: isa.Kernel, chip: Chip) -> frozenset[str]:
     """Return the kinds of cores that a kernel needs."""
     parts = (part for phase in kernel.phases for part in phase.parts)
-    return frozenset(program_unit(chip, part.program) for part in parts)
+    return frozenset(isa.program_unit(chip, part.program) for part in parts)
 
 
 def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:

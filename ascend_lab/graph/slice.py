@@ -12,7 +12,6 @@ computes its halo again.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph.draft import Draft, given_attrs
@@ -114,7 +113,7 @@ ROWS, COLUMNS = 2, 3
 """Axes of (n, c, h, w)."""
 
 
-def tile_key(graph: Graph, walked: Walk, axis: int) -> Any:
+def tile_key(graph: Graph, walked: Walk, axis: int) -> object:
     """Return what tiles that can share a graph have in common along one axis."""
     nodes = []
     for node in graph.nodes:

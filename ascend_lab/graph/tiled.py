@@ -12,7 +12,6 @@ cold L2. Transfers between host and device are not counted, as for networks that
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
@@ -219,7 +218,7 @@ class TiledTimeline(NetworkTimeline):
         counts = Counter(map(id, self.operators))
         return [(op, counts[i]) for i, op in {id(op): op for op in self.operators}.items()]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the numbers as plain data: each kernel once, with its count and all its time."""
         rows = [
             {**op.summary(), "time_s": op.time_s * count, "count": count}

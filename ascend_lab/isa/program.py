@@ -1,7 +1,5 @@
 """Programs as data: instructions on pipes and nested loops, and the text that says the same."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -138,7 +136,7 @@ class Loop:
 
     var: str
     count: int
-    body: tuple[Node, ...]
+    body: tuple["Node", ...]
 
     def __post_init__(self) -> None:
         """Check name and trip count."""

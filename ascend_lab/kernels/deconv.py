@@ -9,10 +9,8 @@ No zero is inserted into x, none is multiplied.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
@@ -149,16 +147,14 @@ def deconv_kernel(shape: DeconvShape, chip: Chip) -> Kernel:
     return Kernel(f"deconv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(launches))
 
 
-def pack_deconv(
-    shape: DeconvShape, x: NDArray[Any], weight: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
+def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Lay x (n, c, h, w) out as NC1HWC0 and the taps (c, k/groups, r, s) of each phase."""
     c, k = shape.c // shape.groups, shape.k // shape.groups
     if weight.shape != (shape.c, k, shape.r, shape.s):
         raise InputError("weight as (c, k / groups, r, s)", str(weight.shape), "reshape it")
     split = weight.reshape(shape.groups, c, k, shape.r, shape.s).transpose(0, 2, 1, 3, 4)
     kernel = split.reshape(shape.k, c, shape.r, shape.s)
-    tensors: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, np.ndarray] = {}
     for phase in phases_of(shape):
         part = np.zeros((shape.k, c, phase.conv.r, phase.conv.s), weight.dtype)
         if phase.rows and phase.columns:
@@ -168,7 +164,7 @@ def pack_deconv(
     return tensors
 
 
-def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the output as (n, k, oh, ow)."""
     oh, ow = shape.out_hw
     like = ConvShape(

@@ -1,7 +1,5 @@
 """Steps the matrix product and the convolution share: tails, L0 loads, draining L0C."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,7 +62,7 @@ class Fractals:
     start: Affine
     pitch: int
 
-    def down(self, rows: Affine) -> Fractals:
+    def down(self, rows: Affine) -> "Fractals":
         """Return the fractals `rows` rows further."""
         return replace(self, start=self.start + rows * self.pitch)
 

@@ -35,11 +35,8 @@ from ascend_lab.chip import Chip
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.graph import Compiled, Graph, Road, passes, simulate_graph
 from ascend_lab.graph.layout import assign_layouts
-from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul
-from ascend_lab.graph.lower.vector import vector_outputs
+from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul, vector
 from ascend_lab.graph.tasks import CpuKernel, lowered_once
-from ascend_lab.kernels.conv_schedules import conv_schedule
-from ascend_lab.kernels.default_schedules import default_schedule
 from ascend_lab.sim import simulate, simulate_kernel
 
 # -- the genetic search of the textbooks ----------------------------------------------------------
@@ -290,7 +287,9 @@ def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
 
 @lru_cache(1024)
 def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> isa.Kernel:
-    outputs = [matmul.batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]
+    outputs = (
+        [matmul.batched_output(piece)] if unit == "product" else vector.vector_outputs(piece)[0]
+    )
     steps = json.loads(te.auto_schedule(outputs, chip).to_json())
     steps["steps"] = [s for s in steps["steps"] if s[0] != "double_buffer"]
     return te.lower(te.replay(outputs, chip, json.dumps(steps)))
@@ -300,9 +299,9 @@ def default_tiling(piece: Piece, chip: Chip) -> kernels.GemmSchedule:
     """Return the tiling that a convolution or product gets without a tuner."""
     if piece.graph.nodes[0].op in CONVOLUTIONS:
         shape, epilogue, _ = conv.conv_job(piece, chip)
-        return lowered_once(piece, chip).tiling or conv_schedule(shape, chip, epilogue)
+        return lowered_once(piece, chip).tiling or kernels.conv_schedule(shape, chip, epilogue)
     product, epilogue = matmul.product_job(piece, chip)
-    return default_schedule(product, chip, epilogue)
+    return kernels.default_schedule(product, chip, epilogue)
 
 
 # -- who earned it? Credit for what several techniques reach together, whatever their order --------

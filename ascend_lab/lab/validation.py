@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from ascend_lab import cluster, isa, kernels
+from ascend_lab import cluster, isa, kernels, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Road, bound, ledger, zoo
 from ascend_lab.kernels import conv, conv_shape, flash_shape, flash_split, gemm
 from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
-from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
 from ascend_lab.train import StepProfile, all_reduce_cost, profile_training, step_timeline
 
 
@@ -95,14 +94,14 @@ def published_flash() -> list[ValidationRow]:
                 flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128)), chip
             )
         )
-        memory = DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
-        line = replace(simulate_kernel(kernel, chip, memory), start="queued")
+        memory = sim.DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
+        line = replace(sim.simulate_kernel(kernel, chip, memory), start="queued")
         rows.append(ValidationRow(f"flash {n}", entry["time_us"] * 1e-6, line.time_s, {}, {}))
     return rows
 
 
 def _row(name: str, entry: dict[str, Any], launch: isa.Launch, chip: Chip) -> ValidationRow:
-    timeline = simulate(launch, chip)
+    timeline = sim.simulate(launch, chip)
     pipes = dict(zip(PIPES, ("M", "MTE1", "MTE2", "FIX"), strict=True))
     return ValidationRow(
         name,

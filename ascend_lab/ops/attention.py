@@ -10,18 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ascend_lab import dsl as te, errors, isa
+from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_scale, fits
-from ascend_lab.layout import address_map, pack, unpack
-from ascend_lab.ops import gradients, slicing
+from ascend_lab.ops import gradients, reduction, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
-from ascend_lab.ops.reduction import softmax, softmax_grad, softmax_values
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
@@ -86,14 +83,14 @@ def _masked_shape(x: Shape, mask: Shape) -> Shape:
 
 
 def _masked_slopes(s: gradients.Site) -> Grads:
-    slope = softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
+    slope = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
     return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
 
 
 define(
     "masked_softmax", ("scores", "mask"),
-    lambda scores, mask: softmax_values(scores + mask, axis=-1),
-    in_fp32(lambda scores, mask: softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
+    lambda scores, mask: reduction.softmax_values(scores + mask, axis=-1),
+    in_fp32(lambda scores, mask: reduction.softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
     "softmax of scores + mask along the last axis",
     shape_rule=_masked_shape, slicing=lambda shapes: slicing.elementwise_rules(
         shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
@@ -138,7 +135,7 @@ def _attention_shape(q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | 
 
 def _weights(q: Values, k: Values, mask: tuple[Values, ...], scale: float | None) -> Values:
     scores = _scores_values(q, k, scale=scale)
-    return softmax_values(scores + mask[0] if mask else scores, axis=-1)
+    return reduction.softmax_values(scores + mask[0] if mask else scores, axis=-1)
 
 
 def _attention(
@@ -148,7 +145,7 @@ def _attention(
     scores = _scores(q, k, scale)
     if mask:
         scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
-    return batched(narrow(softmax(scores, axis=-1), q.dtype), v, False, False, None)
+    return batched(narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None)
 
 
 def _attention_slopes(s: gradients.Site) -> Grads:
@@ -161,7 +158,9 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     shares = net.wide(net.softmax(scores, axis=-1))
     dv = net.batch_matmul(net.in_format(shares, dtype), s.g, trans_a=True)
     dshares = net.wide(net.batch_matmul(s.g, v, trans_b=True))
-    dscores = net.in_format(softmax_grad(s, dshares, shares, len(shares.shape) - 1), dtype)
+    dscores = net.in_format(
+        reduction.softmax_grad(s, dshares, shares, len(shares.shape) - 1), dtype
+    )
     dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
     inner = net.scaled(dscores, scale)
     dq, dk = net.batch_matmul(inner, k), net.batch_matmul(inner, q, trans_a=True)
@@ -230,7 +229,7 @@ def applies(call: Call, chip: Chip) -> bool:
         return False
     shape = flash_shape(call)
     if chip.combined:
-        return fits(shape, FlashTiling(FRACTAL, FRACTAL), chip)
+        return fits(shape, FlashTiling(isa.FRACTAL, isa.FRACTAL), chip)
     return max(shape.fractals[2:]) <= flash_split.widest(chip)
 
 
@@ -267,19 +266,19 @@ def _whole(x: Values, batch: Shape, matrix: Shape) -> Values:
 
 def _padded(mask: Values) -> Values:
     """Return rows of a mask filled up with zeros to whole fractals."""
-    wide = np.zeros((mask.shape[0], up(mask.shape[-1], FRACTAL) * FRACTAL), mask.dtype)
+    wide = np.zeros((mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype)
     wide[:, : mask.shape[-1]] = mask[:, 0]
     return wide
 
 
 def _fractals(x: Values) -> Values:
-    return pack(address_map("FRACTAL_NZ", x.shape, DTYPE), x)
+    return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, DTYPE), x)
 
 
 def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     (out,) = call.outputs
-    where = address_map("FRACTAL_NZ", (math.prod(out[:-2]), *out[-2:]), DTYPE)
-    return (unpack(where, memory["y"].reshape(-1)).reshape(out),)
+    where = layout.address_map("FRACTAL_NZ", (math.prod(out[:-2]), *out[-2:]), DTYPE)
+    return (layout.unpack(where, memory["y"].reshape(-1)).reshape(out),)
 
 
 register(

@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
-from ascend_lab.errors import InputError, TypeMismatchError
-from ascend_lab.kernels.rearrange import reshape_launch
+from ascend_lab import dsl as te, errors, kernels
 from ascend_lab.ops import elementwise, formats as forms
 from ascend_lab.ops.expressions import narrow, stretch
 from ascend_lab.ops.formats import FLOATS, Range, Tolerance, TypeRule, Values, exact, rounded
@@ -59,12 +57,12 @@ def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
     dtype, mode = attrs["dtype"], attrs["round"]
     forms.numpy_type(dtype)
     if dtype == "fp64":
-        raise TypeMismatchError("cast: a format of the chips", dtype, "use fp32")
+        raise errors.TypeMismatchError("cast: a format of the chips", dtype, "use fp32")
     if mode not in ROUNDINGS:
-        raise InputError(f"cast: round in {', '.join(ROUNDINGS)}", repr(mode), "choose one")
+        raise errors.InputError(f"cast: round in {', '.join(ROUNDINGS)}", repr(mode), "choose one")
     if mode != "rint" and forms.is_float(dtype):
         what = f"cast: round={mode} only to a whole format"
-        raise TypeMismatchError(what, f"{main} -> {dtype}", "leave round out")
+        raise errors.TypeMismatchError(what, f"{main} -> {dtype}", "leave round out")
     return str(dtype)
 
 
@@ -102,7 +100,9 @@ define(
     attrs={"dtype": REQUIRED, "round": "rint"}, types=TypeRule(tuple(DIRECT), result=_cast_result),
     backward=lambda s: (s.g if forms.is_float(s.attrs["dtype"]) else None,),
     template=Template(
-        lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
+        lambda call, chip: kernels.reshape_launch(
+            chip, call.shapes[0], call.outputs[0], call.dtypes[0]
+        ),
         applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
     ),
     traits=elementwise.LANES, domains={"x": Domain(-300.0, 300.0)},
@@ -146,7 +146,9 @@ def _kind(key: str, *able: str) -> Any:
 
     def result(main: str, attrs: Mapping[str, Any]) -> str:
         if attrs[key] not in able:
-            raise TypeMismatchError(f"{key} {' or '.join(able)}", str(attrs[key]), "choose one")
+            raise errors.TypeMismatchError(
+                f"{key} {' or '.join(able)}", str(attrs[key]), "choose one"
+            )
         return str(attrs[key])
 
     return result

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te, errors, isa, layout
+from ascend_lab import dsl as te, errors, isa, kernels, layout
 from ascend_lab.chip import Chip
-from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
@@ -309,18 +308,18 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
     return narrow(te.slice(each, (0, 0, 0), (groups, r, s)), out_dtype)
 
 
-def weight_shape(call: Call) -> ConvShape:
+def weight_shape(call: Call) -> kernels.ConvShape:
     """Return the convolution whose weights the call is about, as the kernels describe it."""
     (n, c, h, w), (_, k, _, _) = call.shapes
     step, pads, spread = geometry(**call.attrs)
     main = call.dtypes[0]
-    return ConvShape(
+    return kernels.ConvShape(
         n, c, h, w, k, *pair("kernel", call.attrs["kernel"]), step, (*pads[0], *pads[1]), main,
         cube_result(main, call.attrs), spread, call.attrs["groups"],
     )  # fmt: skip
 
 
-def is_depthwise(shape: ConvShape) -> bool:
+def is_depthwise(shape: kernels.ConvShape) -> bool:
     """Tell whether every channel is a group of its own."""
     return 1 < shape.groups == shape.c == shape.k
 
@@ -331,7 +330,7 @@ def _on_cube(call: Call, chip: Chip) -> bool:
     return (shape.groups == 1 or is_depthwise(shape)) and has_plan(shape, chip)
 
 
-def weight_kernel(shape: ConvShape, chip: Chip) -> isa.Kernel:
+def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     """Return the product on the cube, and the sum of partial sums where cores share the pixels.
 
     Tensors are x, grad, zeros (`ZEROS` of them) and y, FRACTAL_Z; with a group per channel `eye`
@@ -351,7 +350,7 @@ def weight_kernel(shape: ConvShape, chip: Chip) -> isa.Kernel:
     return isa.Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
 
 
-def _diagonals(shape: ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
+def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
     blocks, out = shape.blocks[0] * shape.taps, shape.out_dtype
     total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")

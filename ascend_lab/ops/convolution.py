@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te, isa
+from ascend_lab import dsl as te, isa, kernels
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError, UnsupportedError
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, unpack_conv
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.ops import expressions, formats as forms, gradients, matmul
 from ascend_lab.ops.expressions import Pair, along, narrow, out_size, padded, reach, windows
@@ -202,12 +200,12 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 # -- kernel ----------------------------------------------------------------------------------------
-def conv_shape(call: Call) -> ConvShape:
+def conv_shape(call: Call) -> kernels.ConvShape:
     """Return the call as the kernels' description of a convolution."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
     step, pads, spread = geometry(**call.attrs)
     main, groups = call.dtypes[0], _groups(call.shapes[0], call.attrs)
-    return ConvShape(
+    return kernels.ConvShape(
         n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, matmul.cube_result(main, call.attrs),
         spread, groups, pad_value=call.attrs.get("pad_value", 0),
     )  # fmt: skip
@@ -273,7 +271,7 @@ define(
     "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
     attrs={**ATTRS, "pad_value": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=conv_slopes,
-    template=conv_template(conv_shape, conv_launch, pack_conv, unpack_conv),
+    template=conv_template(conv_shape, kernels.conv_launch, kernels.pack_conv, kernels.unpack_conv),
     traits=("convolution",), weights=(1, 2), tolerances=matmul.SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -295,7 +293,7 @@ define(
     "each channel convolved with its own kernel, on the vector unit in fp16",
     attrs={"stride": 1, "pad": 0, "dilation": 1},
     shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_slices, backward=conv_slopes,
-    template=conv_template(conv_shape, depthwise_launch, pack_depthwise, unpack_conv),
+    template=conv_template(conv_shape, depthwise_launch, pack_depthwise, kernels.unpack_conv),
     traits=("convolution",), weights=(1,),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),

@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ascend_lab import dsl as te, errors, isa, kernels, limits
+from ascend_lab import dsl as te, errors, isa, kernels, layout, limits, sim
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.formulas import axis_names, copied
-from ascend_lab.dsl.fractals import matrices, matrix_map
-from ascend_lab.layout import pack, unpack
+from ascend_lab.dsl import formulas, fractals
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.formats import Pairs, Shape, Shapes, Values
 from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Source, Window
-from ascend_lab.sim import DeviceMemory, KernelTimeline, analyse, execute, simulate_kernel
 
 NARROW = ("fp16", "bf16")
 
@@ -204,8 +201,8 @@ def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
         tensor = tensor.inputs[0]
     if tensor.name not in inputs:
         return tensor
-    names = axis_names(len(tensor.shape))
-    return copied(tensor[tuple(isa.var(n) for n in names)], tensor.shape, names, "copy")
+    names = formulas.axis_names(len(tensor.shape))
+    return formulas.copied(tensor[tuple(isa.var(n) for n in names)], tensor.shape, names, "copy")
 
 
 def compile(  # noqa: A001 - what it does
@@ -261,12 +258,12 @@ def _scheduled(
     op: Operator, schedule: te.Schedule, arrays: Sequence[Values], call: Call
 ) -> Prepared:
     """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
-    kernel, stored = te.lower(schedule), matrices(schedule.state)
+    kernel, stored = te.lower(schedule), fractals.matrices(schedule.state)
     names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
     feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
     for name in feed.keys() & stored.keys():
-        where = matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
-        feed[name] = pack(where, feed[name])
+        where = fractals.matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
+        feed[name] = layout.pack(where, feed[name])
     titles = output_names(op, names, len(call.outputs))
 
     def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
@@ -274,7 +271,9 @@ def _scheduled(
         for title, shape in zip(titles, call.outputs, strict=True):
             values = memory[title]
             if title in stored:
-                values = unpack(matrix_map(shape, stored[title], forms.format_of(values)), values)
+                values = layout.unpack(
+                    fractals.matrix_map(shape, stored[title], forms.format_of(values)), values
+                )
             found.append(values.reshape(shape))
         return tuple(found)
 
@@ -294,7 +293,7 @@ def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> 
     if any(forms.elements(shape) == 0 for shape in (*shapes, *op.infer(*shapes, **attrs))):
         return op.reference(*given, **attrs)
     ready = prepare(op, *given, chip=chip, **attrs)
-    results = ready.fetch(execute(ready.kernel, ready.tensors, chip))
+    results = ready.fetch(sim.execute(ready.kernel, ready.tensors, chip))
     return results if len(results) > 1 else results[0]
 
 
@@ -307,7 +306,7 @@ def time(
     warm_l2: bool = False,
     tiling: kernels.GemmSchedule | None = None,
     **attrs: Any,
-) -> KernelTimeline:
+) -> sim.KernelTimeline:
     """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
 
     `tiling` is a matrix product's, by default the best in closed form. With `warm_l2` the operands
@@ -319,9 +318,9 @@ def time(
         tensors = express(operator, shapes, dtypes, **attrs)
         kernel = te.lower(te.auto_schedule(tensors, chip, tiling))
     if not warm_l2:
-        return simulate_kernel(kernel, chip)
-    traffic = [analyse(phase, chip) for phase in kernel.phases]
+        return sim.simulate_kernel(kernel, chip)
+    traffic = [sim.analyse(phase, chip) for phase in kernel.phases]
     written = {name for t in traffic for name in t.write_once}
     operands = {name for t in traffic for name in t.read_once} - written
-    memory = DeviceMemory.holding(chip, kernel.tensors, operands)
-    return replace(simulate_kernel(kernel, chip, memory), start="queued")
+    memory = sim.DeviceMemory.holding(chip, kernel.tensors, operands)
+    return replace(sim.simulate_kernel(kernel, chip, memory), start="queued")

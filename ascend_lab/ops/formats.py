@@ -10,14 +10,13 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa.memory import numpy_type as chip_type
 from ascend_lab.limits import shown
 
-Values = NDArray[Any]
+Values = np.ndarray
 Attrs = Mapping[str, Any]
 
 FLOATS = ("fp16", "fp32", "bf16")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import Shape, Shapes
@@ -151,7 +150,7 @@ def cut(
     return Cut(ranges, {**attrs, **changed})
 
 
-def take(arrays: Sequence[NDArray[Any]], ranges: Ranges) -> list[NDArray[Any]]:
+def take(arrays: Sequence[np.ndarray], ranges: Ranges) -> list[np.ndarray]:
     """Return the part of each array that `ranges` asks for."""
     parts = []
     for array, wanted in zip(arrays, ranges, strict=True):
@@ -210,7 +209,7 @@ def elementwise_rules(
 _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
-def combine(reduction: Reduction, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def combine(reduction: Reduction, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the whole output from the partial outputs of a split reduction axis."""
-    result: NDArray[Any] = _COMBINE[reduction.combine].reduce(np.stack(parts), axis=0)
+    result: np.ndarray = _COMBINE[reduction.combine].reduce(np.stack(parts), axis=0)
     return result

@@ -17,9 +17,7 @@ from ascend_lab.parallel.model import GraphModel, model_of
 from ascend_lab.parallel.plan import (
     AXES, FixedModel, Model, Plan, Unit, bubble_share, orders, run_pipeline, state_bytes,
 )
-from ascend_lab.parallel.timing import (
-    Costs, Cut, PlanTime, TopologyCosts, cut_model, plan_time,
-)
+from ascend_lab.parallel.timing import Costs, Cut, PlanTime, TopologyCosts, cut_model, plan_time
 
 __all__ = [
     "FixedModel", "GraphModel", "Plan", "PlanTime", "Ranking", "TopologyCosts", "Unit",

@@ -17,10 +17,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, permutations, product
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import LayoutError
 
@@ -28,7 +27,7 @@ __all__ = [
     "Comparison", "Cost", "Layout", "Step", "all_layouts", "cheapest", "compare", "execute",
     "greedy", "price", "redistribute", "step", "steps_from",
 ]  # fmt: skip
-Values = NDArray[Any]
+Values = np.ndarray
 Map = tuple[tuple[int, ...], ...]
 Kind = Literal["slice", "all_to_all", "all_gather"]
 Cost = Callable[[str, int, float], float]

@@ -9,8 +9,6 @@ its codes: 0 fine, 1 the type of the operator is not supported, 2 a parameter is
 is repeated, which is only told: here names are labels (CANN documentation, `--mode=3`).
 """
 
-from __future__ import annotations
-
 import json
 import time
 import zlib
@@ -33,7 +31,6 @@ from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, t
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
-from ascend_lab.runtime.container import Kind, is_offline
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -46,24 +43,24 @@ OPERATORS_OF = (media,)
 class Gear:
     """A network compiled for one batch (None: fixed sizes), as an offline model holds it."""
 
-    model: OfflineModel
+    model: "OfflineModel"
     number: int
     batch: int | None
     inputs: Mapping[str, tuple[int, ...]]
 
     @cached_property
     def _graphs(self) -> dict[str, Any]:
-        return self.model.json(Kind.GRAPH, self.number)
+        return self.model.json(file.Kind.GRAPH, self.number)
 
     @cached_property
     def times(self) -> dict[str, Any]:
         """The times: `summary` and `table` of `ascend-lab simulate`, `events`, `tasks`."""
-        return self.model.json(Kind.TASKS, self.number)
+        return self.model.json(file.Kind.TASKS, self.number)
 
     @cached_property
     def memory(self) -> dict[str, Any]:
         """The memory plan: work_bytes, weight_bytes, (address, bytes) of every tensor."""
-        return self.model.json(Kind.MEMORY, self.number)
+        return self.model.json(file.Kind.MEMORY, self.number)
 
     @cached_property
     def imported(self) -> Imported:
@@ -111,7 +108,7 @@ class OfflineModel:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """Name, chip, number format, options, gears, where the weights lie."""
-        return self.json(Kind.META)
+        return self.json(file.Kind.META)
 
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
@@ -125,7 +122,8 @@ class OfflineModel:
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
         """All kernels, each once."""
-        return tuple(map(file.kernel_of, json.loads(zlib.decompress(self.parts[Kind.KERNELS, 0]))))
+        rows = json.loads(zlib.decompress(self.parts[file.Kind.KERNELS, 0]))
+        return tuple(map(file.kernel_of, rows))
 
     @cached_property
     def chip(self) -> Chip:
@@ -147,7 +145,7 @@ class OfflineModel:
             raise InputError(needed, f"a {name} with others", file.REMEDY)
         return chip
 
-    def json(self, kind: Kind, gear: int = 0) -> dict[str, Any]:
+    def json(self, kind: file.Kind, gear: int = 0) -> dict[str, Any]:
         """Return a partition of plain data."""
         found: dict[str, Any] = json.loads(bytes(self.parts[kind, gear]))
         return found
@@ -156,7 +154,7 @@ class OfflineModel:
         """Return weights by number: a view of the file."""
         offset, dtype, shape = self.meta["weights"][key]
         kind, size = numpy_type(dtype), int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self.parts[Kind.WEIGHTS, 0], kind, size, offset).reshape(shape)
+        return np.frombuffer(self.parts[file.Kind.WEIGHTS, 0], kind, size, offset).reshape(shape)
 
     def graph(self, data: Mapping[str, Any]) -> Graph:
         """Return a graph from its text and weights."""
@@ -213,7 +211,7 @@ class Inference:
     def __init__(self, model: str | Path, chip: Chip | str, *, kernels: bool = True) -> None:
         """Take an ONNX file or `zoo:NAME` (online), or an offline model of this chip."""
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
-        self.online, self.kernels = not is_offline(model), kernels
+        self.online, self.kernels = not file.is_offline(model), kernels
         self._model = str(model)
         self._offline = None if self.online else load_offline(model, self.chip)
         self._known: dict[Any, tuple[Imported, Compiled, float]] = {}
@@ -280,7 +278,7 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
     }  # fmt: skip
 
 
-def _causes(node: NodeProto, opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:
+def _causes(node: "NodeProto", opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:
     """Return what keeps a node from being compiled."""
     try:
         find(node, opset)

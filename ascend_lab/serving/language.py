@@ -18,7 +18,6 @@ a shared block gets a copy first (Kwon et al., 2023, arXiv 2309.06180).
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -172,7 +171,7 @@ class Conversation:
     idle_places: int = 0
     wasted: list[float] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the numbers as plain data: seconds to the first token and between tokens."""
         done = self.requests
         gaps = [(one.end_s - one.first_s) / (one.output - 1) for one in done if one.output > 1]

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, InputError
@@ -30,7 +29,7 @@ from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
 from ascend_lab.limits import shown
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, np.ndarray]
 DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
     "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16",
@@ -63,7 +62,7 @@ class Port:
         shape = [-1, *self.shape[1:]] if self.batched else list(self.shape)
         return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
-    def read(self, tensor: Mapping[str, Any], most: int) -> NDArray[Any]:
+    def read(self, tensor: Mapping[str, Any], most: int) -> np.ndarray:
         """Return the array of a request's tensor; raise `InputError` unless it fits."""
         name, shape, rest = shown(self.name), tensor.get("shape"), slice(int(self.batched), None)
         if tensor.get("datatype") != self.datatype:
@@ -78,7 +77,7 @@ class Port:
             raise InputError(f"input {name}: shape {wanted}{limit}", shown(shape))
         return self._array(tensor.get("data"), sizes)
 
-    def _array(self, data: object, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _array(self, data: object, shape: tuple[int, ...]) -> np.ndarray:
         name, number = shown(self.name), math.prod(shape)
         try:
             found = np.array(data if isinstance(data, list) else None)

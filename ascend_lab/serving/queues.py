@@ -24,7 +24,6 @@ from itertools import chain, count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
 
@@ -389,7 +388,7 @@ def growing_batches(
     return _queue(rate, lq / rate, (lq + inside) / rate, busy, mean_batch=size)
 
 
-def _equilibrium(flow: NDArray[Any]) -> NDArray[Any]:
+def _equilibrium(flow: np.ndarray) -> np.ndarray:
     """Return the shares of time of a chain's states, from its rates or chances."""
     balance = (flow - np.diag(flow.sum(1))).T
     balance[-1] = 1.0

@@ -26,8 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import __version__
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab import __version__, errors
 from ascend_lab.limits import json_of, shown
 from ascend_lab.serving.model import Arrays, Model
 from ascend_lab.serving.queues import Policy
@@ -166,7 +165,7 @@ def _library() -> Any:
         import uvicorn  # noqa: F401 - asked for here, so that one message names both
     except ImportError as error:
         remedy = "install ascend-lab[serve]"
-        raise InputError("starlette and uvicorn to serve", str(error), remedy) from None
+        raise errors.InputError("starlette and uvicorn to serve", str(error), remedy) from None
     return starlette
 
 
@@ -222,7 +221,7 @@ class Service:
             self.counts["REJECTED"] += 1
             limit = self.policy.levels[0].queue_limit
             raise RefusedError(429, f"{limit} requests wait already; try again later") from None
-        except AscendLabError as error:
+        except errors.AscendLabError as error:
             self.counts["OTHER"] += 1
             raise RefusedError(400, str(error)) from error
         times_s.append(time.perf_counter())
@@ -250,7 +249,7 @@ class Service:
         """Read the model again and serve it as the next version; the old stays if that fails."""
         try:
             model = await asyncio.to_thread(self.load_model)
-        except AscendLabError as error:
+        except errors.AscendLabError as error:
             raise RefusedError(400, f"the model cannot be loaded: {error}") from error
         self.close()
         self.version += 1
@@ -280,26 +279,26 @@ class Service:
 def read_request(body: Any, model: Model) -> tuple[Arrays, set[str] | None]:
     """Return a request's arrays and the outputs it asks for; raise `InputError` if it is wrong."""
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
-        raise InputError("an object with inputs, a list of tensors", shown(body))
+        raise errors.InputError("an object with inputs, a list of tensors", shown(body))
     if "id" in body and not isinstance(body["id"], str):
-        raise InputError("id, a text", shown(body["id"]))
+        raise errors.InputError("id, a text", shown(body["id"]))
     ports, found = {port.name: port for port in model.inputs}, {}
     for tensor in body["inputs"]:
         name = tensor.get("name") if isinstance(tensor, dict) else None
         if not isinstance(name, str) or name not in ports or name in found:
-            raise InputError(f"inputs {', '.join(ports)}, each once", shown(name or tensor))
+            raise errors.InputError(f"inputs {', '.join(ports)}, each once", shown(name or tensor))
         found[name] = ports[name].read(tensor, model.max_batch)
     if missing := ports.keys() - found.keys():
-        raise InputError(f"inputs {', '.join(ports)}", f"no {', '.join(sorted(missing))}")
+        raise errors.InputError(f"inputs {', '.join(ports)}", f"no {', '.join(sorted(missing))}")
     if model.batched and len({len(array) for array in found.values()}) > 1:
-        raise InputError("inputs with as many rows", shown([len(a) for a in found.values()]))
+        raise errors.InputError("inputs with as many rows", shown([len(a) for a in found.values()]))
     if body.get("outputs") is None:
         return found, None
     known = {port.name for port in model.outputs}
     asked = body["outputs"] if isinstance(body["outputs"], list) else [None]
     names = [one.get("name") if isinstance(one, dict) else None for one in asked]
     if wrong := [name for name in names if not isinstance(name, str) or name not in known]:
-        raise InputError(f"outputs among {', '.join(sorted(known))}", shown(wrong[0]))
+        raise errors.InputError(f"outputs among {', '.join(sorted(known))}", shown(wrong[0]))
     return found, {str(name) for name in names} or None
 
 
@@ -365,7 +364,7 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
             listening.bind(("127.0.0.1", port))
         except OSError as error:
             got = f"{port}: {error.strerror}"
-            raise InputError("a free port", got, "0 takes a free one") from None
+            raise errors.InputError("a free port", got, "0 takes a free one") from None
         listening.listen(2048)
         quiet = {"log_config": None, "log_level": "critical", "access_log": False}
         how: dict[str, Any] = {**quiet, "lifespan": "off", "timeout_graceful_shutdown": GRACE_S}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, SimulationError
@@ -21,7 +20,7 @@ from ascend_lab.isa.memory import numpy_type
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
 from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
 
-Values = NDArray[Any]
+Values = np.ndarray
 POISON = 0xFF
 MAX_EVENTS = 2_000_000
 
@@ -348,7 +347,7 @@ def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
     values = [s.astype(wide) for s in srcs]
     if op == "vaxpy":
         scaled = values[1] * np.asarray(instruction.attr("scalar"), kind).astype(wide)
-        total: NDArray[Any] = (values[0] + scaled).astype(kind)
+        total: np.ndarray = (values[0] + scaled).astype(kind)
         return total
     if op in WITH_SCALAR:
         values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))

@@ -22,11 +22,9 @@ from itertools import accumulate
 # isort: off
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab import cluster, errors
-from ascend_lab.graph import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph, zoo
+from ascend_lab.graph import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph
+from ascend_lab.graph import fusion, layout, tasks, zoo
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.layout import assign_layouts
-from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.train.autodiff import training_graph
 from ascend_lab.train.compile import averages, compile_step, compile_training, own_outputs
 from ascend_lab.train.step import (
@@ -197,8 +195,8 @@ def averages_s(step: TrainingGraph, chip: Chip) -> float:
 
 
 def _alone_s(net: GraphBuilder, chip: Chip) -> float:
-    graph = assign_layouts(canonical(net.build(), chip))
-    compiled = compile_tasks(graph, chip, fuse(graph, chip, None).groups)
+    graph = layout.assign_layouts(canonical(net.build(), chip))
+    compiled = tasks.compile_tasks(graph, chip, fusion.fuse(graph, chip, None).groups)
     return simulate_graph(compiled, first="queued").time_s
 
 

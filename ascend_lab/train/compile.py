@@ -11,14 +11,12 @@ so that the image is read twice and written once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ascend_lab import graph as graphs
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
-from ascend_lab.graph.compile import Road, front_stages
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT, rewrite
 from ascend_lab.ops import convolution, formats
@@ -70,7 +68,7 @@ def _apart(edit: Draft, node: Node) -> None:
     channels = (kind.shape[1],)
     epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
 
-    def put(op: str, *inputs: str, **attrs: Any) -> str:
+    def put(op: str, *inputs: str, **attrs: object) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
     wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
@@ -191,7 +189,7 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
 # masters fp16 too. Merging equal expressions would merge recomputed activations with the first
 # ones and keep them in memory after all, so it is left out where something is recomputed.
 MERGING = "CommonSubexpressionEliminationPass"
-TRAINING = Road(
+TRAINING = graphs.Road(
     dtype="", apart=(batch_norms_apart, as_convolutions, casts_apart), layouts=images_in_blocks
 )
 """The road of a step: number formats are its own, and sums of channels stay with the images."""
@@ -219,7 +217,7 @@ LONGEST_STAY = 2500
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
     road = replace(TRAINING, most_moved=LONGEST_STAY)
-    front = front_stages(weights_in_place(step), chip, road)
+    front = graphs.front_stages(weights_in_place(step), chip, road)
     return road.kernels(promptly(front.laid_out), chip)
 
 

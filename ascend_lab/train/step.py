@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Fill, Graph, Node, Seeded, evaluate, ir, passes
@@ -282,7 +281,7 @@ def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | 
 
 
 # -- running a step on arrays, as a loop of training would -----------------------------------------
-Values = NDArray[Any]
+Values = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)

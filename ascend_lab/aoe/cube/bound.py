@@ -16,13 +16,12 @@ from functools import cached_property
 
 import numpy as np
 
+from ascend_lab import isa, kernels
 from ascend_lab.aoe.cube import pipe_work
 from ascend_lab.aoe.cube.pipe_work import BLOCK, After, copied, fed, near
-from ascend_lab.aoe.cube.space import Array, Columns, Mask, Shape, up
-from ascend_lab.aoe.cube.work import CubeWork, Floats, conv_work, gemm_work, rows_of
+from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, up
+from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, rows_of
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.sim.timeline import start_cycles
 
@@ -69,7 +68,7 @@ class Walk:
         self.place = {name: zero.copy() for name in LOOPS}
         self.ends = zero.copy()
         two = {"a1": w.a_l1 == 2, "b1": w.b_l1 == 2, "a0": w.a_l0 == 2, "b0": w.b_l0 == 2}
-        size = w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[ACCUMULATOR[job.dtype]]
+        size = w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
         two |= {"c": 2 * size <= job.chip.buffers["L0C"], "out": zero == 0, "tile": zero == 0}
         self.slots = {name: Slots(zero, zero, both) for name, both in two.items()}
         self.outer = np.where(w.outer_n, w.n_tiles, w.m_tiles)
@@ -95,7 +94,7 @@ class Walk:
         self._spend("load", held, self.at["load"] + cost, cost)
         if chip.combined:
             return
-        table = copied(chip.path("L1", "BT"), w.n_own * FRACTAL * 4)
+        table = copied(chip.path("L1", "BT"), w.n_own * isa.FRACTAL * 4)
         full = self.at["load"] + after.channel_latency
         fed = np.maximum(self.at["feed"], full) + 4 * f + table
         # bounds of MTE1 and the cube do not count this work, so it is not noted as done
@@ -108,7 +107,7 @@ class Walk:
         self._spend("cube", where, self.at["cube"] + f, f)
         index = np.flatnonzero(where)
         at = job.work.first[index] + m_at[index]
-        run, fractals = job.sides.pixels[at] * FRACTAL, job.sides.fractals[at]
+        run, fractals = job.sides.pixels[at] * isa.FRACTAL, job.sides.fractals[at]
         more = job.sides.runs[at] - 1
         start = np.maximum(self.at["drain"][index], self.at["cube"][index]) + f
         if chip.combined:
@@ -363,7 +362,7 @@ class Bounds:
     def __init__(self, problem: CubeProblem, table: Columns) -> None:
         """Prepare the rows of `table`."""
         shape, chip, warm = problem.shape, problem.chip, problem.warm
-        if isinstance(shape, ConvShape):
+        if isinstance(shape, kernels.ConvShape):
             self.job: CubeWork = conv_work(shape, chip, table, warm)
         else:
             self.job = gemm_work(shape, chip, table, warm)
@@ -396,7 +395,7 @@ class Bounds:
 def _memory_cycles(job: CubeWork, after: After, warm: Collection[str]) -> Floats:
     """Cycles memory needs for what is read once and not in L2, and for what L2 cannot keep."""
     chip = job.chip
-    elements = job.out_pixels * job.out_blocks * FRACTAL
+    elements = job.out_pixels * job.out_blocks * isa.FRACTAL
     operands = after.epilogue.of_kind("tile") if after.epilogue else ()
     cold = [o for o in operands if o.name.partition(".")[0] not in warm]
     width = sum(DTYPE_BYTES[o.dtype] for o in cold) if chip.combined else 0

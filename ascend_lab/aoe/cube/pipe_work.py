@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.aoe.cube.space import Array, Mask, same_rows, up
-from ascend_lab.aoe.cube.work import CubeWork, Floats
+from ascend_lab.aoe.cube.space import Array, Floats, Mask, same_rows, up
+from ascend_lab.aoe.cube.work import CubeWork
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.kernels.epilogue import Epilogue, pattern

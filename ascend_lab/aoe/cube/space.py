@@ -28,6 +28,7 @@ from ascend_lab.kernels.tiles import chunks
 
 Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Columns = dict[str, Array]
 Shape = GemmShape | ConvShape
 TEXTS: Mapping[str, tuple[str, ...]] = {

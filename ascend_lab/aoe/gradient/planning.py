@@ -28,7 +28,6 @@ that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_d
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -185,7 +184,7 @@ class GradientPlan:
         """Return how much longer a baseline takes: its end / this end - 1."""
         return self.baselines[name] / self.end_s - 1.0 if self.end_s else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return JSON data, times in microseconds; baselines that break a limit stand apart."""
         ends = {name: end * 1e6 for name, end in self.baselines.items()}
         return {
@@ -250,7 +249,7 @@ class Forms:
     shares_end_s: float
     hccl_too_large: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the forms as JSON data, times in microseconds."""
         return {
             "hccl": {

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.aoe.drive import Steps
-from ascend_lab.aoe.space import Point, Space, Value, completed, crossed, mutated, neighbours
+from ascend_lab.aoe.space import Point, Reals, Space, Value, completed, crossed, mutated, neighbours
 
 PATIENCE = 50
 """Samples in a row that are no news, after which a space is enumerated instead."""
@@ -206,7 +205,6 @@ class Annealing:
 
 
 # -- a model of costs, and a genetic search that it guides ----------------------------------------
-Array = NDArray[np.float64]
 LENGTH = 2.0
 """Decisions by which points differ that are no longer alike (by a factor e)."""
 NOISE = 0.01
@@ -226,8 +224,8 @@ class Surrogate:
     points: list[Point] = field(default_factory=list, repr=False)
     costs: list[float] = field(default_factory=list, repr=False)
     _codes: list[dict[Value, int]] = field(default_factory=list, repr=False)
-    _known: tuple[Array, Array] | None = field(default=None, repr=False)
-    _root: Array = field(default_factory=lambda: np.zeros((0, 0)), repr=False)
+    _known: tuple[Reals, Reals] | None = field(default=None, repr=False)
+    _root: Reals = field(default_factory=lambda: np.zeros((0, 0)), repr=False)
 
     def learn(self, points: Sequence[Point], costs: Sequence[float]) -> None:
         """Take in trials; every point once. A failure counts as the worst cost there was."""
@@ -238,7 +236,7 @@ class Surrogate:
         elif points:
             self._grow(points)
 
-    def predict(self, pool: Sequence[Point]) -> tuple[Array, Array]:
+    def predict(self, pool: Sequence[Point]) -> tuple[Reals, Reals]:
         """Return mean and deviation of the scaled log cost of points; some trial succeeded."""
         assert self._known is not None
         target = np.einsum("ij,j->i", self._root, scaled(self.costs))
@@ -273,7 +271,7 @@ class Surrogate:
         for at in range(0, len(points), 16):
             self.learn(points[at : at + 16], costs[at : at + 16])
 
-    def _coded(self, points: Sequence[Point]) -> tuple[Array, Array]:
+    def _coded(self, points: Sequence[Point]) -> tuple[Reals, Reals]:
         """Return the values as places among those seen, and in doublings (0 for other values)."""
         self._codes = self._codes or [{} for _ in points[0]]
         codes = [
@@ -282,7 +280,7 @@ class Surrogate:
         ]
         return np.array(codes, float), np.array([[_doublings(v) for v in p] for p in points])
 
-    def _alike(self, one: tuple[Array, Array], two: tuple[Array, Array]) -> Array:
+    def _alike(self, one: tuple[Reals, Reals], two: tuple[Reals, Reals]) -> Reals:
         total = np.zeros((len(one[0]), len(two[0])))
         for d in range(one[0].shape[1]):
             if len(self._codes[d]) < 2:
@@ -290,7 +288,7 @@ class Surrogate:
             total += one[0][:, d, None] != two[0][None, :, d]
             apart = np.abs(one[1][:, d, None] - two[1][None, :, d])
             total += np.minimum(apart / DOUBLINGS, 1.0)
-        found: Array = np.exp(-total / (2 * LENGTH))
+        found: Reals = np.exp(-total / (2 * LENGTH))
         return found
 
 
@@ -300,14 +298,14 @@ def _doublings(value: Value) -> float:
     return math.copysign(math.log2(1 + abs(value)), value)
 
 
-def scaled(costs: Sequence[float]) -> Array:
+def scaled(costs: Sequence[float]) -> Reals:
     """Return clipped logarithms of costs with mean 0 and deviation 1, failures as the worst."""
     given = np.asarray(costs, np.float64)
     good = np.isfinite(given)
     logs = np.log(np.maximum(np.where(good, given, given[good].max()), 1e-300))
     logs = np.minimum(logs, np.quantile(logs, CLIP))
     deviation = float(logs.std())
-    found: Array = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
+    found: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
     return found
 
 

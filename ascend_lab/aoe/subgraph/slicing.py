@@ -13,7 +13,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
@@ -395,7 +394,7 @@ class _Slices:
         return self.cuts[key]
 
 
-def _part(constant: Constant, index: tuple[slice, ...]) -> NDArray[Any]:
+def _part(constant: Constant, index: tuple[slice, ...]) -> np.ndarray:
     return np.ascontiguousarray(constant.array()[index])
 
 

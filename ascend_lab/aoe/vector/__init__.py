@@ -10,15 +10,13 @@ import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.aoe import bank, operators
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.search import Prior
-from ascend_lab.aoe.space import Point, Value
+from ascend_lab.aoe.space import Point, Reals, Value
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.space import COUNTED, VectorSpace
 from ascend_lab.chip import Chip
@@ -56,7 +54,7 @@ class VectorMeasure:
         """Hash outputs, chip name, and what L2 holds."""
         return hash((self.outputs, self.chip.name, self.warm))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Send everything as bytes: a worker unpacks them once, not for every point."""
         return _unpacked, (pickle.dumps((self.outputs, self.chip, self.warm)),)
 
@@ -165,7 +163,7 @@ def _decision(space: VectorSpace, at: int, options: Sequence[Value]) -> Decision
     return Decision(space.names[at].partition(" ")[0], tuple(options), usual, *_operator(space))
 
 
-def decisions_of(space: VectorSpace, point: Point) -> dict[str, Any]:
+def decisions_of(space: VectorSpace, point: Point) -> dict[str, object]:
     """Return what a bank keeps of a point: folds, size, and its decisions that had a choice.
 
     Of a decision: name, place of the option taken, place of the default's, options.
@@ -202,7 +200,7 @@ class Policy:
 
     weights: Mapping[str, float] = field(default_factory=dict)
 
-    def chances(self, decision: Decision) -> NDArray[np.float64]:
+    def chances(self, decision: Decision) -> Reals:
         """Return a positive chance per option; they add up to 1."""
         rows = decision.features()
         scores = np.array([sum(self.weights.get(k, 0.0) * x for k, x in r.items()) for r in rows])

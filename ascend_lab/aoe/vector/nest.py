@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, islice
 
+from ascend_lab import dsl, errors
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.layout import Layout, Nest, lay, nest_needs
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_tile import block_elements, core_count, long_rows
 from ascend_lab.dsl.lower import lower_stage
-from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage
-from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import up
 
 DECISIONS = ("spread", "share", "share2", "cut", "width", "outer", "fold", "depth", "tail")
@@ -36,7 +35,7 @@ WHOLE = "default"
 class NestSpace:
     """All layouts of one nest of a schedule in which no nest is laid out yet."""
 
-    def __init__(self, schedule: Schedule, nest: Nest, default: Layout | None = None) -> None:
+    def __init__(self, schedule: dsl.Schedule, nest: Nest, default: Layout | None = None) -> None:
         """Take the schedule, the nest, and how the default lays it out, if it has such a nest."""
         self.schedule, self.nest = schedule, nest
         state, phase = schedule.state, nest.phase
@@ -144,7 +143,7 @@ class NestSpace:
         try:
             laid = lay(self.schedule, self.nest, layout)
             return bool(lower_stage(laid, self.nest.phase.root))
-        except AscendLabError:
+        except errors.AscendLabError:
             return False
 
     def needs(self, layout: Layout) -> tuple[int, int]:

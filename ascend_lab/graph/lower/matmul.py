@@ -10,17 +10,8 @@ from ascend_lab import dsl as te, isa, kernels
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values
-from ascend_lab.graph.lower.epilogue import (
-    DEQUANTISING,
-    channels,
-    epilogue_of,
-    is_channel,
-    operand_forms,
-    operands_of,
-    whole_epilogue,
-)
+from ascend_lab.graph.lower import epilogue as ep, vector
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
-from ascend_lab.graph.lower.vector import expressions, named
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.weight_gradient import ZEROS
@@ -82,10 +73,10 @@ def lower_product(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None 
         tiling = matmul.default_product(shape, chip, epilogue, finish, warm)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
     if tiling.split_k > 1:
-        operands = operands_of(piece, piece.graph.nodes[1:], main)[1].values()
+        operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()
     elif epilogue and epilogue.width == PAIR:
         main = replace(main, dtype="int8")
-    forms |= operand_forms(operands, piece, main)
+    forms |= ep.operand_forms(operands, piece, main)
     kernel = matmul.product_kernel(shape, chip, tiling, epilogue, finish)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     phases = tuple(renamed(phase, tensors) for phase in kernel.phases)
@@ -153,7 +144,7 @@ def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Ten
     kinds = {n: piece.type(n.partition(".")[0]) for n in (a, b)}
     tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
     plain = TensorType(piece.output.shape, piece.output.dtype)
-    found = expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
+    found = vector.expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
     return te.renamed(found[piece.graph.outputs[-1]], piece.graph.outputs[-1])
 
 
@@ -170,7 +161,7 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     shape = kernels.ConvShape(1, columns, high, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype)
     own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
-    return Lowered(named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
+    return Lowered(vector.named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
 
 
 def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
@@ -181,9 +172,9 @@ def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish
 
     def finish(sums: te.Tensor) -> te.Tensor:
         main = _main(out)
-        known, _ = operands_of(piece, nodes, main)
+        known, _ = ep.operands_of(piece, nodes, main)
         known[node.output] = narrow(sums, out.dtype)
-        return expressions(nodes, known, main)[piece.graph.outputs[-1]]
+        return vector.expressions(nodes, known, main)[piece.graph.outputs[-1]]
 
     return finish
 
@@ -199,22 +190,22 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     elsewhere the sums are rounded on their way to the vector unit.
     """
     out, nodes = piece.type(node.output), piece.graph.nodes[1:]
-    if nodes[0].op in DEQUANTISING:
-        return whole_epilogue(piece, "FRACTAL_NZ")[0]
+    if nodes[0].op in ep.DEQUANTISING:
+        return ep.whole_epilogue(piece, "FRACTAL_NZ")[0]
     main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
-    known, operands = operands_of(piece, nodes, main)
+    known, operands = ep.operands_of(piece, nodes, main)
     known[node.output] = narrow(sums, out.dtype)
     bias = _bias(piece, node)
     if bias and not chip.combined:
-        column = te.placeholder(channels(main), wide, bias)
+        column = te.placeholder(ep.channels(main), wide, bias)
         operands = {t: o for t, o in operands.items() if o.name != bias}
         operands[column] = Operand(bias, "channel", wide)
         total = te.vadd(sums, te.broadcast(column, sums.shape))
         known[nodes[0].output] = narrow(total, out.dtype)
         nodes = nodes[1:]
-    found = expressions(nodes, known, main)
-    return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+    found = vector.expressions(nodes, known, main)
+    return ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
 
 
 def _bias(piece: Piece, node: Node) -> str:
@@ -224,5 +215,5 @@ def _bias(piece: Piece, node: Node) -> str:
     if after.op != "add" or len(others) != 1 or others[0] not in piece.constants:
         return ""
     read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
-    channel = is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
+    channel = ep.is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
     return others[0] if read_once and channel else ""

@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import errors, isa, kernels
+from ascend_lab import errors, isa, kernels, layout, sim
 from ascend_lab.chip import Chip
 from ascend_lab.graph.ir import Graph, Node, TensorType, Values, to_text
-from ascend_lab.layout import AddressMap, pack
-from ascend_lab.sim import DeviceMemory
 
 Form = Callable[[Values], Values]
 """From the logical array of a constant to the flat array that lies in device memory."""
@@ -136,14 +134,14 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     return Piece(small, constants, {new: old for old, new in names.items()})
 
 
-def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> DeviceMemory:
+def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> sim.DeviceMemory:
     """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
     written = {*piece.graph.inputs} - piece.constants
     near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
-    return DeviceMemory.holding(chip, near, written)
+    return sim.DeviceMemory.holding(chip, near, written)
 
 
-def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressMap]:
+def maps_between(one: TensorType, two: TensorType) -> tuple[layout.AddressMap, layout.AddressMap]:
     """Return the maps of two layouts of one tensor, as of plain arrays.
 
     Here an axis is known by its place: channels of an image may be a batch of matrices.
@@ -153,7 +151,7 @@ def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressM
 
 def packed(kind: TensorType, array: Values) -> Values:
     """Return a logical array as it lies in memory, flat."""
-    stored = np.ascontiguousarray(array) if kind.layout == "ND" else pack(kind.map, array)
+    stored = np.ascontiguousarray(array) if kind.layout == "ND" else layout.pack(kind.map, array)
     return stored.reshape(-1)
 
 

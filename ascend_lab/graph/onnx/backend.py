@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
@@ -20,7 +19,7 @@ from ascend_lab.errors import AscendLabError, GraphError, InputError, Unsupporte
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model, tensors
 
-Values = NDArray[Any]
+Values = np.ndarray
 KEPT = 8
 """Imports kept for one model: one for each set of shapes and shape-steering values."""
 

@@ -4,14 +4,11 @@ A rule emits nodes and returns the names they write. Operators that compute wide
 (sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import TensorType
 from ascend_lab.graph.onnx.tensors import free_name
@@ -62,7 +59,7 @@ class Writer:
         for name in own.intersection(found):
             self._names.discard(name)
 
-    def tensor(self, name: str, array: NDArray[Any], dtype: str) -> None:
+    def tensor(self, name: str, array: np.ndarray, dtype: str) -> None:
         """Add an initialiser: the array's bytes, little-endian."""
         data = np.ascontiguousarray(array).tobytes()
         kind = ONNX_TYPES[dtype]
@@ -88,7 +85,7 @@ class Writer:
         """Return the name of an int64 initialiser: a shape, axes or bounds."""
         return self._shared(np.asarray(values, np.int64).reshape(-1), "int64")
 
-    def _shared(self, array: NDArray[Any], dtype: str) -> str:
+    def _shared(self, array: np.ndarray, dtype: str) -> str:
         key = (dtype, array.shape, array.tobytes())
         if key not in self._known:
             self._known[key] = free_name(f"{dtype}_constant", self._names)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
@@ -23,7 +22,7 @@ from ascend_lab.graph.onnx.tensors import Limits, beyond_32_bits, pinned_shapes
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, ValueInfoProto
 
-Values = NDArray[Any]
+Values = np.ndarray
 MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
               "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "Gemm": 1}  # fmt: skip
 """Operators that read both factors of every multiplication, and which input is the second."""

@@ -5,7 +5,6 @@ Places are known, those of largest elements, or computed.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -175,7 +174,7 @@ def _pad(ctx: Context) -> Result:
     return ctx.emit("pad", x, pads=widths, value=np.array(value, kind).astype(wide).item())
 
 
-def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: Any) -> Result:
+def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: object) -> Result:
     """Return a tensor padded with elements of its own, each axis gathered in the order needed."""
     if mode not in ("reflect", "edge", "wrap"):
         ctx.unsupported("mode constant, reflect, edge or wrap", str(mode))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import draft, ir
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from onnx import ValueInfoProto
 
 
-Values = NDArray[Any]
+Values = np.ndarray
 Shape = tuple[int, ...]
 
 ELEMENTS: dict[int, tuple[str, Any]] = {

@@ -12,11 +12,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import GraphBuilder, Value
-from ascend_lab.graph.ir import Graph, Seeded, TensorType
+from ascend_lab.graph.ir import Graph, Seeded, TensorType, Values
 from ascend_lab.ops.formats import numpy_type
 
 Layers = Callable[..., Value]
@@ -149,7 +147,7 @@ class Net(GraphBuilder):
         x = self.transpose(x, perm=(0, 2, 1, 3, 4), name=f"{name}.turned")
         return self.reshape(x, shape=(n, c, h, w), name=f"{name}.shuffled")
 
-    def resized(self, x: Value, weights: NDArray[Any], *, name: str) -> Value:
+    def resized(self, x: Value, weights: Values, *, name: str) -> Value:
         """Append the product of each image's height and width with a matrix (out, size)."""
         table = self.constant(weights.T.astype(numpy_type(self.dtype)), name=f"{name}.table")
         for axis in ("width", "height"):

@@ -9,10 +9,8 @@ form; BERT's original has the error function (they differ by < 0.0005).
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
@@ -197,7 +195,7 @@ def bert_large(
 
 
 # -- GPT-2 (Radford et al. 2019): causal attention, output weights tied to the embedding ----------
-def causal(length: int) -> NDArray[Any]:
+def causal(length: int) -> np.ndarray:
     """Return the mask (1, 1, length, length): 0 up to a token's own position, then `DROPPED`."""
     later = np.triu(np.ones((length, length), np.float32), 1)
     return (later * np.float32(DROPPED)).reshape(1, 1, length, length)

@@ -8,16 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.lab.checks.core import (
-    CheckResult,
-    Prediction,
-    check_property,
-    compare,
-    like,
-    predict,
-)
+from ascend_lab.lab.checks.core import CheckResult, check_property, compare, like, predict
 
-__all__ = ["CheckResult", "Prediction", "check_property", "compare", "like", "predict"]
+__all__ = ["CheckResult", "check_property", "compare", "like", "predict"]
 HOMES = {
     name: module.stem
     for module in sorted(Path(__file__).parent.glob("chapter*.py"))

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import errors, isa, sim
+from ascend_lab import errors, isa, kernels, sim
 from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.checks.chapter03_04 import wrong_run
-from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, units_touched
-from ascend_lab.lab.machines.simt import Step, _simulate
+from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, simt, units_touched
 
 WARP = 32
 SECTOR_BYTES = 32
@@ -109,8 +107,8 @@ def _judge_issue(got: Any, case: ex.Case) -> str | None:
         if sum(one[0] <= now <= one[-1] for one in got) > resident:
             return f"but more than {resident} warps are under way in cycle {now}"
     end = max(at[s] + steps[s][0] for at in got for s in range(len(steps)))
-    timed = [Step("", 0, latency, tuple(needs)) for latency, needs in steps]
-    ours = max(span.ready for span in _simulate(timed, Simt(lanes=WARP), warps, resident))
+    timed = [simt.Step("", 0, latency, tuple(needs)) for latency, needs in steps]
+    ours = max(span.ready for span in simt._simulate(timed, Simt(lanes=WARP), warps, resident))
     late = end > SCHEDULE_SLACK * ours
     return f"whose last result comes at cycle {end}; {ours} is possible" if late else None
 
@@ -183,7 +181,9 @@ LONG_SLACK = 1.2
 def _long_cycles(m: int, k: int, n: int) -> int:
     """Return the cycles of our long product: the chip's own matmul on one core, two slots."""
     chip = load_chip("Ascend910A")
-    launch = gemm_launch(GemmShape(m, k, n), chip, GemmSchedule(m, 128, n, 1, 1, 1))
+    launch = kernels.gemm_launch(
+        kernels.GemmShape(m, k, n), chip, kernels.GemmSchedule(m, 128, n, 1, 1, 1)
+    )
     return sim.simulate(launch, chip).cycles
 
 

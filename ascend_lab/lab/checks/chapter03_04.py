@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
@@ -194,7 +193,7 @@ def check_ex_03_3(rng: ex.Rng) -> ex.Case:
 
 
 # -- chapter 4 -------------------------------------------------------------------------------------
-Matrix = NDArray[np.float64]
+Matrix = np.ndarray
 Product = Callable[[Matrix, Matrix], Matrix]
 TILE = 1024
 """Elements of one tile of the ping-pong kernel."""
@@ -252,9 +251,9 @@ def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
 def wrong_run(
     program: isa.Program | isa.Launch,
     chip: Chip,
-    feed: dict[str, NDArray[Any]],
+    feed: dict[str, np.ndarray],
     what: str,
-    right: NDArray[Any],
+    right: np.ndarray,
     orders: tuple[int | None, ...] = (1,),
     name: str = "y",
 ) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import chip, dsl as te, errors, sim
 from ascend_lab.dsl import Tensor
@@ -15,7 +14,7 @@ from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.figures.expressions import EXPRESSIONS, per_operation
 from ascend_lab.lab.figures.nests import gm_bytes
 
-Array = NDArray[Any]
+Array = np.ndarray
 CHIP = "Ascend910A"
 EPSILON = 1e-5
 CENTRES = ((0.0, 1.0), (100.0, 0.1), (-2000.0, 300.0), (0.0, 0.003))

@@ -13,7 +13,6 @@ from itertools import pairwise, permutations, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
@@ -230,7 +229,7 @@ def check_ex_07_2(rng: ex.Rng) -> ex.Case:
 
 
 # -- chapter 8 ------------------------------------------------------------------------------------
-Values = NDArray[Any]
+Values = np.ndarray
 Pair = tuple[int, int]
 Image = tuple[int, int, int, int]
 """(C1, H, W, C0)."""

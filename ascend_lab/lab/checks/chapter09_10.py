@@ -13,21 +13,18 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl, errors, isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Graph, GraphBuilder, fusion
-from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.checks.chapter03_04 import wrong_run
-from ascend_lab.lab.checks.chapter06 import wrong_schedule
+from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 
 
-def _numbers(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return numbers 1 .. 97 in turn: none is 0."""
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
 
@@ -234,7 +231,7 @@ def _judge_gradient(got: Any, case: ex.Case) -> str | None:
     with suppress(errors.AscendLabError):
         if (phases := len(dsl.lower(got).phases)) > 1:
             return f"expected one phase, there are {phases}: t goes through memory"
-    return wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
+    return chapter06_06a.wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
 
 
 @cache
@@ -255,7 +252,7 @@ def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     expected = x.copy()
     expected[shift:] = np.maximum(x[:count] + b, 0)
     what = f"relu(x + b) from place {shift} on"
-    if wrong := wrong_run(got, chip, {"x": x, "b": b}, what, expected, name="x"):
+    if wrong := chapter03_04.wrong_run(got, chip, {"x": x, "b": b}, what, expected, name="x"):
         return wrong
     moved = sum(sim.simulate(got, chip).path_bytes.values())
     if moved != 6 * count:

@@ -10,15 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te
+from ascend_lab import dsl as te, isa, kernels, sim
 from ascend_lab.chip import BLOCK_BYTES, load_chip
-from ascend_lab.isa import Launch
-from ascend_lab.kernels import transpose_launch
-from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.checks.chapter03_04 import wrong_run
-from ascend_lab.lab.checks.chapter06 import wrong_schedule
+from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.lab.kernels.cross_core_folds import kept, two_pass
-from ascend_lab.sim import simulate, simulate_kernel
 
 FP16_UNIT = 2.0**-11
 """Half the distance from 1 to the next fp16 number: the largest relative error of one rounding."""
@@ -90,7 +85,7 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
         return f"expected an output y ({rows},) in fp32"
     x = np.random.default_rng(rows + columns).integers(-8, 9, (rows, columns)).astype(np.float16)
     sums, share = x.sum(axis=1, dtype=np.float64), GOALS.get((rows, columns), 1.05)
-    return wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
+    return chapter06_06a.wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
 
 
 @cache
@@ -99,7 +94,7 @@ def _our_fold(rows: int, columns: int) -> te.Schedule:
     x = te.cast_to(te.placeholder((rows, columns), name="x"), "fp32")
     y = te.renamed(te.reduce_sum(x, axis=1), "y")
     ways = (kept(y, chip), two_pass(y, chip))
-    return min(ways, key=lambda way: simulate_kernel(te.lower(way), chip).cycles)
+    return min(ways, key=lambda way: sim.simulate_kernel(te.lower(way), chip).cycles)
 
 
 def _judge_bound(got: Any, case: ex.Case) -> str | None:
@@ -208,7 +203,7 @@ def count_bursts(
 
 
 def _judge_turn(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, Launch):
+    if not isinstance(got, isa.Launch):
         return "expected a Launch, a Part for each core"
     chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
     size = rows * columns
@@ -217,10 +212,12 @@ def _judge_turn(got: Any, case: ex.Case) -> str | None:
         if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
             return f"expected fp16 tensors x and y of {size} elements"
     x = np.random.default_rng(size).standard_normal((rows, columns)).astype(np.float16)
-    if wrong := wrong_run(got, chip, {"x": x}, "x transposed", x.T.ravel()):
+    if wrong := chapter03_04.wrong_run(got, chip, {"x": x}, "x transposed", x.T.ravel()):
         return wrong
-    ours = simulate(transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks"), chip)
-    if (cycles := simulate(got, chip).cycles) > SLACK * ours.cycles:
+    ours = sim.simulate(
+        kernels.transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks"), chip
+    )
+    if (cycles := sim.simulate(got, chip).cycles) > SLACK * ours.cycles:
         return f"expected at most {SLACK} x {ours.cycles} cycles, it takes {cycles}"
     return None
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, onnx, random_inputs
 from ascend_lab.lab.checks import core as ex
 
-Values = NDArray[Any]
+Values = np.ndarray
 DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """What the attributes of ONNX's Gemm are where a node does not say."""
 

@@ -10,14 +10,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, passes, random_inputs, to_text
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import core as ex
 
-Values = NDArray[Any]
+Values = np.ndarray
 Step = tuple[Any, ...]
 PERMS = tuple(itertools.permutations(range(3)))
 PLAIN = ("exp", "relu", "neg")

@@ -11,7 +11,6 @@ from itertools import combinations, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.memory import Buffer, plan
@@ -21,7 +20,7 @@ Life = tuple[int, int, int]
 """When a buffer is born, when it is dead, and its size."""
 Step = tuple[str, str, tuple[str, ...]]
 """A node: what it writes, its operator, what it reads."""
-Values = NDArray[Any]
+Values = np.ndarray
 IN_PLACE = ("neg", "add")
 """Operators that compute an element from the elements at the same place."""
 MOST_LIVES = 10
@@ -258,7 +257,7 @@ def check_ex_15_2(rng: ex.Rng) -> ex.Case:
 
 
 # -- chapter 16 -----------------------------------------------------------------------------------
-Array = NDArray[np.float64]
+Array = np.ndarray
 State = tuple[float, float, Array]
 """Maximum m, sum l of e^(s - m), and sum o of e^(s - m) v."""
 

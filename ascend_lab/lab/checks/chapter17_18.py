@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.compress.learned import lsq_slopes
 from ascend_lab.lab.checks import core as ex
@@ -41,11 +40,11 @@ def check_ex_17_1(rng: ex.Rng) -> ex.Case:
 
 # -- 17.2 -----------------------------------------------------------------------------------------
 def integer_layer(
-    q: NDArray[Any], offset: int, w: NDArray[Any], bias: NDArray[Any], scale: NDArray[Any]
-) -> NDArray[Any]:
+    q: np.ndarray, offset: int, w: np.ndarray, bias: np.ndarray, scale: np.ndarray
+) -> np.ndarray:
     """Return ((q - offset) w + bias) scale, summed over whole numbers."""
     sums = q.astype(np.int64) @ w.astype(np.int64) - offset * w.astype(np.int64).sum(axis=0)
-    found: NDArray[Any] = (sums + bias) * scale
+    found: np.ndarray = (sums + bias) * scale
     return found
 
 
@@ -167,7 +166,7 @@ def check_ex_17_5(rng: ex.Rng) -> ex.Case:
     return {"options": options, "budget": budget, "best": fewest_bytes(options, budget)}
 
 
-Values = NDArray[Any]
+Values = np.ndarray
 Edge = tuple[int, int, float]
 """Who writes, who reads, and what a copy between two engines costs."""
 MOST_OPERATORS = 12

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import chip, dsl, kernels
 from ascend_lab.aoe import Point, Space, TableSpace, cube, drive, vector
@@ -194,14 +193,14 @@ def _follows(got: Any, space: Space, wishes: Sequence[tuple[int, ...]]) -> str |
 
 
 @lru_cache(maxsize=1)
-def product_costs() -> tuple[CubeSpace, NDArray[np.float64]]:
+def product_costs() -> tuple[CubeSpace, np.ndarray]:
     """Return the space of a product of 256x256x256 on the 910A, and the bounds of all tilings."""
     measure = cube.CubeMeasure(kernels.GemmShape(256, 256, 256), chip.load_chip("Ascend910A"))
     space = measure.space()
     return space, Bounds(measure, space.genes).closed
 
 
-def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> NDArray[np.float64]:
+def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> np.ndarray:
     """Return log(best found / best of all) after `BUDGET` trials for each seed."""
     space, costs = product_costs()
 
@@ -209,11 +208,11 @@ def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> NDArray[np.fl
         return float(costs[space.row(point)])
 
     best = [drive(search(), space, cost, BUDGET, seed=seed).best.cost for seed in seeds]
-    found: NDArray[np.float64] = np.log(np.array(best) / costs.min())
+    found: np.ndarray = np.log(np.array(best) / costs.min())
     return found
 
 
-def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+def interval(values: np.ndarray) -> tuple[float, float]:
     """Return the 95 % interval of a mean of 30 values, by Student's t."""
     half = STUDENT_95 * float(values.std(ddof=1)) / math.sqrt(len(values))
     return float(values.mean()) - half, float(values.mean()) + half

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.lab.checks import core as ex
@@ -17,7 +16,7 @@ from ascend_lab.parallel import bubble_share, orders, run_pipeline, state_bytes
 from ascend_lab.parallel.plan import BACKWARD, FORWARD, PipelineTime, Task
 from ascend_lab.serving import Arrivals, Policy, Scenario, Service, Step, simulate_serving
 
-Values = NDArray[np.float64]
+Values = np.ndarray
 Pass = tuple[Values, Values, Values, Values]
 """Output, and the slopes of input, first and second matrix."""
 

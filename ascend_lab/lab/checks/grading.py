@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from ascend_lab.lab.checks import core, wall
 
@@ -48,7 +47,7 @@ class Attempt:
 
     exercise: str
     side: str
-    subject: Any
+    subject: object
     defined_here: bool
     results: tuple[core.CheckResult, ...]
 
@@ -86,7 +85,7 @@ class Page:
     ) -> None:
         self.cells, self.where = cells, where
         self.exercises = exercises_of(cells) if exercises is None else exercises
-        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.names: dict[str, object] = {"__name__": "__main__"}
         self.done = -1
 
     def attempt(self, exercise: str, side: str, seeds: Sequence[int]) -> Attempt:
@@ -135,7 +134,9 @@ class Page:
                     found |= {cell.index: cell for cell in wanted}
         return [found[index] for index in sorted(found)]
 
-    def _run(self, cell: CodeCell, names: dict[str, Any], without: ast.expr | None = None) -> None:
+    def _run(
+        self, cell: CodeCell, names: dict[str, object], without: ast.expr | None = None
+    ) -> None:
         """Run a cell, but not a bare call of the check: that is made under the seeds asked for."""
         tree = ast.parse(cell.source)
         if without is not None:

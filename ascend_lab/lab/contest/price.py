@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.lab.contest.cost import Group, grid_latency, group_of, working_set
+from ascend_lab.lab.contest.cost import Floats, Group, grid_latency, group_of, working_set
 from ascend_lab.lab.contest.problem import Partition, Problem, Relations, bits
 
-Floats = NDArray[np.float64]
 MOST_TILES = 20_000
 EXACT = 4
 

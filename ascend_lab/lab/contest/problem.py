@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from ascend_lab.errors import InputError
 from ascend_lab.limits import COUNT, TABLE_BYTES, TINY, Range, decoded, json_of, read_file
@@ -18,7 +17,7 @@ LARGEST = 2**40
 SIDE = Range(int, 1, 2**30)
 """Longer sides would overflow 64 bits in an area."""
 AMOUNT = Range(float, TINY, LARGEST)
-FIELDS: dict[str, Any] = {
+FIELDS: dict[str, object] = {
     "widths": [SIDE],
     "heights": [SIDE],
     "inputs": [[Range(int, 0, LARGEST)]],
@@ -83,7 +82,7 @@ def read_problem(path: str | Path) -> Problem:
     return parse_problem(json_of(data, str(path)))
 
 
-def parse_problem(data: Any) -> Problem:
+def parse_problem(data: object) -> Problem:
     """Check the decoded JSON of a problem and return it; InputError names the wrong field."""
     if not isinstance(data, dict):
         raise InputError("a JSON object with the fields of a problem", type(data).__name__)

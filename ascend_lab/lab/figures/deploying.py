@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from ascend_lab.compress import Scale, calibrate
 from ascend_lab.errors import InputError
@@ -21,7 +20,7 @@ from ascend_lab.serving import Arrivals, Policy, Scenario, Served, Service, Step
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def clipping_errors(values: NDArray[np.float32], bits: int, ends: Iterable[float]) -> list[float]:
+def clipping_errors(values: np.ndarray, bits: int, ends: Iterable[float]) -> list[float]:
     """Return the mean squared error of symmetric rounding with each largest number kept."""
     levels = 2 ** (bits - 1) - 1
     found = []
@@ -31,7 +30,7 @@ def clipping_errors(values: NDArray[np.float32], bits: int, ends: Iterable[float
     return found
 
 
-def fig_clipping(values: NDArray[np.float32], bits: int = 4) -> st.LabFigure:
+def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
     """Draw the error of rounding against the largest number kept, and where methods cut.
 
     Above lies the histogram of the values.

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.patches import Polygon
-from numpy.typing import NDArray
 
-from ascend_lab import dsl, sim
+from ascend_lab import dsl, errors, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, Launch
 from ascend_lab.lab.figures import style as st
-from ascend_lab.sim.cost import Traffic, analyse
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def crossings(kernel: Kernel, chip: Chip) -> list[Crossing]:
 
 
 def _of_launch(launch: Launch, chip: Chip) -> list[Crossing]:
-    traffic = analyse(launch, chip)
+    traffic = sim.analyse(launch, chip)
     loads, stores = _copies(launch, "MTE2"), _copies(launch, "MTE3")
     ops = operations(launch)
     last = {op.buffers[-1]: number for number, op in enumerate(ops)}
@@ -88,7 +85,7 @@ def _of_launch(launch: Launch, chip: Chip) -> list[Crossing]:
     return out
 
 
-def _in_memory(found: Crossing, copied: tuple[str, int] | None, traffic: Traffic) -> Crossing:
+def _in_memory(found: Crossing, copied: tuple[str, int] | None, traffic: sim.Traffic) -> Crossing:
     """Add what a tile's copy from or to GM moves, if it has one."""
     if copied is None:
         return found
@@ -125,7 +122,9 @@ def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Ke
     ("add"). Every phase has the default schedule. Raises `InputError` for another chain.
     """
     if length < 1 or each not in ("relu", "add"):
-        raise InputError("a chain of relu or add, length >= 1", f"{length} of {each}", "change it")
+        raise errors.InputError(
+            "a chain of relu or add, length >= 1", f"{length} of {each}", "change it"
+        )
     a, b = (dsl.placeholder((elements,), name=name) for name in "ab")
     whole = dsl.vadd(a, b)
     phases: list[Launch] = []
@@ -277,7 +276,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
     """
     wrong = next((f"{k}: {len(v)}" for k, v in gains.items() if len(v) != len(lengths)), None)
     if wrong:
-        raise InputError(f"{len(lengths)} numbers under each label", wrong, "one per length")
+        raise errors.InputError(f"{len(lengths)} numbers under each label", wrong, "one per length")
     fig, ax = st.new_figure(height_in=2.9)
     said = []
     for (label, values), (colour, marker) in zip(gains.items(), LOOKS, strict=False):
@@ -302,7 +301,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 
-def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
+def fig_owners(maps: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
 
     `maps` is what `split_conflict.owner_maps` returns; points run to the right,
@@ -333,7 +332,7 @@ def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     return st.finish(fig, alt=f"Owners among {cores} cores: {'; '.join(said)}.")
 
 
-def _along(core: NDArray[Any]) -> str:
+def _along(core: np.ndarray) -> str:
     """Return the axis along which the owner changes."""
     points, channels = (np.diff(core, axis=axis).any() for axis in (0, 1))
     if points and channels:

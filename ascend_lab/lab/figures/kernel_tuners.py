@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from numpy.typing import NDArray
 
 from ascend_lab.aoe import Point, Space, completed, drive, workers
 from ascend_lab.aoe.cube.space import CubeSpace
@@ -171,7 +170,7 @@ def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
 
 
 # -- the cube tuner --------------------------------------------------------------------------------
-Floats = NDArray[np.float64]
+Floats = np.ndarray
 SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 """Shares of the space whose worst tiling is marked, and how they are called."""
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, Normalize
-from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, c0_of, up
@@ -166,7 +165,7 @@ def _arrow(ax: Any, layout: AddressMap, start: int, length: int) -> None:
 
 
 # -- convolutions: windows as rows of a matrix, the matrix stored or not, reuse, groups ------------
-Grid = NDArray[np.int64]
+Grid = np.ndarray
 TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", st.SKY, st.BLUE])
 NUMBERED = (26, 12)
 """Rows and columns up to which cells carry their number."""

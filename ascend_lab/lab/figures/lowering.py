@@ -8,13 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from ascend_lab import dsl, dsl as te, isa
+from ascend_lab import dsl, dsl as te, errors, isa
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import InputError
-from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_network
+from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
-from ascend_lab.graph.zoo import build
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import style as st
 
@@ -73,7 +71,7 @@ def rewritten(program: isa.Program, *edits: tuple[str, str]) -> isa.Program:
     text = str(program)
     for old, new in edits:
         if old not in text:
-            raise InputError("text of the program", repr(old), "print the program")
+            raise errors.InputError("text of the program", repr(old), "print the program")
         text = text.replace(old, new)
     return isa.parse_program(text)
 
@@ -99,7 +97,7 @@ def fig_addresses(
 ) -> st.LabFigure:
     """Draw where the tiles of relu(a + b + ...) lie in UB, slot by slot."""
     if not 1 <= inputs <= 4:
-        raise InputError("1 to 4 inputs", str(inputs))
+        raise errors.InputError("1 to 4 inputs", str(inputs))
     program = residual_sum(4 * tile, tile, slots, chip, inputs)
     size = load_chip(chip).buffers["UB"]
     fig, ax = st.new_figure(height_in=1.5)
@@ -187,7 +185,7 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
     `count` and `channels` are those of the graph heads, and mean nothing to the others.
     """
     if name not in choices.OWN:
-        raise InputError(f"a graph: {', '.join(choices.OWN)}", repr(name))
+        raise errors.InputError(f"a graph: {', '.join(choices.OWN)}", repr(name))
     own = choices.heads(channels, count=count) if name == "heads" else choices.OWN[name]()
     graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
     sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
@@ -228,14 +226,16 @@ WAITS: dict[str, Any] = {"facecolor": st.ORANGE, "edgecolor": st.INK, "hatch": "
 @cache
 def network(name: str, batch: int) -> Compiled:
     """Return a network of the zoo as kernels of the Ascend910A, compiled once."""
-    return compile_graph(build(name, batch=batch), load_chip(CHIP))
+    return compile_graph(zoo.build(name, batch=batch), load_chip(CHIP))
 
 
 # -- plans as rectangles --------------------------------------------------------------------------
 def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFigure:
     """Draw small plans of the same buffers side by side, every buffer with its id."""
     if not buffers or not plans:
-        raise InputError("buffers, and at least one plan", f"{len(buffers)} and {len(plans)}")
+        raise errors.InputError(
+            "buffers, and at least one plan", f"{len(buffers)} and {len(plans)}"
+        )
     fig, axes = st.new_figure(ncols=len(plans), height_in=2.6, sharey=True)
     for ax, (name, plan) in zip(st.panels(axes), plans.items(), strict=True):
         _draw(ax, buffers, plan, labels=True)
@@ -281,7 +281,7 @@ def fig_arena(
 ) -> st.LabFigure:
     """Draw one network's plan large; raises `InputError` for an unknown method, and as `build`."""
     if method not in METHODS:
-        raise InputError(f"a method: {', '.join(METHODS)}", repr(method), "choose one")
+        raise errors.InputError(f"a method: {', '.join(METHODS)}", repr(method), "choose one")
     compiled = network(name, batch)
     plan = _planned(compiled, method, in_place=in_place)
     fig, ax = st.new_figure(height_in=3.6)
@@ -342,7 +342,7 @@ def fig_arena_traffic(
     """
     if not moved or any(len(values) != len(sizes) for values in moved.values()):
         got = ", ".join(f"{name}: {len(values)}" for name, values in moved.items())
-        raise InputError(f"series of {len(sizes)} values", got or "none")
+        raise errors.InputError(f"series of {len(sizes)} values", got or "none")
     fig, ax = st.new_figure(height_in=3.3)
     for i, (name, values) in enumerate(moved.items()):
         colour = st.PALETTE[i % len(st.PALETTE)]

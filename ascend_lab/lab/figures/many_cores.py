@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te, sim
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
@@ -236,7 +235,7 @@ def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES / size for size in bursts) / 2
 
 
-def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> NDArray[np.int64]:
+def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> np.ndarray:
     """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one."""
     fresh = updates - round(duplicates * updates)
     if not 1 <= fresh <= rows:
@@ -249,7 +248,7 @@ def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> N
     return rng.permutation(np.concatenate([chosen, again]))
 
 
-def conflicts(index: NDArray[Any], cores: int) -> dict[int, list[int]]:
+def conflicts(index: np.ndarray, cores: int) -> dict[int, list[int]]:
     """Return the rows that several cores write: row -> cores, updates dealt out in equal parts."""
     per = -(-len(index) // cores)
     writers: dict[int, set[int]] = {}
@@ -303,7 +302,7 @@ def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
     ax.tick_params(length=0)
 
 
-def _graph(ax: Any, index: NDArray[Any], cores: int, rows: int) -> dict[int, list[int]]:
+def _graph(ax: Any, index: np.ndarray, cores: int, rows: int) -> dict[int, list[int]]:
     torn = conflicts(index, cores)
     per = -(-len(index) // cores)
     height = float(max(rows - 1, 1))

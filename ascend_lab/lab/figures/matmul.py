@@ -7,7 +7,6 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
-from numpy.typing import NDArray
 
 from ascend_lab import errors, kernels
 from ascend_lab.chip import Chip, load_chip
@@ -216,7 +215,7 @@ def _pipe_bars(ax: Any, run: Timeline) -> str:
 
 
 def fig_rule(
-    estimates: Mapping[str, NDArray[np.float64]], simulated: Mapping[str, NDArray[np.int64]]
+    estimates: Mapping[str, np.ndarray], simulated: Mapping[str, np.ndarray]
 ) -> st.LabFigure:
     """Draw, per problem, the rule's estimate of every tiling against its simulated cycles."""
     fig, axes = st.new_figure(ncols=len(estimates), height_in=3.0)

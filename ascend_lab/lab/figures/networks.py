@@ -12,8 +12,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages, passes
-from ascend_lab.graph.zoo import build
+from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages, passes, zoo
 from ascend_lab.lab import graph_examples as ge
 from ascend_lab.lab.figures import style as st
 
@@ -192,7 +191,7 @@ def fig_batches(
 ) -> st.LabFigure:
     """Draw `fig_dispatch` of a model of the zoo, compiled for a chip as it stands or fused."""
     there = load_chip(chip)
-    stages = compile_stages(build(model, batch), there, fusion=fusion,
+    stages = compile_stages(zoo.build(model, batch), there, fusion=fusion,
                             passes=passes.DEFAULT if fusion else ())  # fmt: skip
     times = list(ge.kernel_times(stages.compiled).values())
     name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
@@ -209,7 +208,7 @@ def model(name: str) -> Graph:
     """Return one of `MODELS`; raise `InputError` for another name."""
     if name not in MODELS:
         raise InputError(f"a model: {', '.join(MODELS)}", repr(name), "choose one")
-    return ge.exported_block() if name == EXPORTED else build(name)
+    return ge.exported_block() if name == EXPORTED else zoo.build(name)
 
 
 # -- what passes leave ----------------------------------------------------------------------------

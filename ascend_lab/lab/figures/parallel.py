@@ -5,7 +5,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
@@ -143,7 +142,7 @@ def fig_plan_memory(
 
 def _stacked(
     ax: Any, names: Sequence[str], parts: Mapping[str, tuple[Sequence[float], str, str]], form: str
-) -> NDArray[Any]:
+) -> np.ndarray:
     """Draw a bar a name, of parts: label -> (lengths, colour, hatch); return their totals."""
     totals = np.zeros(len(names))
     for label, (lengths, colour, hatch) in parts.items():
@@ -157,7 +156,7 @@ def _stacked(
     return totals
 
 
-def fig_loss_scale(gradients: Mapping[str, NDArray[Any]]) -> st.LabFigure:
+def fig_loss_scale(gradients: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw which share of gradients fp16 loses for each scale of the loss: too small, too large."""
     largest, powers = max(float(np.abs(g).max()) for g in gradients.values()), range(-32, 33, 2)
     real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}

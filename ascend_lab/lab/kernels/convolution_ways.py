@@ -9,14 +9,11 @@ kernels they judge.
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import gemm, gemm_schedule, planes
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
 from ascend_lab.kernels.epilogue import Epilogue
@@ -56,7 +53,7 @@ def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
     size, row = planes.rows_per_block(own, _most_rows(shape, chip)), shape.w * c0
     x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row)
     high, deep, _ = explicit_gemm(shape).fractals
-    a = k.tensor("a", shape.dtype, high * deep * FRACTAL * c0)
+    a = k.tensor("a", shape.dtype, high * deep * isa.FRACTAL * c0)
     seen = min((size - 1) * shape.strides[0] + shape.reach[0], shape.h)
     rows = k.queue("rows", "UB", shape.dtype, seen * row, src="MTE2", dst="MTE3")
     zeros = _zeros(k, shape, size) if max(shape.pads) else None
@@ -73,7 +70,7 @@ def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
             pixel = image * (oh * ow) + turn * (block.rows * ow) + block.start * ow
             for tap in product(range(shape.r), range(shape.s)):
                 column = channel * shape.taps + (tap[0] * shape.s + tap[1])
-                start = (column * (high * FRACTAL) + pixel) * c0
+                start = (column * (high * isa.FRACTAL) + pixel) * c0
                 _tap(k, shape, (a, start), held, zeros, block, tap)
             if held is not None:
                 rows.free()
@@ -103,7 +100,7 @@ def _zero_pixels(shape: ConvShape, rows: int) -> int:
 def _zeros(k: isa.KernelBuilder, shape: ConvShape, rows: int) -> isa.Buffer:
     """Fill a buffer with zeros on V, for MTE3 to copy."""
     lanes = k.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
-    size = up(_zero_pixels(shape, rows) * isa.c0_of(shape.dtype), lanes) * lanes
+    size = isa.up(_zero_pixels(shape, rows) * isa.c0_of(shape.dtype), lanes) * lanes
     zeros = k.buffer("zeros", "UB", shape.dtype, size)
     k.each("vdup", size, (zeros, 0), scalar=0.0)
     k.set_flag("V", "MTE3", 0)
@@ -150,15 +147,13 @@ def _tap(
         k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
 
 
-def pack_explicit(
-    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
+def pack_explicit(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Lay x (n, c, h, w) and weights (k, c, r, s) out under the names of the two phases."""
     packed = pack_conv(shape, x, weight)
     return {"x": packed["x"], "b": packed["weight"]}
 
 
-def unpack_explicit(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def unpack_explicit(shape: ConvShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the output of the product as (n, k, oh, ow)."""
     pixels = unpack_gemm(explicit_gemm(shape), tensors)
     return pixels.reshape(shape.n, *shape.out_hw, shape.k).transpose(0, 3, 1, 2)
@@ -172,7 +167,7 @@ def is_plain_product(shape: ConvShape) -> bool:
     16: then (C1, H W, C0) = (K1, M1, 16, C0).
     """
     one = (shape.r, shape.s, *shape.strides) == (1, 1, 1, 1) and not any(shape.pads)
-    return one and shape.n == shape.groups == 1 and shape.h * shape.w % FRACTAL == 0
+    return one and shape.n == shape.groups == 1 and shape.h * shape.w % isa.FRACTAL == 0
 
 
 def pointwise_launch(
@@ -193,16 +188,14 @@ def pointwise_launch(
     return gemm.gemm_launch(explicit_gemm(shape), chip, schedule, epilogue)
 
 
-def pack_pointwise(
-    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
+def pack_pointwise(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Return the tensors of a convolution under the names of a product: nothing is moved."""
     packed = pack_conv(shape, x, weight)
     return {"a": packed["x"], "b": packed["weight"]}
 
 
 # -- references -----------------------------------------------------------------------------------
-Values = NDArray[Any]
+Values = np.ndarray
 
 
 def conv2d_reference(

@@ -6,16 +6,13 @@ the last, an add sums them in UB and touches memory once a row.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab import errors, isa, layout
+from ascend_lab import errors, isa, kernels, layout
 from ascend_lab.chip import Chip
 from ascend_lab.isa.operands import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
-from ascend_lab.kernels.rearrange import check_indices
 
 MOST = 64
 """Most updates of one row that a core sums before it goes to memory."""
@@ -48,25 +45,25 @@ class Groups:
     first row; `looks` is how many indices S looks at on every core.
     """
 
-    order: NDArray[np.int32]
-    index: NDArray[np.int32]
+    order: np.ndarray
+    index: np.ndarray
     cores: tuple[CoreList, ...]
     looks: int
 
     @property
-    def tensors(self) -> dict[str, NDArray[np.int32]]:
+    def tensors(self) -> dict[str, np.ndarray]:
         """The tensors `order` and `index` to execute the launch with."""
         return {"order": self.order, "index": self.index}
 
 
 def group_indices(
-    indices: NDArray[Any], rows: int, cores: int, *, mode: str = "update", method: str = "sorted"
+    indices: np.ndarray, rows: int, cores: int, *, mode: str = "update", method: str = "sorted"
 ) -> Groups:
     """Return the lists for `cores` cores. Raises `InputError` for bad indices and names."""
     if mode not in ("update", "add") or method not in ("owner", "sorted"):
         wanted, got = "mode update or add, method owner or sorted", f"{mode}, {method}"
         raise errors.InputError(wanted, got, "choose one of each")
-    flat = check_indices(indices, rows)
+    flat = kernels.check_indices(indices, rows)
     if method == "sorted" and mode == "add":
         return _by_count(flat, rows, cores)
     order = np.argsort(flat, kind="stable")
@@ -79,9 +76,7 @@ def group_indices(
     return _by_range(flat, order, rows, cores, flat.size if method == "owner" else 0)
 
 
-def _by_range(
-    flat: NDArray[np.int32], order: NDArray[Any], rows: int, cores: int, looks: int
-) -> Groups:
+def _by_range(flat: np.ndarray, order: np.ndarray, rows: int, cores: int, looks: int) -> Groups:
     """Give every core an equal range of rows and the updates that fall into it."""
     per = -(-rows // cores)
     owner = flat[order] // per
@@ -95,7 +90,7 @@ def _by_range(
     return Groups(order.astype(np.int32), local.astype(np.int32), tuple(lists), looks)
 
 
-def _by_count(flat: NDArray[np.int32], rows: int, cores: int) -> Groups:
+def _by_count(flat: np.ndarray, rows: int, cores: int) -> Groups:
     """Sort rows by how many updates they get; deal the rows of every count over the cores."""
     by_row = np.argsort(flat, kind="stable")
     starts = np.searchsorted(flat[by_row], flat[by_row])

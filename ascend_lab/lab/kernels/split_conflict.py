@@ -15,22 +15,17 @@ Source: practitioner's article on operator fusion on many-core chips.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab import isa, layout, ops
+from ascend_lab import isa, layout, ops, sim
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, GraphError, InputError, ShapeError
 from ascend_lab.graph import Graph, GraphBuilder, Node, rules_of
-from ascend_lab.kernels import elementwise_launch, indexed_rows
-from ascend_lab.kernels.transpose import block_launch, permutation, transpose_launch
-from ascend_lab.ops.slicing import AxisRule, Window
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.kernels import elementwise_launch, indexed_rows, transpose
 from ascend_lab.sim.l2 import ALIGN_BYTES, L2
 
-Values = NDArray[Any]
+Values = np.ndarray
 BLOCK, HALF, AREA = 16, 8, 256
 """Side of a block, the points of it that one repeat of 256 bytes covers, its elements."""
 CHANNELS = 64
@@ -104,7 +99,7 @@ def _axes(graph: Graph, nodes: Sequence[Node], axis: int) -> dict[str, int] | st
     return wanted
 
 
-def _free_rule(graph: Graph, node: Node, wanted: Mapping[str, int]) -> AxisRule | str:
+def _free_rule(graph: Graph, node: Node, wanted: Mapping[str, int]) -> ops.AxisRule | str:
     """Return the rule of the axis that readers want a node cut along, or why it cannot be."""
     rules = rules_of(graph, node)
     found = [
@@ -121,7 +116,7 @@ def _free_rule(graph: Graph, node: Node, wanted: Mapping[str, int]) -> AxisRule 
         return f"{place} has one element"
     if not rule.splits:
         return f"{place} does not split: {rule.reason or rule.kind}"
-    plain = all(s.window == Window() and s.grain == 1 for s in rule.sources)
+    plain = all(s.window == ops.Window() and s.grain == 1 for s in rule.sources)
     if rule.kind != "free" or rule.grain != 1 or not plain:
         return f"{place} splits, but pieces overlap or come in grains"
     return rule
@@ -141,12 +136,14 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
         raise ShapeError("a shape (B, M, N)", str(tuple(shape)), "use B = 1 for one matrix")
     perm, elements = (0, 2, 1), math.prod(shape)
     if split == "outer":
-        launch = block_launch(chip, dtype, permutation(shape, perm), elements, relu=True)
+        launch = transpose.block_launch(
+            chip, dtype, transpose.permutation(shape, perm), elements, relu=True
+        )
         return isa.Kernel("relu_transpose", (launch,))
     most = 1 << (chip.buffers["UB"] // (4 * layout.item_bytes(dtype))).bit_length() - 1
     tile = math.gcd(elements // chip.cores_of("vector"), most)
     relu = elementwise_launch(chip, elements, op="vrelu", tile=tile, dtype=dtype)
-    turn = transpose_launch(chip, shape, perm, dtype)
+    turn = transpose.transpose_launch(chip, shape, perm, dtype)
     phases = isa.renamed(relu, {"x1": "x", "y": "h"}), isa.renamed(turn, {"x": "h"})
     return isa.Kernel("relu_transpose", phases)
 
@@ -329,7 +326,7 @@ def cost(kernels: Sequence[isa.Kernel], chip: Chip) -> Cost:
     runs = []
     for kernel in kernels:
         own = {b.name: places[b.name] for b in kernel.tensors}
-        runs.append(simulate_kernel(kernel, chip, DeviceMemory(l2, own)))
+        runs.append(sim.simulate_kernel(kernel, chip, sim.DeviceMemory(l2, own)))
     return Cost(
         sum(run.cycles for run in runs),
         sum(run.launch_cycles for run in runs),
@@ -340,7 +337,7 @@ def cost(kernels: Sequence[isa.Kernel], chip: Chip) -> Cost:
 
 def owners(
     kernel: isa.Kernel, tensors: Mapping[str, Values], name: str, like: Values, chip: Chip
-) -> NDArray[np.int64]:
+) -> np.ndarray:
     """Return which core writes each element of tensor `name`, shaped as `like`; -1: none."""
     found, core = np.full(like.shape, -1), 0
     for launch in kernel.phases:
@@ -348,13 +345,13 @@ def owners(
             for binding in part.bindings:
                 alone = isa.Launch(launch.name, (isa.Part(part.program, (binding,)),))
                 before = {**tensors, name: np.full(like.size, np.nan, like.dtype)}
-                after = execute(alone, before, chip)[name].reshape(like.shape)
+                after = sim.execute(alone, before, chip)[name].reshape(like.shape)
                 found[~np.isnan(after)] = core
                 core += 1
     return found
 
 
-def owner_maps(sizes: Points, chip: Chip) -> dict[str, NDArray[np.int64]]:
+def owner_maps(sizes: Points, chip: Chip) -> dict[str, np.ndarray]:
     """Return which core makes every number on the way: arrays (points, channels) of core numbers.
 
     Keys: h, u and y of the kernels apart, and "fused". Channel c goes to row c of y. Raises

@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import ClusterError, UnsupportedError
 from ascend_lab.parallel.strategy.graph_problem import (
@@ -178,10 +177,10 @@ class _Matrix:
     """Coefficients of equations, collected triple by triple."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.count = 0
 
-    def add(self, row: NDArray[Any], column: NDArray[Any], value: float | NDArray[Any]) -> None:
+    def add(self, row: np.ndarray, column: np.ndarray, value: float | np.ndarray) -> None:
         """Put `value` at each (row, column)."""
         self.parts.append((np.broadcast_to(value, row.shape), row, column))
 
@@ -282,7 +281,7 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
     return np.concatenate([*costs.values(), *tables]), equal, offsets, choices
 
 
-def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, NDArray[Any], NDArray[Any]]:
+def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray, np.ndarray]:
     """Return the table of groups and the group of every row and column.
 
     Minima of rows and columns move into the costs of the nodes, which change in place.

@@ -23,10 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.parallel.strategy import graph_problem
-from ascend_lab.parallel.strategy.problem import Costs, Problem, Reduced
+from ascend_lab.parallel.strategy.problem import Costs, Problem, Reduced, Whole
 
 RAISE, LOWER = 1.1, 0.97
 """Factors of a row's price after a sweep that exceeds it, or does not."""
@@ -48,7 +47,7 @@ class Landscape:
     costs: dict[int, Costs]
     links: dict[int, dict[int, Costs]]
     usages: dict[int, Costs]
-    rows_of: dict[int, NDArray[np.int64]]
+    rows_of: dict[int, Whole]
     rooms: Costs
     forbidden: float
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab import cluster, errors
-from ascend_lab.parallel.plan import (
-    BACKWARD, FORWARD, Plan, Task, orders, run_pipeline,
-)
+from ascend_lab.parallel.plan import BACKWARD, FORWARD, Plan, Task, orders, run_pipeline
 from ascend_lab.parallel.values.group import (
     Batch, Group, Model, Net, Piece, Ranked, Shard, Tape, Traffic, Values, Var, part, parts, same,
     send,

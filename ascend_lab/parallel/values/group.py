@@ -22,12 +22,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors, ops
 from ascend_lab.cluster import ALGORITHMS, Round, Schedule, execute, make
 
-Values = NDArray[Any]
+Values = np.ndarray
 Ranked = list[Values]
 """One array a rank."""
 SEND = Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
