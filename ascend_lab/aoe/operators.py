@@ -8,10 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import errors, isa, layout, sim
 from ascend_lab.aoe.drive import Trial
@@ -132,7 +130,7 @@ def _multiplied(kernel: isa.Kernel) -> bool:
 
 # -- does a tuned kernel compute what the default one computes? ----------------------------------
 
-Values = NDArray[Any]
+Values = np.ndarray
 POSITIVE = frozenset(("log", "sqrt", "rsqrt", "pow"))
 """Operators that take positive numbers only."""
 TOLERANCE = {"fp32": 1e-4, "fp16": 4e-3, "bf16": 3e-2}

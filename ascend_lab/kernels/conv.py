@@ -23,26 +23,17 @@ from functools import partial
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels import conv_schedules, epilogue_emit, tiles as steps
+from ascend_lab.kernels import (
+    conv_schedules,
+    conv_tiles,
+    conv_windows,
+    epilogue_emit,
+    tiles as steps,
+)
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
-from ascend_lab.kernels.conv_tiles import (
-    BundlePlace,
-    BundleShare,
-    Held,
-    Job,
-    Walk,
-    Weights,
-    bundle_shares,
-)
-from ascend_lab.kernels.conv_windows import (
-    Pixels,
-    Placement,
-    plain_placement,
-    row_shares,
-    rows_of,
-    unit_elements,
-)
+from ascend_lab.kernels.conv_tiles import BundlePlace, Held, Job, Walk
+from ascend_lab.kernels.conv_windows import Pixels
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
@@ -55,7 +46,7 @@ def conv_launch(
     shape: ConvShape,
     chip: Chip,
     schedule: GemmSchedule | None = None,
-    place: Placement | None = None,
+    place: conv_windows.Placement | None = None,
     epilogue: Epilogue | None = None,
 ) -> isa.Launch:
     """Return the kernel as a launch; raise `CapacityError` if a stage or the epilogue does not fit.
@@ -73,7 +64,7 @@ def conv_launch(
     left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
-    job = Job(shape, schedule, chip, strip, place or plain_placement(shape), head)
+    job = Job(shape, schedule, chip, strip, place or conv_windows.plain_placement(shape), head)
     if tail:
         cores, arrives = schedule.grid_rows * schedule.grid_cols, head.out_dtype if head else sums
         size, n1 = job.elements, shape.blocks[1]
@@ -86,10 +77,10 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     """Return the programs of all cores, and how many of them make an AI core of a mix launch."""
     schedule, parts, cores = job.schedule, list[isa.Part](), 0
     after = job.chip.vector_cores_per_core if job.after else 0
-    pieces = row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
+    pieces = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
     writers: dict[int, tuple[Walk, ...]] = {}
-    for share, share_ids in bundle_shares(job.shape, schedule.grid_cols).items():
+    for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
         cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
         for piece in pieces:
             for size, ids in by_size(cols).items():
@@ -132,7 +123,7 @@ class _AfterWriter(Walk):
         self.write = VectorWriter(self.k, job.after, "y", isa.var("core"), number, own)
         self.finish = self.write.finish
 
-    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: conv_tiles.BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Declare the number of the core."""
         if isinstance(self.write.number, isa.Affine):
             self.k.param("aiv", self.job.chip.vector_cores_per_core)
@@ -155,7 +146,9 @@ class _Writer(Walk):
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
         self.units, self.stage = units, stage
         self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * units.depth)
-        self.image, more = (stage * n for n in unit_elements(shape, job.tile, strip=job.strip))
+        self.image, more = (
+            stage * n for n in conv_windows.unit_elements(shape, job.tile, strip=job.strip)
+        )
         image, weights = self.image + more, stage * units.depth * tile_n * self.fractal
         out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
         self._declare_operands()
@@ -200,7 +193,7 @@ class _Writer(Walk):
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
 
     # -- one tile ---------------------------------------------------------------------------------
-    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: conv_tiles.BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Load the bias that the cube adds; surround what is pooled."""
         if self.bias:
             self.bias.load(share, first, col)
@@ -245,7 +238,7 @@ class _Writer(Walk):
     @contextmanager
     def hold_weights(
         self, at: BundlePlace, n: Span, col: isa.Affine, *, across: bool
-    ) -> Iterator[Weights]:
+    ) -> Iterator[conv_tiles.Weights]:
         """Hold all weights of blocks `n` in L1 and, if they fit, L0B, where one stage has them."""
         every = isa.Affine(), at.c1 // self.units.c1
         once = self.stage >= every[1] and not across
@@ -287,13 +280,13 @@ class _Writer(Walk):
         first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
         down = at.turn * at.run.rows + at.down * shape.strides[0]
         blocks = first + stage[0] * units.c1, stage[1] * units.c1
-        source = rows_of(shape, self.x, at.window, blocks, down)
+        source = conv_windows.rows_of(shape, self.x, at.window, blocks, down)
         self.k.copy(to.region(0, source.sizes), source)
         if other:
             first = at.image * (other.blocks[0] * other.mixed) + stage[0] * units.beside
             blocks = first, stage[1] * units.beside
             down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
-            source = rows_of(other, self.other_x, at.windows[1], blocks, down)
+            source = conv_windows.rows_of(other, self.other_x, at.windows[1], blocks, down)
             self.k.copy(to.region(self.image, source.sizes), source)
         self.rows.enqueue()
 
@@ -330,7 +323,7 @@ class _Writer(Walk):
             self.pooled.drain(acc, self.y, where, tile, n[0], channels)
             return
         area = self.area(at, n, before)
-        plain = not self.job.strip and place == plain_placement(self.shape)
+        plain = not self.job.strip and place == conv_windows.plain_placement(self.shape)
         if plain and self.finish is None:
             sizes, start = (at.window.fractals, n[1]), area.base + area.pieces[0][1] * FRACTAL
             steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)

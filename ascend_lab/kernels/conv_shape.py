@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, lcm
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.errors import InputError
@@ -336,7 +334,7 @@ def units_of(shape: ConvShape) -> Units:
 
 
 # -- packing ---------------------------------------------------------------------------------------
-def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def pack_gemm(shape: GemmShape, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
     if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
         wanted, got = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}", f"{a.shape} and {b.shape}"
@@ -347,13 +345,13 @@ def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, N
     }
 
 
-def unpack_gemm(shape: GemmShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def unpack_gemm(shape: GemmShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return C (m, n) row-major from the kernel's output tensor."""
     stored = tensors["c"].reshape(-1)
     return unpack(_in_16("FRACTAL_NZ", (shape.m, shape.n), stored), stored)
 
 
-def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def pack_conv(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Lay NCHW x and (K, C/groups, R, S) weights out as NC1HWC0 and FRACTAL_Z, zeros as padding.
 
     Grouped weights become one FRACTAL_Z a bundle of groups, block-diagonal, one after another.
@@ -366,7 +364,7 @@ def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[s
     return {"x": image, "weight": pack_weights(shape, weight)}
 
 
-def pack_weights(shape: ConvShape, weight: NDArray[Any]) -> NDArray[Any]:
+def pack_weights(shape: ConvShape, weight: np.ndarray) -> np.ndarray:
     """Return weights (k, c / groups, r, s) as FRACTAL_Z, a bundle of groups after the other."""
     parts = bundle_weights(shape, weight)
     return np.concatenate(
@@ -374,7 +372,7 @@ def pack_weights(shape: ConvShape, weight: NDArray[Any]) -> NDArray[Any]:
     )
 
 
-def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]:
+def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
     """Return the dense kernels (k_b, c_b, r, s) of each bundle from weights (k, c/groups, r, s).
 
     Off the diagonal blocks they are zero: the cube multiplies these zeros too. Where pixels have
@@ -400,8 +398,8 @@ def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]
 
 
 def unpack_conv(
-    shape: ConvShape, tensors: Mapping[str, NDArray[Any]], *, dense: bool = False
-) -> NDArray[Any]:
+    shape: ConvShape, tensors: Mapping[str, np.ndarray], *, dense: bool = False
+) -> np.ndarray:
     """Return the output as (n, k, oh, ow): per image a matrix, a row per pixel, in FRACTAL_NZ.
 
     `dense` reads what `dense_placement` left: NC1HWC0 in blocks of 16 channels.
@@ -413,7 +411,7 @@ def unpack_conv(
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(shape.n, shape.k, oh, ow)
 
 
-def _in_16(layout: str, shape: tuple[int, ...], values: NDArray[Any]) -> AddressMap:
+def _in_16(layout: str, shape: tuple[int, ...], values: np.ndarray) -> AddressMap:
     """Return a layout in blocks of 16 channels, in the number format of the values."""
     names = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
     return address_map(layout, shape, names.get(values.dtype.name, values.dtype.name), c0=FRACTAL)

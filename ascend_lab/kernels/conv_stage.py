@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import isa
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
@@ -134,7 +133,7 @@ def bias_bytes(shape: ConvShape) -> int:
     return isa.FRACTAL * 2 * isa.FRACTAL * (1 + shape.blocks[1])
 
 
-def pack_bias(shape: ConvShape, bias: NDArray[Any]) -> NDArray[Any]:
+def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
     """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
     blocks, c0 = shape.blocks[1], isa.c0_of(shape.dtype)
     dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 
 from ascend_lab import isa
 from ascend_lab.chip import Chip
-from ascend_lab.kernels import conv_windows
+from ascend_lab.kernels import conv_windows, epilogue_emit, gemm_schedule, mix
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import Pixels, area_of
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.epilogue_emit import Channels, Finish, held_channels
-from ascend_lab.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.kernels.mix import After
 from ascend_lab.kernels.tiles import Area, Span, chunks, repeat, segments
 
 
@@ -69,12 +66,12 @@ class Job:
     """
 
     shape: ConvShape
-    schedule: GemmSchedule
+    schedule: gemm_schedule.GemmSchedule
     chip: Chip
     strip: bool
     place: conv_windows.Placement
     epilogue: Epilogue | None
-    after: After | None = None
+    after: mix.After | None = None
     turns: int = 1
 
     @property
@@ -113,7 +110,7 @@ class Held:
 
     weights: isa.Tile | None
     near: isa.Tile | None
-    channels: Channels | None
+    channels: epilogue_emit.Channels | None
     rows: isa.Tile | None = None
 
 
@@ -124,7 +121,7 @@ Weights = tuple[isa.Tile | None, isa.Tile | None]
 class Walk:
     """The tiles of cores that own `n_own` output blocks, in order: one program after another."""
 
-    finish: Finish | None
+    finish: epilogue_emit.Finish | None
 
     def __init__(self, job: Job, n_own: int, name: str) -> None:
         """Begin a kernel."""
@@ -200,7 +197,7 @@ class Walk:
             for start, size in segments(self.k, "n", n[1], tile_n):
                 yield n[0] + start, size
 
-        with held_channels(self.finish, n, before, None) as channels:
+        with epilogue_emit.held_channels(self.finish, n, before, None) as channels:
             if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
                 with self.hold_weights(at, n, n[0], across=n[1] > tile_n) as stay:
                     for pixels in self._pixels(tiles, base):
@@ -210,7 +207,7 @@ class Walk:
                 return
             for some in across():
                 with (
-                    held_channels(self.finish, some, before, channels) as own,
+                    epilogue_emit.held_channels(self.finish, some, before, channels) as own,
                     self.hold_weights(at, some, n[0], across=False) as stay,
                 ):
                     for pixels in self._pixels(tiles, base):

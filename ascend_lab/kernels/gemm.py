@@ -15,16 +15,8 @@ from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Affine, Buffer, Program, Queue, Region, Share, Tile
-from ascend_lab.kernels import default_schedules, gemm_schedule, tiles
+from ascend_lab.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.kernels.epilogue_emit import (
-    Channels,
-    Sizes,
-    bias_of,
-    drain,
-    held_channels,
-    new_finish,
-)
 from ascend_lab.kernels.mix import AREA, After, Kept, VectorWriter, tiles_in_order, to_ring
 from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
 
@@ -152,7 +144,9 @@ class _Writer:
         self.acc = tiles.sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
         plain = chip.combined and not epilogue
         self.out = tiles.out_queue(k, out_dtype, m, n) if plain else None
-        self.finish = new_finish(k, epilogue, sums, Sizes(m, n, cols[0], n1, n1 * m1 * 256))
+        self.finish = epilogue_emit.new_finish(
+            k, epilogue, sums, epilogue_emit.Sizes(m, n, cols[0], n1, n1 * m1 * 256)
+        )
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
@@ -187,12 +181,12 @@ class _Writer:
             self._tile(at, kept, held)
         return self.k.finish()
 
-    def _tile(self, at: tuple[Span, Span], kept: Kept, held: Channels | None) -> None:
+    def _tile(self, at: tuple[Span, Span], kept: Kept, held: epilogue_emit.Channels | None) -> None:
         """One tile of C; `held` are numbers per column loaded before."""
         (m_at, m), (n_at, n) = at
-        with held_channels(self.finish, at[1], Affine(), held) as channels:
+        with epilogue_emit.held_channels(self.finish, at[1], Affine(), held) as channels:
             c = self.acc.alloc()
-            self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
+            self._reduce(c, at, kept, epilogue_emit.bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
             if self.ring is not None:
                 to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
@@ -205,7 +199,7 @@ class _Writer:
             wide, plane = self.finish.width, self.m1 * FRACTAL
             piece, n = (0, m_at * FRACTAL, rows), n * FRACTAL // wide
             area = Area(start, (piece,), n, plane, 1, m, rows, wide)
-            drain(self.finish, self.acc, self.c, area, n_at, channels)
+            epilogue_emit.drain(self.finish, self.acc, self.c, area, n_at, channels)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:
         """Bring a piece of A or B to L1: `at` along m or n, `depth` along k."""

@@ -17,20 +17,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
+from ascend_lab import isa
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.isa import (
-    ACCUMULATOR,
-    FRACTAL,
-    Affine,
-    Buffer,
-    KernelBuilder,
-    Program,
-    Queue,
-    Region,
-    Tile,
-    up,
-)
+from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import Window, divided, pooled_rows, rows_seen
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue
@@ -39,7 +29,7 @@ from ascend_lab.kernels.epilogue_plan import channel_blocks, demand_of, plan_of
 from ascend_lab.kernels.planes import C0, PIXELS, Own, RowBlock, columns_seen, row_blocks, walk
 from ascend_lab.kernels.tiles import Area, repeat, segments
 
-Place = Tile | Buffer
+Place = isa.Tile | isa.Buffer
 LEAST = -math.inf
 """What stands around an image whose largest numbers are sought: no number is smaller."""
 Both = tuple[int, int]
@@ -68,18 +58,18 @@ class Sweep:
 class Run:
     """What one instruction takes: the first pixels, and a part of a sweep."""
 
-    first: tuple[Affine, Affine]
+    first: tuple[isa.Affine, isa.Affine]
     repeats: int
     sweep: Sweep
     step: int
 
-    def read(self, tile: Buffer | Tile, tap: int = 0) -> Region:
+    def read(self, tile: isa.Buffer | isa.Tile, tap: int = 0) -> isa.Region:
         """Return what is read, `tap` pixels further on."""
         sizes = (self.repeats, self.sweep.pixels, C0)
         strides = (self.sweep.apart[0] * C0, self.step * C0, 1)
         return tile.region((self.first[0] + tap) * C0, sizes, strides)
 
-    def written(self, tile: Buffer | Tile) -> Region:
+    def written(self, tile: isa.Buffer | isa.Tile) -> isa.Region:
         """Return what is written."""
         sizes = (self.repeats, self.sweep.pixels, C0)
         return tile.region(self.first[1] * C0, sizes, (self.sweep.apart[1] * C0, C0, 1))
@@ -114,7 +104,7 @@ class Grid:
         ways = ((sum(sweep.cycles(chip) for sweep in way), way) for way in self._ways())
         return min(ways, key=itemgetter(0))
 
-    def runs(self, k: KernelBuilder) -> Iterator[Run]:
+    def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
         """Yield what the instructions take."""
         for sweep in self.way(k.chip)[1]:
             read, written = sweep.column * PIXELS * self.step, sweep.column * PIXELS
@@ -217,7 +207,7 @@ class RowWriter(ABC):
     ) -> None:
         """Declare x, allocate queues for blocks of `rows` output rows."""
         self.shape, self.lines, self.around, self.size = shape, lines, around, rows
-        k = self.k = KernelBuilder(name, chip)
+        k = self.k = isa.KernelBuilder(name, chip)
         (oh, ow), c1 = shape.out_hw, shape.blocks[0]
         self.plane = oh * ow
         self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
@@ -226,22 +216,24 @@ class RowWriter(ABC):
         self.beside = k.buffer("products", "UB", "fp16", lines.beside(shape, rows) * C0)
 
     @abstractmethod
-    def compute(self, x: Tile, results: Tile, block: RowBlock) -> None:
+    def compute(self, x: isa.Tile, results: isa.Tile, block: RowBlock) -> None:
         """Write the instructions of a block of rows."""
 
-    def around_planes(self, channel: Affine) -> AbstractContextManager[object]:
+    def around_planes(self, channel: isa.Affine) -> AbstractContextManager[object]:
         """Hold what all planes of a channel block need."""
         return nullcontext()
 
-    def program(self, own: Own) -> Program:
+    def program(self, own: Own) -> isa.Program:
         """Walk the planes in blocks of rows; borders are written once, loads skip them."""
         buffer, blocks = self.rows.buffer, self.shape.blocks[0]
         self.y = self.k.tensor("y", "fp16", self.shape.n * blocks * self.plane * C0)
-        tiles: list[Tile | Buffer] = [Tile(buffer, slot) for slot in range(buffer.slots)]
+        tiles: list[isa.Tile | isa.Buffer] = [
+            isa.Tile(buffer, slot) for slot in range(buffer.slots)
+        ]
         if self.lines.folded and self.shape.strides[0] == 1:  # read with the gaps between rows
             tiles.append(self.beside)
         for tile in tiles:
-            size = (tile.buffer if isinstance(tile, Tile) else tile).elements
+            size = (tile.buffer if isinstance(tile, isa.Tile) else tile).elements
             self.k.each("vdup", size, (tile, 0), scalar=self.around)
         self.k.barrier()
         for channel, image in walk(self.k, own, self.around_planes):
@@ -249,7 +241,7 @@ class RowWriter(ABC):
                 self._block(image * blocks + channel, block, turn)
         return self.k.finish()
 
-    def _block(self, plane: Affine, block: RowBlock, turn: Affine) -> None:
+    def _block(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
         """Load rows, compute, store the pixels of the block."""
         k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
         self._load(plane, block, turn)
@@ -268,7 +260,7 @@ class RowWriter(ABC):
         k.copy(target, source)
         self.results.free()
 
-    def _load(self, plane: Affine, block: RowBlock, turn: Affine) -> None:
+    def _load(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
         """Bring the image rows of a block to their place between what stands around."""
         shape, line = self.shape, self.lines.line
         _, left, columns = columns_seen(shape)
@@ -282,7 +274,7 @@ class RowWriter(ABC):
         self.rows.enqueue()
 
 
-def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:
+def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: int) -> isa.Region:
     return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
 
 
@@ -295,12 +287,12 @@ def largest_lines(shape: ConvShape) -> Lines:
 
 
 def fold_largest(
-    k: KernelBuilder,
+    k: isa.KernelBuilder,
     grid: Grid,
     taps: list[int],
     source: Place,
     target: Place,
-    start: tuple[Affine | int, Affine | int] = (0, 0),
+    start: tuple[isa.Affine | int, isa.Affine | int] = (0, 0),
 ) -> None:
     """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
     for one in grid.runs(k):
@@ -315,7 +307,7 @@ def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
     pool = shape.pool
     if pool is None:
         return
-    plan = plan_of(epilogue or PLAIN, ACCUMULATOR[shape.dtype])
+    plan = plan_of(epilogue or PLAIN, isa.ACCUMULATOR[shape.dtype])
     kinds = {shape.dtype, plan.tiles[plan.start], shape.out_dtype, (epilogue or PLAIN).out_dtype}
     needed = {
         f"cores that bring sums through UB, not {chip.name}": chip.combined,
@@ -334,7 +326,12 @@ class Pooled:
     """Tiles of sums that leave as the largest of each window, some rows of those a tile."""
 
     def __init__(
-        self, k: KernelBuilder, conv: ConvShape, epilogue: Epilogue | None, sizes: Sizes, tile: int
+        self,
+        k: isa.KernelBuilder,
+        conv: ConvShape,
+        epilogue: Epilogue | None,
+        sizes: Sizes,
+        tile: int,
     ) -> None:
         """Allocate; raise `CapacityError` if not even one channel block fits UB."""
         shape, rows = conv.pool, int(pooled_rows(conv, tile))
@@ -368,11 +365,11 @@ class Pooled:
 
     def drain(
         self,
-        acc: Queue,
-        y: Buffer,
-        place: tuple[Affine, Affine],
+        acc: isa.Queue,
+        y: isa.Buffer,
+        place: tuple[isa.Affine, isa.Affine],
         tile: tuple[int, int, Window],
-        first: Affine,
+        first: isa.Affine,
         held: Channels | None,
     ) -> None:
         """Move a tile, (blocks, fractals in L0C of each, windows), to a plane's rows, its `place`.
@@ -385,7 +382,7 @@ class Pooled:
         row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
         area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
         most, apart = min(self.columns, blocks), fractals * FRACTAL * FRACTAL
-        pieces = [(Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
+        pieces = [(isa.Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
         for at, count in pieces:
             sizes = (count, seen.count, columns * C0)
             to = self.x.region(seen.before * line + left * C0, sizes, (self.seen * line, line, 1))

@@ -22,18 +22,15 @@ from ascend_lab.graph.lower.epilogue import (
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
-from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
+from ascend_lab.kernels import conv_schedules, conv_stage, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
-from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
-from ascend_lab.ops.conv_gradient import deconv_shape
+from ascend_lab.ops import conv_gradient, operator, pooling
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import numpy_type, pair
-from ascend_lab.ops.operator import Call
-from ascend_lab.ops.pooling import as_convolution
 from ascend_lab.sim.timeline import Start, start_cycles
 
 PACKED = "packed"
@@ -136,7 +133,7 @@ def _lower_conv(
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     if pool:
         settings = ir.operator_of(pool.op).settings(pool.attrs)
-        windows = as_convolution(settings, piece.output.shape)
+        windows = pooling.as_convolution(settings, piece.output.shape)
         shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
@@ -254,8 +251,8 @@ def conv_job(
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
     if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
         epilogue, forms = _after(piece, chip)
-        epilogue = replace(epilogue, bias=bias[0], bias_bytes=bias_bytes(shape))
-        forms[epilogue.bias] = partial(pack_bias, shape)
+        epilogue = replace(epilogue, bias=bias[0], bias_bytes=conv_stage.bias_bytes(shape))
+        forms[epilogue.bias] = partial(conv_stage.pack_bias, shape)
     return shape, epilogue, forms
 
 
@@ -293,7 +290,7 @@ def _whole_job(
     if scaled.attr("small_bias", False):
         epilogue = _bias_moved(shape, epilogue, chip)
     if epilogue.bias:
-        forms[epilogue.bias] = partial(pack_bias, shape)
+        forms[epilogue.bias] = partial(conv_stage.pack_bias, shape)
     return shape, epilogue, forms
 
 
@@ -305,7 +302,7 @@ def _cube_adds(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> bool
     demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     if demand is None or not chip.combined or shape.dtype != shape.out_dtype:
         return False
-    little = bias_bytes(shape) <= chip.buffers["L1"] // 4
+    little = conv_stage.bias_bytes(shape) <= chip.buffers["L1"] // 4
     return little and demand.cycles * FRACTAL**2 > units_of(shape).every + 1
 
 
@@ -318,7 +315,7 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
     own = tuple(o for o in epilogue.operands if o.name != deq.bias)
-    size, depth, paces = bias_bytes(shape), units_of(shape).every, list[float]()
+    size, depth, paces = conv_stage.bias_bytes(shape), units_of(shape).every, list[float]()
     plain = replace(deq, bias="")
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
     for one, steps in ((epilogue, depth), (moved, depth + 1)):
@@ -352,7 +349,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
     refuse_computed(piece, weight)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
-    shape = deconv_shape(Call(shapes, dtypes, settings, (first.shape,)))
+    shape = conv_gradient.deconv_shape(operator.Call(shapes, dtypes, settings, (first.shape,)))
     oh, ow = shape.out_hw
     launches, (epilogue, forms) = [], (None, dict[str, Form]())
     if rest:
