@@ -46,8 +46,6 @@ two weights) is a pass, not a schedule, and the bound is that of the graph after
 format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf

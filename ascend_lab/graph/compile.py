@@ -37,11 +37,9 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import decide, ir, layout, tasks
+from ascend_lab.graph import canonical, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
-from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.fusion import Fused, fuse, unfused
-from ascend_lab.graph.network import NetworkTimeline, simulate_graph
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 from ascend_lab.sim.timeline import Start, Timeline
 
@@ -68,9 +66,9 @@ class Stages:
     fused: Fused
     compiled: tasks.Compiled
 
-    def timeline(self) -> NetworkTimeline:
+    def timeline(self) -> network.NetworkTimeline:
         """Return the last stage: the time of all kernels."""
-        return simulate_graph(self.compiled)
+        return network.simulate_graph(self.compiled)
 
     def fusion_result(self) -> str:
         """Return what passes and fusion rules did, in the form of `fusion_result.json`."""
@@ -109,7 +107,7 @@ class Road:
         """Return a rewritten graph in operators that have kernels."""
         for rewrite in self.apart:
             graph = rewrite(graph)
-        return canonical(graph, chip)
+        return canonical.canonical(graph, chip)
 
     def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""
@@ -210,7 +208,7 @@ FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vecto
 LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
 
 
-def ledger(times: NetworkTimeline, bound: Bound) -> dict[str, float]:
+def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
     """Return seconds by term, in the order of `TERMS`; they add up to the time of the network.
 
     Raises `InputError` for a bound more than a cycle above the time, one of another graph or chip.
@@ -250,7 +248,7 @@ def _taken(found: dict[str, float], seconds: float, order: tuple[str, ...]) -> f
     return seconds - left
 
 
-def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
+def account(times: network.NetworkTimeline, bound: Bound) -> dict[str, Any]:
     """Return bound, ledger, bytes and counts of a network as plain data, ready for JSON."""
     return {
         "bound_s": bound.time_s,

@@ -31,8 +31,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.decide import Switches, pays
 from ascend_lab.graph.ir import Graph, Node, only_reader, operator_of
-from ascend_lab.graph.lower import added_convolutions, scale_of
-from ascend_lab.graph.lower.vector import MOVES
+from ascend_lab.graph.lower import added_convolutions, scale_of, vector
 from ascend_lab.sim.timeline import Start
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
@@ -84,9 +83,9 @@ def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a chain of conversions, reshapes and transposes: one copy does them all."""
     chain = [node]
-    while chain[-1].op in MOVES:
+    while chain[-1].op in vector.MOVES:
         after = only_reader(graph, chain[-1])
-        if after is None or after.op not in MOVES:
+        if after is None or after.op not in vector.MOVES:
             break
         chain.append(after)
     while chain and chain[-1].op == "reshape":

@@ -19,8 +19,7 @@ import numpy as np
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.graph import aliases, ir, lower as lowering
-from ascend_lab.graph.evaluate import checked_inputs, compute
+from ascend_lab.graph import aliases, evaluate, ir, lower as lowering
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower, packed
 from ascend_lab.graph.lower.piece import near_memory
 from ascend_lab.isa.memory import Buffer
@@ -175,7 +174,7 @@ def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict
         (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
         for kind, flat in zip(graph.in_types(node), stored, strict=True)
     ]
-    found = compute(graph, node, arrays)
+    found = evaluate.compute(graph, node, arrays)
     return {
         n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, found, strict=True)
     }
@@ -337,7 +336,7 @@ def run_tasks(
     Rewrites give outputs other names, in the same order: `names` are those to return them under.
     """
     graph, live = compiled.graph, {}
-    for name, array in checked_inputs(graph, inputs).items():
+    for name, array in evaluate.checked_inputs(graph, inputs).items():
         live[name] = packed(graph.types[name], array)
     for task in compiled.tasks:
         live.update(_run(task, compiled, live))

@@ -14,11 +14,10 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
-from ascend_lab.kernels import gemm_schedule
+from ascend_lab.kernels import gemm_schedule, mix
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, GemmShape, Tilings
-from ascend_lab.kernels.mix import SLOTS
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
@@ -173,7 +172,7 @@ def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None
         if demand is None or not demand.instructions:
             return last
         behind, told = after_cycles(chip, t, demand)
-        return np.maximum(np.maximum(last, behind), (last + told) / SLOTS)
+        return np.maximum(np.maximum(last, behind), (last + told) / mix.SLOTS)
     hop: Floats = size / chip.path("L0C", "UB").rate_bytes_per_cycle
     if demand is None:
         return np.maximum(hop, last)

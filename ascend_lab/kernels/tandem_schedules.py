@@ -12,9 +12,8 @@ from functools import lru_cache
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import FRACTAL, up
-from ascend_lab.kernels import tandem_shape
+from ascend_lab.kernels import epilogue, tandem_shape
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
-from ascend_lab.kernels.epilogue import PLAIN
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.tandem import tandem_launch
 from ascend_lab.kernels.tandem_shape import SUMS, Tandem, TandemSchedule, check_tandem
@@ -65,7 +64,7 @@ def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[isa.Launch]:
 @lru_cache(64)
 def ranked(tandem: Tandem, chip: Chip) -> tuple[TandemSchedule, ...]:
     """Return schedules that seem to fit, the one of least estimated cycles first."""
-    demands = [demand_of(e or PLAIN, chip, SUMS) for _, e in tandem.halves]
+    demands = [demand_of(e or epilogue.PLAIN, chip, SUMS) for _, e in tandem.halves]
     one, two = (d for d in demands if d)
     every = {s: _estimate(tandem, chip, s, (one, two)) for s in _schedules(tandem, chip)}
     return tuple(sorted(every, key=lambda s: every[s]))

@@ -11,10 +11,9 @@ import numpy as np
 from ascend_lab import dsl as te, errors, layout
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Kernel, as_kernel, renamed, up
-from ascend_lab.kernels import conv, conv_windows, epilogue, images, pooling
+from ascend_lab.kernels import conv, conv_windows, epilogue, images, pooling, rows
 from ascend_lab.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
-from ascend_lab.kernels.rows import LEAST
 from ascend_lab.ops import expressions, formats as forms, reduction
 from ascend_lab.ops.expressions import NARROW, Pair, in_fp32, narrow, out_size, padded, wide
 from ascend_lab.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
@@ -148,7 +147,7 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
             return as_kernel(
                 pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
             )
-    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LEAST)
+    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
     values = wide(image) if x.dtype == "bf16" else image
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
