@@ -7,8 +7,8 @@ example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores 
 the grid is there `split_k` times, each takes its share of K and stores sums of its own.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from ascend_lab import isa
@@ -17,8 +17,12 @@ from ascend_lab.errors import InputError
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Affine, Buffer, Program, Queue, Region, Share, Tile
 from ascend_lab.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.kernels.mix import AREA, After, Kept, VectorWriter, tiles_in_order, to_ring
+from ascend_lab.kernels.mix import AREA, After, VectorWriter, to_ring
 from ascend_lab.kernels.tiles import Area, Fractals, Span, chunks, feed_a, feed_b, segments
+
+Kept = tuple[isa.Tile | None, isa.Tile | None]
+"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
+Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 
 
 def gemm_launch(
@@ -62,6 +66,41 @@ def gemm_launch(
         return cube, *(_after(shape, chosen, chip, own, after, i) for i in range(behind))
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
+
+
+def tiles_in_order(
+    finish: epilogue_emit.Finish | None,
+    k: isa.KernelBuilder,
+    schedule: gemm_schedule.GemmSchedule,
+    own: tuple[isa.Share, isa.Share],
+    base: tuple[isa.Affine, isa.Affine],
+    keep: Keeper = lambda side, at: nullcontext(),
+) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
+    """Loop over a core's tiles of C in the schedule's order, the tails last.
+
+    Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
+    inside, and the numbers per column loaded before.
+    """
+
+    def spans(side: int) -> Iterator[Span]:
+        width = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
+        for at, size in segments(k, "mn"[side], own[side][0], width):
+            yield base[side] + at, size
+
+    with epilogue_emit.held_channels(finish, (base[1], own[1][0]), isa.Affine(), None) as held:
+        if schedule.order == "mn":
+            for m in spans(0):
+                with keep(0, m) as a:
+                    for n in spans(1):
+                        yield (m, n), (a, None), held
+            return
+        for n in spans(1):
+            with (
+                epilogue_emit.held_channels(finish, n, isa.Affine(), held) as channels,
+                keep(1, n) as b,
+            ):
+                for m in spans(0):
+                    yield (m, n), (None, b), channels
 
 
 def _after(

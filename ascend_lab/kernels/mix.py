@@ -7,21 +7,16 @@ the steps on them and stores the result. Rows are pixels in a convolution: a pro
 here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan, gemm_schedule
+from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan
 from ascend_lab.kernels.tiles import Area, Span, segments
 
 SLOTS = 8
-"""Tiles between a cube core and its vector cores (the published grouped product takes as many)."""
+"""Tiles between a cube core and its vector cores: as many as PTO's rings have in one direction."""
 AREA = isa.FRACTAL * isa.FRACTAL
-Kept = tuple[isa.Tile | None, isa.Tile | None]
-"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
-Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +65,6 @@ def to_ring(
     k.fixpipe(slot.region(0, wanted), source, relu=fix.relu, scale=fix.scale)
     acc.free()
     ring.enqueue()
-
-
-def tiles_in_order(
-    finish: epilogue_emit.Finish | None,
-    k: isa.KernelBuilder,
-    schedule: gemm_schedule.GemmSchedule,
-    own: tuple[isa.Share, isa.Share],
-    base: tuple[isa.Affine, isa.Affine],
-    keep: Keeper = lambda side, at: nullcontext(),
-) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
-    """Loop over a core's tiles of C in the schedule's order, the tails last.
-
-    Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
-    inside, and the numbers per column loaded before.
-    """
-
-    def spans(side: int) -> Iterator[Span]:
-        width = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
-        for at, size in segments(k, "mn"[side], own[side][0], width):
-            yield base[side] + at, size
-
-    with epilogue_emit.held_channels(finish, (base[1], own[1][0]), isa.Affine(), None) as held:
-        if schedule.order == "mn":
-            for m in spans(0):
-                with keep(0, m) as a:
-                    for n in spans(1):
-                        yield (m, n), (a, None), held
-            return
-        for n in spans(1):
-            with (
-                epilogue_emit.held_channels(finish, n, isa.Affine(), held) as channels,
-                keep(1, n) as b,
-            ):
-                for m in spans(0):
-                    yield (m, n), (None, b), channels
 
 
 # -- the vector cores' program --------------------------------------------------------------------
