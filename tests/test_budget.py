@@ -20,34 +20,34 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LINES = {
     "__init__": 10,
     "__main__": 10,
-    "aoe": 10785,
+    "aoe": 10765,
     "chip": 630,
-    "cli": 4080,
-    "cluster": 2700,
-    "compress": 3050,
-    "course": 2315,
+    "cli": 4020,
+    "cluster": 2690,
+    "compress": 3035,
+    "course": 2310,
     "data": 20,
-    "dsl": 6240,
+    "dsl": 6475,
     "errors": 85,
     "graph": 17600,
-    "isa": 3260,
-    "kernels": 10470,
-    "lab": 19515,
+    "isa": 3250,
+    "kernels": 10850,
+    "lab": 19000,
     "layout": 835,
     "limits": 240,
     "media": 1080,
-    "ops": 6120,
-    "output": 135,
-    "parallel": 4610,
-    "runtime": 2155,
-    "serving": 2185,
-    "sim": 2605,
-    "train": 1440,
+    "ops": 6075,
+    "output": 130,
+    "parallel": 4555,
+    "runtime": 2145,
+    "serving": 2180,
+    "sim": 2590,
+    "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 329
-IMPORT_LINES = 4085
-ROAD = 121
+FILES = 327
+IMPORT_LINES = 3800
+ROAD = 99
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

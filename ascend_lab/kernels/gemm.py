@@ -169,23 +169,20 @@ class _Writer:
         if share:
             out_dtype, name, parts = sums, "partial", parts_of(shape, schedule)
         a, b = (k.tensor(x, shape.dtype, y * all_k * self.area) for x, y in (("a", m1), ("b", n1)))
-        self.row, self.col = k.param("row", rows[2]), k.param("col", cols[2])
-        self.ring = k.ring_out(after.ring, after.core(self.row, self.col), "FIX") if after else None
-        if self.ring is None:
+        self.row, self.col = core = k.param("row", rows[2]), k.param("col", cols[2])
+        self.ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
+        if not after:
             self.c = k.tensor(name, out_dtype, parts * n1 * m1 * 256)
         self.first_k, self.first_c = self._share()
-        a_l1, b_l1 = self._l1(a, m), self._l1(b, n)
-        a_l0, b_l0 = self._l0(a, m), self._l0(b, n)
         self.operands = (
-            _Operand(a, m1, a_l1, a_l0, schedule.keep == "a"),
-            _Operand(b, n1, b_l1, b_l0, schedule.keep == "b"),
+            _Operand(a, m1, self._l1(a, m), self._l0(a, m), schedule.keep == "a"),
+            _Operand(b, n1, self._l1(b, n), self._l0(b, n), schedule.keep == "b"),
         )
         self.acc = tiles.sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
         plain = chip.combined and not epilogue
         self.out = tiles.out_queue(k, out_dtype, m, n) if plain else None
-        self.finish = epilogue_emit.new_finish(
-            k, epilogue, sums, epilogue_emit.Sizes(m, n, cols[0], n1, n1 * m1 * 256)
-        )
+        sizes = epilogue_emit.Sizes(m, n, cols[0], n1, n1 * m1 * 256)
+        self.finish = epilogue_emit.new_finish(k, epilogue, sums, sizes)
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
