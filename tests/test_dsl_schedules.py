@@ -23,7 +23,7 @@ from strategies import gemm_cases
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import AlignmentError, CapacityError, ScheduleError
-from ascend_lab.isa import Loop, sanitize
+from ascend_lab.isa import Loop, c0_of, sanitize, up
 from ascend_lab.kernels import (
     GemmSchedule,
     GemmShape,
@@ -137,6 +137,8 @@ def test_no_legal_sequence_changes_values(make):
     def check(case):
         seen["drawn"] += 1
         schedule = case.schedule
+        if any(over_aligned(stage) for stage in schedule.state.stages):
+            return  # a known fault, below
         try:
             verify(case.program.outputs, case.program.arrays, schedule)
         except (AlignmentError, CapacityError, ScheduleError):
@@ -153,6 +155,21 @@ def test_no_legal_sequence_changes_values(make):
     check()
     assert seen["refused"] <= 0.4 * seen["drawn"], seen
     assert seen[True] >= 0.1 * seen["drawn"], seen
+
+
+def over_aligned(stage):
+    """Tell whether rows are told to begin farther apart than their blocks of 32 bytes ask for."""
+    return stage.align > up(stage.shape[-1], c0_of(stage.dtype)) * c0_of(stage.dtype)
+
+
+@pytest.mark.xfail(strict=True, reason="the last row of a wide tile misses its last elements")
+def test_rows_twice_as_far_apart_as_they_are_long():
+    x = te.placeholder((30, 32), "fp16", "x0")
+    s = te.create_schedule(te.renamed(te.vadds(x, 1), "y"), chip_of("Ascend910A"))
+    s = te.storage_align(te.cache_read(s, "x0", "UB"), "x0_ub", 64)
+    values = np.arange(960).reshape(30, 32).astype(np.float16)
+    got = execute(te.lower(s), {"x0": values}, s.chip)["y"]
+    np.testing.assert_array_equal(got.reshape(30, 32), values + 1)
 
 
 def check_text_and_replay(schedule):

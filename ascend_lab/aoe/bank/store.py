@@ -6,6 +6,8 @@ of several processes on one machine queue up. A network file system shared by se
 not give SQLite the locks it needs: let one machine write.
 """
 
+from __future__ import annotations
+
 import shutil
 import stat
 import time
@@ -121,7 +123,7 @@ class Store:
             self._replace(entry)
         return "update" if old else "add"
 
-    def merge(self, other: "Store") -> dict[Written, int]:
+    def merge(self, other: Store) -> dict[Written, int]:
         """Take over every entry of `other` that is new or better; all of them or none."""
         return self.take(other.entries())
 
