@@ -78,7 +78,7 @@ def test_resnet_in_a_small_arena_spares_memory_most_of_the_bytes():
     weights = sum(constant_bytes(resnet).values())
     assert weights < min(told) <= max(told) < 1.001 * min(told) < 1.06 * weights
     spent = [run.summary()["totals"]["energy_j"] for run in runs]
-    assert spent[2] < 0.86 * spent[0]
+    assert spent[2] < 0.87 * spent[0]
 
 
 @pytest.mark.full
