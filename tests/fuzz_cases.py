@@ -23,7 +23,8 @@ from ascend_lab.aoe.bank import Store
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
-from ascend_lab.cli.verbs import _parser as lab_parser
+from ascend_lab.cli.common import parser_of
+from ascend_lab.cli.verbs import VERBS
 from ascend_lab.data import data_path
 from ascend_lab.graph.onnx import import_model
 from ascend_lab.limits import count, decimal, whole
@@ -233,7 +234,7 @@ def fill(folder: Path, contents: dict[str, bytes]) -> None:
 def parsers() -> dict[str, tuple[list[str], argparse.ArgumentParser]]:
     """Return every verb's words and its own parser."""
     found = {"aoe": (["aoe"], aoe_parser())}
-    for words, parser in ((["ascend-lab"], lab_parser()), (["aoe", "bank"], bank_parser())):
+    for words, parser in ((["ascend-lab"], parser_of(VERBS)), (["aoe", "bank"], bank_parser())):
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, verb in action.choices.items():

@@ -17,8 +17,8 @@ from onnx_models import model_of
 import ascend_lab
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
-from ascend_lab.cli.common import in_flags
-from ascend_lab.cli.verbs import VERBS, _parser as lab_parser
+from ascend_lab.cli.common import in_flags, parser_of
+from ascend_lab.cli.verbs import VERBS
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx import import_model
 
@@ -52,7 +52,7 @@ def front(stem):
 def parsers():
     """Return the parser of every command, such as "ascend-lab run" or "aoe bank list"."""
     found = {}
-    todo = [lab_parser(), aoe_parser(), bank_parser()]
+    todo = [parser_of(VERBS), aoe_parser(), bank_parser()]
     for parser in todo:
         found[parser.prog] = parser
         for action in parser._actions:

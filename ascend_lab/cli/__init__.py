@@ -38,9 +38,12 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
             _check_words(given)
             if name == "aoe":
                 from ascend_lab.cli.tune import run
+
+                code = run(given)
             else:
-                from ascend_lab.cli.verbs import run
-            code = run(given)
+                from ascend_lab.cli import common, verbs
+
+                code = common.run_one(verbs.VERBS, given)
         finally:  # --help leaves by SystemExit
             if sys.stdout is not None:
                 sys.stdout.flush()

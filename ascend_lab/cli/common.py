@@ -15,9 +15,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ascend_lab import limits, output
+from ascend_lab import __version__, limits, output
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import AscendLabError, CapacityError, InputError
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Compiled, Road
@@ -36,6 +36,7 @@ OUTPUTS = (
     "records",
 )
 """Arguments that name a file to write; only JSON can be printed, with -."""
+ONNX = ".onnx"
 LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""
 
@@ -150,6 +151,27 @@ class Verb:
         made.set_defaults(run=self.run)
 
 
+def parser_of(verbs: Iterable[Verb]) -> Parser:
+    """Return the parser of `ascend-lab` with its verbs."""
+    parser = Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
+    parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
+    added = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb in verbs:
+        verb.add_to(added)
+    return parser
+
+
+def run_one(verbs: Iterable[Verb], argv: Sequence[str]) -> int:
+    """Run the verb of a command line and return its exit code."""
+    arguments = parser_of(verbs).parse_args(argv)
+    check_outputs(arguments)
+    try:
+        code: int = arguments.run(arguments)
+    except AscendLabError as error:
+        raise InputError(in_flags(str(error), "ascend-lab", arguments)) from error
+    return code
+
+
 def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
     """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
     for flag in flags:
@@ -260,6 +282,15 @@ def shapes_in(texts: Iterable[str], needed: str, example: str) -> dict[str, tupl
     return found
 
 
+def is_compiled(model: str) -> bool:
+    """Tell whether a model is a compiled one; a name that ends in .onnx is taken at its word."""
+    if model.endswith(ONNX):
+        return False
+    from ascend_lab.runtime.container import is_offline
+
+    return is_offline(model)
+
+
 def import_with(
     model: str,
     given: Mapping[str, Any] | None = None,
@@ -271,14 +302,17 @@ def import_with(
     The arrays given also say the sizes that the model and the caller leave open. Of an offline
     model it is the gear for these sizes.
     """
-    from ascend_lab.graph.zoo import load_model
-    from ascend_lab.runtime.container import is_offline
+    sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
+    if model.endswith(ONNX):
+        from ascend_lab.graph.onnx import import_pinning
 
-    if is_offline(model):
+        return import_pinning(model, given or {}, shapes=sizes, batch=batch)
+    if is_compiled(model):
         from ascend_lab.runtime import load_offline
 
-        sizes = {name: array.shape for name, array in (given or {}).items()}
-        return load_offline(model).gear({**sizes, **(shapes or {})}, batch).imported
+        return load_offline(model).gear(sizes, batch).imported
+    from ascend_lab.graph.zoo import load_model
+
     return load_model(model, given=given, shapes=shapes, batch=batch)
 
 

@@ -90,7 +90,7 @@ def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -
     """Return the outputs that the kernels compute, default or tuned ones."""
     from ascend_lab.graph import Road, run_tasks
 
-    if _is_offline(arguments.model):
+    if common.is_compiled(arguments.model):
         sizes = {name: graph.types[name].shape for name in graph.inputs}
         return _offline(arguments).gear(sizes).run(inputs, kernels=True)
     chip = common.chip_with(arguments)
@@ -98,12 +98,6 @@ def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -
     if common.is_tuned(arguments):
         compiled = common.with_tuned(compiled, arguments)
     return run_tasks(compiled, inputs, graph.outputs)
-
-
-def _is_offline(model: str) -> bool:
-    from ascend_lab.runtime.container import is_offline
-
-    return is_offline(model)
 
 
 def _offline(arguments: argparse.Namespace) -> OfflineModel:
@@ -152,7 +146,7 @@ def placed(
     from ascend_lab.graph.hosted import place_model
     from ascend_lab.media import UNITS
 
-    if not arguments.model.endswith(".onnx"):
+    if not arguments.model.endswith(common.ONNX):
         raise error
     common.refuse_idle(arguments, WHOLE, "--tuned", "--bank")
     chip = common.chip_with(arguments)
@@ -188,7 +182,7 @@ LONGEST = 44
 def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph import Road, decide, front_stages, network
 
-    if _is_offline(arguments.model):
+    if common.is_compiled(arguments.model):
         return _simulate_offline(arguments)
     if arguments.chip is None:
         raise InputError("--chip with a chip name or file", "none", "see `ascend-lab chips`")

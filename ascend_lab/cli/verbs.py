@@ -1,4 +1,4 @@
-"""The command `ascend-lab`: its verbs, those of chips and kernels here."""
+"""The verbs of `ascend-lab`, those of chips and kernels here."""
 
 from __future__ import annotations
 
@@ -8,35 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab import __version__
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import cluster, common as shared, course, deploy, models, network, solve
+from ascend_lab.cli import cluster, course, deploy, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 
 if TYPE_CHECKING:
     from ascend_lab.sim import KernelTimeline
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run a verb and return its exit code."""
-    arguments = _parser().parse_args(argv)
-    shared.check_outputs(arguments)
-    try:
-        code: int = arguments.run(arguments)
-    except AscendLabError as error:
-        raise InputError(shared.in_flags(str(error), "ascend-lab", arguments)) from error
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = shared.Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
-    parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in VERBS:
-        verb.add_to(verbs)
-    return parser
 
 
 def _op(arguments: argparse.Namespace) -> int:

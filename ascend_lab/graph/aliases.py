@@ -157,6 +157,8 @@ def idle_moves(graph: Graph, node: Node) -> list[Node]:
 
 @lru_cache(4096)
 def _in_place(source: TensorType, steps: tuple[tuple[tuple[int, ...], TensorType], ...]) -> bool:
+    if source.map.padding_bytes or steps[-1][1].map.padding_bytes:
+        return False
     try:
         reads, writes = vector.digits_moved(source, steps)
     except errors.UnsupportedError:

@@ -110,7 +110,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     mixed = any(phase.mix for phase in kernel.phases)
     warm = mixed or any(node.has("convolution") for node in group)
     together = _cycles(piece, chip, start, warm=warm)
-    least = _apart(graph, group, chip, start, cuts=mixed, warm=warm)
+    least = _apart(graph, group, chip, start, cuts=mixed, warm=warm, enough=together)
     # one by one some cannot leave their blocks
     return together <= least if least < NEVER else any(n.op in QUANTISED for n in group)
 
@@ -134,12 +134,21 @@ def _apart(
     *,
     cuts: bool,
     warm: bool,
+    enough: float = NEVER,
 ) -> float:
-    """Return the cycles of the first way apart that the chip has, or the least with `cuts`."""
-    least = NEVER
+    """Return the cycles of the first way apart that the chip has, or the least with `cuts`.
+
+    Kernels whose starts alone bring a way to `enough` cycles are not written: it has more.
+    """
+    least, launch = NEVER, start_cycles(chip, start)
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
-        apart = [_cycles(lower.piece_of(graph, part), chip, start, warm=warm) for part in way]
-        least = min(least, sum(apart))
+        cycles = 0.0
+        for left, part in zip(range(len(way), 0, -1), way, strict=True):
+            if cycles + left * launch >= enough:
+                cycles += left * launch
+                break
+            cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm)
+        least = min(least, cycles)
         if least < NEVER and not cuts:
             break
     return least

@@ -81,7 +81,7 @@ def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
 
 
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a chain of conversions, reshapes and transposes: one copy does them all."""
+    """Propose a chain of conversions, reshapes and transposes: one copy, which pads nothing."""
     chain = [node]
     while chain[-1].op in vector.MOVES:
         after = only_reader(graph, chain[-1])
@@ -89,6 +89,8 @@ def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
             break
         chain.append(after)
     while chain and chain[-1].op == "reshape":
+        chain.pop()
+    while chain and graph.types[chain[-1].output].map.padding_bytes:
         chain.pop()
     return chain if len(chain) > 1 and node.op in ("trans_data", "transpose") else None
 

@@ -30,7 +30,6 @@ from ascend_lab.aoe.subgraph import named, numbered, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as lab, solve as cli_replay
-from ascend_lab.cli.verbs import run
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, run_tasks, simulate_graph
@@ -420,7 +419,7 @@ def run_verb(*words):
     out: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli_replay, "emit", lambda _, data, lines: out.append((data, lines)))
-        assert run(["replay", *words]) == 0
+        assert lab(["replay", *words]) == 0
     return out[0][0], "\n".join(out[0][1])
 
 

@@ -46,7 +46,7 @@ PASSES.update(
         recognise.activation,
         recognise.attention,
         recognise.flat_product,
-        recognise.gemm_to_matmul,
+        simplify.gemm_to_matmul,
         recognise.product_bias,
         images.pool_to_conv,
         recognise.gelu_erf,

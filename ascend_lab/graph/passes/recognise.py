@@ -35,7 +35,7 @@ _NORMAL = (
 LAYER_NORM = tuple(("add", ("mul", normal, "scale"), "bias") for normal in _NORMAL)
 
 
-@rewrites("LayerNormFusionPass", "add", values="rounded")
+@rewrites("LayerNormFusionPass", "add", beside="reduce_mean", values="rounded")
 def layer_norm(draft: Draft, node: Node) -> bool:
     """Recognise a layer norm spelled out in nine operators."""
     found = match(draft, node, *LAYER_NORM)
@@ -134,18 +134,7 @@ def flat_product(draft: Draft, node: Node) -> bool:
     return draft.become(node, "reshape", [made], {"shape": draft.type(node.output).shape})
 
 
-@rewrites("GemmToMatMulPass", "gemm")
-def gemm_to_matmul(draft: Draft, node: Node) -> bool:
-    """Drop a bias that is zero."""
-    options = settings(node)
-    nothing = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
-    attrs = {key: options[key] for key in ("trans_a", "trans_b")}
-    return (
-        nothing and options["alpha"] == 1 and draft.become(node, "matmul", node.inputs[:2], attrs)
-    )
-
-
-@rewrites("MatMulBiasAddFusionPass", "add", values="rounded")
+@rewrites("MatMulBiasAddFusionPass", "add", beside="matmul", values="rounded")
 def product_bias(draft: Draft, node: Node) -> bool:
     """Make a product and its bias a gemm, also through a reshape that only splits the rows."""
     for value, bias in (node.inputs, node.inputs[::-1]):

@@ -79,12 +79,16 @@ def having(apply: Apply, *ops: str) -> Apply:
 
 
 def rewrites(
-    name: str, *ops: str, stage: str = "fuse", values: Effect = "exact"
+    name: str, *ops: str, beside: str = "", stage: str = "fuse", values: Effect = "exact"
 ) -> Callable[[Rule], Pass]:
-    """Make a rule the pass of that name over nodes of `ops`; its first line is the summary."""
+    """Make a rule the pass of that name over nodes of `ops`; its first line is the summary.
+
+    It leaves graphs alone that have no operator `beside`, if one is named.
+    """
 
     def made(rule: Rule) -> Pass:
-        return Pass(name, stage, sweep(rule, *ops), (rule.__doc__ or "").splitlines()[0], values)
+        apply = having(sweep(rule, *ops), beside) if beside else sweep(rule, *ops)
+        return Pass(name, stage, apply, (rule.__doc__ or "").splitlines()[0], values)
 
     return made
 

@@ -172,6 +172,17 @@ def _without_expand(draft: Draft, node: Node) -> bool:
     return False
 
 
+@rewrites("GemmToMatMulPass", "gemm")
+def gemm_to_matmul(draft: Draft, node: Node) -> bool:
+    """Drop a bias that is zero."""
+    options = settings(node)
+    nothing = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
+    attrs = {key: options[key] for key in ("trans_a", "trans_b")}
+    return (
+        nothing and options["alpha"] == 1 and draft.become(node, "matmul", node.inputs[:2], attrs)
+    )
+
+
 # -- operands that are one number -----------------------------------------------------------------
 @rewrites(
     "ScalarOperandPass", *("add", "sub", "mul", "div", "pow", "max", "min", "clip"), stage="prepare"
