@@ -140,11 +140,13 @@ def merge_axes(s: Schedule, phase: Phase) -> Schedule:
 
 
 def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str) -> Schedule:
-    """Fuse two axes in all stages that have both, or in none."""
+    """Fuse two axes in all stages that have both, or in none: if one has, or reads by, just one."""
     trial = s
     for name in names:
-        own = {first, second} & {a.name for a in trial.state.stage(name).axes}
-        if len(own) == 1:
+        stage = trial.state.stage(name)
+        own = {first, second} & {a.name for a in stage.axes}
+        read = [own & {n for i in r.index for n, _ in i.terms} for r in stage.reads]
+        if 1 in map(len, (own, *read)):
             return s
         try:
             trial = primitives_loops.fuse(trial, name, first, second) if own else trial

@@ -98,7 +98,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
             f"fuse: neighbours of the tensor ({', '.join(names)})", f"{first}, {second}", "choose"
         )
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
-    expr = rewrite(s.expr, lambda read: _merged(state, stage, read, a, b))
+    expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
     changed = (*group[:place], axis, *group[place + 2 :])
     loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
     if a.reduce:
@@ -107,20 +107,20 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     return _reindexed(new, stage, place, b.extent)
 
 
-def _merged(state: State, stage: str, read: Read, one: Leaf, two: Leaf) -> Read:
-    """Return what a stage reads with two axes as one; the first, of one step, is always 0."""
-    source, first, second, size = state.find(read.source), one.name, two.name, two.extent
+def _merged(state: State, stage: str, read: Read, first: str, second: str, size: int) -> Read:
+    """Return what a stage reads with first * size + second as one axis."""
+    source = state.find(read.source)
     index, view = read.index, read.view or source.shape
     a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
     b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
     if a is not None and b == a + 1 and source.scope == "GM":
         index = (*index[:a], index[a] * view[b] + index[b], *index[b + 1 :])
         view = (*view[:a], view[a] * view[b], *view[b + 1 :])
-    parts: list[Affine] = []
+    one: list[Affine] = []
     for part in index:
         terms = dict(part.terms)
         outer, inner = terms.pop(first, 0), terms.pop(second, 0)
-        if outer != inner * size and one.extent > 1:
+        if outer != inner * size:
             raise ScheduleError(
                 f"fuse {stage}: {first} and {second} contiguous in {read.source}",
                 f"steps {outer} and {inner} for {size} elements",
@@ -128,8 +128,8 @@ def _merged(state: State, stage: str, read: Read, one: Leaf, two: Leaf) -> Read:
             )
         if inner:
             terms[f"{first}{second}"] = inner
-        parts.append(Affine(part.const, tuple(sorted(terms.items()))))
-    return replace(read, index=tuple(parts), view=() if view == source.shape else view)
+        one.append(Affine(part.const, tuple(sorted(terms.items()))))
+    return replace(read, index=tuple(one), view=() if view == source.shape else view)
 
 
 def _reindexed(state: State, name: str, at: int, size: int) -> State:
