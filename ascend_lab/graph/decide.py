@@ -138,20 +138,27 @@ def _apart(
 ) -> float:
     """Return the cycles of the first way apart that the chip has, or the least with `cuts`.
 
-    Kernels whose starts alone bring a way to `enough` cycles are not written: it has more.
+    Kernels that take a way to `enough` cycles, whatever they are, are not written: it has more.
     """
-    least, launch = NEVER, start_cycles(chip, start)
+    least = NEVER
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
-        cycles = 0.0
-        for left, part in zip(range(len(way), 0, -1), way, strict=True):
-            if cycles + left * launch >= enough:
-                cycles += left * launch
+        cycles: float = sum(known := [_least(graph, part, chip, start) for part in way])
+        for part, at_least in zip(way, known, strict=True):
+            if cycles >= enough:
                 break
-            cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm)
+            cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - at_least
         least = min(least, cycles)
         if least < NEVER and not cuts:
             break
     return least
+
+
+def _least(graph: ir.Graph, part: Sequence[ir.Node], chip: Chip, start: Start) -> int:
+    """Return the cycles of starting a kernel and writing its last result, all cores at once."""
+    kind = graph.types[part[-1].output]
+    rate = max(path.rate_bytes_per_cycle for (_, to), path in chip.paths.items() if to == "GM")
+    written = kind.elements * DTYPE_BYTES[kind.dtype] / (rate * chip.cores_of("vector"))
+    return start_cycles(chip, start) + int(written)
 
 
 def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
