@@ -15,7 +15,7 @@ from typing import Any
 from ascend_lab import isa, kernels, layout
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import boxes, emit_vector, fractals
-from ascend_lab.dsl.stages import Fixed, Stage, State, bare, plain_read
+from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.errors import ScheduleError
 from ascend_lab.kernels import ConvShape, conv, transpose
@@ -68,7 +68,9 @@ def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int,
 
 def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """GM -> L1: one burst per fractal column."""
-    matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), tiles.state.role(stage))
+    matrix = fractals.matrix_of(
+        fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
+    )
     source, area = tiles.place(stage.sources[0]), matrix.area
     (at, pitch), (columns, rows) = _fractal(matrix, source, ranges), _sizes(matrix, ranges)
     region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
@@ -77,7 +79,7 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
 
 def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """L1 -> L0A or L0B: one load2d per row or column of fractals."""
-    role = tiles.state.role(stage)
+    role = fractals.role_of(tiles.state, stage)
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
     held, area = tiles.held[stage.sources[0]], matrix.area
     (start, pitch), (depth, rows) = _fractal(matrix, held, ranges), _sizes(matrix, ranges)
@@ -125,7 +127,7 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
 
 def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
-    read, k = plain_read(stage.expr), tiles.builder
+    read, k = fractals.plain_read(stage.expr), tiles.builder
     assert read is not None
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), "C")
     held, (columns, rows) = tiles.held[read.source], _sizes(matrix, ranges)

@@ -35,6 +35,30 @@ class Matrix:
         return self.major_unit * self.minor_unit
 
 
+def role_of(state: State, stage: Stage) -> str:
+    """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
+    if stage.is_cube:
+        return "C"
+    if stage.scope in ("L0A", "L0B"):
+        return stage.scope[-1]
+    if stage.scope == "L1":
+        below = state.readers(stage.name)
+        return role_of(state, below[0]) if below and isinstance(below[0], Stage) else ""
+    if not stage.is_copy and plain_read(stage.expr) is None:
+        return ""
+    source = state.find(stage.sources[0])
+    if not isinstance(source, Stage) or source.scope in IN_MEMORY:
+        return ""
+    return role_of(state, source)
+
+
+def plain_read(expr: Expr) -> Read | None:
+    """Return the element behind casts, copies and a ReLU on the way out of L0C."""
+    while isinstance(expr, Call) and expr.op in ("vcopy", "vconv", "vrelu") and len(expr.args) == 1:
+        expr = expr.args[0]
+    return expr if isinstance(expr, Read) else None
+
+
 def has_relu(expr: Expr) -> bool:
     """True if a ReLU is applied on the way."""
     return isinstance(expr, Call) and (expr.op == "vrelu" or any(map(has_relu, expr.args)))

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.dsl import stages as nests
-from ascend_lab.dsl.fractals import with_conversions
+from ascend_lab.dsl.fractals import role_of, with_conversions
 from ascend_lab.dsl.stages import Fixed, Input, Stage, State, bare, copy_of, fresh, identity
 from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
 from ascend_lab.errors import ScheduleError
@@ -215,7 +215,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
-        if stage.scope == "GM" and not state.role(stage) and (inside or not stage.is_copy):
+        if stage.scope == "GM" and not role(state, stage) and (inside or not stage.is_copy):
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)
@@ -229,9 +229,14 @@ def _unsaid(state: State, root: str, stage: Stage) -> tuple[str, str]:
     """Return where a tile is computed if nobody says: inside a ring, with its side of that."""
     nest = state.stage(root)
     ring = next((s.name for s in state.guests(root) if s.scope == "L2"), "")
-    if not ring or state.role(stage):
+    if not ring or role(state, stage):
         return ring or root, ""
     return root, nest.loops[loop_count(state, nest) - 1].name
+
+
+def role(state: State, stage: Stage) -> str:
+    """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
+    return role_of(state, stage) if state.cubes else ""
 
 
 def _rows_alike(state: State) -> State:
@@ -240,7 +245,7 @@ def _rows_alike(state: State) -> State:
     What fills a row up to its last block then does so in every tile of the nest.
     """
     tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
-    tiles = [s for s in tiles if not state.role(s) and DTYPE_BYTES[s.dtype] > 1]
+    tiles = [s for s in tiles if not role(state, s) and DTYPE_BYTES[s.dtype] > 1]
     unit = max((c0_of(s.dtype) for s in tiles), default=1)
     for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
         state = state.put(replace(tile, align=math.lcm(tile.align, unit)))

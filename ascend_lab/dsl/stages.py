@@ -106,13 +106,6 @@ def bare(expr: Expr) -> Read | None:
     return element if isinstance(element, Read) else None
 
 
-def plain_read(expr: Expr) -> Read | None:
-    """Return the element behind casts, copies and a ReLU on the way out of L0C."""
-    while isinstance(expr, Call) and expr.op in ("vcopy", "vconv", "vrelu") and len(expr.args) == 1:
-        expr = expr.args[0]
-    return expr if isinstance(expr, Read) else None
-
-
 def overwrites(state: "State", stage: Stage) -> str:
     """Return the tile that an elementwise one of the same place may be computed over, or "".
 
@@ -209,21 +202,6 @@ class State:
     def cubes(self) -> tuple[Stage, ...]:
         """The sums of products for the cube."""
         return tuple(s for s in self.stages if isinstance(s, Stage) and s.is_cube)
-
-    def role(self, stage: Stage) -> str:
-        """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
-        if stage.is_cube:
-            return "C"
-        if stage.scope in ("L0A", "L0B"):
-            return stage.scope[-1]
-        if stage.scope == "L1":
-            below = self.readers(stage.name)
-            return self.role(below[0]) if below and isinstance(below[0], Stage) else ""
-        if not self.cubes or (not stage.is_copy and plain_read(stage.expr) is None):
-            return ""
-        source = self.find(stage.sources[0])
-        held = isinstance(source, Stage) and source.scope not in IN_MEMORY
-        return self.role(source) if held else ""  # type: ignore[arg-type]
 
     def readers(self, name: str) -> tuple[Stage | Fixed, ...]:
         """Return the stages that read a tensor."""

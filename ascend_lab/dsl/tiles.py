@@ -56,7 +56,7 @@ class Tiles:
         self.first: dict[str, boxes.Box] = {}
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.smooth = all(_whole_blocks(state, s) for s in stages)
-        self.fractal = {s.name for s in stages if state.role(s)}
+        self.fractal = {s.name for s in stages if schedule.role(state, s)}
         self.held: dict[str, Held] = {}
         self.ring: isa.RingEnd | None = None
         self.filled: set[str] = set()
@@ -283,7 +283,7 @@ def ring_of(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
     for guest in state.guests(root):
         place = guest.attach[1] if guest.attach else ""
         step = (nest.position(place) if place else -1) - nest.position(loop)
-        cube = bool(state.role(guest))
+        cube = bool(schedule.role(state, guest))
         if step > 0 if cube else step < 0 and tile.name in guest.sources:
             way = "no further in" if cube else "no further out"
             needed = f"{guest.name}: {way} than {tile.name}, at {root}.{loop}"
