@@ -17,7 +17,7 @@ from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.passes import run_passes
 from ascend_lab.graph.tasks import run_tasks
-from ascend_lab.kernels.conv_stage import MOST_WHOLE
+from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
 
 
 # -- QDQ models, written node by node -------------------------------------------------------------

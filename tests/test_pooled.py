@@ -15,9 +15,9 @@ from ascend_lab.graph.decide import Switches
 from ascend_lab.isa import FRACTAL, as_kernel, sanitize, up
 from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
 from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.kernels.conv_stage import pack_bias
 from ascend_lab.kernels.conv_windows import rows_seen
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Operand, Step
+from ascend_lab.kernels.epilogue_plan import pack_bias
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.sim import execute, simulate, simulate_kernel
 

@@ -11,8 +11,8 @@ from ascend_lab.graph import Graph, GraphBuilder, compile_stages, evaluate, run_
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels import ConvShape, conv_launch
 from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.kernels.conv_stage import bias_bytes, pack_bias
 from ascend_lab.kernels.epilogue import Epilogue, Step
+from ascend_lab.kernels.epilogue_plan import bias_bytes, pack_bias
 from ascend_lab.kernels.images import SmallImage, small_image_launch
 from ascend_lab.sim import execute, simulate
 

@@ -23,8 +23,8 @@ from ascend_lab.graph.decide import Switches
 from ascend_lab.isa import as_kernel, sanitize
 from ascend_lab.kernels import ConvShape
 from ascend_lab.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
-from ascend_lab.kernels.conv_stage import pack_bias
 from ascend_lab.kernels.epilogue import Epilogue, Step
+from ascend_lab.kernels.epilogue_plan import pack_bias
 from ascend_lab.kernels.squeeze import diagonal
 from ascend_lab.kernels.tandem import tandem_launch
 from ascend_lab.kernels.tandem_schedules import TIMED, ranked, tandem_launches

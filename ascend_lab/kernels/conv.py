@@ -31,11 +31,10 @@ from ascend_lab.kernels import (
     tiles as steps,
 )
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
-from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_stage, keep_near
-from ascend_lab.kernels.conv_tiles import BundlePlace, Held, Job, Walk
+from ascend_lab.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
 from ascend_lab.kernels.conv_windows import Pixels
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
+from ascend_lab.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
 from ascend_lab.kernels.mix import After, VectorWriter, to_ring
 from ascend_lab.kernels.rows import Pooled, check_pool
@@ -123,7 +122,7 @@ class _AfterWriter(Walk):
         self.write = VectorWriter(self.k, job.after, "y", isa.var("core"), number, own)
         self.finish = self.write.finish
 
-    def begin(self, share: conv_tiles.BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Declare the number of the core."""
         if isinstance(self.write.number, isa.Affine):
             self.k.param("aiv", self.job.chip.vector_cores_per_core)
@@ -193,10 +192,10 @@ class _Writer(Walk):
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
 
     # -- one tile ---------------------------------------------------------------------------------
-    def begin(self, share: conv_tiles.BundleShare, first: isa.Affine, col: isa.Affine) -> None:
+    def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Load the bias that the cube adds; surround what is pooled."""
         if self.bias:
-            self.bias.load(share, first, col)
+            self.bias.load(share.full, share.tail, first, col)
         if self.pooled:
             self.pooled.begin()
 
@@ -214,7 +213,9 @@ class _Writer(Walk):
                 x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
                 sources, sizes = (x, w, held.near), (n[1], *stage)
-                add_stage(self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts)
+                conv_tiles.add_stage(
+                    self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts
+                )
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
@@ -247,7 +248,7 @@ class _Writer(Walk):
             assert weights is not None
             blocks = self._place(at, n, col), n[1]
             bias = self.bias.blocks(blocks) if self.bias else None
-            keep_near(self.k, self.right, weights, self._depth(at) * n[1], bias)
+            conv_tiles.keep_near(self.k, self.right, weights, self._depth(at) * n[1], bias)
 
         stage = partial(self._stage_weights, at, n, every) if once else None
         with (

@@ -1,17 +1,19 @@
-"""Which tiles of a convolution a core makes, and in which order.
+"""Which tiles of a convolution a core makes, in which order, and a stage of one.
 
-The programs of a cube core, and of the vector cores behind it, walk through the same tiles.
+The programs of a cube core, and of the vector cores behind it, walk through the same tiles. A stage
+brings rows of the image to sums in L0C.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.kernels import conv_windows, epilogue_emit, gemm_schedule, mix
-from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.conv_windows import Pixels, area_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, units_of
+from ascend_lab.kernels.conv_windows import Pixels, Window, area_of
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.tiles import Area, Span, chunks, repeat, segments
 
@@ -238,3 +240,103 @@ class Walk:
             at += whole * per_image
         if at < end:
             yield isa.Affine(at // per_image), 0, end - at
+
+
+# -- a stage --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """The queues of both matrices in L0, and how many fractals deep their tiles are."""
+
+    left: isa.Queue
+    right: isa.Queue
+    depth: int
+
+
+def keep_near(
+    k: isa.KernelBuilder, right: isa.Queue, weights: isa.Tile, count: int, bias: isa.Region | None
+) -> None:
+    """Bring `count` fractals of weights from L1 to a slot of L0B, a bias for the cube behind."""
+    area = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
+    slot, fractals = right.alloc(), (count, area)
+    k.load2d(slot.region(0, fractals), weights.region(0, fractals))
+    if bias is not None:
+        k.load2d(slot.region(count * area, bias.sizes), bias)
+    right.enqueue()
+
+
+def add_stage(
+    k: isa.KernelBuilder,
+    shape: ConvShape,
+    feeds: Feeds,
+    c: isa.Tile,
+    windows: tuple[Window, ...],
+    sources: tuple[isa.Tile, isa.Tile, isa.Tile | None],
+    sizes: tuple[int, isa.Affine, int],
+    bias: isa.Region | None,
+    starts: tuple[int, int],
+) -> None:
+    """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
+
+    `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
+    its rows, and its sums (0: the same ones) at `starts`.
+    """
+    (n, at, count), units, other = sizes, units_of(shape), shape.beside
+    own = n, at * units.c1, count * units.c1
+    x, *weights = sources
+    view = _view(shape, x, windows[0], 0, own[2])
+    add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, (0, 0))
+    if other:
+        start = own[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
+        own = n, at * units.beside if starts[1] else isa.Affine(1), count * units.beside
+        view = _view(other, x, windows[1], starts[0], own[2])
+        places = start, starts[1]
+        add_products(k, other, feeds, c, windows[1], view, (*weights,), own, None, places)
+
+
+def _view(shape: ConvShape, x: isa.Tile, window: Window, start: int, blocks: int) -> isa.Region:
+    """Return the rows of a window in L1, those of channel blocks one behind the other."""
+    return x.region(start, (blocks, window.rows.count, window.columns.count, shape.c0))
+
+
+def add_products(
+    k: isa.KernelBuilder,
+    shape: ConvShape,
+    feeds: Feeds,
+    c: isa.Tile,
+    window: Window,
+    view: isa.Region,
+    weights: Sequence[isa.Tile | None],
+    sizes: tuple[int, isa.Affine, int],
+    bias: isa.Region | None,
+    starts: tuple[isa.Affine | int, isa.Affine | int],
+) -> None:
+    """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
+
+    load3d forms tiles of the im2col rows of `view`. `weights` are those in L1, and in L0B if they
+    stay there; they and the sums begin at `starts`.
+    """
+    (w, near), (n, c_at, c_size), left, right = weights, sizes, feeds.left, feeds.right
+    c0 = isa.c0_of(shape.dtype)
+    m, rows, columns, area = window.fractals, window.rows, window.columns, isa.FRACTAL * c0
+    dilation = shape.dilations[0] * shape.mixed, shape.dilations[1]
+    pads = rows.before, rows.after, columns.before, columns.after
+    windows: dict[str, Any] = {"kernel": (shape.r, shape.s), "stride": shape.strides, "pad": pads}
+    windows |= {"dilation": dilation, "m_start": window.m_start}
+    windows["pad_value"] = shape.pad_value
+    for k_at, depth in segments(k, "k", c_size * shape.taps, feeds.depth):
+        to = left.alloc().region(0, (m, depth, isa.FRACTAL, c0))
+        k.emit(isa.load3d(k.chip, to, view, **windows, k_start=k_at * c0))
+        left.enqueue()
+        start, fractals = k_at * (n * area) + starts[0], (depth * n, area)
+        if near is None:
+            assert w is not None
+            k.load2d(right.alloc().region(0, fractals), w.region(start, fractals))
+            right.enqueue()
+        a = left.dequeue().region(0, (m, depth, isa.FRACTAL, c0))
+        tile, start = (near, start) if near else (right.dequeue(), isa.Affine())
+        sums, done = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL)), c_at * shape.taps + k_at
+        b = tile.region(start, (depth, n, isa.FRACTAL, c0))
+        k.mmad(sums, a, b, accumulate=done, bias=bias)
+        left.free()
+        if near is None:
+            right.free()

@@ -1,4 +1,14 @@
-"""What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room."""
+"""What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room.
+
+A bias may be one more step of depth: the cube adds it where the vector unit has more to do.
+
+    sums (pixels, channels) += ones (pixels, 1) @ bias (1, channels)
+
+Ones fill the first column of the left matrix, numbers the first row of the right one; the rest of
+both fractals is 0. Bytes hold small numbers only, so 127 fills the other 31 columns, and a whole
+bias is b = l + 127 (h1 + ... + h31). They come to L1 before all else, so that whoever waits for
+rows or weights has waited for them: no flag of their own, of which some chips have few.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -6,14 +16,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import FRACTAL
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.epilogue import SUMS, Epilogue, halves, step_formats
 from ascend_lab.kernels.gemm_schedule import Array, Tilings
+from ascend_lab.kernels.tiles import Span
 
 Source = int | str
 """A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
+LARGEST = 127
+MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
+"""The largest whole bias that one fractal of bytes adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +252,97 @@ def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
         held = np.maximum(held, 2 * (chip.buffers["UB"] // 16))
     room: Array = m * FRACTAL * FRACTAL * demand.tile_bytes + held
     return room <= chip.buffers["UB"]
+
+
+# -- a bias that the cube adds --------------------------------------------------------------------
+def bias_bytes(shape: ConvShape) -> int:
+    """Return the bytes of L1 that the bias of all output blocks takes."""
+    return isa.FRACTAL * 2 * isa.FRACTAL * (1 + shape.blocks[1])
+
+
+def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
+    """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
+    blocks, c0 = shape.blocks[1], isa.c0_of(shape.dtype)
+    dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
+    wide = np.zeros(blocks * isa.FRACTAL, bias.dtype)
+    wide[: bias.size] = bias.reshape(-1)
+    packed = np.zeros((1 + blocks, isa.FRACTAL, c0), dtype)
+    packed[0, :, 0] = 1
+    if shape.dtype != "int8":
+        packed[1:, :, 0] = wide.reshape(blocks, isa.FRACTAL)
+        return packed.reshape(-1)
+    packed[0, :, 1:] = LARGEST
+    high = np.rint(wide / LARGEST).astype(np.int64)
+    each, rest = np.divmod(np.abs(high)[:, None], c0 - 1)
+    digits = np.sign(high)[:, None] * (each + (np.arange(c0 - 1) < rest))
+    packed[1:, :, 0] = (wide - LARGEST * high).reshape(blocks, isa.FRACTAL)
+    packed[1:, :, 1:] = digits.reshape(blocks, isa.FRACTAL, c0 - 1)
+    return packed.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class CubeBias:
+    """The bias of a core's blocks in L1, `own` of each of its bundles of groups."""
+
+    k: isa.KernelBuilder
+    numbers: isa.Buffer
+    held: isa.Buffer
+    shape: ConvShape
+    own: int
+
+    @classmethod
+    def make(cls, k: isa.KernelBuilder, name: str, shape: ConvShape, own: int) -> "CubeBias":
+        """Declare the tensor `name` and allocate its place in L1."""
+        area, most = isa.FRACTAL * isa.c0_of(shape.dtype), bundles_of(shape).count * own
+        numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * area)
+        held = k.buffer(f"{name}_l1", "L1", shape.dtype, (1 + most) * area)
+        return cls(k, numbers, held, shape, own)
+
+    def load(self, full: int, tail: bool, first: isa.Affine, col: isa.Affine) -> None:
+        """Bring the ones, and the bias of blocks from `col` on of bundles from `first` on.
+
+        Those are `full` bundles, and the short last one if `tail`.
+        """
+        bundle, own = bundles_of(self.shape), self.own
+        area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        self.k.copy(self.held.region(0, area), self.numbers.region(0, area))
+        short = bundle.last_n1 if full else own
+        last = (isa.Affine(bundle.count - 1), int(tail), short, own * full)
+        for index, count, blocks, place in ((first, full, own, 0), last):
+            if count:
+                sizes, start = (count, blocks * area), (1 + index * bundle.n1 + col) * area
+                source = self.numbers.region(start, sizes, (bundle.n1 * area, 1))
+                to = self.held.region((1 + place) * area, sizes, (own * area, 1))
+                self.k.copy(to, source)
+
+    def blocks(self, n: Span) -> isa.Region:
+        """Return the fractals of blocks `n` (place, count) in L1."""
+        area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        return self.held.region((n[0] + 1) * area, (n[1], area))
+
+    def add(
+        self,
+        c: isa.Tile,
+        feeds: tuple[isa.Queue, isa.Queue],
+        m: int,
+        n: Span,
+        near: isa.Region | None = None,
+    ) -> None:
+        """Add the bias of blocks `n` (place in L1, count) to sums of `m` fractals of pixels.
+
+        `near`: its fractals in L0B, if they are there.
+        """
+        k, (left, right), c0 = self.k, feeds, isa.c0_of(self.shape.dtype)
+        area = isa.FRACTAL * c0
+        sizes = (m, area)
+        k.load2d(left.alloc().region(0, sizes), self.held.region(0, sizes, (0, 1)))
+        left.enqueue()
+        if near is None:
+            k.load2d(right.alloc().region(0, (n[1], area)), self.blocks(n))
+            right.enqueue()
+        a = left.dequeue().region(0, (m, 1, isa.FRACTAL, c0))
+        b = near or right.dequeue().region(0, (1, n[1], isa.FRACTAL, c0))
+        k.mmad(c.region(0, (n[1], m, isa.FRACTAL, isa.FRACTAL)), a, b, accumulate=1)
+        left.free()
+        if near is None:
+            right.free()

@@ -28,7 +28,7 @@ from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
 from ascend_lab.kernels import epilogue_emit, epilogue_plan
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.conv_stage import Feeds, add_products
+from ascend_lab.kernels.conv_tiles import Feeds, add_products
 from ascend_lab.kernels.conv_windows import Seen, Window
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue
 from ascend_lab.kernels.planes import PIXELS, Own, dealt, plane_launch

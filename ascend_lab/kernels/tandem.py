@@ -25,7 +25,7 @@ from itertools import pairwise
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
 from ascend_lab.kernels import conv_windows, squeeze, tandem_shape
-from ascend_lab.kernels.conv_stage import keep_near
+from ascend_lab.kernels.conv_tiles import keep_near
 from ascend_lab.kernels.epilogue_emit import Channels, drain, held_channels
 from ascend_lab.kernels.planes import Own, plane_launch
 from ascend_lab.kernels.tandem_shape import AREA, SUMS, Band, Half, Tandem, TandemSchedule, bands_of

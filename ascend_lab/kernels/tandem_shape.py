@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
-from ascend_lab.kernels import conv_shape, conv_tiles, epilogue_emit, tiles
-from ascend_lab.kernels.conv_stage import CubeBias, Feeds, add_products
+from ascend_lab.kernels import conv_shape, epilogue_emit, tiles
+from ascend_lab.kernels.conv_tiles import Feeds, add_products
 from ascend_lab.kernels.conv_windows import Window, tiles_per_image, window_of
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue_plan import CubeBias
 
 SUMS = "fp32"
 Job = tuple[conv_shape.ConvShape, Epilogue | None]
@@ -187,9 +188,9 @@ class Half:
     def load_bias(self, col: Affine) -> None:
         """Bring the bias of the core's blocks, which begin at `col`, to L1."""
         if self.bias and self.single:
-            self.bias.load(conv_tiles.BundleShare(self.count, False, 1, 1, 0), col, Affine())
+            self.bias.load(self.count, False, col, Affine())
         elif self.bias:
-            self.bias.load(conv_tiles.BundleShare(1, False, self.count, 1, 0), Affine(), col)
+            self.bias.load(1, False, Affine(), col)
 
     def weights(self, first: Affine) -> Region:
         """Return the weights of the blocks from `first` on."""

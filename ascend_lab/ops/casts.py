@@ -10,7 +10,7 @@ x = (q - o) s.
 
 One scale serves a tensor, as an attribute, or `scales` serve its channels, as an input; a `bias`
 is whole and added to sums first, as the cube does; `small_bias` says that the cube itself can, in
-one step of depth (`kernels.conv_stage`), and changes no value.
+one step of depth (`kernels.epilogue_plan`), and changes no value.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 

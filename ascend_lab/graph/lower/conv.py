@@ -22,7 +22,7 @@ from ascend_lab.graph.lower.epilogue import (
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
-from ascend_lab.kernels import conv_schedules, conv_stage, deconv, dense_placement, epilogue_plan
+from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
@@ -251,8 +251,8 @@ def conv_job(
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
     if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
         epilogue, forms = _after(piece, chip)
-        epilogue = replace(epilogue, bias=bias[0], bias_bytes=conv_stage.bias_bytes(shape))
-        forms[epilogue.bias] = partial(conv_stage.pack_bias, shape)
+        epilogue = replace(epilogue, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
+        forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
     return shape, epilogue, forms
 
 
@@ -290,7 +290,7 @@ def _whole_job(
     if scaled.attr("small_bias", False):
         epilogue = _bias_moved(shape, epilogue, chip)
     if epilogue.bias:
-        forms[epilogue.bias] = partial(conv_stage.pack_bias, shape)
+        forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
     return shape, epilogue, forms
 
 
@@ -302,7 +302,7 @@ def _cube_adds(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> bool
     demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     if demand is None or not chip.combined or shape.dtype != shape.out_dtype:
         return False
-    little = conv_stage.bias_bytes(shape) <= chip.buffers["L1"] // 4
+    little = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
     return little and demand.cycles * FRACTAL**2 > units_of(shape).every + 1
 
 
@@ -315,7 +315,7 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
     own = tuple(o for o in epilogue.operands if o.name != deq.bias)
-    size, depth, paces = conv_stage.bias_bytes(shape), units_of(shape).every, list[float]()
+    size, depth, paces = epilogue_plan.bias_bytes(shape), units_of(shape).every, list[float]()
     plain = replace(deq, bias="")
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
     for one, steps in ((epilogue, depth), (moved, depth + 1)):

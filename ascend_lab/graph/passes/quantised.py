@@ -24,7 +24,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes import simplify
 from ascend_lab.graph.passes.rewrite import Pass, derived, having, settings, sweep
-from ascend_lab.kernels.conv_stage import MOST_WHOLE
+from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
