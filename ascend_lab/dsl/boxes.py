@@ -269,3 +269,8 @@ def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], in
     """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements)."""
     unit = max(c0_of(stage.dtype), stage.align)
     return emit_vector.block_steps(sizes, unit, always=stage.align > 1)
+
+
+def row_of(sizes: Sequence[int]) -> int:
+    """Return the axis of a tile along which its rows lie: the last with several elements."""
+    return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)

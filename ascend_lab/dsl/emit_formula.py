@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ascend_lab import errors, layout
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.dsl.boxes import row_of
 from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
@@ -43,7 +44,7 @@ def compute_tile(
         full = filled_up(sizes, stage.align, tuple(views.values()))
         source = _scratch(unit, stage.expr.dtype, full or sizes, views)
         evaluate(unit, stage.expr, source, views, full or sizes)
-        source = replace(source, row=sizes[_row_axis(sizes)] if full else 0)
+        source = replace(source, row=sizes[row_of(sizes)] if full else 0)
     folds_first = source.take([*range(len(kept), len(sizes)), *range(len(kept))])
     fold_box(unit, stage.fold, out, folds_first, folds, kept, add)
     if not isinstance(stage.expr, Read):
@@ -90,13 +91,9 @@ def _fold_pieces(
     unit.give(lines.memory)
 
 
-def _row_axis(sizes: Sizes) -> int:
-    return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
-
-
 def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
     """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
-    row = _row_axis(sizes)
+    row = row_of(sizes)
     full = -(-sizes[row] // block) * block
     along = [v for v in views if v.strides[row]]
     if full == sizes[row] or any(v.row != sizes[row] or v.strides[row] != 1 for v in along):

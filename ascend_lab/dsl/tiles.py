@@ -78,7 +78,7 @@ class Tiles:
         """Return what `read` addresses while `axes` run through a box."""
         held = self.place(read.source, read.view)
         offset, strides = isa.Affine(), dict.fromkeys((a.name for a in axes), 0)
-        row = _row_of(held.sizes) if read.source in self.filled else -1
+        row = boxes.row_of(held.sizes) if read.source in self.filled else -1
         elements = 0
         for place, (index, start, step) in enumerate(
             zip(read.index, held.starts, held.steps, strict=True)
@@ -97,7 +97,7 @@ class Tiles:
     def room(self, stage: Stage, box: boxes.Box) -> View:
         """Return where a stage writes; what lies behind its rows may be written too."""
         own, held = self.own_view(stage, box), self.place(stage.name)
-        row = _row_of(held.sizes)
+        row = boxes.row_of(held.sizes)
         at, size = box[stage.axes[row].name].start, held.sizes[row]
         fills = at == held.starts[row] and box[stage.axes[row].name].count == size
         return replace(own, row=size if fills and stage.align > 1 else 0)
@@ -183,7 +183,7 @@ class Tiles:
 
     def is_narrow(self, stage: Stage) -> bool:
         """True for a tile of rows shorter than a block that is stored by blocks."""
-        row = stage.shape[_row_of(stage.shape)]
+        row = stage.shape[boxes.row_of(stage.shape)]
         stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
         combined = self.builder.chip.combined and stage.name not in self.fractal
         return combined and stored and row < stage.align and self.by_blocks(stage)
@@ -201,7 +201,7 @@ class Tiles:
         if not self.first:
             self.first = boxes.first_boxes(self.state, self.root)
         found: set[tuple[int, int]] = set()
-        row = _row_of(stage.shape)
+        row = boxes.row_of(stage.shape)
         for host, box in self.first.items():
             nest = self.state.stage(host)
             for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
@@ -291,11 +291,6 @@ def ring_of(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
     box = boxes.first_boxes(state, root)[tile.name]
     size = math.prod(box[a.name].count for a in tile.axes)
     return isa.Ring(tile.name, tile.dtype, size, tile.depth, cores, 0, 1)
-
-
-def _row_of(sizes: Sequence[int]) -> int:
-    """Return the axis of a tile along which its rows lie: the last with several elements."""
-    return max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
 
 
 def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:

@@ -127,18 +127,12 @@ def _may_mix(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start
 
 
 def _apart(
-    graph: ir.Graph,
-    group: Sequence[ir.Node],
-    chip: Chip,
-    start: Start,
-    *,
-    cuts: bool,
-    warm: bool,
-    enough: float = NEVER,
-) -> float:
+    graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start,
+    *, cuts: bool, warm: bool, enough: float = NEVER,
+) -> float:  # fmt: skip
     """Return the cycles of the first way apart that the chip has, or the least with `cuts`.
 
-    Kernels that take a way to `enough` cycles, whatever they are, are not written: it has more.
+    Kernels that bring a way to `enough` cycles by what each takes at least are not written.
     """
     least = NEVER
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
