@@ -21,7 +21,7 @@ from fuzz_cases import GOOD, OUTPUTS, PARSERS, QUICK, check, command, files, fil
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ascend_lab import output
-from ascend_lab.cli import aoe, ascend_lab as lab, tune, verbs
+from ascend_lab.cli import aoe, ascend_lab as lab, common, tune
 from ascend_lab.limits import printable
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,15 +108,15 @@ def test_the_guard_is_there_before_anything_else_is_imported():
 
 # -- mistakes of ours --------------------------------------------------------------------------
 def failing(error, cause=None):
-    def verb(_):
+    def verb(*_):
         raise error from cause
 
     return verb
 
 
-@pytest.mark.parametrize(("module", "main"), [(verbs, lab), (tune, aoe)])
-def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, main, monkeypatch, capsys):
-    monkeypatch.setattr(module, "run", failing(TypeError("x\ny")))
+@pytest.mark.parametrize(("runs", "main"), [((common, "run_one"), lab), ((tune, "run"), aoe)])
+def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(runs, main, monkeypatch, capsys):
+    monkeypatch.setattr(*runs, failing(TypeError("x\ny")))
     with pytest.raises(TypeError):
         main([])
     monkeypatch.delenv("ASCEND_LAB_DEBUG")
@@ -128,7 +128,7 @@ def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, main, mo
 
 
 def test_what_ctrl_c_was_turned_into_is_ctrl_c(monkeypatch, capsys):
-    monkeypatch.setattr(verbs, "run", failing(ImportError("half"), KeyboardInterrupt()))
+    monkeypatch.setattr(common, "run_one", failing(ImportError("half"), KeyboardInterrupt()))
     assert lab([]) == 130
     assert capsys.readouterr().err == "ascend-lab: interrupted\n"
 
