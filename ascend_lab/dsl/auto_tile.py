@@ -285,7 +285,8 @@ def arrange(
         share, leaf = shares[axis.name], axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
-            width = even(width, share, taken, unit if axis is root.axes[-1] else 1, tiles)
+            near = up(4 * unit, root.axes[-1].extent) if axis in root.axes[-2:-1] else 1
+            width = even(width, share, taken, unit if axis is root.axes[-1] else near, tiles)
             share = whole_tiles(axis.extent, share, width)
             tiles = up(tiles, up(share, width))
         if share < axis.extent:

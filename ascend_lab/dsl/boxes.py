@@ -188,7 +188,10 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
     if stage.fold:
         own = _tile(stage.expr, sizes, stage.align)
         piece = in_pieces(state, stage, sizes, chip)
-        spare += own // (7 if piece or rows < sizes[-1] else 6) + 4 * BLOCK_BYTES * (rows + 1)
+        if _folds_rows(stage):
+            rows = 0
+        else:
+            spare += own // (7 if piece or rows < sizes[-1] else 6) + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
         if piece:
@@ -222,6 +225,12 @@ def _folds_lanes(stage: Stage) -> bool:
     used = zip(stage.reads, _used(stage), strict=True)
     inner = all({n for n, _ in r.index[-1].terms} <= folded for r, own in used if own & folded)
     return inner and len(folded) == 1 and stage.fold in ("sum", "max")
+
+
+def _folds_rows(stage: Stage) -> bool:
+    """True if no operand is folded along its contiguous elements: row is combined with row."""
+    folded = {a.name for a in stage.reduce}
+    return all(folded.isdisjoint(n for n, _ in r.index[-1].terms) for r in stage.reads)
 
 
 def _used(stage: Stage) -> list[set[str]]:

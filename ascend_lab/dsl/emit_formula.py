@@ -127,10 +127,11 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
 
 
 def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
-    """Return a scratch tile for a box; its contiguous axis is the one of the operands."""
+    """Return a scratch tile for a box; its axes are in the order of the operands'."""
     lanes = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
     last = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else len(sizes) - 1
-    outer = [a for a in range(len(sizes)) if a != last]
+    steps = [max((v.strides[a] for v in views.values()), default=0) for a in range(len(sizes))]
+    outer = sorted((a for a in range(len(sizes)) if a != last), key=lambda a: -steps[a])
     block = c0_of(dtype)
     single = math.prod(sizes[a] for a in outer) == 1
     step = sizes[last] if single else -(-sizes[last] // block) * block

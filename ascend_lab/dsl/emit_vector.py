@@ -202,14 +202,17 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     """Emit dst[box] = op(srcs[box]) for a box of `sizes`; steps of 0 repeat an operand."""
     dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
     views = with_dims((dst, *srcs), dims)
-    expanded = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
-    box = [size for size, _ in dims]
+    made = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
+    expanded, box = made, [size for size, _ in dims]
+    if box[-1] > 1:  # axes may lie behind each other now
+        dims = coalesce(box, made)
+        expanded, box = with_dims(made, dims), [size for size, _ in dims]
     factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)
     if factor > 1:
         _emit_side_by_side(unit, op, expanded, box, factor)
     else:
         _emit(unit, op, expanded, box)
-    for old, new in zip(views, expanded, strict=True):
+    for old, new in zip(views, made, strict=True):
         if new.memory is not old.memory:
             unit.give(new.memory)
 
@@ -236,28 +239,36 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         got = f"elements {step} apart"
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
-    sizes = [dims[d][0] for d in outer]
-    c0 = c0_of(view.dtype)
-    steps = [s * c0 for s in row_major(sizes)]
-    tile = unit.take(view.dtype, math.prod(sizes) * c0)
-    _spread(unit, View(tile, view.dtype, 0, tuple(steps)), view.take(outer), sizes)
+    sizes, c0 = [dims[d][0] for d in outer], c0_of(view.dtype)
+    width = size if _is_short(dims, outer, c0) else c0
+    steps = [s * width for s in row_major(sizes)]
+    tile = unit.take(view.dtype, math.prod(sizes) * width)
+    for at in range(0, width, c0):
+        _spread(unit, View(tile, view.dtype, at, tuple(steps)), view.take(outer), sizes)
     strides = [0] * (len(dims) - 1)
     for d, s in zip(outer, steps, strict=True):
         strides[d] = s
-    return View(tile, view.dtype, 0, (*strides, 1), True)
+    return View(tile, view.dtype, 0, (*strides, 1), width == c0)
+
+
+def _is_short(dims: Dims, outer: Sequence[int], c0: int) -> bool:
+    """Tell whether rows are two blocks that lie behind each other in the destination: one run."""
+    size, (place,) = dims[-1][0], outer[-1:] or (-1,)
+    return size == 2 * c0 and place == len(dims) - 2 and dims[place][1][0] == size
 
 
 def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
     """Give every element of src a block of dst; rows of neighbours go together."""
     c0 = c0_of(src.dtype)
     dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
+    step = dims[-1][1][0]
     if dims[-1][1][1] != 1:
         needed = "neighbouring elements to repeat along the lanes"
         raise ScheduleError(needed, f"steps {src.strides}", "copy them to a tile of their own")
     *outer, count = (n for n, _ in dims)
     for to, what in unit.over(outer, with_dims((dst, src), dims)):
         for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
-            out = to.memory.region(to.offset + at * c0, (part, c0))
+            out = to.memory.region(to.offset + at * step, (part, c0), (step, 1))
             unit.builder.vector("vbrcb", out, what.memory.region(what.offset + at, part))
 
 

@@ -2,8 +2,9 @@
 
 A block of rows of Q stays in L1 while blocks of K and V pass by. For each: S = Q K^T on the cube
 into L0C, online softmax in UB, P as fp16 through L1 back to the cube, P V into L0C, added to the
-running output in UB. The product P V of a block is issued behind the scores of the next one, so
-that the vector unit never waits for the cube.
+running output in UB. The product P V of a block is issued behind the scores of the next one, be it
+of the next rows, so that the vector unit never waits for the cube. V has 16 columns more, of ones:
+the cube adds up the rows of P as well.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
@@ -69,10 +70,12 @@ class _Writer:
         pair of pipes may have only 4 event ids.
         """
         rows, keys, (_, _, depth1, width1) = tiling.rows, tiling.keys, shape.fractals
-        depth, width = depth1 * FRACTAL, width1 * FRACTAL
+        depth, width = depth1 * FRACTAL, (width1 + 1) * FRACTAL
         wide, mask = rows * max(keys, width), {"": 0, "rows": keys, "full": rows * keys}[shape.mask]
         k = self.k = KernelBuilder(f"flash_{rows}x{keys}", chip)
-        self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1
+        self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1 + 1
+        self.block = keys // FRACTAL
+        self.cut = flash_shape.cut_keys(shape, self.block)
         self.keys = k.queue("k_l1", "L1", "fp16", keys * depth, src="MTE2", dst="MTE1", depth=3)
         self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
         self.q = k.queue("q_l1", "L1", "fp16", rows * depth, src="MTE2", dst="MTE1", depth=1)
@@ -89,36 +92,65 @@ class _Writer:
         self.state = soft.State.make(k, shape, tiling)
 
     def program(self, own: flash_shape.Own) -> Program:
-        """Walk the blocks of rows of Q."""
-        for matrix, rows in flash_shape.walk(self.k, own, self.tiling.rows // FRACTAL):
-            self._rows(matrix, rows)
+        """Walk the blocks of rows of Q, the first scores of each before the last product behind."""
+        self._ones()
+        core = self.k.param("group", own[0][2]), self.k.param("row", own[1][2])
+        matrices, blocks = soft.axes(own, core, self.tiling.rows // FRACTAL)
+        steps, alone = (self._begin, self._go_on, self._end), blocks.count == 1
+        outer, inner = (blocks, matrices) if alone else (matrices, blocks)
+        for piece in outer.pieces(self.k):
+            for step, other in inner.overlapped(self.k):
+                matrix, rows = (other, piece) if alone else (piece, other)
+                steps[step](matrix.start, (rows.start, rows.size))
         return self.k.finish()
 
-    def _rows(self, matrix: Affine, rows: Span) -> None:
-        """One block of rows of Q: all blocks of K and V, then the quotient to GM."""
+    def _ones(self) -> None:
+        """Fill the last 16 columns of every slot of V in L1 with ones."""
+        size = self.tiling.keys * FRACTAL
+        self.k.each("vdup", size, (self.result.alloc(), 0), scalar=1.0)
+        self.result.enqueue()
+        source = self.result.dequeue().region(0, size)
+        for slot in range(self.keys.buffer.slots):
+            to = Tile(self.values, slot).region((self.width - 1) * size, size)
+            self.k.copy(to, source)
+        self.result.free()
+
+    def _begin(self, matrix: Affine, rows: Span) -> None:
+        """Bring a block of rows of Q, and take its first scores."""
         self._load(self.q.alloc(), "q", matrix, rows)
         self.q.enqueue()
-        q = self.q.dequeue()
-        block = self.tiling.keys // FRACTAL
-        full, rest, ragged = flash_shape.cut_keys(self.shape, block)
-        if full:
-            self._scores(q, matrix, rows, (Affine(), block), Affine())
+        self.q.dequeue()
+        full, rest, ragged = self.cut
+        size, kept = (self.block, 0) if full else (rest, ragged)
+        self._scores(matrix, rows, (Affine(), size), Affine(), kept)
+
+    def _go_on(self, matrix: Affine, rows: Span) -> None:
+        """Take all other scores, and the products of all blocks of K and V but the last."""
+        block, (full, rest, ragged) = self.block, self.cut
         if full > 1:  # the first product begins the output, so that the loop starts behind it
-            self._scores(q, matrix, rows, (Affine(block), block), Affine(1))
-            self._product(rows[1], block, Affine())
+            self._scores(matrix, rows, (Affine(block), block), Affine(1))
+            self._add(rows[1], Affine())
         if full > 2:
             with self.k.loop("key", full - 2) as j:
-                self._scores(q, matrix, rows, ((j + 2) * block, block), j + 2)
-                self._product(rows[1], block, j + 1)
-        if rest:
+                self._scores(matrix, rows, ((j + 2) * block, block), j + 2)
+                self._add(rows[1], j + 1)
+        if full and rest:
             last = Affine(full * block), rest
-            self._scores(q, matrix, rows, last, Affine(full), ragged)
-        if full:
-            self._product(rows[1], block, Affine(full - 1))
-        if rest:
-            self._product(rows[1], rest, Affine(full))
+            self._scores(matrix, rows, last, Affine(full), ragged)
+            self._add(rows[1], Affine(full - 1))
         self.q.free()
-        soft.finish(self.state, self.result.alloc(), rows[1], self.width)
+
+    def _end(self, matrix: Affine, rows: Span) -> None:
+        """The last product, and the quotient to GM."""
+        full, rest, _ = self.cut
+        sums = self._product(rows[1], rest or self.block)
+        if full + (rest > 0) > 1:
+            soft.add_product(self.state, sums, rows[1], self.width, Affine(full - (not rest)))
+            self.product.free()
+            soft.finish(self.state, self.state.out, self.result.alloc(), rows[1], self.width)
+        else:
+            soft.finish(self.state, sums, self.result.alloc(), rows[1], self.width)
+            self.product.free()
         self.result.enqueue()
         to = self.gm.block("y", matrix, rows)
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
@@ -127,10 +159,11 @@ class _Writer:
     def _load(self, tile: Tile, name: str, matrix: Affine, rows: Span) -> None:
         """Rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
         region = self.gm.block(name, matrix, rows)
-        self.k.copy(tile.region(0, region.sizes), region)
+        pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
+        self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
 
     def _scores(
-        self, q: Tile, matrix: Affine, rows: Span, keys: Span, block: Affine, ragged: int = 0
+        self, matrix: Affine, rows: Span, keys: Span, block: Affine, ragged: int = 0
     ) -> None:
         """One block of scores, from K in GM to P in L1; `ragged`: keys in its last fractal."""
         k, state = self.k, self.state
@@ -139,6 +172,7 @@ class _Writer:
         self._load(Tile(self.values, tile.slot), "v", matrix, keys)
         self.keys.enqueue()
         tile = self.keys.dequeue()
+        q = Tile(self.q.buffer, self.q.counts["free"])
         load_a(k, self.left.alloc(), q, rows[1], self.depth)
         self.left.enqueue()
         fractals = (self.depth * keys[1], flash_shape.AREA)
@@ -163,20 +197,23 @@ class _Writer:
         self.result.free()
         self.weights.enqueue()
 
-    def _product(self, rows: int, keys: int, block: Affine) -> None:
-        """P V of one block: both to L0, multiply, add to the running output."""
+    def _add(self, rows: int, block: Affine) -> None:
+        """Add the product of a full block to the running output."""
+        soft.add_product(self.state, self._product(rows, self.block), rows, self.width, block)
+        self.product.free()
+
+    def _product(self, rows: int, keys: int) -> Tile:
+        """P V of one block: both to L0, and multiplied."""
         load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
         self.left.enqueue()
-        values, right = Tile(self.values, self.keys.counts["free"]), self.right.alloc()
-        load_turned(
-            self.k, right, Fractals(values, Affine(), keys * flash_shape.AREA), self.width, keys
-        )
+        values = Tile(self.values, self.keys.counts["free"])
+        source = Fractals(values, Affine(), self.block * flash_shape.AREA)
+        load_turned(self.k, self.right.alloc(), source, self.width, keys)
         self.keys.free()
         self.right.enqueue()
         self._multiply(rows, keys, self.width)
-        soft.add_product(self.state, self.product.dequeue(), rows, self.width, block)
-        self.product.free()
+        return self.product.dequeue()
 
     def _multiply(self, m: int, depth: int, n: int) -> None:
         """One matrix instruction on what waits in L0A and L0B."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, PathError
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, up
-from ascend_lab.kernels.tiles import Span, chunks, repeat, segments
+from ascend_lab.kernels.tiles import Span, chunks
 
 Own = tuple[Share, Share]
 """What a part owns of the batch and of the rows."""
@@ -72,10 +72,10 @@ class FlashTiling:
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
 
-    UB: scores and running output, 6 times 16 lanes and one number a row of statistics, two tiles
+    UB: scores and running output, 5 times 16 lanes and one number a row of statistics, two tiles
     on their way out, and the mask.
     """
-    _, _, depth, width = (n * FRACTAL for n in shape.fractals)
+    depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
     rows, keys = tiling.rows, tiling.keys
     wide = max(keys, width)
     mask = {"": 0, "rows": 2 * keys, "full": rows * keys}[shape.mask]
@@ -84,7 +84,7 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
         "L0A": 4 * rows * max(depth, keys),
         "L0B": 4 * keys * max(depth, width),
         "L0C": 8 * rows * wide,
-        "UB": 4 * (rows * (keys + width + 6 * FRACTAL + 1 + wide) + mask),
+        "UB": 4 * (rows * (keys + width + 5 * FRACTAL + 1 + wide) + mask),
     }
 
 
@@ -134,40 +134,39 @@ def fits(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> bool:
 def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
     """Return the blocks that fit and keep the busiest core's vector unit busy least.
 
-    Among equals the tallest blocks: bytes from GM fall with their rows. Raises as `check_tiling`.
+    Among equals those of the most keys, whose maxima are brought up to date least. Raises as
+    `check_tiling`.
     """
     check_tiling(shape, FlashTiling(FRACTAL, FRACTAL), chip)
-    rows, keys = (n * FRACTAL for n in shape.fractals[:2])
-    share = up(shape.batch * rows // FRACTAL, chip.core_count) * FRACTAL
-    sizes = sorted({*_halves(rows), *_halves(min(rows, share))})
-    blocks = [(r, k) for r in sizes for k in _halves(keys) if fits(shape, FlashTiling(r, k), chip)]
-    found = [FlashTiling(r, k, *grid(shape.batch, up(rows, r), chip.core_count)) for r, k in blocks]
-    return min(found, key=lambda t: (vector_cycles(shape, t), -t.rows, -t.keys))
+    rows, keys = shape.fractals[:2]
+    some = [FlashTiling(r, k) for r in _parts(rows) for k in _parts(keys)]
+    blocks = [t for t in some if fits(shape, t, chip)]
+    cores = ((t, grid(shape.batch, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
+    found = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
+    return min(found, key=lambda t: (vector_cycles(shape, t), -t.keys, -t.rows))
 
 
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     """Estimate the vector unit's cycles on the busiest core: instructions times their length.
 
-    A block takes 6 instructions for 16 keys, 2 for 16 columns of v, and as much as 6 for its
-    statistics; one instruction 12 cycles to start and about 2 a repeat of 4 rows.
+    A block takes 5 instructions for 16 keys, 2 for 16 columns of v and its ones, and as much as 5
+    for its statistics; one instruction 12 cycles to start and about 2 a repeat of 4 rows. A core's
+    only block waits for its own product, about a cycle for 12 scores on their way to the cube.
     """
     rows, keys, _, width = shape.fractals
     blocks = up(keys * FRACTAL, tiling.keys)
-    count = 6 * keys + blocks * (2 * width + 6)
+    count = 5 * keys + blocks * (2 * width + 7)
     share = up(up(rows * FRACTAL, tiling.rows), tiling.grid_rows) * tiling.rows
     # a core's last block may be lower: all its rows count once, the start of every block
     own = min(share, rows * FRACTAL)
-    starts = up(own, tiling.rows)
-    return up(shape.batch, tiling.grid_batch) * count * (12 * starts + own // 2)
+    starts, matrices = up(own, tiling.rows), up(shape.batch, tiling.grid_batch)
+    alone = tiling.rows * tiling.keys // 12 if matrices * starts * blocks == 1 else 0
+    return matrices * count * (12 * starts + own // 2) + alone
 
 
-def _halves(most: int) -> Iterator[int]:
-    """Yield `most` and the powers of two below it, down to a fractal."""
-    yield most
-    size = 1 << ((most - 1).bit_length() - 1)
-    while size >= FRACTAL:
-        yield size
-        size //= 2
+def _parts(fractals: int) -> list[int]:
+    """Return the sizes of blocks, in elements, that cut so many fractals into equal parts."""
+    return sorted({up(fractals, n) * FRACTAL for n in range(1, fractals + 1)})
 
 
 def default_scale(depth: int) -> float:
@@ -189,16 +188,6 @@ def grid(batch: int, blocks: int, cores: int) -> tuple[int, int]:
 def shares(batch: int, rows: int, block: int, cores: tuple[int, int]) -> dict[str, list[int]]:
     """Return what the cores of a grid own: matrices of the batch, and rows in blocks."""
     return {"group": chunks(batch, 1, cores[0]), "row": chunks(rows, block, cores[1])}
-
-
-def walk(k: KernelBuilder, own: Own, block: int) -> Iterator[tuple[Affine, Span]]:
-    """Yield (matrix, rows) of every block a core owns, in loops."""
-    (count, batch_pitch, groups), (rows, row_pitch, positions) = own
-    first = k.param("group", groups) * batch_pitch
-    top = k.param("row", positions) * row_pitch
-    with repeat(k, "matrix", count) as index:
-        for at, size in segments(k, "block", rows, block):
-            yield first + index, (top + at, size)
 
 
 # -- tensors ---------------------------------------------------------------------------------------

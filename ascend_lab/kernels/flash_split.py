@@ -24,7 +24,7 @@ from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
-from ascend_lab.kernels.flash_steps import Axis, Nest, Place
+from ascend_lab.kernels.flash_steps import Axis, Nest, Place, axes
 from ascend_lab.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
 ROWS, KEYS, AHEAD = 128, 256, 4
@@ -137,16 +137,13 @@ class Plan:
 
     def nest(self, k: isa.KernelBuilder) -> tuple[Nest, isa.Affine]:
         """Return the loops of an AI core, and its number."""
-        (count, batch_pitch, groups), (rows, row_pitch, positions) = self.own
+        (_, _, groups), (_, _, positions) = self.own
         group, row = k.param("group", groups), k.param("row", positions)
-        side, keys = self.tiling.rows // FRACTAL, self.tiling.keys // FRACTAL
+        keys = self.tiling.keys // FRACTAL
         full, rest, _ = cut_keys(self.shape, keys)
-        axes = (
-            Axis("matrix", count, 1, 0, group * batch_pitch),
-            Axis("block", rows // side, side, rows % side, row * row_pitch),
-            Axis("key", full, keys, rest, isa.Affine()),
-        )
-        return Nest.of(axes, self.tiling.ahead, MOST), group * self.cores[1] + row
+        key = Axis("key", full, keys, rest, isa.Affine())
+        nest = (*axes(self.own, (group, row), self.tiling.rows // FRACTAL), key)
+        return Nest.of(nest, self.tiling.ahead, MOST), group * self.cores[1] + row
 
     def rings(self, nest: Nest) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""

@@ -1,12 +1,12 @@
 """Steps of FlashAttention: online softmax on one block of scores, and two stages in one nest.
 
 Scores come from L0C as (keys / 16, rows, 16), so the maximum of a row is first taken lane by lane
-over the key fractals and then across 16 lanes. Maximum m, sum l and factor are kept in 16 equal
-lanes (m, factor) or 16 partial sums (l) a row: (rows, 16), 4 rows a vector repeat.
+over the key fractals and then across 16 lanes. Maximum m and factor f are kept in 16 equal lanes
+a row: (rows, 16), 4 rows a vector repeat. The last 16 columns of v are ones, those of o are l.
 
-    m' = max(m, max(s)),  p = exp(s - m'),  f = exp(m - m'),  l' = f l + sum(p),  o' = f o + p v
+    m' = max(m, max(s)),  p = exp(s - m'),  f = exp(m - m'),  o' = f o + p v,  y = o / l
 
-The first block of keys finds no m, l and o: m' = max(s), but finite, l' = sum(p), o' = p v.
+The first block of keys finds no m and o: m' = max(s), but finite, o' = p v.
 
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
-from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling
+from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling, Own
 from ascend_lab.kernels.tiles import repeat, segments
 
 Memory = Buffer | Tile
@@ -41,7 +41,6 @@ class State:
     out: Buffer
     peak: Buffer
     factor: Buffer
-    total: Buffer
     work: Buffer
     row: Buffer
     mask: Buffer
@@ -50,7 +49,7 @@ class State:
     @classmethod
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
-        rows, width = tiling.rows, shape.fractals[3] * FRACTAL
+        rows, width = tiling.rows, (shape.fractals[3] + 1) * FRACTAL
         lanes = rows * FRACTAL
 
         def buffer(name: str, elements: int, slots: int = 1) -> Buffer:
@@ -63,7 +62,6 @@ class State:
             buffer("sums", rows * width),
             buffer("peak", lanes, 2),
             buffer("factor", lanes, 2),
-            buffer("total", lanes),
             work,
             buffer("row", rows),
             buffer("mask_wide", tiling.keys) if shape.mask == "rows" else work,
@@ -120,49 +118,45 @@ def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
 
 
 def softmax_block(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
-    """Emit p = exp(scores - m') as fp16 in `out`, with m', f and l' brought up to date."""
-    k, first = s.builder, block == Affine()
+    """Emit p = exp(scores - m') as fp16 in `out`, with m' and f brought up to date."""
+    k, first, work = s.builder, block == Affine(), lanes(s.work, rows)
     old, new = slotted(s.peak, rows, block), slotted(s.peak, rows, block + 1)
-    total, factor = lanes(s.total, rows), slotted(s.factor, rows, block)
-    work = lanes(s.work, rows)
-    combine(s, "vmax", work, None if first else old, rows, keys)
+    factor = slotted(s.factor, rows, block)
+    tallest(s, work, None if first else old, rows, keys)
     if first:
         k.vector("vmaxs", work, work, scalar=LEAST)
-    across(s, "max", rows, new)
+    across(s, rows, new)
     if not first:
         k.vector("vsub", factor, old, new)
         k.vector("vexp", factor, factor)
-        k.vector("vmul", total, total, factor)
     with repeat(k, "column", keys) as n:
         scores = lanes(s.scores, rows, n * rows)
         k.vector("vsub", scores, scores, new)
     whole(k, "vexp", s.scores, s.scores, keys * rows)
-    combine(s, "vadd", total, None if first else total, rows, keys)
     whole(k, "vconv", out, s.scores, keys * rows)
 
 
-def combine(s: State, op: str, to: Region, before: Region | None, rows: int, keys: int) -> None:
-    """Emit to = the scores of all key fractals combined, with what was there before, if any."""
+def tallest(s: State, to: Region, before: Region | None, rows: int, keys: int) -> None:
+    """Emit to = the maxima over key fractals, and what was there before, if any."""
     k, held, start = s.builder, before or lanes(s.scores, rows), 0 if before else 1
     if keys == start:
         k.vector("vcopy", to, held)
         return
-    k.vector(op, to, held, lanes(s.scores, rows, start * rows))
+    k.vector("vmax", to, held, lanes(s.scores, rows, start * rows))
     if keys > start + 1:
         with repeat(k, "column", keys - start - 1) as n:
-            k.vector(op, to, to, lanes(s.scores, rows, (n + start + 1) * rows))
+            k.vector("vmax", to, to, lanes(s.scores, rows, (n + start + 1) * rows))
 
 
-def across(s: State, fold: str, rows: int, out: Region) -> None:
-    """Emit out (rows, 16) = max or sum over the 16 lanes of `work`, in every lane."""
+def across(s: State, rows: int, out: Region) -> None:
+    """Emit out (rows, 16) = the maximum over the 16 lanes of `work`, in every lane."""
     k, eight = s.builder, FRACTAL // 2
     repeats = rows * AREA // LANES // 2
     halves = [
         s.work.region(at, (repeats, 8, eight), (8 * FRACTAL, FRACTAL, 1)) for at in (0, eight)
     ]
-    combine, reduce = {"max": ("vmax", "vcgmax"), "sum": ("vadd", "vcgadd")}[fold]
-    k.vector(combine, halves[0], *halves)
-    k.vector(reduce, s.row.region(0, rows * FRACTAL), halves[0])
+    k.vector("vmax", halves[0], *halves)
+    k.vector("vcgmax", s.row.region(0, rows * FRACTAL), halves[0])
     for at in (0, eight):
         spread = out.buffer.region(at, (rows * FRACTAL, eight), (FRACTAL, 1), slot=out.slot)
         k.vector("vbrcb", spread, s.row.region(0, rows * FRACTAL))
@@ -180,16 +174,13 @@ def add_product(s: State, tile: Tile, rows: int, width: int, block: Affine) -> N
         k.vector("vadd", out, out, lanes(tile, rows, e * rows))
 
 
-def finish(s: State, out: Tile, rows: int, width: int) -> None:
-    """Emit out = o / l as fp16."""
-    k, total = s.builder, lanes(s.total, rows)
-    k.vector("vcopy", lanes(s.work, rows), total)
-    across(s, "sum", rows, total)
-    k.vector("vrec", total, total)
-    with repeat(k, "column", width) as e:
-        sums = lanes(s.out, rows, e * rows)
-        k.vector("vmul", sums, sums, total)
-    whole(k, "vconv", out, s.out, width * rows)
+def finish(s: State, sums: Memory, out: Tile, rows: int, width: int) -> None:
+    """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
+    k, share = s.builder, lanes(s.work, rows)
+    k.vector("vrec", share, lanes(sums, rows, (width - 1) * rows))
+    with repeat(k, "column", width - 1) as e:
+        k.vector("vmul", lanes(s.out, rows, e * rows), lanes(sums, rows, e * rows), share)
+    whole(k, "vconv", out, s.out, (width - 1) * rows)
 
 
 # -- two stages of one nest ------------------------------------------------------------------------
@@ -238,6 +229,27 @@ class Axis:
             yield self.piece(number)
         yield from self.last()
 
+    def overlapped(self, k: KernelBuilder) -> Iterator[tuple[int, Piece]]:
+        """Yield (step, piece) of three steps each, the last of a piece behind the next one's first.
+
+        Steps 1 of all pieces follow each other: 0 1 0' 2 1' 0'' 2' 1'' 2''.
+        """
+        rest = list(self.last())
+        if self.full:
+            yield 0, self.piece(Affine())
+            for number in self.turns(k, self.full - 1):
+                yield 1, self.piece(number)
+                yield 0, self.piece(number + 1)
+                yield 2, self.piece(number)
+            yield 1, self.piece(Affine(self.full - 1))
+        for piece in rest:
+            yield 0, piece
+        if self.full:
+            yield 2, self.piece(Affine(self.full - 1))
+        for piece in rest:
+            yield 1, piece
+            yield 2, piece
+
     def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
         """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""
         lead = min(lead, self.full)
@@ -252,6 +264,16 @@ class Axis:
             yield 1, self.piece(number + (self.full - lead))
         for piece in self.last():
             yield 1, piece
+
+
+def axes(own: Own, core: tuple[Affine, Affine], side: int) -> tuple[Axis, Axis]:
+    """Return the matrices a core of the grid owns, and its blocks of `side` rows, in fractals."""
+    (count, batch_pitch, _), (rows, row_pitch, _) = own
+    group, row = core
+    return (
+        Axis("matrix", count, 1, 0, group * batch_pitch),
+        Axis("block", rows // side, side, rows % side, row * row_pitch),
+    )
 
 
 Place = tuple[Piece, ...]

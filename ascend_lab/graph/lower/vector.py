@@ -139,14 +139,20 @@ def _row(x: te.Tensor) -> tuple[int, int]:
     return len(x.shape) - 4, len(x.shape) - 1
 
 
+def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
+    """Return the rows of `x` folded, fractal onto fractal first: 16 lanes a row are left."""
+    first, last = _row(x)
+    return fold(fold(x, first, keepdims=True), last, keepdims=True)
+
+
 def _layer_norm(
     x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int = -1, epsilon: float = 1e-5
 ) -> te.Tensor:
     first, last = _row(x)
     share = 1.0 / (x.shape[first] * x.shape[last])
-    mean = te.vmuls(te.reduce_sum(x, _row(x), keepdims=True), share)
+    mean = te.vmuls(_fold(te.reduce_sum, x), share)
     apart = te.vsub(x, te.broadcast(mean, x.shape))
-    square = te.reduce_sum(te.vmul(apart, apart), _row(x), keepdims=True)
+    square = _fold(te.reduce_sum, te.vmul(apart, apart))
     slope = te.vrsqrt(te.vadds(te.vmuls(square, share), epsilon))
     unit = te.vmul(apart, te.broadcast(slope, x.shape))
     scaled = te.vmul(unit, te.broadcast(scale, x.shape))
@@ -154,9 +160,9 @@ def _layer_norm(
 
 
 def _softmax(x: te.Tensor, *, axis: int = -1) -> te.Tensor:
-    top = te.reduce_max(x, _row(x), keepdims=True)
+    top = _fold(te.reduce_max, x)
     size = te.vexp(te.vsub(x, te.broadcast(top, x.shape)))
-    total = te.reduce_sum(size, _row(x), keepdims=True)
+    total = _fold(te.reduce_sum, size)
     return te.vdiv(size, te.broadcast(total, x.shape))
 
 
