@@ -1,6 +1,7 @@
 """The command line: verbs, the JSON contract, exit codes, and one line for every bad input."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from command_lines import refused, run, run_json
 from ascend_lab import __version__
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.ops import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 MY_KERNEL = ROOT / "notebooks" / "my_kernel.py"
@@ -371,6 +373,8 @@ def test_op_lists_the_operators(capsys):
         (["softmx", "4x4", "--chip", "Toy"], "did you mean softmax"),
         (["softmax", "--chip", "Toy"], "a shape per input"),
         (["softmax", "4x4"], "--chip"),
+        (["dequantise", "4x4", "4", "4"], "--dtype int8"),
+        (["max_pool2d", "1x2x8x8", "--chip", "Toy"], "--attr kernel=VALUE; got none"),
         (["softmax", "4xq", "--chip", "Toy"], "4xq"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis"], "KEY=VALUE"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis=7"], "7"),
@@ -381,3 +385,9 @@ def test_op_lists_the_operators(capsys):
 )
 def test_op_refuses_bad_input_in_one_line(words, hint, capsys):
     assert hint in refused(capsys, "op", *words)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_the_example_in_a_message_works(name, capsys):
+    example = refused(capsys, "op", name).rpartition("e.g. ")[2]
+    assert f"{name} on " in run(capsys, *shlex.split(example))[1]

@@ -139,6 +139,23 @@ def test_fusion_switches(capsys, tiny, tmp_path, text):
     assert "TbeConvElemwiseFusionPass" not in json.loads(result.read_text())[0]["ub_fusion"]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"Switch": {"GraphFusion": {"TbeConvElemwiseFusionPass": "off"}}}',
+         "TbeConvElemwiseFusionPass under UBFusion; got another scope"),
+        ('{"Switch": {"UBFusion": {"DeadCodeEliminationPass": "off"}}}', "list it under Graph"),
+        ("TbeConvElemwiseFusionPass:off\nDeadCodeEliminationPass:on\nALL:on", ""),
+        ("TbeFusionPass:off", "no pass or rule is called TbeFusionPass"),
+    ],
+)  # fmt: skip
+def test_switches_that_change_nothing_are_named(capsys, tiny, tmp_path, text, told):
+    file = tmp_path / "fusion_switch.cfg"
+    file.write_text(text)
+    code, _, line = run(capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file)
+    assert code == 0 and told in line and bool(told) == bool(line)
+
+
 def test_trace_and_json_files(capsys, tiny, tmp_path):
     trace, numbers = tmp_path / "t.json", tmp_path / "n.json"
     words = ("simulate", tiny, "--chip", "Toy", "--batch", 1)

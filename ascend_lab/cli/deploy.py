@@ -19,7 +19,7 @@ import numpy as np
 
 from ascend_lab import limits
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cli import common, inputs, network, terminal
+from ascend_lab.cli import common, inputs, network
 from ascend_lab.cli.aoe_words import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
@@ -152,8 +152,7 @@ def _road(arguments: argparse.Namespace) -> Road:
 
     file = arguments.fusion_switch_file
     switches = decide.read_switches(file) if file else decide.Switches()
-    if unknown := network.unknown_names(switches):
-        terminal.complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
+    network.warn_of_switches(switches)
     return Road(switches=switches, dtype=dtype_of(arguments))
 
 
