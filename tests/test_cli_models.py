@@ -1,6 +1,7 @@
 """Models on the command lines: `zoo`, `zoo:NAME` wherever one is taken, and `simulate`."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,14 @@ def test_switches_that_change_nothing_are_named(capsys, tiny, tmp_path, text, to
     file.write_text(text)
     code, _, line = run(capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file)
     assert code == 0 and told in line and bool(told) == bool(line)
+
+
+def test_the_memory_limit_that_a_message_names_is_enough(capsys, tiny):
+    words = ("simulate", tiny, *CHIP, "--batch", 8, "--memory-limit")
+    line = refused(capsys, *words, 9)
+    enough = int(re.search(r"got 9 B; with --memory-limit (\d+) nothing is in tiles", line)[1])
+    assert run(capsys, *words, enough)[0] == 0
+    assert "use a chip with more" in refused(capsys, *words, enough // 2)
 
 
 def test_trace_and_json_files(capsys, tiny, tmp_path):

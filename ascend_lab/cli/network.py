@@ -15,7 +15,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common, terminal
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
-from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.errors import CapacityError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
@@ -263,7 +263,14 @@ def _timed(
     limit, is_tuned = arguments.memory_limit, common.is_tuned(arguments)
     most = chip.device_memory.size_bytes if limit is None else limit
     if not is_tuned and placement.too_large(front.laid_out, most):
-        return tiled.simulate_within(front, chip, limit, road)
+        try:
+            return tiled.simulate_within(front, chip, limit, road)
+        except CapacityError as error:
+            whole = (
+                f"with --memory-limit {placement.peak_bytes(front.laid_out)} nothing is in tiles"
+            )
+            remedy = error.remedy if limit is None else f"{whole}; or {error.remedy}"
+            raise CapacityError(error.needed, error.got, remedy) from error
     stages = finish_stages(front, chip, road)
     if not is_tuned:
         return stages.timeline(), stages.fused
