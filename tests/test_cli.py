@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_lines import refused, run, run_json
 
@@ -391,3 +392,32 @@ def test_op_refuses_bad_input_in_one_line(words, hint, capsys):
 def test_the_example_in_a_message_works(name, capsys):
     example = refused(capsys, "op", name).rpartition("e.g. ")[2]
     assert f"{name} on " in run(capsys, *shlex.split(example))[1]
+
+
+SAMPLE = ROOT / "ascend_lab" / "data" / "mlsys2026" / "mlsys-2026-9.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("simulate", "zoo:squeezenet", *("--chip", "Toy", "--input-shape", "x:1,3")), "shape"),
+        (("run", "zoo:squeezenet", "--inputs", "named.npz"), "mend the name or the shape"),
+        (("run-kernel", "zero.py", "--chip", "Toy"), "mend the line"),
+        (("serve", "zoo:squeezenet", "--port", -1), "e.g. --port 0"),
+        (("subgraph", SAMPLE, "--time-limit", -1), "e.g. 10"),
+        (("subgraph", "object.json"), "example_problem.json"),
+        (("strategy", "object.json"), "add it"),
+        (("replay", "object.json"), "name them in the first line"),
+        (("run", "zoo:squeezenet", "--seed", -1), "raise it"),
+        (("collective", "--op", "allreduce", "--topology", "star:4", "--bytes", 9, "--ranks", 5),
+         "choose fewer"),
+    ],
+)  # fmt: skip
+def test_each_refusal_ends_in_a_remedy(words, remedy, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("named.npz", q=np.ones((1, 3, 224, 224)))
+    Path("object.json").write_text("{}")
+    Path("zero.py").write_bytes(b"\0")
+    line = refused(capsys, *words)
+    assert remedy in line.rpartition("; ")[2]
+    assert "None" not in line and "keyword" not in line

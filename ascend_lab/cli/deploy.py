@@ -311,7 +311,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
                             ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
         if not low <= (value := getattr(arguments, name)) <= high:
-            raise InputError(f"--{name.replace('_', '-')} from {low} to {high}", str(value))
+            word = f"--{name.replace('_', '-')}"
+            raise InputError(f"{word} from {low} to {high}", str(value), f"e.g. {word} {low}")
     if is_offline(arguments.model):
         needed = "an .onnx file or zoo:NAME: compiled models cannot be served"
         raise InputError(needed, arguments.model, "give what it was compiled from")

@@ -18,7 +18,6 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 
 if TYPE_CHECKING:
-    from ascend_lab.ops import Operator
     from ascend_lab.sim import KernelTimeline
 
 
@@ -75,7 +74,7 @@ def _op(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _example(operator: Operator, chip: str | None) -> str:
+def _example(operator: Any, chip: str | None) -> str:
     """Return the words that time an operator on the plainest of its examples."""
     own = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
     plain = min(own, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None)

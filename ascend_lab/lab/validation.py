@@ -9,7 +9,6 @@ buckets of 25 MiB over the preset 910A server. No constant of the model is fitte
 Errors are of the time: above zero the model is too slow.
 """
 
-import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -149,7 +148,7 @@ def product_rows() -> Iterator[ProductRow]:
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if row.get("divided"):
-            ways = divided(shape, chip, math.inf)
+            ways = divided(shape, chip, float("inf"))
             schedule = min(
                 ways, key=lambda s: warm_cycles(product_kernel(shape, chip, s), chip, ())
             )
