@@ -398,7 +398,30 @@ def figure_complaints(cell: Cell) -> list[str]:
         found.append(f"{figure.get('name')}: the caption must be a sentence")
     if len(alt.split()) < 4 or alt == figure.get("caption"):
         found.append(f"{figure.get('name')}: the alt text must state the data")
-    return found
+    stale = [told for told in TOLD.findall(alt) if not is_told(told, texts_of(cell))]
+    return found + [f"{figure.get('name')}: the cell's outputs do not say {told}" for told in stale]
+
+
+TOLD = re.compile(r"(?<![\w.,-])(?:\d*\.\d+|\d{1,3}(?:,\d{3})+|(?!910|310)\d{3,})(?![\w.,]*\d)")
+"""What an alt text tells of measured things: numbers with a point or of three digits."""
+
+
+def texts_of(cell: Cell) -> str:
+    """Return a cell's code, what it prints, and the words of its pictures."""
+    datas = [output.get("data", {}) for output in cell["outputs"]]
+    drawn = [data.get(kind, "") for data in datas for kind in ("text/plain", "image/svg+xml")]
+    printed = [output.get("text", "") for output in cell["outputs"]]
+    whole = "".join(part for text in (*drawn, *printed) for part in (*text, " "))
+    return source_of(cell) + re.sub(r"<[^>]*>", " ", whole)
+
+
+def is_told(told: str, known: str) -> bool:
+    """Tell whether a text has a number, or one that is rounded to it."""
+    plain = told.replace(",", "")
+    whole, _, digits = plain.partition(".")
+    unit = 10.0 ** (-len(digits) or len(whole) - len(whole.rstrip("0")))
+    numbers = (float(one.replace(",", "")) for one in re.findall(r"\d[\d,]*(?:\.\d+)?", known))
+    return any(abs(number - float(plain)) <= 0.501 * unit for number in numbers)
 
 
 def rows_of(text: str, silent: re.Pattern[str]) -> Iterator[tuple[str, str]]:

@@ -410,6 +410,8 @@ def test_rhythm_rule_bites() -> None:
         pictured("No full stop", "Bars of four pipes."),
         pictured("A sentence.", "A sentence."),
         pictured("A sentence.", "Bars of four pipes.", name="sine"),
+        pictured("A sentence.", "Bars of four pipes: 12.5 and 0.25."),
+        pictured("A sentence.", "Bars of four pipes, 12,346 high."),
         {**pictured("A sentence.", "Bars of four pipes."), "outputs": []},
         {**pictured("A sentence.", "Bars of four pipes."), "metadata": {}},
     ],
@@ -417,6 +419,11 @@ def test_rhythm_rule_bites() -> None:
 def test_figure_rule_bites(cell: Cell) -> None:
     assert figure_complaints(cell)
     assert figure_complaints(pictured("A sentence.", "Bars of four pipes.")) == []
+    cell = pictured("A sentence.", "Bars of the 310: 12,300 high, 0.2 wide, 99 long, 4 x 640x15.")
+    cell["outputs"][0]["data"]["text/plain"] = ["Figure: 12,345 high,\n", "0.249 wide"]
+    assert figure_complaints(cell) == []
+    cell["outputs"][0]["data"]["text/plain"] = ["Figure: 12,385 high, 0.251 wide"]
+    assert len(figure_complaints(cell)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """The command line: verbs, the JSON contract, exit codes, and one line for every bad input."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_lines import refused, run, run_json
 
 from ascend_lab import __version__
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.ops import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 MY_KERNEL = ROOT / "notebooks" / "my_kernel.py"
@@ -371,6 +374,8 @@ def test_op_lists_the_operators(capsys):
         (["softmx", "4x4", "--chip", "Toy"], "did you mean softmax"),
         (["softmax", "--chip", "Toy"], "a shape per input"),
         (["softmax", "4x4"], "--chip"),
+        (["dequantise", "4x4", "4", "4"], "--dtype int8"),
+        (["max_pool2d", "1x2x8x8", "--chip", "Toy"], "--attr kernel=VALUE; got none"),
         (["softmax", "4xq", "--chip", "Toy"], "4xq"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis"], "KEY=VALUE"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis=7"], "7"),
@@ -381,3 +386,38 @@ def test_op_lists_the_operators(capsys):
 )
 def test_op_refuses_bad_input_in_one_line(words, hint, capsys):
     assert hint in refused(capsys, "op", *words)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_the_example_in_a_message_works(name, capsys):
+    example = refused(capsys, "op", name).rpartition("e.g. ")[2]
+    assert f"{name} on " in run(capsys, *shlex.split(example))[1]
+
+
+SAMPLE = ROOT / "ascend_lab" / "data" / "mlsys2026" / "mlsys-2026-9.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("simulate", "zoo:squeezenet", *("--chip", "Toy", "--input-shape", "x:1,3")), "shape"),
+        (("run", "zoo:squeezenet", "--inputs", "named.npz"), "mend the name or the shape"),
+        (("run-kernel", "zero.py", "--chip", "Toy"), "mend the line"),
+        (("serve", "zoo:squeezenet", "--port", -1), "e.g. --port 0"),
+        (("subgraph", SAMPLE, "--time-limit", -1), "e.g. 10"),
+        (("subgraph", "object.json"), "example_problem.json"),
+        (("strategy", "object.json"), "add it"),
+        (("replay", "object.json"), "name them in the first line"),
+        (("run", "zoo:squeezenet", "--seed", -1), "raise it"),
+        (("collective", "--op", "allreduce", "--topology", "star:4", "--bytes", 9, "--ranks", 5),
+         "choose fewer"),
+    ],
+)  # fmt: skip
+def test_each_refusal_ends_in_a_remedy(words, remedy, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("named.npz", q=np.ones((1, 3, 224, 224)))
+    Path("object.json").write_text("{}")
+    Path("zero.py").write_bytes(b"\0")
+    line = refused(capsys, *words)
+    assert remedy in line.rpartition("; ")[2]
+    assert "None" not in line and "keyword" not in line

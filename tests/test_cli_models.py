@@ -1,6 +1,7 @@
 """Models on the command lines: `zoo`, `zoo:NAME` wherever one is taken, and `simulate`."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,31 @@ def test_fusion_switches(capsys, tiny, tmp_path, text):
     assert "conv2d+relu" in {row["type"] for row in on["operators"]}
     assert "conv2d+relu" not in {row["type"] for row in off["operators"]}
     assert "TbeConvElemwiseFusionPass" not in json.loads(result.read_text())[0]["ub_fusion"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"Switch": {"GraphFusion": {"TbeConvElemwiseFusionPass": "off"}}}',
+         "TbeConvElemwiseFusionPass under UBFusion; got another scope"),
+        ('{"Switch": {"UBFusion": {"DeadCodeEliminationPass": "off"}}}', "list it under Graph"),
+        ("TbeConvElemwiseFusionPass:off\nDeadCodeEliminationPass:on\nALL:on", ""),
+        ("TbeFusionPass:off", "no pass or rule is called TbeFusionPass"),
+    ],
+)  # fmt: skip
+def test_switches_that_change_nothing_are_named(capsys, tiny, tmp_path, text, told):
+    file = tmp_path / "fusion_switch.cfg"
+    file.write_text(text)
+    code, _, line = run(capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file)
+    assert code == 0 and told in line and bool(told) == bool(line)
+
+
+def test_the_memory_limit_that_a_message_names_is_enough(capsys, tiny):
+    words = ("simulate", tiny, *CHIP, "--batch", 8, "--memory-limit")
+    line = refused(capsys, *words, 9)
+    enough = int(re.search(r"got 9 B; with --memory-limit (\d+) nothing is in tiles", line)[1])
+    assert run(capsys, *words, enough)[0] == 0
+    assert "use a chip with more" in refused(capsys, *words, enough // 2)
 
 
 def test_trace_and_json_files(capsys, tiny, tmp_path):

@@ -12,6 +12,7 @@ from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
 from ascend_lab.graph.compile import Road
 from ascend_lab.graph.decide import Switches
+from ascend_lab.graph.passes import PASSES
 from ascend_lab.isa import FRACTAL, as_kernel, sanitize, up
 from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
 from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
@@ -139,6 +140,49 @@ def test_what_cannot_be_pooled_on_the_core_is_refused(changes, epilogue, what):
         conv_launch(shape, load_chip("Ascend310"), None, dense_placement(shape), epilogue)
 
 
+SIGMOID = (NARROW, Step("vmuls", (0,), -1.0), Step("vexp", (1,)), Step("vadds", (2,), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "rises"),
+    [
+        ((*SIGMOID, Step("vrec", (3,))), True),
+        ((*SIGMOID, Step("vrec", (3,)), Step("vmul", (0, 4))), False),  # SiLU
+        (SIGMOID, False),
+        ((*SIGMOID[:3], Step("vadds", (2,), -1.0), Step("vrec", (3,))), False),  # of both signs
+        ((*SIGMOID, Step("vadd", (0, 3))), False),
+        ((NARROW, Step("vrec", (0,))), False),
+    ],
+)
+def test_what_rises_with_the_sums(steps, rises):
+    epilogue = Epilogue((), steps, "fp16")
+    assert epilogue.rises == rises
+    sums = np.linspace(-8, 8, 801, dtype=np.float16)
+    with np.errstate(divide="ignore"):
+        values = {"vmuls": np.multiply, "vadds": np.add, "vmul": np.multiply, "vadd": np.add}
+        found = []
+        for step in steps:
+            given = [sums if x == "sums" else found[x] for x in step.sources]
+            given += [] if step.number is None else [np.float16(step.number)]
+            own = {"vconv": np.copy, "vexp": np.exp, "vrec": np.reciprocal} | values
+            found.append(own[step.op](*given))
+    assert bool(np.all(np.diff(found[-1]) >= 0)) == rises
+
+
+def test_a_relu_behind_the_windows_goes_in_front_of_them_only_behind_a_convolution():
+    for late in (True, False):
+        net = GraphBuilder("late", "fp16")
+        y = net.max_pool2d(net.input("x", (1, 16, 8, 8)), kernel=2)
+        net.output(net.relu(y), *([] if late else [y]))
+        assert PASSES["AlgebraicSimplificationPass"].apply(net.build())[1] == 0
+    graph = stem("relu", late=True)
+    after, count = PASSES["AlgebraicSimplificationPass"].apply(graph)
+    assert count == 1 and [n.op for n in after.nodes][:3] == ["conv2d", "relu", "max_pool2d"]
+    feeds = random_inputs(graph, 3)
+    for one, other in zip(*(evaluate(g, feeds).values() for g in (graph, after)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_other_cores_and_low_tiles_are_refused():
     shape = pooled(ConvShape(1, 16, 8, 40, 16, 3, 3, 1, 1), (3, 3), 2)
     with pytest.raises(AscendLabError, match="Ascend910B2"):
@@ -150,27 +194,26 @@ def test_other_cores_and_low_tiles_are_refused():
 
 
 # -- in a network ---------------------------------------------------------------------------------
-def stem(last="relu", size=(2, 3, 64, 64), skip=False):
-    """A first layer with a bias, pooled, and a layer behind it."""
+def stem(last="relu", size=(2, 3, 64, 64), skip=False, late=False):
+    """A first layer with a bias, pooled (`late`: before the activation), and a layer behind it."""
     net = GraphBuilder("stem", "fp16")
     own = net.weight((32, 3, 7, 7)), net.weight((32,), scale=1.0)
     y = net.conv2d(net.input("x", size), *own, stride=2, pad=3)
-    y = getattr(net, last)(y, name="rows")
+    y = y if late else getattr(net, last)(y, name="rows")
     y = net.add(y, net.input("skip", (size[0], 32, size[2] // 2, size[3] // 2))) if skip else y
     y = net.max_pool2d(y, kernel=3, stride=2, pad=1)
+    y = getattr(net, last)(y) if late else y
     net.output(net.relu(net.conv2d(y, net.weight((16, 32, 1, 1)))))
     return net.build()
 
 
-TOGETHER = "conv2d+relu+max_pool2d"
-
-
 @pytest.mark.parametrize("name", COMBINED)
-def test_pooling_is_done_in_the_kernel_in_front(name):
-    graph, chip = stem(), load_chip(name)
+@pytest.mark.parametrize(("last", "late"), [("relu", False), ("relu", True), ("sigmoid", False)])
+def test_pooling_is_done_in_the_kernel_in_front(name, last, late):
+    graph, chip, together = stem(last, late=late), load_chip(name), f"conv2d+{last}+max_pool2d"
     off = Switches({("UBFusion", "PooledConvolutionFusionPass"): False})
     stages, apart = Road().stages(graph, chip), Road(switches=off).stages(graph, chip)
-    assert [TOGETHER in [t.op for t in s.compiled.tasks] for s in (stages, apart)] == [True, False]
+    assert [together in [t.op for t in s.compiled.tasks] for s in (stages, apart)] == [True, False]
     feeds = random_inputs(graph, 1)
     (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
@@ -178,7 +221,7 @@ def test_pooling_is_done_in_the_kernel_in_front(name):
     times, bound = stages.timeline(), bound_of(stages.rewritten, chip)
     assert bound.time_s <= times.time_s < apart.timeline().time_s
     assert sum(ledger(times, bound).values()) == pytest.approx(times.time_s, rel=1e-12)
-    own = {op.op: op for op in operators_of(stages.compiled)}[TOGETHER]
+    own = {op.op: op for op in operators_of(stages.compiled)}[together]
     assert not own.unit and "pooled on the core" in own.reason
 
 

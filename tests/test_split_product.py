@@ -14,6 +14,7 @@ from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, pack_gemm, 
 from ascend_lab.kernels.epilogue import Epilogue, Step
 from ascend_lab.ops.matmul import default_product, least_cycles, product_kernel, warm_cycles
 from ascend_lab.sim import execute, simulate
+from ascend_lab.sim.timeline import start_cycles
 
 WAYS = ({}, {"keep": "a"}, {"keep": "b", "order": "nm"}, {"step_k": 1, "a_l1_slots": 1})
 
@@ -62,15 +63,19 @@ DEEP = {
 
 @pytest.mark.parametrize("case", DEEP.values(), ids=DEEP)
 def test_the_default_divides_k_where_that_is_quicker(case):
+    """Within a launch that has cores of both kinds; alone not where they start later."""
     name, shape, share = case
     chip = load_chip(name)
-    launch_cycles = round(chip.launch_overhead_s * chip.clock_hz)
 
-    def body(schedule):
-        return warm_cycles(product_kernel(shape, chip, schedule), chip, ()) - launch_cycles
+    def body(schedule, start="inside"):
+        cycles = warm_cycles(product_kernel(shape, chip, schedule), chip, (), start)
+        return cycles - start_cycles(chip, start)
 
-    chosen = default_product(shape, chip)
-    assert chosen.split_k > 1
+    chosen, alone = (default_product(shape, chip, start=start) for start in ("inside", "cold"))
+    assert chosen.split_k > 1 and body(alone, "cold") <= body(chosen, "cold")
+    later = round(chip.mix_start_s * chip.clock_hz)
+    assert body(chosen, "cold") == body(chosen) + later
+    assert (alone.split_k > 1) == (later == 0)
     epilogue = Epilogue((), (Step("vrelu", ("sums",)),), "fp32") if shape.dtype == "fp16" else None
     if epilogue:  # K stays whole where nobody says how to finish
         assert default_product(shape, chip, epilogue).split_k == 1
@@ -96,7 +101,7 @@ def test_networks_divide_k_and_keep_their_values(chip_name, follows):
         y = net.relu(net.add(y, net.input("r", (20, 48))))
     net.output(y)
     graph = net.build()
-    compiled = compile_graph(graph, load_chip(chip_name))
+    compiled = compile_graph(graph, replace(load_chip(chip_name), mix_start_s=0.0))
     product = next(t for t in compiled.tasks if t.piece.graph.nodes[0].op == "matmul")
     assert len(product.lowered.kernel.phases) == 2
     inputs = {name: numbers(rng, graph.types[name].shape, "fp16") for name in graph.inputs}

@@ -51,11 +51,11 @@ def test_no_model_code_reads_the_published_rows() -> None:
     assert readers == ["lab/validation.py"]
 
 
-def test_whole_products_hit_but_for_the_launch() -> None:
-    """What lasts hundreds of launches is inside the goal; short rows miss by their launch."""
+def test_whole_products_hit_but_for_one() -> None:
+    """A kernel that divides K starts as a mix kernel: cube cores, and vector cores that add."""
     rows = list(product_rows())
     for row in rows:
-        assert (abs(row.time_error) <= GOAL) == (row.published_s > 46e-6), product_table([row])
+        assert (abs(row.time_error) <= GOAL) == (row.name != "A stays in L1"), product_table([row])
     short, *_, long = (row for row in rows if row.name == "K divided")
     more = (long.model_s - short.model_s) / (long.published_s - short.published_s)
-    assert abs(more - 1) <= GOAL and long.parts > 1
+    assert abs(more - 1) <= GOAL and short.parts > 1

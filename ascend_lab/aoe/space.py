@@ -257,7 +257,8 @@ def read_recorded(path: str | Path) -> RecordedSpace:
     heads, rows = _table(Path(path))
     if not heads or heads[-1] != TIME or len(heads) < 2 or len(set(heads)) != len(heads):
         got = f"the columns {', '.join(heads)[:200] or '(none)'} in {where}"
-        raise InputError(f"parameters with different names, then {TIME}", got)
+        remedy = f"name them in the first line, the last {TIME}"
+        raise InputError(f"parameters with different names, then {TIME}", got, remedy)
     refuse_above(f"{where}: columns", len(heads), COLUMNS)
     refuse_above(f"{where}: rows", len(rows), ROWS)
     if not rows:

@@ -49,9 +49,10 @@ def _collective(arguments: argparse.Namespace) -> int:
     size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
     ranks = topology.size if arguments.ranks is None else arguments.ranks
     if not 1 <= ranks <= topology.size:
-        raise InputError(f"--ranks from 1 to {topology.size}", str(ranks))
+        remedy = "choose fewer, or a larger topology" if ranks > 1 else "raise it"
+        raise InputError(f"--ranks from 1 to {topology.size}", str(ranks), remedy)
     if not 0 <= arguments.root < ranks:
-        raise InputError(f"--root below {ranks}", str(arguments.root))
+        raise InputError(f"--root from 0 to {ranks - 1}", str(arguments.root), "choose one")
     places, root = range(ranks), arguments.root
     if schedule.op_name(arguments.op) not in ROOTED:
         refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")

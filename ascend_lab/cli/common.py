@@ -184,14 +184,14 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
 def check_limit(limit_s: float | None) -> None:
     """Raise `InputError` for a --time-limit that means nothing."""
     if limit_s is not None and not (math.isfinite(limit_s) and 0 <= limit_s <= LONGEST_S):
-        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit_s))
+        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit_s), "e.g. 10")
 
 
 def check_least(
-    arguments: argparse.Namespace, flag: str, least: int = 0, unit: str = "", remedy: str = ""
+    given: argparse.Namespace, flag: str, least: int = 0, unit: str = "", remedy: str = "raise it"
 ) -> None:
     """Raise `InputError` for a flag's number below `least`; None is none."""
-    value = getattr(arguments, flag.lstrip("-").replace("-", "_"))
+    value = getattr(given, flag.lstrip("-").replace("-", "_"))
     if value is not None and value < least:
         raise InputError(f"{flag} of at least {least}{unit}", str(value), remedy)
 

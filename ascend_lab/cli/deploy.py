@@ -19,7 +19,7 @@ import numpy as np
 
 from ascend_lab import limits
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cli import common, inputs, network, terminal
+from ascend_lab.cli import common, inputs, network
 from ascend_lab.cli.aoe_words import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
@@ -152,8 +152,7 @@ def _road(arguments: argparse.Namespace) -> Road:
 
     file = arguments.fusion_switch_file
     switches = decide.read_switches(file) if file else decide.Switches()
-    if unknown := network.unknown_names(switches):
-        terminal.complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
+    network.warn_of_switches(switches)
     return Road(switches=switches, dtype=dtype_of(arguments))
 
 
@@ -312,7 +311,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
                             ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
         if not low <= (value := getattr(arguments, name)) <= high:
-            raise InputError(f"--{name.replace('_', '-')} from {low} to {high}", str(value))
+            word = f"--{name.replace('_', '-')}"
+            raise InputError(f"{word} from {low} to {high}", str(value), f"e.g. {word} {low}")
     if is_offline(arguments.model):
         needed = "an .onnx file or zoo:NAME: compiled models cannot be served"
         raise InputError(needed, arguments.model, "give what it was compiled from")

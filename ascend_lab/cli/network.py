@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ import numpy as np
 
 from ascend_lab import limits, output
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cli import common
+from ascend_lab.cli import common, terminal
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
-from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.errors import CapacityError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
@@ -197,8 +196,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         graph = common.imported(arguments).graph
     except UnsupportedError as error:
         return _simulate_placed(arguments, error)
-    if unknown := unknown_names(switches):
-        print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
+    warn_of_switches(switches)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
     road = common.tuned_road(arguments, chip, road)
     front = front_stages(graph, chip, road)
@@ -259,7 +257,14 @@ def _timed(
     limit, is_tuned = arguments.memory_limit, common.is_tuned(arguments)
     most = chip.device_memory.size_bytes if limit is None else limit
     if not is_tuned and placement.too_large(front.laid_out, most):
-        return tiled.simulate_within(front, chip, limit, road)
+        try:
+            return tiled.simulate_within(front, chip, limit, road)
+        except CapacityError as error:
+            whole = (
+                f"with --memory-limit {placement.peak_bytes(front.laid_out)} nothing is in tiles"
+            )
+            remedy = error.remedy if limit is None else f"{whole}; or {error.remedy}"
+            raise CapacityError(error.needed, error.got, remedy) from error
     stages = finish_stages(front, chip, road)
     if not is_tuned:
         return stages.timeline(), stages.fused
@@ -268,12 +273,19 @@ def _timed(
     return simulate_graph(tuned), stages.fused
 
 
-def unknown_names(switches: decide.Switches) -> list[str]:
-    """Return the names of a switch file that no pass and no rule has here."""
-    from ascend_lab.graph import fusion, passes
+def warn_of_switches(switches: decide.Switches) -> None:
+    """Name on stderr what a switch file turns and no pass or rule has, at all or in that scope."""
+    from ascend_lab.graph import decide, fusion, passes
 
-    known = {"ALL", fusion.AUTOMATIC, *passes.PASSES, *(rule.name for rule in fusion.RULES)}
-    return sorted({name for _, name in switches.named} - known)
+    rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.RULES)}
+    known = dict(zip(decide.SCOPES, (set(passes.PASSES), rules), strict=True))
+    names = {name for _, name in switches.named} - {"ALL"}
+    if unknown := sorted(names.difference(*known.values())):
+        terminal.complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
+    for scope, own in known.items():
+        if lost := sorted(n for n in names & own if (scope, n) not in switches.named):
+            told = f"{', '.join(lost)} under {scope}; got another scope, which changes nothing"
+            terminal.complain("ascend-lab", f"{told}; list it under {scope}", 0)
 
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:

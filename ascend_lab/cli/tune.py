@@ -220,6 +220,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 def _print(report: saved.Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
+    from ascend_lab.aoe.tuning import NOT_REACHED
     from ascend_lab.graph.compile import ledger_table
 
     name, tuning = report.name, report.tuning
@@ -238,6 +239,11 @@ def _print(report: saved.Report) -> None:
     if tuning.operators is not None:
         common.show(report.top(TOP))
         common.show(f"  {_operators(tuning.operators)}")
+        late = sum(r.note == NOT_REACHED for r in tuning.operators.results)
+        if late:
+            kept = f"{late} kinds of operators keep their defaults, of which nothing is proven"
+            common.show(f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
+                        "command: the bank keeps what was found")  # fmt: skip
     common.show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
         "(of any slicing and schedule; it counts one launch and few waits)"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,15 +29,16 @@ def _op(arguments: argparse.Namespace) -> int:
     if arguments.json:
         refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
-    example = "e.g. op softmax 64x1000 --chip Ascend910A"
+    example = _example(operator, arguments.chip)
     if not arguments.shapes:
         raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
     if arguments.chip is None:
         raise InputError("--chip with a chip name or file", "none", example)
     chip, attrs = load_chip(arguments.chip), _attributes(arguments.attr)
-    shapes = [_shape(text) for text in arguments.shapes]
-    dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
-    formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
+    if missing := [key for key in operator.needs if key not in attrs]:
+        raise InputError(" ".join(f"--attr {key}=VALUE" for key in missing), "none", example)
+    shapes, dtype = [_shape(text) for text in arguments.shapes], arguments.dtype
+    formats = operator.input_types(len(shapes), ALIASES.get(dtype, dtype), **attrs)
     tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
     warm = arguments.warm_l2
     timeline = ops.time(arguments.name, shapes, formats, chip, warm_l2=warm, tiling=tiling, **attrs)
@@ -48,6 +51,19 @@ def _op(arguments: argparse.Namespace) -> int:
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
     emit(arguments.json, data, lines)
     return 0
+
+
+def _example(operator: Any, chip: str | None) -> str:
+    """Return the words that time an operator on the plainest of its examples."""
+    own = [e for e in operator.examples if all(shape and all(shape) for shape in e.shapes)]
+    plain = min(own, key=lambda e: (len(e.attrs), -sum(map(math.prod, e.shapes))), default=None)
+    if plain is None:
+        return "e.g. op softmax 64x1000 --chip Ascend910A"
+    words = [operator.name, *("x".join(map(str, shape)) for shape in plain.shapes)]
+    words += [word for item in plain.attrs.items() for word in ("--attr", "=".join(map(str, item)))]
+    if "fp16" not in operator.types.allowed:
+        words += ["--dtype", operator.types.allowed[0]]
+    return f"e.g. op {shlex.join([*words, '--chip', chip or 'Ascend910A'])}"
 
 
 def _timing(name: str, timeline: KernelTimeline) -> list[str]:

@@ -89,7 +89,7 @@ def checked(values: Any, what: str = "values") -> Values:
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" or not array.size:
         got = f"{array.dtype} {array.shape}"
-        raise InputError(f"{what}: an array of numbers that is not empty", got)
+        raise InputError(f"{what}: an array of numbers that is not empty", got, "give one")
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
     if not np.isfinite(narrow).all():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascend_lab import isa, output, sim
+from ascend_lab import output, sim
 from ascend_lab.chip import Chip
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
@@ -193,7 +193,7 @@ def simulate_graph(
             early = early_cycles(task, chip) if start in ("inside", "across") else 0
             timeline = sim.simulate_kernel(kernel, chip, own)
             mix = mix_cycles if task.name in mixed else 0
-            timeline = replace(timeline, start=start, early_cycles=early, scope_mix_cycles=mix)
+            timeline = replace(timeline, start=start, early_cycles=early, mix_cycles=mix)
         times.append(OperatorTime(task.name, title, timeline))
         if ahead:
             ahead.after(task, kernel, timeline)
@@ -215,7 +215,7 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
                 last, start = None, "queued" if kernel.engine == NAME else start
             continue
         scope = scopes.get(i)
-        units = near if scope is None else _units(kernel, compiled.chip)
+        units = near if scope is None else sim.units_of(kernel, compiled.chip)
         within: Start = "inside" if units == near and len(units) == 1 else "across"
         found[task.name] = within if scope is not None and scope == last else start
         start, last, near = "queued", scope, units
@@ -223,14 +223,13 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
 
 
 def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
-    """Return the first kernels of super kernels that run on cube and on vector cores."""
+    """Return the first kernels of the launches that run on cube and on vector cores."""
     first, launched = "", dict[str, list[frozenset[str]]]()
     for task in compiled.tasks:
         if task.lowered is not None and task.name in starts:
             first = first if first and starts[task.name] in ("inside", "across") else task.name
-            launched.setdefault(first, []).append(_units(task.lowered.kernel, compiled.chip))
-    return {name for name, units in launched.items()
-            if len(units) > 1 and len(frozenset().union(*units)) > 1}  # fmt: skip
+            launched.setdefault(first, []).append(sim.units_of(task.lowered.kernel, compiled.chip))
+    return {name for name, units in launched.items() if len(frozenset().union(*units)) > 1}
 
 
 def early_cycles(task: Task, chip: Chip) -> int:
@@ -252,12 +251,6 @@ def early_cycles(task: Task, chip: Chip) -> int:
                 first.setdefault(src.buffer.name, cycles)
         least = min(least, sum(first.values()))
     return int(least)
-
-
-def _units(kernel: isa.Kernel, chip: Chip) -> frozenset[str]:
-    """Return the kinds of cores that a kernel needs."""
-    parts = (part for phase in kernel.phases for part in phase.parts)
-    return frozenset(isa.program_unit(chip, part.program) for part in parts)
 
 
 def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:

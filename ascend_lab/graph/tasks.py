@@ -287,7 +287,8 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
 
 def _price(piece: Piece, chip: Chip, start: Start) -> Start:
     """Return the start at whose price a kernel is chosen: all are alike but for mix kernels."""
-    mixes = len(piece.graph.nodes) > 1 and piece.graph.nodes[0].has("convolution")
+    head, *rest = piece.graph.nodes
+    mixes = head.has("product") or (bool(rest) and head.has("convolution"))
     launched = start in ("cold", "queued") or chip.combined
     return "across" if mixes and not launched else "queued"
 

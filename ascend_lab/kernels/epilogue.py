@@ -21,7 +21,7 @@ FORMATS = ("fp16", "bf16", "fp32", "int32")
 """Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
 PAIR = 2 * FRACTAL
 """Channels of a block in int8: two fractals side by side."""
-RISING = ("vconv", "vadd", "vadds", "vmax", "vmaxs", "vmin", "vmins", "vrelu")
+RISING = ("vconv", "vadd", "vadds", "vmax", "vmaxs", "vmin", "vmins", "vrelu", "vexp")
 """Operations that make no smaller number of larger ones."""
 
 
@@ -117,10 +117,18 @@ class Epilogue:
     @property
     def rises(self) -> bool:
         """Whether the largest of some sums of a channel becomes the largest of their results."""
+        ways, above = dict[str | int, int]({SUMS: 1}), set[str | int]()
+        for i, s in enumerate(self.steps):  # 1 rises, -1 falls; `above` are never below 0
+            number, known = s.number or 0.0, above.issuperset(s.sources)
+            falls = (s.op == "vrec" and known) or (s.op == "vmuls" and number < 0)
+            way = {ways[x] for x in s.sources if x in ways}
+            if len(way) > 1 or not (falls or s.op in RISING or (s.op == "vmuls" and number > 0)):
+                return False
+            ways[i] = -way.pop() if falls else way.pop()
+            if s.op == "vexp" or (s.op in ("vadds", "vconv") and known and number >= 0):
+                above.add(i)
         plain = self.deq is None and all(o.kind == "channel" for o in self.operands)
-        return plain and all(
-            s.op in RISING or (s.op == "vmuls" and (s.number or 0.0) > 0) for s in self.steps
-        )
+        return plain and (not self.steps or ways[len(self.steps) - 1] == 1)
 
     def _check_deq(self, deq: Deq) -> None:
         kinds = {o.name: (o.kind, o.dtype) for o in self.operands}

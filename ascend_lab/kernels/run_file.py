@@ -170,7 +170,6 @@ def _call(file: str | Path, name: str, function: Any, argument: Any) -> Any:
 
 def _wrong(file: str | Path, where: str, error: BaseException) -> InputError:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
-    line = frames[-1].lineno if frames else getattr(error, "lineno", "?")
-    return InputError(
-        f"{file} to run ({where})", f"line {line}: {type(error).__name__}: {error}", "mend the line"
-    )
+    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
+    got = f"line {line or '?'}: {type(error).__name__}: {error}"
+    return InputError(f"{file} to run ({where})", got, "mend the line")

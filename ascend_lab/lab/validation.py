@@ -19,7 +19,7 @@ from ascend_lab import cluster, isa, kernels, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Road, bound, ledger, zoo
 from ascend_lab.kernels import conv, conv_shape, flash_shape, flash_split, gemm
-from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
+from ascend_lab.ops.matmul import default_product, divided, product_kernel, warm_cycles
 from ascend_lab.train import StepProfile, all_reduce_cost, profile_training, step_timeline
 
 
@@ -114,14 +114,14 @@ def _row(name: str, entry: dict[str, Any], launch: isa.Launch, chip: Chip) -> Va
 
 def validation_table(rows: list[ValidationRow]) -> str:
     """Return the rows as text: times, error, busy shares as model/published; a star is a miss."""
-    head = f"{'row':<17}{'model':>9}{'publ.':>9}{'error':>8} "
+    head = f"{'row':<17}{'model':>9}{'publ.':>9}{'time error':>11} "
     lines = [(head + "".join(f"{p:>9} " for p in PIPES)).rstrip()]
     for row in rows:
         shares = [f"{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}" for p in PIPES]
         marks = ["*" if what in row.misses else " " for what in ("time", *PIPES)]
         told = "".join(f"{s:>9}{mark}" for s, mark in zip(shares, marks[1:], strict=True))
         times = f"{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
-        lines.append(f"{row.name:<17}{times}{row.time_error:>+8.1%}{marks[0]}{told}".rstrip())
+        lines.append(f"{row.name:<17}{times}{row.time_error:>+11.1%}{marks[0]}{told}".rstrip())
     return "\n".join(lines)
 
 
@@ -147,7 +147,12 @@ def product_rows() -> Iterator[ProductRow]:
         own, (m, n, k) = data["device"][row["device"]], row["size"]
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
-        if "tile" in row:
+        if row.get("divided"):
+            ways = divided(shape, chip, float("inf"))
+            schedule = min(
+                ways, key=lambda s: warm_cycles(product_kernel(shape, chip, s), chip, ())
+            )
+        elif "tile" in row:
             base_m, base_k, base_n = row["tile"]
             given = kernels.GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
             schedule = kernels.best_grid(shape, chip, given)
@@ -160,12 +165,12 @@ def product_rows() -> Iterator[ProductRow]:
 
 def product_table(rows: Iterable[ProductRow]) -> str:
     """Return the rows as text: times, error, what was published; a star where it misses."""
-    lines = [f"{'m x n x k':<17}{'chip':<12}{'model':>9}{'publ.':>9}{'error':>7}  what"]
+    lines = [f"{'m x n x k':<17}{'chip':<12}{'model':>9}{'publ.':>9}{'time error':>11}  what"]
     for row in rows:
         size, mark = "x".join(map(str, row.size)), " *" if abs(row.time_error) > GOAL else ""
         lines.append(
             f"{size:<17}{row.device.removeprefix('Ascend'):<12}{row.model_s * 1e6:>7.1f}us"
-            f"{row.published_s * 1e6:>7.1f}us{row.time_error:>+7.0%}  {row.name}{mark}"
+            f"{row.published_s * 1e6:>7.1f}us{row.time_error:>+11.0%}  {row.name}{mark}"
         )
     return "\n".join(lines)
 
@@ -242,13 +247,13 @@ def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> Ne
 
 def network_table(rows: Iterable[NetworkRow]) -> str:
     """Return rows as text: rates, error of the time (a star: too large), time off, over bound."""
-    head = f"{'network':<15}{'chip':<7}{'batch':>5}{'model/s':>9}{'publ./s':>9}{'error':>7} "
+    head = f"{'network':<15}{'chip':<7}{'batch':>5}{'model/s':>9}{'publ./s':>9}{'time error':>11} "
     lines = [f"{head}{'off':>9}{'/bound':>8}  largest above"]
     for row in rows:
         over = sum(row.terms.values()) / row.terms["bound"]
         lines.append(
             f"{row.name:<15}{row.chip.removeprefix('Ascend'):<7}{row.batch:>5}"
-            f"{row.model_per_s:>9.0f}{row.published_per_s:>9.0f}{row.time_error:>+7.0%}"
+            f"{row.model_per_s:>9.0f}{row.published_per_s:>9.0f}{row.time_error:>+11.0%}"
             f"{'*' if row.misses else ' '}{row.off_s * 1e6:>+7.0f}us{over:>8.2f}  {row.cause}"
         )
     return "\n".join(lines)
@@ -321,11 +326,11 @@ def norms_s(profile: StepProfile) -> float:
 def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
     """Return the rows as text: images per second, error of the time, milliseconds, scaling."""
     rows = training_validation_rows() if rows is None else rows
-    head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
+    head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'time error':>11}"
     lines = [f"{head}{'step':>10}{'norms':>10}{'scaling':>8}{'publ.':>6}"]
     for row in rows:
         wanted = "-" if row.published_efficiency is None else f"{row.published_efficiency:.2f}"
         rates = f"{row.model_images_per_s:>8.0f}{row.published_images_per_s:>8.0f}"
-        times = f"{row.time_error:>+6.0%}{row.model_s * 1e3:>8.2f}ms{row.norms_s * 1e3:>8.2f}ms"
+        times = f"{row.time_error:>+11.0%}{row.model_s * 1e3:>8.2f}ms{row.norms_s * 1e3:>8.2f}ms"
         lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.2f}{wanted:>6}")
     return "\n".join(lines)

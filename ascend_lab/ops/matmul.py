@@ -25,6 +25,7 @@ from ascend_lab.ops.formats import Shape, TypeRule, Values, rounded
 from ascend_lab.ops.operator import Example, Grads, define
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 from ascend_lab.sim import DeviceMemory, simulate_kernel
+from ascend_lab.sim.timeline import Start, start_cycles
 
 SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
 """fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""
@@ -277,14 +278,17 @@ def default_product(
     epilogue: Epilogue | None = None,
     finish: Finish | None = None,
     warm: frozenset[str] = frozenset(),
+    start: Start = "cold",
 ) -> GemmSchedule:
     """Return the quickest schedule of those that look best, on an L2 that holds tensors `warm`.
 
+    Where cores are of two kinds, a kernel that divides K needs both: `start` says at what price.
     Without a `finish` for an epilogue K is not divided. Raises as `default_schedule`.
     """
 
     def cycles(schedule: GemmSchedule) -> int:
-        return warm_cycles(product_kernel(shape, chip, schedule, epilogue, finish), chip, warm)
+        kernel = product_kernel(shape, chip, schedule, epilogue, finish)
+        return warm_cycles(kernel, chip, warm, start)
 
     found = default_schedules.promising(shape, chip, epilogue, warm)
     timed = {s: cycles(s) for _, s in found}
@@ -293,7 +297,7 @@ def default_product(
         one = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
         with suppress(CapacityError):
             timed[one] = cycles(one)
-    body = min(timed.values()) - round(chip.launch_overhead_s * chip.clock_hz)
+    body = min(timed.values()) - start_cycles(chip, start)
     low = body <= ABOVE * least_cycles(shape, chip, warm)
     if not low and (epilogue is None or finish is not None):
         for schedule in divided(shape, chip, found[0][0], warm):
@@ -338,11 +342,14 @@ def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> fl
     return max(macs / (chip.macs_per_cycle(shape.dtype) * chip.core_count), memory)
 
 
-def warm_cycles(kernel: isa.Kernel, chip: Chip, warm: Collection[str]) -> int:
-    """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
+def warm_cycles(
+    kernel: isa.Kernel, chip: Chip, warm: Collection[str], start: Start = "cold"
+) -> int:
+    """Return the cycles of a kernel, start included, on an L2 that has read the `warm` tensors."""
     tensors = kernel.tensors
     held = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
-    return simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held)).total_cycles
+    timeline = simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held))
+    return replace(timeline, start=start).total_cycles
 
 
 def base_name(buffer: isa.Buffer) -> str:

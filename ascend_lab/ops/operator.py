@@ -193,6 +193,11 @@ class Operator:
             raise InputError(needed, str(count), "pass every tensor, attributes by name")
         return self.inputs[:count]
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The attributes that the caller must give."""
+        return tuple(key for key, value in self.attrs.items() if value is REQUIRED)
+
     def settings(self, attrs: Attrs) -> dict[str, Any]:
         """Return all attributes, defaults filled in; raise `InputError` for wrong or missing."""
         for key, value in attrs.items():

@@ -250,9 +250,10 @@ def simulate_kernel(
     memory what it evicts. Raises `SimulationError` if a tensor has no room at its address.
     """
     whole = as_kernel(kernel)
+    mix = round(chip.mix_start_s * chip.clock_hz) if len(units_of(whole, chip)) > 1 else 0
     if memory is None:
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
-        return KernelTimeline(whole.name, chip, phases)
+        return KernelTimeline(whole.name, chip, phases, mix_cycles=mix)
     addresses, timed, count = memory.addresses(whole.tensors), list[Timeline](), len(whole.phases)
     for i, phase in enumerate(whole.phases):
         last = memory.last if i == count - 1 else frozenset[str]()
@@ -260,7 +261,13 @@ def simulate_kernel(
         outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())
         timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
-    return KernelTimeline(whole.name, chip, tuple(timed))
+    return KernelTimeline(whole.name, chip, tuple(timed), mix_cycles=mix)
+
+
+def units_of(kernel: Kernel, chip: Chip) -> frozenset[str]:
+    """Return the kinds of cores that a kernel needs: with two it is started as a mix kernel."""
+    parts = (part for phase in kernel.phases for part in phase.parts)
+    return frozenset(program_unit(chip, part.program) for part in parts)
 
 
 traffic_of = lru_cache(REMEMBERED)(analyse)

@@ -291,18 +291,13 @@ class KernelTimeline(Timed):
     start: Start = field(default="cold", kw_only=True)
     early_cycles: int = field(default=0, kw_only=True)
     """Cycles that it works before the barrier at which it starts lets it pass."""
-    scope_mix_cycles: int = field(default=0, kw_only=True)
-    """Cycles more to start it because kernels of its super kernel need the other kind of cores."""
+    mix_cycles: int = field(default=0, kw_only=True)
+    """Cycles more to start a launch that needs cube and vector cores, in whatever phase."""
 
     @property
     def launch_cycles(self) -> int:
         """Cycles of what starts it."""
         return max(0, start_cycles(self.chip, self.start, self.mix_cycles) - self.early_cycles)
-
-    @property
-    def mix_cycles(self) -> int:
-        """Cycles more to start a launch in which cube and vector cores meet."""
-        return max(self.scope_mix_cycles, *(phase.mix_cycles for phase in self.phases))
 
     @property
     def sync_cycles(self) -> int:

@@ -280,6 +280,9 @@ def test_a_time_that_is_over_after_the_compile_leaves_the_network_as_it_is(capsy
     code, out, err = aoe(capsys, *arguments)
     assert code == 0 and err.count("\n") == 1 and "limit of 1e-06 s: nothing was tuned" in err
     assert "default: not reached in the time limit" in out
+    assert re.search(
+        r"--time_limit ended the search: [1-9]\d* kinds .* nothing is proven; raise", out
+    )
     opat = sections(tmp_path)[0]["OPAT"]
     assert opat["model_performance_improvement"] == "0.00%"
     assert opat["tune_failed_operators"] == [] == list(tmp_path.glob("*_tuned*"))

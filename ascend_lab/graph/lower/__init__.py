@@ -50,7 +50,7 @@ def lower(
         return lower_tandem(piece, chip) if two else conv.lower_conv(piece, chip, tiling, start)
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
-        return matmul.lower_product(piece, chip, tiling)
+        return matmul.lower_product(piece, chip, tiling, start)
     if op == "mul" and len(nodes) > 1 and nodes[1].op == "conv2d":
         _refuse_packed_twice(piece)
         return lower_scaled(piece, chip)

@@ -17,6 +17,7 @@ from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.weight_gradient import ZEROS
 from ascend_lab.ops import conv_gradient, formats, matmul
 from ascend_lab.ops.expressions import narrow
+from ascend_lab.sim.timeline import Start
 
 
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
@@ -48,7 +49,9 @@ def is_plain(piece: Piece) -> bool:
     return ranks == [2, 2] and not node.attr("trans_a", False)
 
 
-def lower_product(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None) -> Lowered:
+def lower_product(
+    piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None, start: Start = "queued"
+) -> Lowered:
     """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
 
     The second operand of a product of a tensor with itself is called "name.b": a constant is packed
@@ -70,7 +73,7 @@ def lower_product(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None 
     if tiling is None:
         warm = frozenset(side for side, name in zip("ab", node.inputs, strict=True)
                          if _likely_held(piece, name, chip))  # fmt: skip
-        tiling = matmul.default_product(shape, chip, epilogue, finish, warm)
+        tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
     if tiling.split_k > 1:
         operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()

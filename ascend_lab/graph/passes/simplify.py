@@ -236,7 +236,10 @@ def _reciprocal(draft: Draft, node: Node) -> bool:
     stage="prepare",
 )
 def algebra(draft: Draft, node: Node) -> bool:
-    """Double negations, sums with negatives, limits of limits: exact identities."""
+    """Double negations, sums with negatives, limits of limits: exact identities.
+
+    A ReLU of the largest of windows is done before these are sought: a convolution takes it along.
+    """
     if node.op in ("add", "sub"):
         return _sum_with_negative(draft, node)
     source = draft.maker(node.inputs[0])
@@ -244,6 +247,12 @@ def algebra(draft: Draft, node: Node) -> bool:
         return False
     if node.op in ("relu", "abs") and (source.has("nonnegative") or source.op == "square"):
         return draft.forward(node, node.inputs[0])
+    if node.op == "relu" and source.has("largest"):
+        conv = draft.only(source.inputs[0]) if draft.only(node.inputs[0]) else None
+        if conv is None or not conv.has("convolution"):
+            return False
+        limited = draft.insert("relu", source.inputs, name=f"{node.name}_before")
+        return draft.become(node, source.op, (limited,), source.attrs)
     if node.op in ("clip", "relu", "relu6"):
         return _limits(draft, node, source)
     if node.op == "neg" and source.op == "neg":

@@ -240,9 +240,10 @@ def load_model(
 def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> ir.Graph:
     """Return a model of the zoo; the sizes given must be ones that its builder can take."""
     settings: dict[str, Any] = {} if batch is None else {"batch": batch}
+    known = _wanted(name)[0].__annotations__
     for shape in sizes.values():
-        if len(shape) in (2, 4):
-            inner = "length" if len(shape) == 2 else "size"
+        inner = {2: "length", 4: "size"}.get(len(shape), "")
+        if inner in known:
             settings = {"batch": shape[0], inner: shape[-1], **settings}
     graph = build(name, **settings)
     for node in graph.nodes:
@@ -251,7 +252,8 @@ def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -
     for key, shape in sizes.items():
         if key not in graph.inputs or graph.types[key].shape != tuple(shape):
             wanted = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
-            raise InputError(f"{name}: inputs {wanted}", f"{key}{list(shape)}", "mend the shape")
+            got = f"{key}{list(shape)}"
+            raise InputError(f"{name}: inputs {wanted}", got, "mend the name or the shape")
     return graph
 
 

@@ -76,6 +76,9 @@ class Problem:
         return self.heights[out], self.widths[out]
 
 
+_SAMPLE = "example_problem.json in ascend_lab/data/mlsys2026 is one"
+
+
 def read_problem(path: str | Path) -> Problem:
     """Read a problem from a JSON file; InputError for whatever is wrong with it."""
     data = read_file(path, "a readable problem file", TABLE_BYTES)
@@ -85,10 +88,10 @@ def read_problem(path: str | Path) -> Problem:
 def parse_problem(data: object) -> Problem:
     """Check the decoded JSON of a problem and return it; InputError names the wrong field."""
     if not isinstance(data, dict):
-        raise InputError("a JSON object with the fields of a problem", type(data).__name__)
+        raise InputError("a JSON object with the fields of a problem", type(data).__name__, _SAMPLE)
     missing = [name for name in FIELDS if name not in data]
     if missing:
-        raise InputError("a problem with all its fields", f"no {', '.join(missing)}")
+        raise InputError("a problem with all its fields", f"no {', '.join(missing)}", _SAMPLE)
     found = decoded(FIELDS, {name: data[name] for name in FIELDS}, most=COUNT)
     widths, heights, native = (found[name] for name in ("widths", "heights", "native_granularity"))
     parts = [found[name] for name in ("op_types", "inputs", "outputs", "base_costs")]

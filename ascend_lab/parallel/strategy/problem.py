@@ -169,13 +169,13 @@ def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
 
 def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"{name} as a JSON object", type(value).__name__)
+        raise InputError(f"{name} as a JSON object", type(value).__name__, "mend it")
     missing = [key for key in needed if key not in value]
     if missing:
         there = ", ".join(map(str, value))[:60] or "none"
         keys = "the key" if len(needed) == 1 else "the keys"
         what = f"{name} as a JSON object with {keys} {', '.join(needed)}"
-        raise InputError(what, f"no {', '.join(missing)} among its keys ({there})")
+        raise InputError(what, f"no {', '.join(missing)} among its keys ({there})", "add it")
     return value
 
 
