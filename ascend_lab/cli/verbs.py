@@ -233,7 +233,7 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 
 
 def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
-    """Return the timeline of a product or convolution; of a product with K divided both phases."""
+    """Return the timeline of a product or convolution; of a product all its phases."""
     from ascend_lab.kernels import ConvShape, conv_launch
     from ascend_lab.ops.matmul import product_kernel
     from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
@@ -241,7 +241,7 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
     if isinstance(shape, ConvShape):
         return simulate(conv_launch(shape, chip, schedule), chip)
     kernel = product_kernel(shape, chip, schedule)
-    if schedule.split_k == 1:
+    if len(kernel.phases) == 1:
         return simulate(kernel.phases[0], chip)
     return simulate_kernel(kernel, chip, DeviceMemory.of(chip))
 
