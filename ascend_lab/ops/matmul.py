@@ -361,7 +361,10 @@ def with_rest(
     epilogue: Epilogue | None = None,
     warm: frozenset[str] = frozenset(),
 ) -> list[GemmSchedule]:
-    """Return the `TIMED` schedules with a rest that look best, of those estimated `below`."""
+    """Return the `TIMED` schedules with a rest that look best, of those estimated `below`.
+
+    The best columns are there with K divided too, if no epilogue follows.
+    """
     found = []
     for before, whole, one in default_schedules.whole_turns(shape, chip, epilogue, warm):
         side, held = ("n", warm | {"a"}) if one.order == "mn" else ("m", warm | {"b"})
@@ -373,7 +376,8 @@ def with_rest(
             found.append((before + cycles, replace(one, rest=own), job))
     found.sort(key=lambda row: row[0])
     schedules = [one for cycles, one, _ in found[:TIMED] if cycles < below]
-    for one, job in [row[1:] for row in found if row[1].order == "mn" and not epilogue][:1]:
+    columns = [row for row in found if schedules and not epilogue and row[1].order == "mn"]
+    for _, one, job in columns[:1]:
         schedules += [replace(one, rest=own) for _, own in divided(*job)[:1]]
     return schedules
 
