@@ -251,7 +251,7 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
 
     schedule = _tiled(arguments, chip, shape)
     timeline = _timeline(shape, chip, schedule)
-    if arguments.trace:  # of a divided K the product
+    if arguments.trace:  # of several phases the first
         write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
     busy = timeline.busy
     store = busy.get("FIX", 0.0) if not chip.combined else busy.get("MTE3", 0.0)
@@ -276,8 +276,11 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
             f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
         ),
         f"  bound by {timeline.bound_by}; busy: {shares}",
-        f"  schedule: {', '.join(f'{k} {v}' for k, v in schedule.as_dict().items())}",
     ]
+    told = schedule.as_dict()
+    rest = told.pop("rest", {})
+    for name, own in (("schedule", told), ("rest", rest)):
+        lines += [f"  {name}: {', '.join(f'{k} {v}' for k, v in own.items())}"] if own else []
     emit(arguments.json, data, lines)
     return 0
 
