@@ -9,6 +9,8 @@ from cube_checks import assert_gemm, numbers, on
 from hypothesis import given, settings, strategies as st
 from test_epilogue import RESIDUAL, SIGMOID_GELU
 
+from ascend_lab.aoe.cube import CubeJob
+from ascend_lab.aoe.operators import operators_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.graph import GraphBuilder, compile_graph, evaluate, run_tasks
@@ -200,3 +202,15 @@ def test_the_default_takes_a_rest_where_that_is_quicker(case):
     assert least_cycles(shape, chip) < cycles(chosen)
     data = json.loads(json.dumps(Choice(tiling=chosen).as_dict()))
     assert choice_of(data, chip.name).tiling == chosen == eval(repr(chosen))
+
+
+def test_a_rest_beats_the_bound_of_all_single_launches_and_the_tuner_says_so():
+    """Its space holds no rests: it claims no optimum, and the bound that holds for rests too."""
+    net = GraphBuilder("ragged", "fp16")
+    net.output(net.relu(net.matmul(net.input("x", (2560, 3072)), net.weight((3072, 2560)))))
+    operators = operators_of(compile_graph(net.build(), load_chip("Ascend910B2")))
+    job = CubeJob(next(o for o in operators if o.unit == "cube"))
+    assert job.measure.own.rest is not None
+    least, proven = job.bound([])
+    assert least < job.operator.default_cycles < job.low.min()
+    assert not proven
