@@ -15,6 +15,7 @@ from ascend_lab.kernels import (
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.layout import address_map, pack
+from ascend_lab.ops.matmul import product_kernel
 from ascend_lab.sim import execute
 
 CHIPS = ("Toy", "Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
@@ -145,11 +146,12 @@ def assert_conv(shape, chip, schedule=None, epilogue=None, *, dense=None, seed=0
 
 
 def assert_gemm(shape, chip, schedule=None, epilogue=None, *, seed=0):
-    """Run a product, compare it with NumPy, look for races; return the launch."""
+    """Run a product, compare it with NumPy, look for races; return the launch, or its phases."""
     rng, draw = np.random.default_rng(seed), numbers if epilogue else bytes_or_numbers
     a, b = (draw(rng, s, shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
     extra = operands_of(epilogue, rng, shape.n, (shape.m, shape.n))
-    launch = gemm_launch(shape, chip, schedule, epilogue)
+    phased = schedule is not None and schedule.in_phases
+    launch = (product_kernel if phased else gemm_launch)(shape, chip, schedule, epilogue)
     tensors = pack_gemm(shape, a, b)
     for name, array in extra.items():
         tensors[name] = pack_channels(array) if array.ndim == 1 else pack_rows(array)

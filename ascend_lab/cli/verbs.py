@@ -228,7 +228,7 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 
 
 def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
-    """Return the timeline of a product or convolution; of a product with K divided both phases."""
+    """Return the timeline of a product or convolution; of a product all its phases."""
     from ascend_lab.kernels import ConvShape, conv_launch
     from ascend_lab.ops.matmul import product_kernel
     from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
@@ -236,7 +236,7 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
     if isinstance(shape, ConvShape):
         return simulate(conv_launch(shape, chip, schedule), chip)
     kernel = product_kernel(shape, chip, schedule)
-    if schedule.split_k == 1:
+    if len(kernel.phases) == 1:
         return simulate(kernel.phases[0], chip)
     return simulate_kernel(kernel, chip, DeviceMemory.of(chip))
 
@@ -246,7 +246,7 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
 
     schedule = _tiled(arguments, chip, shape)
     timeline = _timeline(shape, chip, schedule)
-    if arguments.trace:  # of a divided K the product
+    if arguments.trace:  # of several phases the first
         write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
     busy = timeline.busy
     store = busy.get("FIX", 0.0) if not chip.combined else busy.get("MTE3", 0.0)
@@ -271,8 +271,11 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
             f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
         ),
         f"  bound by {timeline.bound_by}; busy: {shares}",
-        f"  schedule: {', '.join(f'{k} {v}' for k, v in schedule.as_dict().items())}",
     ]
+    told = schedule.as_dict()
+    rest = told.pop("rest", {})
+    for name, own in (("schedule", told), ("rest", rest)):
+        lines += [f"  {name}: {', '.join(f'{k} {v}' for k, v in own.items())}"] if own else []
     emit(arguments.json, data, lines)
     return 0
 

@@ -159,17 +159,20 @@ def binding_of(values: Mapping[str, int]) -> Binding:
     return tuple(sorted(values.items()))
 
 
-def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    """Return a launch with its GM tensors under other names; tiles make way for them."""
+def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int]) -> Launch:
+    """Return a launch with GM tensors under other names, or at (element, of so many) of larger."""
 
     @cache
     def buffer(old: Buffer) -> Buffer:
+        if old.name in places:
+            return replace(old, elements=places[old.name][1], slot_bytes=0)
         if old.space == "GM":
             return replace(old, name=names[old.name]) if old.name in names else old
         return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
 
     def region(old: Region) -> Region:
-        return replace(old, buffer=buffer(old.buffer))
+        first = places.get(old.buffer.name, (0,))[0]
+        return replace(old, buffer=buffer(old.buffer), offset=old.offset + first)
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):

@@ -30,11 +30,13 @@ def gemm_launch(
     chip: Chip,
     schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
+    area: gemm_schedule.Stretches | None = None,
 ) -> isa.Launch:
     """Return the kernel as a launch: full cores and tail cores are separate parts.
 
     `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
-    With `split_k` the launch writes "partial", a C in the accumulator's format per share of K.
+    With `split_k` the launch writes "partial", in the accumulator's format, for each share of K.
+    `area`: the rows and columns of C to do, by default all.
     """
     head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
     check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
@@ -45,25 +47,26 @@ def gemm_launch(
         raise InputError("no epilogue behind a part of K", "one", "do it to the whole sums")
     gemm_schedule.check_schedule(shape, chosen, chip)
     m1, k1, n1 = shape.fractals
+    rows, cols = area = area or ((0, m1), (0, n1))
     grid = {
-        "row": chunks(m1, chosen.base_m // FRACTAL, chosen.grid_rows),
-        "col": chunks(n1, chosen.base_n // FRACTAL, chosen.grid_cols),
+        "row": chunks(rows[1], chosen.base_m // FRACTAL, chosen.grid_rows),
+        "col": chunks(cols[1], chosen.base_n // FRACTAL, chosen.grid_cols),
     }
     if chosen.split_k > 1:
         grid["part"] = chunks(k1, 1, chosen.split_k)
 
     def program(*own: Share) -> Program | tuple[Program, ...]:
         if tail is None:
-            return _Writer(shape, chosen, chip, own, head).program()
+            return _Writer(shape, chosen, chip, own, area, head).program()
         cores = len(grid["row"]), len(grid["col"])
         sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
         arrives = head.out_dtype if head else ACCUMULATOR[shape.dtype]
         after = After(tail, arrives, sides, cores, n1, n1 * m1 * AREA)
-        cube = _Writer(shape, chosen, chip, own, head, after).program()
+        cube = _Writer(shape, chosen, chip, own, area, head, after).program()
         behind = chip.vector_cores_per_core
         if FRACTAL % behind == 0:  # shares are alike
-            return cube, *[_after(shape, chosen, chip, own, after)] * behind
-        return cube, *(_after(shape, chosen, chip, own, after, i) for i in range(behind))
+            return cube, *[_after(shape, chosen, chip, own, area, after)] * behind
+        return cube, *(_after(shape, chosen, chip, own, area, after, i) for i in range(behind))
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -108,6 +111,7 @@ def _after(
     schedule: gemm_schedule.GemmSchedule,
     chip: Chip,
     own: Sequence[Share],
+    area: gemm_schedule.Stretches,
     after: After,
     number: int | None = None,
 ) -> Program:
@@ -117,11 +121,11 @@ def _after(
     row, col = k.param("row", rows[2]), k.param("col", cols[2])
     member = k.param("aiv", chip.vector_cores_per_core) if number is None else number
     write = VectorWriter(k, after, "c", after.core(row, col), member, (rows[0], cols[0]))
-    m1, base = shape.fractals[0], (row * rows[1], col * cols[1])
+    m1, base = shape.fractals[0], (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
     for (m, n), _, held in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
-        area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
-        write.tile(area, n, Affine(), held)
+        tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
+        write.tile(tile, n, Affine(), held)
     return k.finish()
 
 
@@ -150,37 +154,38 @@ class _Writer:
         schedule: gemm_schedule.GemmSchedule,
         chip: Chip,
         own: Sequence[Share],
+        area: gemm_schedule.Stretches,
         epilogue: Epilogue | None,
         after: After | None = None,
     ) -> None:
-        """Declare tensors and allocate queues; tiles leave by a ring where work is left `after`."""
+        """Declare tensors, allocate queues for `area`; tiles leave by a ring if work is `after`."""
         self.schedule, (rows, cols, *share) = schedule, own
         self.rows, self.cols, self.share = rows, cols, share
         m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
         self.k1 = k1 = share[0][0] if share else all_k
         self.area = FRACTAL * isa.c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
-        self.sides = m, n = min(sides[0], rows[0]), min(sides[1], cols[0])
+        m, n = min(sides[0], rows[0]), min(sides[1], cols[0])
         self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
         self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
-        sums, name, parts = ACCUMULATOR[shape.dtype], "c", 1
+        sums, name, blocks = ACCUMULATOR[shape.dtype], "c", n1
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
         if share:
-            out_dtype, name, parts = sums, "partial", parts_of(shape, schedule)
+            out_dtype, name, blocks = sums, "partial", parts_of(shape, schedule) * area[1][1]
         a, b = (k.tensor(x, shape.dtype, y * all_k * self.area) for x, y in (("a", m1), ("b", n1)))
-        self.row, self.col = core = k.param("row", rows[2]), k.param("col", cols[2])
+        row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
+        self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
         self.ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
         if not after:
-            self.c = k.tensor(name, out_dtype, parts * n1 * m1 * 256)
-        self.first_k, self.first_c = self._share()
+            self.c = k.tensor(name, out_dtype, blocks * m1 * 256)
+        self.first_k, self.first_c = self._share(*area[1])
         self.operands = (
             _Operand(a, m1, self._l1(a, m), self._l0(a, m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, n), self._l0(b, n), schedule.keep == "b"),
         )
         self.acc = tiles.sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
-        plain = chip.combined and not epilogue
-        self.out = tiles.out_queue(k, out_dtype, m, n) if plain else None
+        self.out = tiles.out_queue(k, out_dtype, m, n) if chip.combined and not epilogue else None
         sizes = epilogue_emit.Sizes(m, n, cols[0], n1, n1 * m1 * 256)
         self.finish = epilogue_emit.new_finish(k, epilogue, sums, sizes)
 
@@ -201,18 +206,18 @@ class _Writer:
         size = side * self.tile_k * self.area
         return self.k.queue(name, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
 
-    def _share(self) -> tuple[Affine, Affine]:
-        """Return where the cores' share of K begins, and the tensor of sums they write."""
+    def _share(self, first: int, columns: int) -> tuple[Affine, Affine]:
+        """Return where their share of K begins, and their sums of `columns` from `first` on."""
         if not self.share:
             return Affine(), Affine()
         _, size, count = self.share[0]
         part = self.k.param("part", count)
-        return part * size, part * (self.n1 * self.m1 * 256)
+        return part * size, (part * columns - first) * (self.m1 * 256)
 
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
-        own, base = (self.rows, self.cols), (self.row * self.rows[1], self.col * self.cols[1])
-        walk = tiles_in_order(self.finish, self.k, self.schedule, own, base, self._kept)
+        own = self.rows, self.cols
+        walk = tiles_in_order(self.finish, self.k, self.schedule, own, self.base, self._kept)
         for at, kept, held in walk:
             self._tile(at, kept, held)
         return self.k.finish()

@@ -3,7 +3,14 @@
 The kernel written by hand shares K out where that is quicker. A small product has fewer tiles of C
 than the chip has cores, or every core reads much of A and B for its few tiles. Then grids of cores
 take a part of K each: the cube's phase stores partial sums, a phase of the vector unit adds them
-and does what follows. The default times what the closed form thinks best, and takes the quickest.
+and does what follows.
+
+Cores seldom end together: columns or rows behind the last turn in which all have a tile, the rest,
+may have a tiling of their own, K divided or not. That is stream-K (CUTLASS, CATLASS) one phase
+later: CATLASS hides the adding of sums behind the last whole turn, for which its vector cores run
+beside the cube. On 910B2 such a mix launch starts 6.6 us later, and the adding takes 1 to 5.
+
+The default times what the closed form thinks best, and takes the quickest.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +24,7 @@ import numpy as np
 from ascend_lab import dsl as te, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
-from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedules, gemm, gemm_launch
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedules, gemm, gemm_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.ops import formats as forms, gradients
 from ascend_lab.ops.expressions import narrow
@@ -257,19 +264,41 @@ def product_kernel(
     epilogue: Epilogue | None = None,
     finish: Finish | None = None,
 ) -> isa.Kernel:
-    """Return the kernel of a product, its output "c": one phase, or two where K is divided.
+    """Return the kernel of a product, its output "c": a phase, another for a rest or divided K.
 
-    What follows is `epilogue` in one phase, in two `finish`, by default the output's format only.
+    What follows is `epilogue`, where K is divided `finish`, by default the output's format only.
     Raises as `gemm_launch`.
     """
-    if schedule.split_k == 1:
-        return isa.as_kernel(gemm_launch(shape, chip, schedule, epilogue))
-    launch, (m1, _, n1) = gemm_launch(shape, chip, schedule), shape.fractals
-    parts, last = gemm.parts_of(shape, schedule), finish or partial(narrow, dtype=shape.out_dtype)
-    stored = (parts, n1, m1, isa.FRACTAL, isa.FRACTAL)
+    pieces, phases = gemm_schedule.stretches(shape, schedule), list[isa.Launch]()
+    for one, area in pieces:
+        whole = one.split_k == 1
+        after = epilogue if whole or len(pieces) > 1 else None
+        launch = gemm.gemm_launch(shape, chip, one, after, area)
+        if phases:
+            launch = replace(isa.renamed(launch, {"tiles": "more"}), name=f"{launch.name}_rest")
+        phases.append(launch)
+        if not whole:
+            phases += _added(shape, chip, one, area[1], finish)
+    return isa.Kernel(phases[0].name, tuple(phases))
+
+
+def _added(
+    shape: GemmShape,
+    chip: Chip,
+    schedule: GemmSchedule,
+    columns: tuple[int, int],
+    finish: Finish | None,
+) -> tuple[isa.Launch, ...]:
+    """Return the phases that add the partial sums of fractals (first, count) of columns of C."""
+    (m1, _, n1), parts, area = shape.fractals, gemm.parts_of(shape, schedule), isa.FRACTAL**2
+    stored = (parts, columns[1], m1, isa.FRACTAL, isa.FRACTAL)
     sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
-    added = te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip))
-    return isa.Kernel(launch.name, (launch, *added.phases))
+    last = finish or partial(narrow, dtype=shape.out_dtype)
+    added = te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip)).phases
+    if columns[1] == n1:
+        return added
+    place = columns[0] * m1 * area, n1 * m1 * area
+    return tuple(isa.renamed(phase, {}, c=place) for phase in added)
 
 
 def default_product(
@@ -298,13 +327,16 @@ def default_product(
         with suppress(CapacityError):
             timed[one] = cycles(one)
     body = min(timed.values()) - start_cycles(chip, start)
-    low = body <= ABOVE * least_cycles(shape, chip, warm)
-    if not low and (epilogue is None or finish is not None):
-        for schedule in divided(shape, chip, found[0][0], warm):
+    if body <= ABOVE * least_cycles(shape, chip, warm):
+        return min(timed, key=timed.__getitem__)
+    if epilogue is None or finish is not None:
+        for _, schedule in divided(shape, chip, found[0][0], warm):
             try:
                 timed[schedule] = cycles(schedule)
             except AscendLabError:  # the sums or what follows have no schedule: K stays whole
                 break
+    for schedule in with_rest(shape, chip, found[0][0], epilogue, warm):
+        timed[schedule] = cycles(schedule)
     return min(timed, key=timed.__getitem__)
 
 
@@ -319,8 +351,8 @@ def _share(chip: Chip, parts: int) -> Chip:
 
 def divided(
     shape: GemmShape, chip: Chip, below: float, warm: frozenset[str] = frozenset()
-) -> list[GemmSchedule]:
-    """Return the `TIMED` schedules with K divided that look best, of those estimated `below`."""
+) -> tuple[tuple[float, GemmSchedule], ...]:
+    """Return the `TIMED` least estimates with K divided, if `below`, with the schedules."""
     m1, k1, n1 = shape.fractals
     loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
     adding, found = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads, []
@@ -330,7 +362,35 @@ def divided(
             cycles, own = default_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
             found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
     found.sort(key=lambda pair: pair[0])
-    return [schedule for cycles, schedule in found[:TIMED] if cycles < below]
+    return tuple(pair for pair in found[:TIMED] if pair[0] < below)
+
+
+def with_rest(
+    shape: GemmShape,
+    chip: Chip,
+    below: float,
+    epilogue: Epilogue | None = None,
+    warm: frozenset[str] = frozenset(),
+) -> list[GemmSchedule]:
+    """Return the `TIMED` schedules with a rest that look best, of those estimated `below`.
+
+    The best columns are there with K divided too, if no epilogue follows.
+    """
+    found = []
+    for before, whole, one in default_schedules.whole_turns(shape, chip, epilogue, warm):
+        side, held = ("n", warm | {"a"}) if one.order == "mn" else ("m", warm | {"b"})
+        total = getattr(shape, side)
+        if before * total / whole < below:  # with a rest as quick as the others
+            rest = replace(shape, **{side: total - whole})
+            cycles, own = default_schedules.promising(rest, chip, epilogue, held, 1)[0]
+            job = rest, chip, cycles, held
+            found.append((before + cycles, replace(one, rest=own), job))
+    found.sort(key=lambda row: row[0])
+    schedules = [one for cycles, one, _ in found[:TIMED] if cycles < below]
+    columns = [row for row in found if schedules and not epilogue and row[1].order == "mn"]
+    for _, one, job in columns[:1]:
+        schedules += [replace(one, rest=own) for _, own in divided(*job)[:1]]
+    return schedules
 
 
 def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> float:
