@@ -165,9 +165,10 @@ def bind(state: State, stage: str, axis: str) -> State:
         raise ScheduleError(f"bind {stage}: a data loop", got, remedy)
     if axis in s.bound:
         raise ScheduleError(f"bind {stage}: a loop not bound yet", axis, "bind each loop once")
-    if s.attach is not None:
+    if s.attach is not None or s.scope != "GM":
         needed = "bind: a stage with a nest of its own"
-        raise ScheduleError(needed, f"{stage} is attached", "bind the stage it is attached to")
+        got = f"{stage} {'is attached' if s.attach else f'is a tile in {s.scope}'}"
+        raise ScheduleError(needed, got, "bind the stage that it is computed in")
     if leaf.tail == "guard" and leaf.width > 1:
         needed = f'bind {stage}.{axis}: a loop split with tail="cut"'
         got = "guard: two cores would write the elements they share"

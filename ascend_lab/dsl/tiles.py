@@ -55,7 +55,8 @@ class Tiles:
         self.tensors: dict[str, isa.Buffer] = {}
         self.first: dict[str, boxes.Box] = {}
         stages = [s for s in state.stages if isinstance(s, Stage)]
-        self.smooth = all(_whole_blocks(state, s) for s in stages)
+        block = math.lcm(32, *(s.align for s in stages))
+        self.smooth = all(_whole_blocks(state, s, block) for s in stages)
         self.fractal = {s.name for s in stages if schedule.role(state, s)}
         self.held: dict[str, Held] = {}
         self.ring: isa.RingEnd | None = None
@@ -68,6 +69,9 @@ class Tiles:
         if name in self.held:
             return self.held[name]
         entry = self.state.find(name)
+        if entry.scope not in IN_MEMORY:
+            needed = f"{name}: there before what reads it"
+            raise ScheduleError(needed, "computed in a loop behind", "compute_at its reader there")
         if name not in self.tensors:
             self.tensors[name] = self.builder.tensor(name, entry.dtype, self.elements[name])
         shape = view or entry.shape
@@ -174,10 +178,15 @@ class Tiles:
     def by_blocks(self, stage: Stage) -> bool:
         """True if the vector unit can bring the ends of ragged rows to where they belong.
 
-        It is the only other one that touches the tile, and stores nothing that it reads again.
+        It is the only other one that touches the tile; what is stored is not read again, by it or
+        for another row.
         """
         readers = [r for r in self.state.readers(stage.name) if isinstance(r, Stage)]
         stored = [r for r in readers if r.scope == "GM"]
+        for copy in stored:
+            used = {name for r in copy.reads for i in r.index for name, _ in i.terms}
+            if any(a.extent > 1 and a.name not in used for a in copy.axes):
+                return False
         on_vector = len(stored) == len(readers) if self.writer(stage) == "V" else not stored
         return stage.dtype in ("fp16", "fp32") and stage.align > 1 and on_vector
 
@@ -302,9 +311,9 @@ def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:
     return found
 
 
-def _whole_blocks(state: State, stage: Stage) -> bool:
-    """True if every tile of a stage obviously has rows of whole blocks, whatever the format."""
+def _whole_blocks(state: State, stage: Stage, unit: int) -> bool:
+    """True if every tile of a stage obviously has rows of whole units of so many elements."""
     widths = [x.width for x in stage.loops[: schedule.loop_count(state, stage)]]
     indices = [i for r in stage.reads for i in r.index]
     plain = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
-    return plain and all(n % 32 == 0 for n in (*widths, stage.shape[-1]))
+    return plain and all(n % unit == 0 for n in (*widths, stage.shape[-1]))

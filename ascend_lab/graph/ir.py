@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import AscendLabError, GraphError, TypeMismatchError
-from ascend_lab.layout import FORMATS, AddressMap, address_map
+from ascend_lab.layout import FORMATS, AddressMap
 from ascend_lab.ops import REQUIRED, Operator, formats, get, slicing
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]
-_map = lru_cache(4096)(address_map)
-CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")
-"""Layouts in which the cube's results lie."""
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
 
@@ -56,10 +53,7 @@ class TensorType:
     @property
     def map(self) -> AddressMap:
         """Where every element lies."""
-        name, _, lanes = self.layout.partition(":")
-        wide = "16" if DTYPE_BYTES[self.dtype] == 4 and name in CUBE_LAYOUTS else lanes
-        c0 = int(wide) if wide else None
-        return _map(name, self.shape or (1,), self.dtype, c0=c0)
+        return formats.map_of(self.layout, self.shape or (1,), self.dtype)
 
     @property
     def data_bytes(self) -> int:

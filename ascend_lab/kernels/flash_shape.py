@@ -4,7 +4,7 @@ All tensors lie in GM as FRACTAL_NZ, (columns / 16, rows, 16); a mask of one row
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import Chip

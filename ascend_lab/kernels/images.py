@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascend_lab import isa
-from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.isa import FRACTAL, SMALL_C0, Buffer, KernelBuilder, Program, Share, spread, up
 from ascend_lab.kernels.tiles import chunks, repeat
@@ -65,7 +65,7 @@ def _program(
 ) -> Program:
     """Return the program for tiles first .. end - 1, of `tile` pixels, of a core's images.
 
-    The last tile of an image is moved back where it would stand out.
+    The last tile of an image is moved back where it would stand out; what is done is not stored.
     """
     c, blocks = image.channels, tile // FRACTAL
     k = KernelBuilder(f"image_{own[0]}x{tiles[1] - tiles[0]}", chip)
@@ -92,8 +92,9 @@ def _program(
             to = out.alloc()
             _turn(k, steps, turned, to, blocks)
             out.enqueue()
-            place = ((first + index) * image.pixels + at) * PAIR
-            k.copy(y.region(place, tile * PAIR), out.dequeue().region(0, tile * PAIR))
+            done, place = (number * tile - at) * PAIR, ((first + index) * image.pixels + at) * PAIR
+            left = tile * PAIR - done
+            k.copy(y.region(place + done, left), out.dequeue().region(done, left))
             out.free()
     return k.finish()
 
@@ -284,6 +285,11 @@ class SmallImage:
         """Format of the result."""
         return self.out_dtype or self.dtype
 
+    @property
+    def block(self) -> int:
+        """Pixels of a block of 32 bytes of the result."""
+        return BLOCK_BYTES // (SMALL_C0 * DTYPE_BYTES[self.stored])
+
 
 def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
     """Return the kernel, x (n, c, pixels) to y (n, pixels, 4), channels that are not there 0.
@@ -300,6 +306,8 @@ def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
     tile = max(1, min(blocks, image.images * image.pixels // AREA // (TILES * cores))) * AREA
     down = min(image.images, cores)
     bands = chunks(up(image.pixels, tile), 1, cores // down)
+    if image.pixels % image.block and bands[-1] == 1:  # tiles that share a block are one core's
+        bands[-2:] = [sum(bands[-2:])]
     images = chunks(image.images, 1, down)
 
     def program(own: Share, band: Share) -> Program:
@@ -313,7 +321,7 @@ def _small_program(
 ) -> Program:
     """Return the program for tiles first .. end - 1 of a core's images.
 
-    The last tile of an image is moved back where it would stand out.
+    The last tile of an image is moved back where it would stand out; blocks done are not stored.
     """
     k = KernelBuilder(f"small_image_{own[0]}x{band[1] - band[0]}", chip)
     c, pixels, dtype, bytes_out = image.channels, image.pixels, image.dtype, image.stored == "int8"
@@ -324,14 +332,13 @@ def _small_program(
     sizes = {"turned": SMALL_C0} | ({"steps": c, "halves": SMALL_C0} if bytes_out else {})
     turned, *steps = (k.buffer(name, "UB", dtype, n * tile) for name, n in sizes.items())
     k.each("vdup", SMALL_C0 * tile, (turned, 0), scalar=0.0)
-    start = k.param("first", own[2]) * own[1]
+    begin = k.param("first", own[2]) * own[1]
 
-    whole = min(band[1], pixels // tile)
+    whole, done = min(band[1], pixels // tile), -pixels % tile // image.block * image.block
     with repeat(k, "image", own[0]) as index:
-        plane = start + index
-        for count, first in ((whole - band[0], band[0] * tile), (band[1] - whole, pixels - tile)):
-            if count < 1:
-                continue
+        plane = begin + index
+        sides = (whole - band[0], band[0] * tile, 0), (band[1] - whole, pixels - tile, done)
+        for count, first, skip in (side for side in sides if side[0] > 0):
             with repeat(k, "tile", count) as number:
                 at = number * tile + first
                 planes = x.region(plane * (c * pixels) + at, (c, tile), (pixels, 1))
@@ -344,8 +351,8 @@ def _small_program(
                     _turn_planes(k, c, tiles, tile // AREA)
                 held.free()
                 out.enqueue()
-                target = y.region((plane * pixels + at) * SMALL_C0, tile * SMALL_C0)
-                k.copy(target, out.dequeue().region(0, tile * SMALL_C0))
+                start, left = (plane * pixels + at + skip) * SMALL_C0, (tile - skip) * SMALL_C0
+                k.copy(y.region(start, left), out.dequeue().region(skip * SMALL_C0, left))
                 out.free()
     return k.finish()
 

@@ -80,7 +80,8 @@ class Grid:
     """`rows` x `width` pixels to compute, each row `written` pixels behind the one before.
 
     What is read lies `read` pixels from row to row, `step` from column to column. An instruction
-    takes a row, 8 columns of all rows or, where strides are equal, all rows and what lies between.
+    takes a row, 8 columns of all rows or, where strides are equal, all rows and what lies between,
+    the first choice: what is done to all pixels later finds no gaps.
     """
 
     rows: int
@@ -93,11 +94,11 @@ class Grid:
         full, rest = divmod(self.width, PIXELS)
         rows, across = (self.read, self.written), (PIXELS * self.step, PIXELS)
         every = self.rows
-        yield _some((0, every, rows, full, PIXELS, across), (full, every, rows, 1, rest, across))
-        yield _some((0, full, across, every, PIXELS, rows), (full, 1, across, every, rest, rows))
         if self.read == self.step * self.written:
             repeats = up((every - 1) * self.written + self.width, PIXELS)
             yield _some((0, 1, across, repeats, PIXELS, across))
+        yield _some((0, every, rows, full, PIXELS, across), (full, every, rows, 1, rest, across))
+        yield _some((0, full, across, every, PIXELS, rows), (full, 1, across, every, rest, rows))
 
     def way(self, chip: Chip) -> tuple[int, list[Sweep]]:
         """Return the fewest cycles of one instruction on all pixels, and what it sweeps."""

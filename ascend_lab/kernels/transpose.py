@@ -10,12 +10,12 @@ neighbour is not stored again (rows of y) or stored twice alike (columns of y).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ascend_lab import errors, layout, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Share, Tile, spread
-from ascend_lab.layout.maps import Dim, merged
+from ascend_lab.layout.maps import AddressMap, Dim, merged
 
 METHODS = ("auto", "strided", "blocks")
 BLOCK, AREA = 16, 256
@@ -50,6 +50,12 @@ class Permutation:
         """The other counters."""
         return tuple(d for d in self.dims if d not in (self.row, self.column))
 
+    def fits(self, dtype: str) -> bool:
+        """Tell whether blocks can be turned: single elements move, two axes are long enough."""
+        turn = turn_of(dtype)
+        long = self.row.count >= turn.rows and self.column.count >= turn.columns
+        return self.kept_run == 1 and long
+
 
 def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
     """Return the joined counters of y = x.transpose(perm). Raises `ShapeError`."""
@@ -74,9 +80,8 @@ def transpose_launch(
     """
     if method not in METHODS:
         raise errors.InputError(f"a method of {', '.join(METHODS)}", repr(method), "choose one")
-    plan = permutation(shape, perm)
-    turn = turn_of(dtype)
-    fits = plan.kept_run == 1 and plan.row.count >= turn.rows and plan.column.count >= turn.columns
+    plan, turn = permutation(shape, perm), turn_of(dtype)
+    fits = plan.fits(dtype)
     if method == "blocks" and not fits:
         raise errors.ShapeError(
             f"blocks: two axes that change places, {turn.rows} rows and {turn.columns} columns",
@@ -94,6 +99,20 @@ def transpose_launch(
     return layout.copy_launch(
         chip, dtype, *views, steps, source_elements=total, target_elements=total, name="transpose"
     )
+
+
+def maps_launch(source: AddressMap, target: AddressMap, chip: Chip, name: str) -> Launch:
+    """Move tensor `x` from one map to another, in `y`, by strided copies or turned in blocks.
+
+    Blocks are for maps without padding, where `simulate` finds them faster.
+    """
+    strided, elements = layout.maps_launch(source, target, chip, name), target.elements
+    box, *_ = layout.copy_boxes(source, target)
+    plan = Permutation(box.dims, box.run)
+    if not box.elements == source.elements == elements or not plan.fits(source.dtype):
+        return strided
+    both = replace(block_launch(chip, source.dtype, plan, elements), name=name), strided
+    return min(both, key=lambda launch: sim.simulate(launch, chip).cycles)
 
 
 def block_launch(

@@ -14,6 +14,7 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa.memory import numpy_type as chip_type
+from ascend_lab.layout import AddressMap, address_map
 from ascend_lab.limits import shown
 
 Values = np.ndarray
@@ -22,9 +23,19 @@ Attrs = Mapping[str, Any]
 FLOATS = ("fp16", "fp32", "bf16")
 NUMBERS = (*FLOATS, "int32")
 CUBE_INPUTS = ("fp16", "bf16", "int8")
+CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")
+"""Layouts in which the cube's results lie."""
 _NAMES = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float64": "fp64"}
 _MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
 _LEAST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
+
+
+@lru_cache(4096)
+def map_of(layout: str, shape: tuple[int, ...], dtype: str) -> AddressMap:
+    """Return the map of a layout; `:4` ends one with blocks of 4, the cube's of 4 bytes have 16."""
+    name, _, lanes = layout.partition(":")
+    wide = "16" if DTYPE_BYTES[dtype] == 4 and name in CUBE_LAYOUTS else lanes
+    return address_map(name, shape, dtype, c0=int(wide) if wide else None)
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

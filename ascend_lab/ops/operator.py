@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel, Launch, as_kernel
-from ascend_lab.layout import AddressMap, address_map, pack, unpack
+from ascend_lab.layout import AddressMap, pack, unpack
 from ascend_lab.ops import formats as forms
 from ascend_lab.ops.formats import Attrs, Shape, Shapes, Tolerances, TypeRule, Values, rounded
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
@@ -63,7 +63,7 @@ class Template:
         """Return the kernel's tensors for input arrays."""
         if self.feed is not None:
             return self.feed(call, arrays)
-        laid = [pack(_map(self.layout, a), a) if self.layout else a for a in arrays]
+        laid = [pack(_map(self.layout, a, a.shape), a) if self.layout else a for a in arrays]
         return {**dict(zip(self.names(len(arrays)), laid, strict=True)), **self.extra(call)}
 
     def outputs(self, call: Call, memory: Memory) -> tuple[Values, ...]:
@@ -79,12 +79,8 @@ class Template:
         return tuple(a.reshape(shape) for a, shape in zip(found, shapes, strict=True))
 
 
-def _map(layout: str, array: Values, shape: Shape | None = None) -> AddressMap:
-    name, _, c0 = layout.partition(":")
-    kind = forms.format_of(array)
-    wide = "16" if DTYPE_BYTES[kind] == 4 and name == "NC1HWC0" else c0  # as the cube leaves it
-    lanes = int(wide) if wide else None
-    return address_map(name, array.shape if shape is None else shape, kind, c0=lanes)
+def _map(layout: str, array: Values, shape: Shape) -> AddressMap:
+    return forms.map_of(layout, shape, forms.format_of(array))
 
 
 Grads = Sequence[Any]

@@ -24,14 +24,16 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.fractals import matrices
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import CUBE_LAYOUTS, SMALL_PIXELS, Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
 from ascend_lab.isa import Kernel, as_kernel, renamed
+from ascend_lab.kernels import transpose
 from ascend_lab.kernels.images import ByteImage, SmallImage, byte_image_launch, small_image_launch
 from ascend_lab.layout import AddressMap, maps_launch
 from ascend_lab.layout.maps import Piece as Digits
 from ascend_lab.ops.conv_gradient import in_blocks
 from ascend_lab.ops.expressions import in_fp32, own_tensor
+from ascend_lab.ops.formats import CUBE_LAYOUTS
 from ascend_lab.ops.operator import Call, Template
 
 IMAGE_FOLDS = {"global_avg_pool": "reduce_mean", "global_max_pool": "reduce_max"}
@@ -286,7 +288,8 @@ Axes = list[list[Digit]]
 def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name: str) -> Lowered:
     """Return the kernel that copies between two maps."""
     (x,), (y,) = piece.graph.inputs, piece.graph.outputs
-    return Lowered(Kernel(name, (renamed(maps_launch(*maps, chip, name), {"x": x, "y": y}),)))
+    launch = transpose.maps_launch(*maps, chip, name)
+    return Lowered(Kernel(name, (renamed(launch, {"x": x, "y": y}),)))
 
 
 def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
