@@ -285,8 +285,7 @@ def arrange(
         share, leaf = shares[axis.name], axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
-            near = up(4 * unit, root.axes[-1].extent) if axis in root.axes[-2:-1] else 1
-            width = even(width, share, taken, unit if axis is root.axes[-1] else near, tiles)
+            width = even(width, share, taken, _run(root, axis, unit), tiles)
             share = whole_tiles(axis.extent, share, width)
             tiles = up(tiles, up(share, width))
         if share < axis.extent:
@@ -304,6 +303,13 @@ def arrange(
     for each in (name, *phase.outputs):
         s = primitives_tiles.double_buffer(s, each, depth)
     return s
+
+
+def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:
+    """Return how many elements of an axis fill blocks, or, in front of the last, about a repeat."""
+    if axis is root.axes[-1]:
+        return unit
+    return up(4 * unit, root.axes[-1].extent) if axis in root.axes[-2:-1] else 1
 
 
 def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tuple[Schedule, str]:

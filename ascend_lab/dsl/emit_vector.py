@@ -239,30 +239,24 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         got = f"elements {step} apart"
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
-    sizes, c0 = [dims[d][0] for d in outer], c0_of(view.dtype)
-    width = size if _is_short(dims, outer, c0) else c0
+    sizes, c0, near = [dims[d][0] for d in outer], c0_of(view.dtype), len(dims) - 2
+    # rows of two blocks, one behind the other in the destination: one run, if filled whole
+    width = size if size == 2 * c0 and near in outer and dims[near][1][0] == size else c0
     steps = [s * width for s in row_major(sizes)]
     tile = unit.take(view.dtype, math.prod(sizes) * width)
     for at in range(0, width, c0):
         _spread(unit, View(tile, view.dtype, at, tuple(steps)), view.take(outer), sizes)
-    strides = [0] * (len(dims) - 1)
-    for d, s in zip(outer, steps, strict=True):
-        strides[d] = s
-    return View(tile, view.dtype, 0, (*strides, 1), width == c0)
-
-
-def _is_short(dims: Dims, outer: Sequence[int], c0: int) -> bool:
-    """Tell whether rows are two blocks that lie behind each other in the destination: one run."""
-    size, (place,) = dims[-1][0], outer[-1:] or (-1,)
-    return size == 2 * c0 and place == len(dims) - 2 and dims[place][1][0] == size
+    pitch = dict(zip(outer, steps, strict=True))
+    strides = *(pitch.get(d, 0) for d in range(near + 1)), 1
+    return View(tile, view.dtype, 0, strides, width == c0)
 
 
 def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
     """Give every element of src a block of dst; rows of neighbours go together."""
     c0 = c0_of(src.dtype)
     dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
-    step = dims[-1][1][0]
-    if dims[-1][1][1] != 1:
+    step, near = dims[-1][1]
+    if near != 1:
         needed = "neighbouring elements to repeat along the lanes"
         raise ScheduleError(needed, f"steps {src.strides}", "copy them to a tile of their own")
     *outer, count = (n for n, _ in dims)

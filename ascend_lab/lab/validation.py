@@ -148,7 +148,7 @@ def product_rows() -> Iterator[ProductRow]:
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if row.get("divided"):
-            ways = divided(shape, chip, float("inf"))
+            ways = [way for _, way in divided(shape, chip, float("inf"))]
             schedule = min(
                 ways, key=lambda s: warm_cycles(product_kernel(shape, chip, s), chip, ())
             )
