@@ -195,9 +195,6 @@ class Op:
     mode: str = ""
 
 
-# -- instructions ---------------------------------------------------------------------------------
-
-
 def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[int]) -> None:
     """Emit dst[box] = op(srcs[box]) for a box of `sizes`; steps of 0 repeat an operand."""
     dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
@@ -305,7 +302,7 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     rows = max(range(len(outer)), key=lambda d: outer[d])
     count, around = outer[rows], [d for d in range(len(outer)) if d != rows]
     each, c0 = chip.vector_bytes_per_repeat // BLOCK_BYTES, max(c0_of(v.dtype) for v in views)
-    whole, tails = last // lanes, len(list(_tails(last % lanes, c0 if _spread_over(views) else 1)))
+    whole, tails = last // lanes, len(list(_tails(last % lanes, _block_of(views))))
     columns, chunks = -(-last // c0), whole + tails
 
     def cycles(instructions: int, repeats: int) -> int:
@@ -317,21 +314,12 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
         (cycles(count * ((whole > 0) + tails), count * chunks), _run),
         (cycles(chunks, count * chunks), _rows),
     ]
-    if all(_in_blocks(v, c0, rows) for v in views):
+    if all(c0_of(v.dtype) == c0 and not v.strides[rows] % c0 for v in views):  # whole blocks apart
         ways.append((cycles(columns, columns * -(-count // each)), _columns))
     way = min(ways, key=lambda w: w[0])[1]
     views = [v.take([*around, rows, -1]) for v in views]
     for inner in unit.over([outer[d] for d in around], views):
         way(unit, op, inner, count, last, lanes)
-
-
-def _spread_over(views: Sequence[View]) -> bool:
-    return any(v.blocks for v in views)
-
-
-def _in_blocks(view: View, c0: int, rows: int) -> bool:
-    """True if every block of lanes lies at whole blocks in all rows."""
-    return c0_of(view.dtype) == c0 and not view.strides[rows] % c0
 
 
 def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
@@ -348,7 +336,7 @@ def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes
 
 def _block_of(views: Sequence[View]) -> int:
     """Return the elements of a block if an operand repeats blocks, else 1."""
-    return max(c0_of(v.dtype) for v in views) if _spread_over(views) else 1
+    return max(c0_of(v.dtype) for v in views) if any(v.blocks for v in views) else 1
 
 
 def _tails(rest: int, block: int) -> Iterator[int]:
