@@ -151,6 +151,14 @@ def test_what_a_fix_pipe_can_do_works_on_both_kinds_of_chip(name, chip_name):
     assert_gemm(GemmShape(70, 70, 90), chip, SMALL_TILES, PIPE[name])
 
 
+@pytest.mark.parametrize("chip_name", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize("number", [-0.5, 0.0, 3.0])
+def test_a_scale_has_any_sign_or_is_nothing(number, chip_name):
+    scaled = Epilogue((), (Step("vmuls", ("sums",), number), Step("vrelu", (0,))), "fp32")
+    shape = GemmShape(17, 20, 33, out_dtype="fp32")
+    assert_gemm(shape, load_chip(chip_name), None, scaled)
+
+
 def test_the_bias_table_limits_the_tile():
     chip = load_chip("Ascend910B2")
     shape = GemmShape(64, 64, 2048)
