@@ -7,6 +7,7 @@ import pytest
 from cube_checks import (
     assert_conv,
     assert_gemm,
+    few_cores,
     numbers,
     on,
     operands_of,
@@ -42,6 +43,7 @@ from ascend_lab.lab.kernels.convolution_ways import (
 )
 from ascend_lab.sim import execute, simulate
 
+full = pytest.mark.full
 COUPLED = ("Toy", "Ascend310", "Ascend910A")
 BIAS16, BIAS32 = (Operand("bias", "channel", dtype) for dtype in ("fp16", "fp32"))
 OLD16 = Operand("old", "tile", "fp16")
@@ -106,7 +108,7 @@ SMALL_TILES = GemmSchedule(32, 16, 32, 1, 1, 2)
 @pytest.mark.parametrize("chip_name", on(*COUPLED))
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_convolutions_equal_numpy(name, chip_name, dense):
-    chip = load_chip(chip_name)
+    chip = few_cores(chip_name)
     for seed, shape in enumerate(SHAPES):
         assert_conv(shape, chip, None, EPILOGUES[name], dense=dense, seed=seed)
     assert_conv(SHAPES[0], chip, SMALL_TILES, EPILOGUES[name], dense=dense)
@@ -115,7 +117,7 @@ def test_convolutions_equal_numpy(name, chip_name, dense):
 @pytest.mark.parametrize("chip_name", on(*COUPLED))
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_products_equal_numpy(name, chip_name):
-    chip = load_chip(chip_name)
+    chip = few_cores(chip_name)
     for sizes in ((49, 70, 100), (128, 32, 16), (5, 17, 300)):
         assert_gemm(GemmShape(*sizes, "fp16"), chip, None, EPILOGUES[name])
     assert_gemm(GemmShape(70, 70, 90), chip, SMALL_TILES, EPILOGUES[name])
@@ -138,10 +140,10 @@ PIPE = {
 }
 
 
-@pytest.mark.parametrize("chip_name", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize("chip_name", ["Ascend910B2", pytest.param("Ascend910A", marks=full)])
 @pytest.mark.parametrize("name", PIPE)
 def test_what_a_fix_pipe_can_do_works_on_both_kinds_of_chip(name, chip_name):
-    chip = load_chip(chip_name)
+    chip = few_cores(chip_name)
     for dense in (True, False):
         for seed, shape in enumerate(SHAPES):
             assert_conv(shape, chip, None, PIPE[name], dense=dense, seed=seed)
