@@ -1,8 +1,11 @@
 """Products and convolutions run on a chip against NumPy, with an epilogue or without."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from ascend_lab.chip import load_chip
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels import (
     conv_launch,
@@ -44,6 +47,12 @@ FUNCTIONS = {
 def on(*names):
     """Return the chips as cases: a coupled and a split one by default, all with `-m full`."""
     return [pytest.param(n, marks=() if "910" in n else pytest.mark.full) for n in names]
+
+
+def few_cores(name):
+    """Return a chip with four cores at most, which have more tiles each and take less time."""
+    chip = load_chip(name)
+    return replace(chip, core_count=min(chip.core_count, 4))
 
 
 def numbers(rng, size, dtype):

@@ -173,6 +173,14 @@ y: fp32[3, 2, 4] = relu(b) y
 b: fp32[3, 2, 4] = transpose(x) {perm = (1, 0, 2)} b
 y: fp32[3, 2, 4] = relu(b) y
 == PermutePass
+(x: fp32[3, 3, 3]) -> (y)
+a: fp32[3, 3, 3] = transpose(x) {perm = (1, 2, 0)} a
+b: fp32[3, 3, 3] = relu(a) b
+y: fp32[3, 3, 3] = transpose(b) {perm = (1, 0, 2)} y
+=>
+b: fp32[3, 3, 3] = relu(x) b
+y: fp32[3, 3, 3] = transpose(b) {perm = (2, 1, 0)} y
+== PermutePass
 (x: fp32[2, 3, 4], z: fp32[2, 3, 4]) -> (y)
 t: fp32[2, 4, 3] = transpose(z) {perm = (0, 2, 1)} t
 a: fp32[2, 3, 3] = batch_matmul(x, t) a

@@ -111,6 +111,27 @@ def test_larger_batches_take_longer_but_not_per_image(capsys, tiny):
     assert by_shape["time_s"] == times[1]
 
 
+def test_fewer_cores_are_a_chip_of_fewer_cores(capsys, tiny, tmp_path):
+    """Against a chip file that says so; also where part of a model runs on the host."""
+    one = tmp_path / "one.toml"
+    count = '{ value = 1, source = "UT310", trust = "assumed" }'
+    one.write_text(f'base = "Ascend310"\nname = "One"\n[core]\ncount = {count}\n')
+    make = onnx.helper
+    x = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [64, 4096])
+    nodes = [make.make_node("Erf", ["x"], ["r"]), make.make_node("NonZero", ["r"], ["y"])]
+    graph = make.make_graph(nodes, "g", [x], [onnx.ValueInfoProto(name="y")])
+    opsets = [make.make_opsetid("", 17)]
+    onnx.save(make.make_model(graph, opset_imports=opsets), tmp_path / "host.onnx")
+    for words in (("simulate", tiny, "--batch", 8), ("simulate", tmp_path / "host.onnx")):
+        few, alone, all_of_them = (
+            run_json(capsys, *words, "--chip", *chip)["time_s"]
+            for chip in (("Ascend310", "--aicore-num", 1), (one,), ("Ascend310",))
+        )
+        assert few == alone > all_of_them
+    words = ("run", tiny, "--batch", 1, "--compiled", "--chip", "Ascend310", "--aicore-num")
+    assert "--aicore-num from 1 to 2" in refused(capsys, *words, 3)
+
+
 def test_formats(capsys, tiny):
     base = (tiny, "--batch", 1, "--chip")
     low = run_json(capsys, "simulate", *base, "Ascend910A", "--dtype", "int8")

@@ -1,5 +1,7 @@
 """Calibrators: golden values of the original tools, ONNX Runtime's own, edges, properties."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from command_lines import refused, run, run_json
@@ -86,6 +88,15 @@ def test_scales_of_ranges_are_those_of_onnx_runtime():
         found = scale_between(low, high, 8, True)
         assert (found.scale, found.offset) == (pytest.approx(float(scale)), int(zero))
     assert QuantType.QInt8.value == 0
+
+
+@pytest.mark.parametrize("ends", [(-1.0, 1.0), (-2.0, 1.0), (-1.0, 2.0), (0.0, 3.0), (-3.0, 0.0)])
+def test_symmetric_scales_hold_both_ends_and_are_the_finest_that_do(ends):
+    found, values = scale_between(*ends, 4), np.array(ends, np.float32)
+    np.testing.assert_allclose(found.fake(values), values, atol=found.scale / 2)
+    largest = values[np.argmax(np.abs(values))]
+    finer = replace(found, scale=found.scale * 0.99)
+    assert found.fake(largest) == pytest.approx(largest) != pytest.approx(finer.fake(largest))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ def whole_conv(
     bias[0], bias[-1] = most, -most
     b = net.constant(bias)
     y = net.conv2d(x, w, pad=r // 2, pad_value=offset, groups=groups)
-    y = net.requantise(y, s, b, offset=3, relu=not residual, small_bias=small)
+    moved = 3 if residual else -7
+    y = net.requantise(y, s, b, offset=moved, relu=not residual, small_bias=small)
     if residual:
         q = net.input("q", y.shape, "int8")
         y = net.dequantise(y, scale=0.5, offset=3, dtype="fp16")

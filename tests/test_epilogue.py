@@ -7,6 +7,7 @@ import pytest
 from cube_checks import (
     assert_conv,
     assert_gemm,
+    few_cores,
     numbers,
     on,
     operands_of,
@@ -42,6 +43,7 @@ from ascend_lab.lab.kernels.convolution_ways import (
 )
 from ascend_lab.sim import execute, simulate
 
+full = pytest.mark.full
 COUPLED = ("Toy", "Ascend310", "Ascend910A")
 BIAS16, BIAS32 = (Operand("bias", "channel", dtype) for dtype in ("fp16", "fp32"))
 OLD16 = Operand("old", "tile", "fp16")
@@ -106,7 +108,7 @@ SMALL_TILES = GemmSchedule(32, 16, 32, 1, 1, 2)
 @pytest.mark.parametrize("chip_name", on(*COUPLED))
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_convolutions_equal_numpy(name, chip_name, dense):
-    chip = load_chip(chip_name)
+    chip = few_cores(chip_name)
     for seed, shape in enumerate(SHAPES):
         assert_conv(shape, chip, None, EPILOGUES[name], dense=dense, seed=seed)
     assert_conv(SHAPES[0], chip, SMALL_TILES, EPILOGUES[name], dense=dense)
@@ -115,7 +117,7 @@ def test_convolutions_equal_numpy(name, chip_name, dense):
 @pytest.mark.parametrize("chip_name", on(*COUPLED))
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_products_equal_numpy(name, chip_name):
-    chip = load_chip(chip_name)
+    chip = few_cores(chip_name)
     for sizes in ((49, 70, 100), (128, 32, 16), (5, 17, 300)):
         assert_gemm(GemmShape(*sizes, "fp16"), chip, None, EPILOGUES[name])
     assert_gemm(GemmShape(70, 70, 90), chip, SMALL_TILES, EPILOGUES[name])
@@ -138,10 +140,10 @@ PIPE = {
 }
 
 
-@pytest.mark.parametrize("chip_name", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize("chip_name", ["Ascend910B2", pytest.param("Ascend910A", marks=full)])
 @pytest.mark.parametrize("name", PIPE)
 def test_what_a_fix_pipe_can_do_works_on_both_kinds_of_chip(name, chip_name):
-    chip = load_chip(chip_name)
+    chip = few_cores(chip_name)
     for dense in (True, False):
         for seed, shape in enumerate(SHAPES):
             assert_conv(shape, chip, None, PIPE[name], dense=dense, seed=seed)
@@ -149,6 +151,14 @@ def test_what_a_fix_pipe_can_do_works_on_both_kinds_of_chip(name, chip_name):
     assert_conv(SHAPES[0], chip, GemmSchedule(32, 16, 16, 1, 2, 1), PIPE[name])
     assert_gemm(GemmShape(49, 70, 300), chip, None, PIPE[name])
     assert_gemm(GemmShape(70, 70, 90), chip, SMALL_TILES, PIPE[name])
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize("number", [-0.5, 0.0, 3.0])
+def test_a_scale_has_any_sign_or_is_nothing(number, chip_name):
+    scaled = Epilogue((), (Step("vmuls", ("sums",), number), Step("vrelu", (0,))), "fp32")
+    shape = GemmShape(17, 20, 33, out_dtype="fp32")
+    assert_gemm(shape, load_chip(chip_name), None, scaled)
 
 
 def test_the_bias_table_limits_the_tile():
@@ -327,7 +337,7 @@ def test_tiles_go_on_in_the_next_image(chip_name, schedule):
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("wide", [True, False])
 def test_depthwise_convolutions_finish_in_ub(chip_name, dense, wide):
-    chip, rng = load_chip(chip_name), np.random.default_rng(1)
+    chip, rng = few_cores(chip_name), np.random.default_rng(1)
     for stride, sizes in ((1, (9, 11)), (2, (15, 14)), ((2, 1), (8, 9)), (1, (3, 3))):
         shape = ConvShape(2, 40, *sizes, 40, 3, 3, stride, 1, groups=40)
         steps = (Step("vadd", ("sums", "bias")), Step("vmaxs", (0,), 0.0), Step("vmins", (1,), 6.0))

@@ -285,7 +285,7 @@ def test_where_parts_start(layout, shape, axis, span, wanted):
 
 
 # -- convolutions of one image --------------------------------------------------------------------
-def siblings(widths, batch=1, taps=1, alike=True, joined=False, added=False):
+def siblings(widths, batch=1, taps=1, alike=True, joined=False, added=False, spread=False):
     """Convolutions of one image, a ReLU behind each, their largest numbers."""
     net = GraphBuilder("siblings", "fp16")
     x = net.relu(net.input("x", (batch, 20, 6, 7)))
@@ -293,7 +293,8 @@ def siblings(widths, batch=1, taps=1, alike=True, joined=False, added=False):
     for i, k in enumerate(widths):
         size = taps if alike or not i else taps + 2
         weight = net.constant(few((k, 20, size, size)))
-        y = net.conv2d(x, weight, net.weight((k,), scale=1.0), pad=size // 2)
+        far, bias = 1 + spread * i, net.weight((k,), scale=1.0)
+        y = net.conv2d(x, weight, bias, pad=size // 2 * far, dilation=far)
         parts.append(y if added else net.relu(y, name=f"part{i}"))
     if added:
         parts = [net.add(*parts)]
@@ -312,6 +313,7 @@ def siblings(widths, batch=1, taps=1, alike=True, joined=False, added=False):
         ({"widths": (16, 32, 16), "joined": True}, [16, 48]),
         ({"widths": (16, 32), "batch": 2}, [16, 32]),
         ({"widths": (16, 32), "alike": False}, [16, 32]),
+        ({"widths": (16, 32), "taps": 3, "spread": True}, [16, 32]),
         ({"widths": (32, 32), "added": True}, []),
     ],
 )

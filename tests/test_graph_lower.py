@@ -341,12 +341,12 @@ def test_a_scale_per_image_and_channel_goes_into_the_weights(sizes, kernel, chip
     """Channels that pad, several images with weights of their own, a bias and a shortcut."""
     n, c, k = sizes
     net = GraphBuilder("scaled", "fp16")
-    x, s = net.input("x", (n, 16, 19, 19)), net.input("s", (n, 16, 1, 1))
+    x, s = net.input("x", (n, 16, 9, 9)), net.input("s", (n, 16, 1, 1))
     x, s = (net.conv2d(v, net.weight((c, 16, 1, 1), scale=0.2)) for v in (x, s))
     weight = net.weight((k, c, kernel, kernel), scale=0.2)
     y = net.mul(net.relu(x), net.sigmoid(s))
     y = net.conv2d(y, weight, net.weight((k,)), pad=kernel // 2)
-    net.output(net.relu(net.add(y, net.input("z", (n, k, 19, 19)))))
+    net.output(net.relu(net.add(y, net.input("z", (n, k, 9, 9)))))
     graph = net.build()
     inputs = {name: rng.normal(size=graph.types[name].shape).astype(np.float16) for name in "xsz"}
     laid, wanted, _ = compiled_values(graph, inputs, chip)

@@ -5,6 +5,7 @@ import io
 import math
 import signal
 import zipfile
+from argparse import ArgumentTypeError
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -50,6 +51,31 @@ def test_what_is_meant_is_read():
     assert [limits.number_of(t) for t in ("0", "-1.5e-3", ".5", "7.", "0e9")] == [
         0, -1.5e-3, 0.5, 7.0, 0,
     ]  # fmt: skip
+
+
+def test_a_limit_belongs_to_what_it_allows(tmp_path):
+    """The largest number, the longest list and file are read; what is one more is refused."""
+    assert limits.count("1000000") == 10**6 and limits.whole(str(-(2**53))) == -(2**53)
+    assert limits.decimal("1e30") == 1e30 and limits.decimal("-1e-30") == -1e-30
+    for read, text in ((limits.count, "1000001"), (limits.whole, str(2**53 + 1))):
+        with pytest.raises(ArgumentTypeError, match="of at most"):
+            read(text)
+    few = [limits.Range(int, 1, 9)]
+    assert limits.decoded(few, [1, 9, 9], most=3) == (1, 9, 9)
+    for wrong in ([1, 9, 9, 9], [], [1, 0], [1, 10], [1, "9"]):
+        with pytest.raises(InputError):
+            limits.decoded(few, wrong, most=3)
+    (tmp_path / "x").write_bytes(bytes(9))
+    assert len(limits.read_file(tmp_path / "x", "a file", 9)) == 9
+    with pytest.raises(InputError, match="of at most 8 bytes"):
+        limits.read_file(tmp_path / "x", "a file", 8)
+    for most, fine in ((limits.KEY_DOTS, True), (limits.KEY_DOTS + 1, False)):
+        (tmp_path / "x").write_text("a = 1\n[b" + ".b" * most + "]")
+        if fine:
+            assert set(limits.toml_of(tmp_path / "x", "a file", InputError)) == {"a", "b"}
+            continue
+        with pytest.raises(InputError, match="dots in a key"):
+            limits.toml_of(tmp_path / "x", "a file", InputError)
 
 
 FLAGS = {

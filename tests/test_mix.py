@@ -14,7 +14,7 @@ from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.tasks import compile_tasks, run_tasks
-from ascend_lab.isa import parse_program, sanitize
+from ascend_lab.isa import Affine, parse_program, sanitize
 from ascend_lab.kernels import (
     ConvShape,
     GemmSchedule,
@@ -25,6 +25,8 @@ from ascend_lab.kernels import (
     unpack_gemm,
 )
 from ascend_lab.kernels.epilogue import Deq, Epilogue, Operand
+from ascend_lab.kernels.mix import share_of
+from ascend_lab.kernels.tiles import Area
 from ascend_lab.sim import execute, simulate
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -122,6 +124,30 @@ def test_sums_of_bytes_are_dequantised_on_the_vector_cores() -> None:
     sums = a.astype(np.int64) @ b + bias
     np.testing.assert_array_equal(got, np.maximum(sums * scale, 0).astype(np.float16))
     assert launch.mix == 3 and sanitize(launch, CHIP) == []
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("cores", [2, 3])
+def test_shares_of_a_tile_are_all_of_it_once(step: int, cores: int) -> None:
+    """Told by number, in pieces too, and of an affine number of a core."""
+    whole = ((0, Affine(5), 24),)
+    parted = ((0, Affine(5), 7), (7, Affine(90), 13), (20, Affine(300), 4))
+    for pieces in (whole, parted):
+        area, places = Area(Affine(), pieces, 1, 400, step, 2, 24), []
+        for number in range(cores):
+            share, first = share_of(area, number, cores)
+            assert share.pixels == 24 // cores and first == number * share.pixels
+            assert share.pieces[0][0] == 0
+            places += [to.const + i * step for _, to, n in share.pieces for i in range(n)]
+            if pieces is whole:
+                told, row = share_of(area, Affine(0, (("core", 1),)), cores)
+                ((_, to, count),) = told.pieces
+                assert (to.at({"core": number}), count) == (
+                    share.pieces[0][1].const,
+                    share.pixels,
+                )
+                assert row.at({"core": number}) == first
+        assert places == [to.const + i * step for _, to, n in pieces for i in range(n)]
 
 
 def test_vector_work_hides_behind_the_cube() -> None:

@@ -12,6 +12,7 @@ from ascend_lab import ops
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.ops import verify
+from ascend_lab.ops.expressions import run
 from ascend_lab.ops.formats import round_to, spacing
 
 
@@ -65,6 +66,21 @@ def test_adam_first_step_moves_by_the_learning_rate():
     np.testing.assert_allclose(p, [-0.1, 0.1], rtol=1e-4)
     np.testing.assert_allclose(m, 0.1 * g)
     np.testing.assert_allclose(s, 0.001 * g**2)
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+def test_a_cast_rounds_once_and_saturates_whatever_it_passes_through(chip):
+    """Numbers beside a half, which fp16 would round onto it, and beyond what the steps hold."""
+    near = [sign * (n + 0.5 + turn * 2.0**-13) for n in (0, 1, 2, 126) for turn in (-1, 0, 1)
+            for sign in (-1, 1)]  # fmt: skip
+    for dtype, low, high in (("int8", -128, 127), ("uint8", 0, 255), ("int32", -(2**31), 2**31)):
+        x = np.array([*near, -1e6, 255.5, 65504.5, 70000.0], np.float32)
+        got = run("cast", x, chip=load_chip(chip), dtype=dtype)
+        np.testing.assert_array_equal(got, np.clip(np.rint(x.astype(np.float64)), low, high))
+    whole = np.array([-70001, -129, 257, 2**20 + 2**12, 2**24 - 1], np.int32)
+    for dtype in ("fp32", *(["bf16"] if "bf16" in load_chip(chip).cube else [])):
+        got = run("cast", whole, chip=load_chip(chip), dtype=dtype)
+        np.testing.assert_array_equal(got, round_to(whole.astype(np.float64), dtype))
 
 
 # -- formats and bounds ---------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def check_random(name: str, data: Any, chips: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_random_cases(name, data):
     check_random(name, data, CHIPS)

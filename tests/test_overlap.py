@@ -24,6 +24,8 @@ def instruction(text: str) -> Instruction:
 FAULTS = (
     "vadds t[16 | 1:128,128:1] <- t[0 | 1:128,128:1] scalar=1.0",  # a block on
     "vadds t[0 | 1:128,128:1] <- t[16 | 1:128,128:1] scalar=1.0",  # a block back
+    "vadds t[0 | 1:17,17:1] <- t[16 | 1:17,17:1] scalar=1.0",  # the last lane alone
+    "vadds t[16 | 1:17,17:1] <- t[0 | 1:17,17:1] scalar=1.0",
     "vadds t[128 | 4:128,128:1] <- t[0 | 4:128,128:1] scalar=1.0",  # a repeat on
     "vadd t[64 | 2:64,64:1] <- far[0 | 2:64,64:1], t[0 | 2:64,64:1]",  # the second source
     "vadd t[0 | 4:128,128:1] <- t[0 | 4:128,128:1], t[0 | 4:0,128:1]",  # a row for all repeats

@@ -321,6 +321,20 @@ def test_devices_work_side_by_side():
     assert rt.now_s() == 1.0
 
 
+def test_copies_and_kernels_take_their_engines_one_after_the_other(device):
+    """Two streams, one kernel engine: the second waits; within the device memory limits a copy."""
+    size, streams = 10**6, [rt.create_stream() for _ in range(2)]
+    address, chip = rt.malloc(2 * size), load_chip("Ascend310")
+    for stream in streams:
+        rt.launch_kernel("k", "AI Core", 0.5, stream)
+    rt.memcpy_async(address + size, size, address, size, WITHIN, streams[0])
+    rt.synchronize_stream(streams[0])
+    memory = chip.device_memory
+    assert rt.now_s() == pytest.approx(0.5 + 2 * size / memory.rate_bytes_per_s)
+    rt.synchronize_stream(streams[1])
+    assert rt.now_s() == 1.0
+
+
 @given(times=st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=8))
 @settings(max_examples=20)
 def test_elapsed_times_add_up(times):

@@ -347,6 +347,9 @@ def test_a_dying_instance_loses_no_accepted_request():
     found = answers([0, 1, 2, 3], full)
     assert found.lost.tolist() == [False, True, True, True]
     assert found.finish_s[0] == 23
+    both = (Failure(0, 12.0, 8.0), Failure(1, 13.0, 12.0))  # two requests, then one
+    found = answers([0, 1, 2, 3, 4], Policy(2, 2, failures=both))
+    assert found.finish_s.tolist() == [10, 11, 30, 35, 30]
     dead = tuple(Failure(n % 3, 40.0 * n, 25.0) for n in range(1, 40))
     found = served(1.5, EXPONENTIAL, Policy(3, 2, failures=dead), 3000)
     assert not found.lost.any()

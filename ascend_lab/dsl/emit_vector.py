@@ -237,8 +237,9 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
     sizes, c0, near = [dims[d][0] for d in outer], c0_of(view.dtype), len(dims) - 2
-    # rows of two blocks, one behind the other in the destination: one run, if filled whole
-    width = size if size == 2 * c0 and near in outer and dims[near][1][0] == size else c0
+    # rows of two blocks, behind each other in the destination and used again: one run, if whole
+    again = size == 2 * c0 and near in outer and len(outer) <= near
+    width = size if again and dims[near][1][0] == size else c0
     steps = [s * width for s in row_major(sizes)]
     tile = unit.take(view.dtype, math.prod(sizes) * width)
     for at in range(0, width, c0):

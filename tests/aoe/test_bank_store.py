@@ -524,14 +524,14 @@ def test_lines_that_are_no_entries_are_passed_over_when_read_only(tmp_path):
 def test_trials_that_nobody_goes_on_with_are_removed(tmp_path):
     file = tmp_path / "bank.db"
     with Store(file) as store:
-        for run in ("old 1", "young 1", "young 2", "done 1", "done 2"):
+        for run in ("old 1", "young 1", "young 2", "done 1", "done 2", "done2 1"):
             store.save_trials(run, [Trial(0, (1,), 2.0)])
         store._con.execute("UPDATE runs SET touched = touched - 31 WHERE run_id = 'old 1'")
         store._con.execute("DELETE FROM runs WHERE run_id = 'young 2'")  # of an earlier version
         store.forget_trials("done 1")
     with Store(file) as store:
         left = store._read("SELECT run_id FROM trials ORDER BY run_id")
-    assert left == [("young 1",), ("young 2",)]
+    assert left == [("done2 1",), ("young 1",), ("young 2",)]
 
 
 COUNT = 80
