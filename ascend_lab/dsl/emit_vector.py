@@ -201,7 +201,7 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     views = with_dims((dst, *srcs), dims)
     made = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
     expanded, box = made, [size for size, _ in dims]
-    if box[-1] > 1:  # axes may lie behind each other now
+    if box[-1] > 1 and not any(v.blocks for v in made):  # axes may lie behind each other now
         dims = coalesce(box, made)
         expanded, box = with_dims(made, dims), [size for size, _ in dims]
     factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)

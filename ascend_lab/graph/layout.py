@@ -155,9 +155,12 @@ class Assigner:
         return layout if self.cuts_blocks(node, given, layout) else "ND"
 
     def fits(self, node: Node, layout: str) -> bool:
-        """Tell whether all operands broadcast to the result in its stored shape."""
+        """Tell whether all operands broadcast to the result in its stored shape.
+
+        Zeros that fill up the columns of a product stay zeros in sums; nothing else is asked to.
+        """
         shape = self.graph.types[node.output].shape
-        if layout == "FRACTAL_NZ" and shape[-1] % BLOCK:
+        if layout == "FRACTAL_NZ" and shape[-1] % BLOCK and node.op != "add":
             return False
         rank = 4 if layout == "NC1HWC0" else len(shape)
         for name in node.inputs:
