@@ -47,7 +47,7 @@ LINES = {
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
 FILES = 327
 IMPORT_LINES = 3800
-ROAD = 90
+ROAD = 78
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

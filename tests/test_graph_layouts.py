@@ -133,15 +133,16 @@ def test_constants_follow_every_shape(shape):
     assert np.array_equal(compiled(laid, inputs)["y.ND"], data - inputs["x"])
 
 
-def test_matrices_follow_where_no_column_pads():
+def test_matrices_follow_where_no_column_pads_or_zeros_stay():
     net = GraphBuilder("g", "fp16")
     x = net.input("x", (5, 8))
     net.output(net.exp(net.matmul(x, net.weight((8, 32))), name="whole"))
     net.output(net.exp(net.matmul(x, net.weight((8, 33))), name="ragged"))
     net.output(net.log(net.matmul(x, net.weight((8, 16))), name="unsafe"))
+    net.output(net.add(net.matmul(x, net.weight((8, 33))), net.weight((33,)), name="sum"))
     laid = assign_layouts(net.build())
-    found = {name: laid.types[name].layout for name in ("whole", "ragged", "unsafe")}
-    assert found == {"whole": "FRACTAL_NZ", "ragged": "ND", "unsafe": "ND"}
+    found = {name: laid.types[name].layout for name in ("whole", "ragged", "unsafe", "sum")}
+    assert found == {"whole": "FRACTAL_NZ", "ragged": "ND", "unsafe": "ND", "sum": "FRACTAL_NZ"}
 
 
 def test_products_choose_by_how_their_operands_are_stored():

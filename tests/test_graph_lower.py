@@ -334,6 +334,17 @@ def test_images_of_odd_channels_and_sizes(channels, chip):
 
 
 @pytest.mark.parametrize("chip", EACH)
+def test_a_bias_of_ragged_columns_leaves_zeros_for_the_next_product(chip):
+    net = GraphBuilder("ragged", "fp16")
+    y = net.add(net.matmul(net.input("x", (5, 33)), net.constant(whole(33, 30))),
+                net.constant(whole(30)))  # fmt: skip
+    net.output(net.add(net.matmul(y, net.constant(whole(30, 21))), net.constant(whole(21))))
+    laid, wanted, got = compiled_values(net.build(), {"x": whole(5, 33)}, chip)
+    assert sum(node.op == "trans_data" for node in laid.nodes) == 2
+    assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
+
+
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize(
     ("sizes", "kernel"), [((3, 20, 40), 1), ((2, 32, 24), 3), ((1, 16, 16), 1)]
 )

@@ -7,8 +7,8 @@ and does what follows.
 
 Cores seldom end together: columns or rows behind the last turn in which all have a tile, the rest,
 may have a tiling of their own, K divided or not. That is stream-K (CUTLASS, CATLASS) one phase
-later: CATLASS hides the adding of sums behind the last whole turn. Ours comes after it, 1 to 5 us on
-the 910B2, where a kernel of both kinds of cores starts 6.6 us later either way.
+later: CATLASS hides the adding of sums behind the last whole turn. Ours comes after it, 1 to 5 us
+on the 910B2, where a kernel of both kinds of cores starts 6.6 us later either way.
 
 The default times what the closed form thinks best, and takes the quickest.
 """
