@@ -123,7 +123,7 @@ def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
         compile_stages(resnet, chip, fusion=fusion).compiled for fusion in (False, True)
     )
     assert len(in_place_pairs(apart)) > 60
-    assert len(in_place_pairs(fused)) == 1
+    assert not in_place_pairs(fused)
     peaks = {
         (name, flag): plan_network(compiled, "best-fit", in_place=flag).lower_bound_bytes
         for name, compiled in (("apart", apart), ("fused", fused))

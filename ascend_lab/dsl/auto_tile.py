@@ -308,9 +308,8 @@ def arrange(
 def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:
     """Return how many elements of an axis fill blocks, or, in front of short rows, four of them."""
     rows, rest = divmod(4 * unit, root.axes[-1].extent)
-    if axis is root.axes[-1]:
-        return unit
-    return rows if axis in root.axes[-2:-1] and rows and not rest else 1
+    rows = rows if axis in root.axes[-2:-1] and rows and not rest else 1
+    return unit if axis is root.axes[-1] else rows
 
 
 def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tuple[Schedule, str]:
