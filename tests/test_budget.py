@@ -45,7 +45,7 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 327
+FILES = 326
 IMPORT_LINES = 3800
 ROAD = 78
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

@@ -234,14 +234,18 @@ def test_without_a_guess_the_reader_is_asked_for_one(capsys) -> None:
     asked = capsys.readouterr().out
     assert asked == (
         "How many times faster?\nYour guess, as a factor? "
-        "Write guess=... into the cell and run it again.\n"
+        "Add guess=... to predict(...) and run it again.\n"
     )
     predict("How many?", unit="cycles")
-    assert "Your guess, in cycles? Write" in capsys.readouterr().out
+    assert "Your guess, in cycles? Add" in capsys.readouterr().out
     compare(prediction, 3.0)
     assert "guess" not in capsys.readouterr().out
     with pytest.raises(TypeError):
         predict("How many?", 3)  # a guess has a name: what stands second could be the unit
+    compare(3, 3.0)  # a reader's `guess = 3`
+    assert (
+        capsys.readouterr().out == "You guessed 3; the model says 3: within 5%, well predicted.\n"
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "3", True, [1.0]])

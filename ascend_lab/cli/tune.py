@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import threading
 import time
@@ -235,7 +236,8 @@ def _print(report: saved.Report) -> None:
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
     if tuning.subgraph is not None:
-        common.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
+        plan = str(tuning.subgraph.plan).replace("\n", "\n  ")
+        common.show("  " + re.sub(r"^whole\b", "no slices", plan))
     if tuning.operators is not None:
         common.show(report.top(TOP))
         common.show(f"  {_operators(tuning.operators)}")

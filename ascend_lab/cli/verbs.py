@@ -77,7 +77,7 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
             f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
-        f"  busy: {busy}",
+        f"  busy, launch included: {busy}",
     ]
 
 

@@ -335,7 +335,7 @@ class Prediction:
     def __str__(self) -> str:
         if self.guess is None:
             unit = {"": "", "x": ", as a factor"}.get(self.unit, f", in {self.unit}")
-            remedy = "Write guess=... into the cell and run it again."
+            remedy = "Add guess=... to predict(...) and run it again."
             return f"{self.question}\nYour guess{unit}? {remedy}"
         return f"{self.question} Your guess: {_with_unit(self.guess, self.unit)}."
 
@@ -349,8 +349,10 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
     return prediction
 
 
-def compare(prediction: Prediction, model_value: float) -> None:
+def compare(prediction: Prediction | float, model_value: float) -> None:
     """Print, in one sentence, how far the guess was from the model value (in the guess's unit)."""
+    if not isinstance(prediction, Prediction):  # a reader's `guess = 50`
+        prediction = Prediction("", _finite(prediction, "guess"))
     model_value = _finite(model_value, "model value")
     print(_verdict(prediction, model_value))
 

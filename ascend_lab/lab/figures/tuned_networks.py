@@ -61,7 +61,8 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
         colour, hatch = (st.VERMILLION, "xx") if worse else (st.SKY, "")
         bottom, top = sorted((before, after))
         ax.bar(at, top - bottom, bottom=bottom, width=0.7, fc=colour, ec=st.INK, hatch=hatch)
-        ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top", fontsize=8)
+        said = ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top")
+        said.set(fontsize=8, zorder=3, bbox={"fc": "w", "ec": "none", "pad": 0.6})
     end = len(steps)
     ax.bar(end, steps[-1][1] - low, bottom=low, width=0.7, facecolor=st.GREEN, edgecolor=st.INK)
     ax.axhline(bound_ms, color=st.INK, ls=(0, (3, 2)), lw=1)
@@ -72,7 +73,7 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     labels = [*(label for label, _ in steps), "what is left"]
     ax.set_xticks(range(end + 1), labels, rotation=25, ha="right")
     ax.tick_params(axis="x", length=0)
-    st.numbered(ax.yaxis, [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if low <= t <= high])
+    st.numbered(ax.yaxis, [t for t in (1, 3, 5, 10, 30, 100, 300, 1000, 3000) if low <= t <= high])
 
 
 def fig_credit(times: Times) -> st.LabFigure:
