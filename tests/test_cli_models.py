@@ -300,7 +300,7 @@ def test_zoo_lists_all_models_and_counts_one(capsys):
         (("simulate", "zoo:resnet19", "--chip", "Ascend310"), "did you mean resnet18"),
         (("simulate", "zoo:", "--chip", "Ascend310"), "one of the"),
         (("run", "zoo:resnet18", "--input-shape", "y:1,3,32,32"), "inputs x[1, 3, 32, 32]"),
-        (("run", "zoo:resnet18", "--input-shape", "x:1,3,32,64"), "mend the shape"),
+        (("run", "zoo:resnet18", "--input-shape", "x:1,3,32,64"), "mend the name or the shape"),
         (("simulate", "zoo:resnet18", "--batch", "100000", "--chip", "Ascend310"), "elements"),
     ],
 )
