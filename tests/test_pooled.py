@@ -169,6 +169,11 @@ def test_what_rises_with_the_sums(steps, rises):
     assert bool(np.all(np.diff(found[-1]) >= 0)) == rises
 
 
+def test_what_has_a_number_of_its_own_per_sum_does_not_rise():
+    steps = NARROW, Step("vmuls", ("old",), 2.0), Step("vadd", (0, 1))
+    assert not Epilogue((Operand("old", "tile", "fp16"),), steps, "fp16").rises
+
+
 def test_a_relu_behind_the_windows_goes_in_front_of_them_only_behind_a_convolution():
     for late in (True, False):
         net = GraphBuilder("late", "fp16")

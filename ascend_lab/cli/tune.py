@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import threading
 import time
@@ -236,8 +235,7 @@ def _print(report: saved.Report) -> None:
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
     if tuning.subgraph is not None:
-        plan = str(tuning.subgraph.plan).replace("\n", "\n  ")
-        common.show("  " + re.sub(r"^whole\b", "no slices", plan))
+        common.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
     if tuning.operators is not None:
         common.show(report.top(TOP))
         common.show(f"  {_operators(tuning.operators)}")

@@ -207,8 +207,8 @@ def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:
 
 
 def stored(state: State) -> dict[str, int]:
-    """Return the elements that each GM tensor in fractals takes."""
-    sizes = {}
+    """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
+    sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
     for name, matrix in matrices(state).items():
         units = {matrix.major: matrix.major_unit, matrix.minor: matrix.minor_unit}
         shape = ((n, units.get(d, 1)) for d, n in enumerate(state.find(name).shape))

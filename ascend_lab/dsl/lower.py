@@ -8,10 +8,11 @@ from itertools import product
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import emit_cube, emit_vector, fractals
+from ascend_lab.dsl import emit_cube, emit_vector
 from ascend_lab.dsl.boxes import Box, Range, in_pieces, needed, whole
 from ascend_lab.dsl.emit_formula import compute_tile, filled_up, start_of
 from ascend_lab.dsl.emit_rows import Copy, ends_apart, ends_in_place, leftover, main_part, rows_of
+from ascend_lab.dsl.fractals import stored
 from ascend_lab.dsl.schedule import Schedule, complete, loop_count, members, moves_only, roots
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.dsl.tiles import Group, Tiles, ring_of
@@ -25,7 +26,7 @@ def lower(schedule: Schedule) -> isa.Kernel:
     """
     state, chip = schedule.state, schedule.chip
     phases: list[isa.Launch] = []
-    tensors = _stored(state)
+    tensors = tuple(stored(state).items())
     for stage in roots(state):
         phases += _launches(state, stage, chip, tensors)
     return isa.Kernel(schedule.outputs[0].label, tuple(phases))
@@ -35,13 +36,7 @@ def lower_stage(schedule: Schedule, name: str) -> tuple[isa.Launch, ...]:
     """Return the launches of one stage; none if it is computed inside another nest."""
     state = schedule.state
     stage = next((s for s in roots(state) if s.name == name), None)
-    return _launches(state, stage, schedule.chip, _stored(state)) if stage else ()
-
-
-def _stored(state: State) -> tuple[tuple[str, int], ...]:
-    """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
-    sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
-    return tuple((sizes | fractals.stored(state) if state.cubes else sizes).items())
+    return _launches(state, stage, schedule.chip, tuple(stored(state).items())) if stage else ()
 
 
 def _launches(

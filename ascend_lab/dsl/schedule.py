@@ -123,8 +123,7 @@ def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Sch
     """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    state = nests.initial_state(tensors)
-    return Schedule(tensors, chip, (), with_conversions(state) if state.cubes else state)
+    return Schedule(tensors, chip, (), with_conversions(nests.initial_state(tensors)))
 
 
 def replay(outputs: Tensor | Sequence[Tensor], chip: Chip, steps: Sequence[Step] | str) -> Schedule:
@@ -215,7 +214,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
-        if stage.scope == "GM" and not role(state, stage) and (inside or not stage.is_copy):
+        if stage.scope == "GM" and not role_of(state, stage) and (inside or not stage.is_copy):
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)
@@ -229,14 +228,9 @@ def _unsaid(state: State, root: str, stage: Stage) -> tuple[str, str]:
     """Return where a tile is computed if nobody says: inside a ring, with its side of that."""
     nest = state.stage(root)
     ring = next((s.name for s in state.guests(root) if s.scope == "L2"), "")
-    if not ring or role(state, stage):
+    if not ring or role_of(state, stage):
         return ring or root, ""
     return root, nest.loops[loop_count(state, nest) - 1].name
-
-
-def role(state: State, stage: Stage) -> str:
-    """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
-    return role_of(state, stage) if state.cubes else ""
 
 
 def _rows_alike(state: State) -> State:
@@ -245,7 +239,7 @@ def _rows_alike(state: State) -> State:
     What fills a row up to its last block then does so in every tile of the nest.
     """
     tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
-    tiles = [s for s in tiles if not role(state, s) and DTYPE_BYTES[s.dtype] > 1]
+    tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
     unit = max((c0_of(s.dtype) for s in tiles), default=1)
     for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
         state = state.put(replace(tile, align=math.lcm(tile.align, unit)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ascend_lab import isa, layout
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import boxes, schedule
+from ascend_lab.dsl import boxes, fractals, schedule
 from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.stages import IN_MEMORY, Leaf, Stage, State, identity, overwrites
 from ascend_lab.dsl.tensor import Axis, Read
@@ -57,7 +57,7 @@ class Tiles:
         stages = [s for s in state.stages if isinstance(s, Stage)]
         block = math.lcm(32, *(s.align for s in stages))
         self.smooth = all(_whole_blocks(state, s, block) for s in stages)
-        self.fractal = {s.name for s in stages if schedule.role(state, s)}
+        self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
         self.held: dict[str, Held] = {}
         self.ring: isa.RingEnd | None = None
         self.filled: set[str] = set()
@@ -292,7 +292,7 @@ def ring_of(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
     for guest in state.guests(root):
         place = guest.attach[1] if guest.attach else ""
         step = (nest.position(place) if place else -1) - nest.position(loop)
-        cube = bool(schedule.role(state, guest))
+        cube = bool(fractals.role_of(state, guest))
         if step > 0 if cube else step < 0 and tile.name in guest.sources:
             way = "no further in" if cube else "no further out"
             needed = f"{guest.name}: {way} than {tile.name}, at {root}.{loop}"

@@ -117,6 +117,8 @@ class Epilogue:
     @property
     def rises(self) -> bool:
         """Whether the largest of some sums of a channel becomes the largest of their results."""
+        if self.deq is not None or any(o.kind != "channel" for o in self.operands):
+            return False
         ways, above = dict[str | int, int]({SUMS: 1}), set[str | int]()
         for i, s in enumerate(self.steps):  # 1 rises, -1 falls; `above` are never below 0
             number, known = s.number or 0.0, above.issuperset(s.sources)
@@ -127,8 +129,7 @@ class Epilogue:
             ways[i] = -way.pop() if falls else way.pop()
             if s.op == "vexp" or (s.op in ("vadds", "vconv") and known and number >= 0):
                 above.add(i)
-        plain = self.deq is None and all(o.kind == "channel" for o in self.operands)
-        return plain and (not self.steps or ways[len(self.steps) - 1] == 1)
+        return not self.steps or ways[len(self.steps) - 1] == 1
 
     def _check_deq(self, deq: Deq) -> None:
         kinds = {o.name: (o.kind, o.dtype) for o in self.operands}

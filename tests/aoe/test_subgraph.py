@@ -216,7 +216,7 @@ def test_several_regions_and_graphs_between():
     assert str(launched).endswith("\none launch, kernels chosen for it")
     old = {name: value for name, value in launched.plain().items() if name != "inside"}
     assert SlicePlan.of(old) == replace(plan, one_launch=True)
-    assert "batch 3+1, depth" in str(plan) and str(SlicePlan()) == "whole"
+    assert "batch 3+1, depth" in str(plan) and str(SlicePlan()) == "no slices"
     assert sliced(graph, SlicePlan()) is not None and len(new.nodes) > len(graph.nodes)
     assert canonical(new, CHIP).outputs == graph.outputs
 

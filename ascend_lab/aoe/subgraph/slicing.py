@@ -137,7 +137,7 @@ class SlicePlan:
 
     def __str__(self) -> str:
         """Return one line a region, and one for launches and prefetch if they are not as ever."""
-        lines = [str(region) for region in self.regions] or ["whole"]
+        lines = [str(region) for region in self.regions] or ["no slices"]
         how = [word for name, word in HOW.items() if getattr(self, name)]
         return "\n".join([*lines, *filter(None, [", ".join(how)])])
 

@@ -46,8 +46,7 @@ def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
     """
     results, forms = vector_outputs(piece)
     schedule = te.replay(results, chip, steps) if steps else te.auto_schedule(results, chip)
-    state, outside = schedule.state, {*piece.graph.inputs, *piece.graph.outputs}
-    if state.cubes and matrices(state).keys() & outside:
+    if matrices(schedule.state).keys() & {*piece.graph.inputs, *piece.graph.outputs}:
         raise UnsupportedError("operators of the vector unit", piece.graph.nodes[0].op, "expand it")
     return Lowered(te.lower(schedule), forms)
 
