@@ -35,7 +35,7 @@ from ascend_lab.kernels import (
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.depthwise import supported_after
 from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
-from ascend_lab.kernels.epilogue_plan import demand_of, plan_of
+from ascend_lab.kernels.epilogue_plan import demand_of, drain_plan, plan_of
 from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
     pack_pointwise,
@@ -252,6 +252,21 @@ def test_values_share_tiles():
     assert [s.op for s in plan_of(RESIDUAL, "fp32").steps] == ["vadd", "vadd", "vrelu"]
     unused = Epilogue((), (Step("vexp", ("sums",)), NARROW), "fp16")
     assert [s.op for s in plan_of(unused, "fp32").steps] == ["vconv"]
+
+
+def test_a_first_relu_is_done_on_the_way_out_of_the_cube():
+    """Unless the sums themselves are read again; a lower limit of 0 is one."""
+
+    def drained(*steps):
+        plan = drain_plan(Epilogue((), (NARROW, *steps), "fp16"), "fp32")
+        return plan.relu, [s.op for s in plan.steps]
+
+    relu, limit = Step("vrelu", (0,)), Step("vmins", (1,), 6.0)
+    assert drained(relu) == (True, [])
+    assert drained(relu, limit) == drained(Step("vmaxs", (0,), 0.0), limit) == (True, ["vmins"])
+    assert drained(Step("vmaxs", (0,), 0.5)) == (False, ["vmaxs"])
+    assert drained(relu, Step("vmul", (0, 1))) == (False, ["vrelu", "vmul"])
+    assert drained(Step("vmuls", (0,), 2.0), Step("vrelu", (1,))) == (False, ["vmuls", "vrelu"])
 
 
 def test_an_epilogue_that_does_not_fit_is_refused():

@@ -216,6 +216,7 @@ REFUSED = {
         "GM->L0C": lambda: copy(tile("L0C", 64), tile("GM", 64)),
         "use load2d": lambda: copy(tile("L0A", 1, 256), tile("L1", 1, 256)),
         "a padding copy": lambda: copy(tile("UB", 24), tile("GM", 24), pad=True),
+        "relu on the path L0C->UB": lambda: copy(tile("UB", 64), tile("GM", 64), relu=True),
         "GM->L7": lambda: copy(at("L7", 64).region(), tile("GM", 64)),
         "an instruction of pipe V on Toy": lambda: fixpipe(
             TOY, tile("UB", 64), tile("L0C", 64, dtype="fp32")

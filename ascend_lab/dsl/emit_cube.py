@@ -136,11 +136,7 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
     if stage.scope == "UB":
         out = emit_vector.View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
-        k.copy(out.memory.region(0, box), source)
-        if fractals.has_relu(stage.expr):
-            emit_vector.apply(
-                tiles.unit, emit_vector.Op("vrelu"), out, (out,), (rows * columns * AREA_C,)
-            )
+        k.copy(out.memory.region(0, box), source, relu=fractals.has_relu(stage.expr))
         return
     if stage.scope == "L2":  # as rows, which the fix pipe writes too
         own = tiles.own_view(stage, dict(zip((a.name for a in stage.axes), ranges, strict=True)))

@@ -15,8 +15,8 @@ vector    computes there what no cube and no path out of it can: for each result
           sums, norms, depthwise convolutions and those in small groups may go to the cube: they
           count nothing. On chips with one core for both, what leaves the cube passes through the
           same pipe and is added. So every number counts there that neither a path nor the cube
-          alone makes: those of these convolutions, sums inside a function, ReLUs. On others a path
-          may do a ReLU; small groups leave the cube or are a step per tap there, as is best.
+          alone makes: those of these convolutions, sums inside a function. A path may do a ReLU.
+          On others small groups leave the cube or are a step per tap there, as is best.
 results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
           quickest path, or, to vector units apart, by the quickest path to them if a function
           reads it; sums only added up may be added up inside and leave once. A vector unit that
@@ -52,7 +52,7 @@ from math import inf
 from typing import NamedTuple
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves
 from ascend_lab.sim import least_ways
 
@@ -281,9 +281,9 @@ class _Work:
         each = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
         each["over"] = min(costs.get(n, usual) for n in ("vrec", "vdiv"))
         each["share"] = min(each["over"] + costs.get("vmul", usual), costs.get("vdiv", usual))
-        low, high = node.attr("low", 0.0), node.attr("high", 6.0)
-        by_path = self.bytes or (low == 0.0 and not self.chip.combined)
-        each["low"] = 0.0 if low == -inf or by_path else least
+        settings = operator_of(node.op).settings(node.attrs)
+        low, high = settings.get("low", 0.0), settings.get("high", 6.0)
+        each["low"] = 0.0 if low in (-inf, 0.0) or self.bytes else least  # a path's ReLU
         each["high"] = 0.0 if high == inf or self.bytes else least  # bytes are limited
         return sum(each.get(name, usual) for name in CURVES.get(node.op, ("least",)))
 

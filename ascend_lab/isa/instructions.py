@@ -130,6 +130,7 @@ def data_copy(
     index: Region | None = None,
     pitch: int = 0,
     bound: int = 0,
+    relu: bool = False,
 ) -> Instruction:
     """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
 
@@ -137,10 +138,12 @@ def data_copy(
     vector cores only). A copy between different strides is how ND becomes a fractal layout.
     `atomic="add"` adds to GM instead of overwriting it (UB->GM; fp32, fp16, int32). With `index`,
     one int32 in UB, the GM side moves by `index * pitch` elements, 0 <= index < `bound`: a row
-    picked at run time. Raises `PathError`, `AlignmentError`, `ProgramError`.
+    picked at run time. `relu` makes negative sums 0 on their way from L0C to UB, which may narrow
+    them too. Raises `PathError`, `AlignmentError`, `ProgramError`.
+    Source of `relu`: Ascend C, enhanced DataCopy from CO1 to CO2 (developer documentation).
     """
     path = chip.path(src.space, dst.space)
-    attrs = _given(pad=int(pad) or None, atomic=atomic)
+    attrs = _given(pad=int(pad) or None, atomic=atomic, relu=int(relu) or None)
     if index is not None or pitch or bound:
         attrs += (("pitch", pitch), ("bound", bound))
     srcs = (src,) if index is None else (src, index)

@@ -78,6 +78,9 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
     _check_shapes("data_copy", dst, src)
     if (src.space, dst.space) != ("L0C", "UB"):
         _check_format("data_copy", dst, src, "cast with vconv or on the way out of L0C")
+        if instruction.number("relu"):
+            got = f"{src.space}->{dst.space}"
+            raise PathError("data_copy: relu on the path L0C->UB", got, "use vrelu elsewhere")
     if dst.space in ("L0A", "L0B"):
         raise PathError(f"data_copy: not into {dst.space}", str(dst), "use load2d or load3d")
     padded = instruction.number("pad") == 1

@@ -2,8 +2,9 @@
 
 An epilogue is a straight line of lane-by-lane vector operations on the tile the cube has summed.
 On chips whose vector unit shares the cube's core it runs in UB, between L0C and memory, so that
-bias, residual and activation cost no trip through memory. On chips with separate cores the fix
-pipe between L0C and memory can scale, apply ReLU and convert, and the bias table adds a bias.
+bias, residual and activation cost no trip through memory; their way out of L0C can apply ReLU and
+convert. On chips with separate cores the fix pipe between L0C and memory can scale, too, and the
+bias table adds a bias.
 """
 
 from dataclasses import dataclass, replace

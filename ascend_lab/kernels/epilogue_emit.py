@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ascend_lab import chip, errors
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels.epilogue import Deq, Epilogue, Fix, Operand, check_epilogue, fix_of, pattern
-from ascend_lab.kernels.epilogue_plan import Placed, Plan, channel_blocks, demand_of, plan_of
+from ascend_lab.kernels.epilogue_plan import Placed, Plan, channel_blocks, demand_of, drain_plan
 from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 
 Memory = Tile | Buffer
@@ -195,7 +195,7 @@ def new_finish(
     blocks = channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n)
     if not k.chip.combined:
         return _new_fix(k, epilogue, sizes, blocks)
-    plan, operands = plan_of(epilogue, sums), epilogue.of_kind("channel")
+    plan, operands = drain_plan(epilogue, sums), epilogue.of_kind("channel")
     units, pair = {o.name: epilogue.unit(o) for o in operands}, demand.columns
     if sizes.tile_n % pair or sizes.blocks % pair or sizes.n_own % pair:
         got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
@@ -353,7 +353,8 @@ def _arrive(
     """Bring `blocks` (first, count, elements) of the sums to UB, dequantised if that is asked."""
     k, (at, count, run), size = finish.builder, blocks, area.fractals * FRACTAL * FRACTAL
     if finish.deq is None:
-        k.copy(to.region(0, (count, run)), c.region(at * size, (count, run), (size, 1)))
+        source = c.region(at * size, (count, run), (size, 1))
+        k.copy(to.region(0, (count, run)), source, relu=finish.plan.relu)
         return
     _scaled(finish, finish.deq, to, (c, 0), area, (at, count), channels)
 

@@ -46,12 +46,14 @@ class Placed:
 class Plan:
     """The steps on few tiles of UB: `tiles` are their formats, tile 0 is stored.
 
-    The sums arrive in tile `start`, converted to its format on the way out of L0C.
+    The sums arrive in tile `start`, converted to its format on the way out of L0C, where `relu`
+    makes negative ones 0.
     """
 
     steps: tuple[Placed, ...]
     tiles: tuple[str, ...]
     start: int
+    relu: bool = False
 
 
 def plan_of(epilogue: Epilogue, sums: str) -> Plan:
@@ -80,6 +82,19 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
         step = epilogue.steps[value - 1]
         steps.append(Placed(step.op, where, step.number, place[value]))
     return Plan(_added(steps) if epilogue.deq else tuple(steps), tuple(tiles), place[0])
+
+
+def drain_plan(epilogue: Epilogue, sums: str) -> Plan:
+    """Return the plan for sums that leave L0C for UB: a ReLU that comes first is done on the way.
+
+    One whose sums another step reads too has a tile of its own, and stays.
+    """
+    plan = plan_of(epilogue, sums)
+    first = plan.steps[0] if plan.steps and not epilogue.deq else None
+    least = first and (first.op == "vrelu" or (first.op, first.number) == ("vmaxs", 0.0))
+    if first and least and (first.sources, first.to) == ((plan.start,), plan.start):
+        return replace(plan, steps=plan.steps[1:], relu=True)
+    return plan
 
 
 def _added(steps: list[Placed]) -> tuple[Placed, ...]:
@@ -160,7 +175,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     if not chip.combined:
         return _split_demand(epilogue, chip, sums)
     stored, channels = DTYPE_BYTES[epilogue.out_dtype], epilogue.of_kind("channel")
-    plan = plan_of(epilogue, sums)
+    plan = drain_plan(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     beside = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
     kept = sum(beside) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])

@@ -387,7 +387,8 @@ class Pooled:
         for at, count in pieces:
             sizes = (count, seen.count, columns * C0)
             to = self.x.region(seen.before * line + left * C0, sizes, (self.seen * line, line, 1))
-            k.copy(to, c.region(at * apart, sizes, (apart, self.shape.w * C0, 1)))
+            source = c.region(at * apart, sizes, (apart, self.shape.w * C0, 1))
+            k.copy(to, source, relu=self.finish.plan.relu)
             if most == blocks:
                 acc.free()
             memories: list[Place] = [self.out.alloc(), *self.finish.scratch]

@@ -133,6 +133,7 @@ def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     shift = _row(core, instruction, env)
     values = core.view(src, env, shift if src.space == "GM" else 0)
     if dst.space != "GM":
+        values = np.maximum(values, 0) if instruction.number("relu") else values
         store(core.view(dst, env), values)
     elif instruction.attr("atomic") == "add":
         places = _places(dst, dst.offset.at(env) + shift)

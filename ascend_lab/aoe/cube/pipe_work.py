@@ -20,7 +20,7 @@ from ascend_lab.aoe.cube.work import CubeWork
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.kernels.epilogue import Epilogue, pattern
-from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, plan_of
+from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, drain_plan
 from ascend_lab.kernels.gemm_schedule import store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
@@ -76,7 +76,7 @@ def after_of(
     fresh = 1.0 / np.maximum(1, max(loads, 1) * w.rows * again)
     if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
         memory, far, fresh = rate, np.full_like(far, near), np.zeros_like(fresh)
-    plan = plan_of(epilogue, sums) if epilogue and chip.combined else None
+    plan = drain_plan(epilogue, sums) if epilogue and chip.combined else None
     stored, each = store_cycles_per_byte(chip, w.cores), np.where(fresh == 1.0, memory, rate)
     seen = np.floor(near + fresh * (far - near)).astype(np.int64)
     return After(epilogue, plan, out, pieces, w.m * BLOCK, stored, memory, far,

@@ -141,13 +141,21 @@ def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
             "two convolutions in a row, constants of their own", "others", "cut here"
         )
     (point, one, forms), (depth, two, more) = (conv_job(part, chip) for part in parts)
+    ways = [(two, more)]
+    if depth.mixed == 1 and two and not two.bias:  # of both, one may have less to do
+        ways.append(conv_job(parts[1], chip, cube_adds=True)[1:])
     names = {"x": nodes[0].inputs[0], "weight": weights[0], "depth_weight": weights[1]}
     names |= {"y": parts[1].graph.outputs[-1]}
     if means:
         names["means"] = means[0].output
-    launches = tandem_launches(tandem_shape.Tandem(point, depth, one, two, bool(means)), chip)
-    made = [Kernel("conv2d", (renamed(launch, names),)) for launch in launches]
-    kernel = min(made, key=lambda kernel: near_cycles(kernel, piece, chip))
+    made = [
+        (Kernel("conv2d", (renamed(launch, names),)), forms_of)
+        for after, forms_of in ways
+        for launch in tandem_launches(
+            tandem_shape.Tandem(point, depth, one, after, bool(means)), chip
+        )
+    ]
+    kernel, more = min(made, key=lambda way: near_cycles(way[0], piece, chip))
     own: dict[str, Form] = {weights[0]: partial(packed_weights, point)}
     forms = forms | more | own | {weights[1]: partial(packed_weights, depth)}
     return Lowered(kernel, forms, {"ones": squeeze.diagonal()} if means else {})

@@ -231,13 +231,13 @@ def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
 
 
 def conv_job(
-    piece: Piece, chip: Chip, *, vector: bool = False, cube_adds: bool = True
+    piece: Piece, chip: Chip, *, vector: bool = False, cube_adds: bool | None = None
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return the convolution at the head of a piece, what follows it, and operands' forms.
 
     Where sums pass UB they are rounded to the result's format on the way, and a bias is added to
-    that: half the vector work, two roundings instead of one. Or the cube adds it, if it may: none
-    of both.
+    that: half the vector work, two roundings instead of one. Or the cube adds it, none of both,
+    where that is quicker (default) or wished and the bias leaves room in L1.
     """
     piece, other = beside_of(piece)
     node, *rest = piece.graph.nodes
@@ -249,10 +249,13 @@ def conv_job(
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
     epilogue, forms = _after(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
-    if bias and cube_adds and not vector and _cube_adds(shape, epilogue, chip):
-        epilogue, forms = _after(piece, chip)
-        epilogue = replace(epilogue, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
-        forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
+    may = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
+    if bias and may and not vector:
+        moved, others = _after(piece, chip)
+        here, there = _paces(shape, (epilogue, moved), chip)
+        if there < (math.inf if cube_adds else here):
+            epilogue = replace(moved, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
+            forms = others | {bias[0]: partial(epilogue_plan.pack_bias, shape)}
     return shape, epilogue, forms
 
 
@@ -294,16 +297,20 @@ def _whole_job(
     return shape, epilogue, forms
 
 
-def _cube_adds(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> bool:
-    """Tell whether the cube, one step deeper, has less to do for a result than the vector unit.
+def _paces(
+    shape: kernels.ConvShape, ways: tuple[Epilogue, Epilogue], chip: Chip
+) -> tuple[float, float]:
+    """Return the cycles a fractal of sums with a bias added behind the cube, and by it.
 
-    The two take turns on a tile of sums: who has more to do sets the pace.
+    The vector unit and the cube, then one step deeper, take turns on a tile of sums: who has more
+    to do sets the pace. The second way takes for ever where the bias fills much of L1.
     """
-    demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    if demand is None or not chip.combined or shape.dtype != shape.out_dtype:
-        return False
+    paces, depth = list[float](), units_of(shape).every
+    for epilogue, steps in zip(ways, (depth, depth + 1), strict=True):
+        demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+        paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
     little = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
-    return little and demand.cycles * FRACTAL**2 > units_of(shape).every + 1
+    return paces[0], paces[1] if little else math.inf
 
 
 def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
@@ -315,14 +322,10 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
     own = tuple(o for o in epilogue.operands if o.name != deq.bias)
-    size, depth, paces = epilogue_plan.bias_bytes(shape), units_of(shape).every, list[float]()
-    plain = replace(deq, bias="")
+    plain, size = replace(deq, bias=""), epilogue_plan.bias_bytes(shape)
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
-    for one, steps in ((epilogue, depth), (moved, depth + 1)):
-        demand = epilogue_plan.demand_of(one, chip, ACCUMULATOR[shape.dtype])
-        paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
-    little = size <= chip.buffers["L1"] // 4
-    return moved if little and paces[1] + 1 < paces[0] else epilogue
+    here, there = _paces(shape, (epilogue, moved), chip)
+    return moved if there + 1 < here else epilogue
 
 
 # -- transposed convolutions ----------------------------------------------------------------------
