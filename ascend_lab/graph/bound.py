@@ -29,12 +29,13 @@ memory    reads the weights and inputs that are needed whole: L2 starts empty, s
 chain     adds up what comes one after another, on as many cores as you like. It is the longest of
           1. waits. A result needs something of each input (of a join, of one): this goes from where
              it was made to where the next unit reads, each copy starts up, pipes tell each other
-             by two flags, L2 is late. Barriers count as none: loads of weights may hide them.
+             by two flags, cores of another kind are told, L2 is late. Barriers count as none: a
+             core may go on with what it has made itself.
           2. work and waits, where a product needs every number it reads for each result, as fully
              connected layers of one image do. Before its first result all work behind it is done,
-             and the last of that has come: from core to core through memory, unless one core did
-             all. What reads the product begins later, so that both times add up. Several images
-             do not wait for each other: no product of theirs is such a one.
+             and the last of that has come: from core to core, told of it, through memory, unless
+             one core did all. What reads the product begins later, so that both times add up.
+             Several images do not wait for each other: no product of theirs is such a one.
           3. work and weights read late. Of a tensor through which all passes some number is the
              last, all work behind it done then; what depends on it meets weights that are still
              to be multiplied. A part may lie in L2, if that is a cache, and in the buffers of the
@@ -54,7 +55,7 @@ from typing import NamedTuple
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves
-from ascend_lab.sim import least_ways
+from ascend_lab.sim import least_ways, told_cycles
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -404,7 +405,7 @@ class _Work:
         found, total, away = 0.0, NOW, least_ways(self.chip)
         ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
         near = [far[0] + own if node else far[2] for far in ends]
-        back = away["GM"][0] + own
+        back = told_cycles(self.chip) + away["GM"][0] + own
         loads = [
             (self.begun[load.node], load.cycles) for load in self.loads
             if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))

@@ -43,7 +43,8 @@ __all__ = [
     "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",
     "Outcome", "Span", "Surroundings", "Timeline", "Traffic", "analyse", "compile_program",
     "execute", "instruction_cost", "least_ways", "numba_available", "run_batch", "run_fast",
-    "run_reference", "simulate", "simulate_kernel", "trace_events", "write_trace",
+    "run_reference", "simulate", "simulate_kernel", "told_cycles", "trace_events",
+    "write_trace",
 ]  # fmt: skip
 
 
@@ -287,13 +288,25 @@ def _warm(
     return time_launch(launch, chip, warmed, engine)
 
 
+def told_cycles(chip: Chip) -> float:
+    """Return the least cycles until a core hears that another one, of any kind, has written.
+
+    At a barrier, of which loads of weights may hide a part, from a flag where there are some
+    between cores (then weights go the way of what is waited for, and hide nothing), or at a launch.
+    """
+    barrier, launch = (s * chip.clock_hz for s in (chip.barrier_s, chip.queued_launch_s))
+    apart = barrier / 2 if chip.combined else min(barrier, chip.cross_flag_cycles)
+    return min(launch, chip.all_cores_cycles, apart)
+
+
 @lru_cache(64)
 def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
     """Return the least cycles from a buffer to where the cube and the vector unit read, and to GM.
 
     A copy starts up, takes a cycle, and L2 some more; from pipe to pipe two flags tell. Cores that
-    are both read L0C with the vector unit, which may bring numbers on.
+    are both read L0C with the vector unit, which may bring numbers on; others have to be told.
     """
+    told = 0.0 if chip.combined else told_cycles(chip)
     flags, places = 2 * chip.flag_cycles, sorted({name for pair in chip.paths for name in pair})
     far = {(a, b): 0.0 if a == b else math.inf for a in places for b in places}
     for (a, b), path in chip.paths.items():
@@ -304,7 +317,7 @@ def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
         far["L0C", "UB"] = min(far["L0C", "UB"], lone + flags)
     for via, a, b in product(places, repeat=3):
         far[a, b] = min(far[a, b], far[a, via] + far[via, b])
+    fed = {a: min(far[a, "L0A"], far[a, "L0B"]) + flags + told * (a == "UB") for a in places}
     read = {a: far[a, "UB"] + (flags if a != "UB" else 0) for a in places}
-    if chip.combined:
-        read["L0C"] = flags
-    return {a: (min(far[a, "L0A"], far[a, "L0B"]) + flags, read[a], far[a, "GM"]) for a in places}
+    read["L0C"] = flags if chip.combined else read["L0C"] + told
+    return {a: (fed[a], read[a], far[a, "GM"]) for a in places}
