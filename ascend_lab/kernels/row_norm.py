@@ -1,12 +1,12 @@
 """Layer norm of rows in fractals: the cube adds rows up, the vector unit divides by the deviation.
 
 For cores that are both. 16 rows of FRACTAL_NZ are 16 x 16 blocks, ready to be the left operand of a
-product, and what the cube sums is fp32 in L0C. The vector unit, which alone takes 9 instructions
-for 64 numbers of a row, is left with 2 in fp32 and a copy in fp16:
+product; sums are fp32 in L0C. Alone the vector unit takes 9 instructions for 64 numbers of a row,
+here 2, and a copy in fp16:
 
     cube    sums = X 1                             m = mean of each row
     cube    C = (m 1' - X) / 2 in fp16             V copies it to UB, and from there to L1
-    cube    G = C C' + C X', c = C 1               s^2 = 4 (m c - diagonal of G) / n + epsilon
+    cube    G = C C' + X C', c = C 1               s^2 = 4 (m c - diagonal of G) / n + epsilon
     cube    D = X diag(scale) - m scale' + s bias'
     V       y = D / s, rounded once
 
@@ -14,9 +14,8 @@ X diag(scale) is one fractal times another for every 16 columns, and exact. A nu
 s, is two halves: the first is rounded, the second 2^11 times what that leaves; they stand in even
 and odd columns of a fractal, against `scale` and 2^-11 of it. C is centred, so that a mean far off
 0 does no harm, and halved, so that it stays finite. It is rounded, which its squares do not show:
-if C = H + e, the sum of H^2 is that of 2 H C - C^2, but for e^2, and 2 H = m 1' - X.
-
-Tiles of rows pass in a pipeline: while V divides one, the cube finds m and s of the next.
+if C = H + e, the sum of H^2 is that of 2 H C - C^2, but for e^2, and 2 H = m 1' - X. Tiles of rows
+pass in a pipeline: while V divides one, the cube finds m and s of the next.
 
 Source: CANN's layer_norm (impl/layer_norm.py, `_check_vector_to_cube`) leaves the sums of such rows
 to the cube of Ascend910 and Ascend710, in fp16, for some lengths, 768 and 1024 among them.
@@ -34,7 +33,7 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels.flash_shape import AREA
 from ascend_lab.kernels.flash_steps import LANES, Axis, Piece
-from ascend_lab.kernels.tiles import chunks, repeat, segments
+from ascend_lab.kernels.tiles import Fractals, chunks, feed_a, repeat, segments
 
 Values = np.ndarray
 HALF = 2048.0
@@ -134,14 +133,14 @@ class _Writer:
         self.ready, self.held = ones, {"ones": ones.buffer}
         for name in ("scale", "bias"):
             self.held[name] = ones.join(f"{name}_l1", "fp16", sizes[name] * AREA)
-        left, right = max(tile + 2 * side, GRAM * AREA), max(3 * part, 2 * GRAM) * AREA
+        left, right = max(tile + 2 * side, 2 * GRAM * AREA), max(3 * part, GRAM) * AREA
         self.left = k.queue("a_l0", "L0A", "fp16", left, src="MTE1", dst="M")
         self.right = k.queue("b_l0", "L0B", "fp16", right, src="MTE1", dst="M")
-        self.fixed = k.buffer("ones_l0", "L0B", "fp16", (GRAM + 2) * AREA)
+        self.fixed = k.buffer("ones_l0", "L0B", "fp16", (GRAM + 1 + part) * AREA)
         self.sums = k.queue("sums_l0", "L0C", "fp32", 2 * side, src="M", dst="V", depth=1)
         self.product = k.queue("c_l0", "L0C", "fp32", tile, src="M", dst="V")
         self.narrow = k.view(self.product.buffer, "c_half", "fp16")
-        self.out = k.queue("out", "UB", "fp16", max(tile, 2 * side), src="V", dst="MTE3", depth=4)
+        self.out = k.queue("out", "UB", "fp16", tile, src="V", dst="MTE3", depth=4)
         self.wide = k.buffer("wide", "UB", "fp32", tile)
         self.slope = k.buffer("slope", "UB", "fp32", side, 2)
         self.diagonal = k.buffer("diagonal", "UB", "fp32", side)
@@ -182,8 +181,9 @@ class _Writer:
         self.ready.enqueue()
         self.x.dequeue()
         self.left.alloc()  # tells the cube that `fixed` is there
-        k.load2d(self.fixed.region(0, (GRAM, AREA)), ones.region(0, (GRAM, AREA), (0, 1)))
-        k.load2d(self.fixed.region(GRAM * AREA, (2, AREA)), ones.region(AREA, (2, AREA)))
+        for i, (at, count) in enumerate(((0, GRAM), (GRAM, 1), (GRAM + 1, self.part))):
+            to = self.fixed.region(at * AREA, (count, AREA))
+            k.load2d(to, ones.region(i * AREA, (count, AREA), (0, 1)))
         self.left.enqueue()
         self.left.dequeue()
         self.left.free()
@@ -257,21 +257,24 @@ class _Writer:
         queue.enqueue()
         return queue.dequeue()
 
-    def _send(self, to: Region) -> None:
+    def _send(self, *targets: Region) -> None:
         """Move what V has written elsewhere."""
         self.out.enqueue()
-        self.k.copy(to, self.out.dequeue().region(0, to.sizes))
+        tile = self.out.dequeue()
+        for to in targets:
+            self.k.copy(to, tile.region(0, to.sizes))
         self.out.free()
 
     def _sums(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
         """Emit the sums of rows, in 16 equal columns."""
-        k, rows, x = self.k, tile.size, self._held(ahead)
-        sums, ones = _blocks(self.sums.alloc(), 0, 1, rows), _blocks(self.fixed, 0, 1, 1)
+        k, rows, x, area = self.k, tile.size, self._held(ahead), tile.size * AREA
+        sums = _blocks(self.sums.alloc(), 0, 1, rows)
 
         def part(at: Affine, size: int) -> None:
-            a = self._take(self.left, x.region(at * (rows * AREA), (size * rows, AREA)))
-            with repeat(k, "block", size) as i:
-                k.mmad(sums, _blocks(a, i * rows, rows, 1), ones, accumulate=at + i)
+            feed_a(k, self.left.alloc(), Fractals(x, at * area, area), rows, size)
+            self.left.enqueue()
+            a, ones = _blocks(self.left.dequeue(), 0, rows, size), _blocks(self.fixed, 0, size, 1)
+            k.mmad(sums, a, ones, accumulate=at)
             self.left.free()
 
         self._all(main, part)
@@ -284,40 +287,37 @@ class _Writer:
         k.vector("vcgmax", self.minus.region(0, count), source)
         self.sums.free()
         k.each("vmuls", count, minus, minus, scalar=-1.0 / (self.shape.columns * FRACTAL))
-        self._spread(self.out.alloc(), 0, self.minus, count)
-        self._send(self.mean.alloc().region(0, count * FRACTAL))
+        self._spread(self.minus, count)
+        self._send(*(queue.alloc().region(0, count * FRACTAL) for queue in (self.mean, self.both)))
         self.mean.enqueue()
 
-    def _spread(self, to: Tile, at: int, numbers: isa.Buffer, count: int) -> None:
-        """Emit the halves of numbers in even and odd columns."""
+    def _spread(self, numbers: isa.Buffer, count: int) -> None:
+        """Emit the halves of numbers in even and odd columns of fractals, ready to be sent."""
         k, number, rest, (high, low) = self.k, (numbers, 0), (self.left_over, 0), self.halves
         k.each("vconv", count, (high, 0), number)
         k.each("vconv", count, rest, (high, 0))
         k.each("vsub", count, rest, number, rest)
         k.each("vmuls", count, rest, rest, scalar=HALF)
         k.each("vconv", count, (low, 0), rest)
-        blocks = count, FRACTAL
-        k.vector("vbrcb", to.region(at, blocks), high.region(0, count))
+        to, blocks = self.out.alloc(), (count, FRACTAL)
+        k.vector("vbrcb", to.region(0, blocks), high.region(0, count))
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
-        k.each("vcopy", count * FRACTAL, (to, at), (self.spare, 0), mask=ODD)
+        k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)
 
     def _centre(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
         """Emit halves of what rows are off their mean, back to L1."""
         k, rows, area, x = self.k, tile.size, tile.size * AREA, self._held(ahead)
-        unit, half = (_blocks(self.fixed, GRAM + i, 1, 1) for i in (0, 1))
         mean, there = self.mean.dequeue(), self.centred.alloc()
+        unit = _blocks(self.fixed, GRAM, 1, 1)
 
         def part(at: Affine, size: int) -> None:
             some = x.region(at * area, (size * rows, AREA))
             a = self._take(self.left, some, mean.region(0, (rows, AREA)))
-            c, means = (
-                Tile(self.narrow, self.product.alloc().slot),
-                _blocks(a, size * rows, rows, 1),
-            )
+            c = Tile(self.narrow, self.product.alloc().slot)
             with repeat(k, "block", size) as i:
-                to = _blocks(c, i * rows, 1, rows)
-                k.mmad(to, _blocks(a, i * rows, rows, 1), unit)
-                k.mmad(to, means, half, accumulate=1)
+                k.mmad(_blocks(c, i * rows, 1, rows), _blocks(a, i * rows, rows, 1), unit)
+            means, half = _blocks(a, size * rows, rows, 1), _blocks(self.fixed, GRAM + 1, 1, size)
+            k.mmad(_blocks(c, 0, size, rows), means, half, accumulate=1)
             self.left.free()
             self.product.enqueue()
             c = Tile(self.narrow, self.product.dequeue().slot)
@@ -337,12 +337,13 @@ class _Writer:
         def line(row: Affine) -> None:
             for at, size in segments(k, "part", self.shape.columns, GRAM):
                 place = at * area + row * AREA, (size, AREA), (area, 1)
-                a = _blocks(self._take(self.left, c.region(*place)), 0, 1, size)
-                b = self._take(self.right, c.region(*place), x.region(*place))
+                a = self._take(self.left, c.region(*place), x.region(*place))
+                b = _blocks(self._take(self.right, c.region(*place)), 0, size, 1)
                 to, sums = (_blocks(g, row + i, 1, 1) for i in (0, rows))
-                k.mmad(to, a, _blocks(b, 0, size, 1), accumulate=at)
-                k.mmad(to, a, _blocks(b, size, size, 1), accumulate=1)
-                k.mmad(sums, a, _blocks(self.fixed, 0, size, 1), accumulate=at)
+                first, second = (_blocks(a, i * size, 1, size) for i in (0, 1))
+                k.mmad(to, first, b, accumulate=at)
+                k.mmad(to, second, b, accumulate=1)
+                k.mmad(sums, first, _blocks(self.fixed, 0, size, 1), accumulate=at)
                 self.left.free()
                 self.right.free()
 
@@ -377,10 +378,9 @@ class _Writer:
             half = self.slope.region(at, (count, 8), (FRACTAL, 1), slot=tile.number)
             k.vector("vbrcb", half, self.left_over.region(0, count))
         k.each("vsqrt", count, number, number)
-        out, size = self.out.alloc(), count * FRACTAL
-        self._spread(out, 0, self.minus, count)
-        self._spread(out, size, self.number, count)
-        self._send(self.both.alloc().region(0, 2 * size))
+        self._spread(self.number, count)
+        both = Tile(self.both.buffer, self.both.counts["alloc"] - 1)
+        self._send(both.region(count * FRACTAL, count * FRACTAL))
         self.both.enqueue()
 
     def _finish(self, tile: Piece, both: Tile, number: Affine, size: int = 0) -> None:
