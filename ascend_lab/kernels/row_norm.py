@@ -40,6 +40,7 @@ HALF = 2048.0
 """What the second half of a number is multiplied by: fp16 has 11 bits."""
 GRAM = 24
 """Fractals of columns that meet at once where rows are squared."""
+HEIGHTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 ODD = sum(1 << lane for lane in range(1, 128, 2))
 
 
@@ -82,10 +83,10 @@ def norm_launch(shape: NormShape, chip: Chip, rows: int, part: int) -> isa.Launc
 
 
 def norm_launches(shape: NormShape, chip: Chip) -> Iterator[isa.Launch]:
-    """Yield launches of tiles of 1 to 8 rows of fractals, of those that fit."""
-    for rows in range(1, min(8, isa.up(shape.rows, chip.core_count)) + 1):
-        room = chip.buffers["L0A"] // (4 * AREA * rows) - 2
-        parts = isa.up(shape.columns, max(1, min(8, room)))
+    """Yield launches of tiles of some heights, of those that fit, in 4 parts or more."""
+    for rows in (n for n in HEIGHTS if n <= isa.up(shape.rows, chip.core_count)):
+        room = min(8, shape.columns // 4, chip.buffers["L0A"] // (4 * AREA * rows) - 2)
+        parts = isa.up(shape.columns, max(1, room))
         with suppress(CapacityError):
             yield norm_launch(shape, chip, rows, isa.up(shape.columns, parts))
 
@@ -414,7 +415,6 @@ class _Writer:
         if groups < size:
             count, step, shape, strides, again = groups, LANES, (size, LANES), (area, 1), (0, 1)
         with repeat(k, "step", count) as i:
-            first = Affine() if again[0] else i * LANES
+            place, first = (i * step, shape, strides), Affine() if again[0] else i * LANES
             slope = self.slope.region(first, shape, again, slot=tile.number)
-            place = i * step, shape, strides
             k.vector("vmul", self.wide.region(*place), sums.region(*place), slope)
