@@ -31,16 +31,18 @@ from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
+from ascend_lab.kernels import tiles
 from ascend_lab.kernels.flash_shape import AREA
 from ascend_lab.kernels.flash_steps import LANES, Axis, Piece
-from ascend_lab.kernels.tiles import Fractals, chunks, feed_a, repeat, segments
+from ascend_lab.kernels.tiles import Fractals, Work, chunks, feed_a, mixed, repeat, segments
 
 Values = np.ndarray
 HALF = 2048.0
 """What the second half of a number is multiplied by: fp16 has 11 bits."""
 GRAM = 24
 """Fractals of columns that meet at once where rows are squared."""
-HEIGHTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+HEIGHTS, TIMED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3
+"""Fractals of rows a tile may have, and how many of these sizes are written, to be timed."""
 ODD = sum(1 << lane for lane in range(1, 128, 2))
 
 
@@ -83,35 +85,31 @@ def norm_launch(shape: NormShape, chip: Chip, rows: int, part: int) -> isa.Launc
 
 
 def norm_launches(shape: NormShape, chip: Chip) -> Iterator[isa.Launch]:
-    """Yield launches of tiles of some heights, of those that fit, in 4 parts or more."""
-    for rows in (n for n in HEIGHTS if n <= isa.up(shape.rows, chip.core_count)):
-        room = min(8, shape.columns // 4, chip.buffers["L0A"] // (4 * AREA * rows) - 2)
-        parts = isa.up(shape.columns, max(1, room))
+    """Yield the launches of the three tiles, of those that fit, that seem to be quickest."""
+    own, found = isa.up(shape.rows, chip.core_count), 0
+    sizes = [(n, _part(shape, chip, n)) for n in HEIGHTS if n <= own]
+    for rows, part in sorted(sizes, key=lambda size: _cycles(shape, own, *size)):
         with suppress(CapacityError):
-            yield norm_launch(shape, chip, rows, isa.up(shape.columns, parts))
+            if found < TIMED:
+                yield norm_launch(shape, chip, rows, part)
+                found += 1
+
+
+def _part(shape: NormShape, chip: Chip, rows: int) -> int:
+    """Return columns that are worked on at once: equal parts, 4 or more, that fit L0A."""
+    room = min(8, shape.columns // 4, chip.buffers["L0A"] // (4 * AREA * rows) - 2)
+    return isa.up(shape.columns, isa.up(shape.columns, max(1, room)))
+
+
+def _cycles(shape: NormShape, own: int, rows: int, part: int) -> int:
+    """Estimate what tiles add for `own` rows: m and s, heads, the first with nothing to hide."""
+    heads = isa.up(shape.columns, part) * (10 * min(part, 4 * rows) + 40)
+    return isa.up(own, rows) * (700 + heads) + 28 * rows * shape.columns
 
 
 def _blocks(memory: isa.Buffer | Tile, at: Affine | int, *counts: int) -> Region:
     """Return a matrix of fractals from the fractal `at` on."""
     return memory.region(at * AREA, (*counts, FRACTAL, FRACTAL))
-
-
-Work = tuple[int, Callable[[Affine], None]]
-"""How many pieces there are, and what writes one of them."""
-NOTHING: Work = 0, lambda _: None
-
-
-def _mixed(k: KernelBuilder, main: Work, beside: Work = NOTHING) -> None:
-    """Emit two kinds of work in turns, as many of each as it takes to end together."""
-    turns = min(main[0], beside[0]) or max(main[0], beside[0], 1)
-    with repeat(k, "turn", turns) as i:
-        for count, write in (main, beside):
-            for one in range(count // turns):
-                write(i * (count // turns) + one)
-    for count, write in (main, beside):
-        if rest := count % turns:
-            with repeat(k, "rest", rest) as i:
-                write(i + (count - rest))
 
 
 class _Writer:
@@ -215,9 +213,9 @@ class _Writer:
             self._load(later)
         if after:
             self._mean(after)
-            _mixed(self.k, share(0, 1))
+            mixed(self.k, share(0, 1))
             self._centre(after, 1, share(1, 2))
-            _mixed(self.k, share(2, 4))
+            mixed(self.k, share(2, 4))
             self._squares(after, 1, share(4, 7))
             self._root(after)
         end = share(7 if after else 0, 8)
@@ -225,7 +223,7 @@ class _Writer:
             self.x.dequeue()
             self._sums(later, 2, end)
         else:
-            _mixed(self.k, end)
+            mixed(self.k, end)
         if self.rest:
             self._finish(tile, both, Affine(self.parts), self.rest)
         self.x.free()
@@ -234,7 +232,7 @@ class _Writer:
     # -- steps ------------------------------------------------------------------------------------
     def _all(self, main: Work, write: Callable[[Affine, int], None]) -> None:
         """Emit a step for all parts of the columns, in turns with other work; then the rest."""
-        _mixed(self.k, main, (self.parts, lambda i: write(i * self.part, self.part)))
+        mixed(self.k, main, (self.parts, lambda i: write(i * self.part, self.part)))
         if self.rest:
             write(Affine(self.parts * self.part), self.rest)
 
@@ -266,7 +264,7 @@ class _Writer:
             self.k.copy(to, tile.region(0, to.sizes))
         self.out.free()
 
-    def _sums(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
+    def _sums(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
         """Emit the sums of rows, in 16 equal columns."""
         k, rows, x, area = self.k, tile.size, self._held(ahead), tile.size * AREA
         sums = _blocks(self.sums.alloc(), 0, 1, rows)
@@ -305,7 +303,7 @@ class _Writer:
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
         k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)
 
-    def _centre(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
+    def _centre(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
         """Emit halves of what rows are off their mean, back to L1."""
         k, rows, area, x = self.k, tile.size, tile.size * AREA, self._held(ahead)
         mean, there = self.mean.dequeue(), self.centred.alloc()
@@ -330,7 +328,7 @@ class _Writer:
         self.centred.enqueue()
         self.mean.free()
 
-    def _squares(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
+    def _squares(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
         """Emit products of every 16 rows of C with themselves and X, and sums of C."""
         k, rows, area = self.k, tile.size, tile.size * AREA
         c, x, g = self.centred.dequeue(), self._held(ahead), self.sums.alloc()
@@ -348,7 +346,7 @@ class _Writer:
                 self.left.free()
                 self.right.free()
 
-        _mixed(k, main, (rows, line))
+        mixed(k, main, (rows, line))
         self.centred.free()
         self.sums.enqueue()
 
