@@ -199,8 +199,9 @@ def _cycles(piece: lower.Piece, chip: Chip, start: Start, *, warm: bool = False)
 def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
     """Return the graph with row-wise operators on fractals where the programs say so.
 
-    A layer norm between two matrix products is quickest row-major, but going there and back takes
-    two conversions, each started: both ways are timed.
+    A layer norm between two matrix products may be quickest row-major, but going there and back
+    takes two conversions, each started; one in front of products may be quicker behind a conversion
+    than before it: both ways are timed.
     """
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
         found = _moved(graph, graph.node(name))
