@@ -29,9 +29,9 @@ LINES = {
     "data": 20,
     "dsl": 6475,
     "errors": 85,
-    "graph": 17600,
+    "graph": 17640,
     "isa": 3250,
-    "kernels": 10850,
+    "kernels": 11260,
     "lab": 19000,
     "layout": 835,
     "limits": 240,
@@ -45,8 +45,8 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 326
-IMPORT_LINES = 3800
+FILES = 327
+IMPORT_LINES = 3815
 ROAD = 78
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

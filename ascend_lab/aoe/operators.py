@@ -117,7 +117,9 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         return ("cube" if is_plain(piece) else "product"), ""
     if any(node.op in CONVOLUTIONS for node in nodes):
         return "", "it scales the weights first, per image"
-    if all(node.op in MOVES for node in nodes) or lowering.by_template(piece, chip):
+    lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None
+    by_cube = lowered is not None and _multiplied(lowered.kernel)
+    if all(node.op in MOVES for node in nodes) or by_cube or lowering.by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
 

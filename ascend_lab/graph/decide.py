@@ -199,8 +199,9 @@ def _cycles(piece: lower.Piece, chip: Chip, start: Start, *, warm: bool = False)
 def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
     """Return the graph with row-wise operators on fractals where the programs say so.
 
-    A layer norm between two matrix products is quickest row-major, but going there and back takes
-    two conversions, each started: both ways are timed.
+    A layer norm between two matrix products may be quickest row-major, but going there and back
+    takes two conversions, each started; one in front of products may be quicker behind a conversion
+    than before it: both ways are timed.
     """
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
         found = _moved(graph, graph.node(name))
@@ -214,18 +215,22 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
 def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     """Return the graph with one operator on fractals, and its name there.
 
-    None if its operand does not come from fractals, or a row has padding.
+    None if its operand does not come from fractals, nor its result go there, or a row has padding.
     """
-    source, kind = graph.producers.get(node.inputs[0]), graph.types[node.output]
-    if source is None or source.op != "trans_data" or kind.shape[-1] % 16:
-        return None
-    fractal, rank = source.inputs[0], len(kind.shape)
+    x, kind, draft = node.inputs[0], graph.types[node.output], Draft(graph)
+    rank, source = len(kind.shape), graph.producers.get(x)
     constants = all(n in graph.constants for n in node.inputs[1:])
-    if graph.types[fractal].layout != "FRACTAL_NZ" or not constants:
+    if kind.shape[-1] % 16 or not constants or node.attr("axis", -1) % rank != rank - 1:
         return None
-    if node.attr("axis", -1) % rank != rank - 1:
+    goes = {n.attr("layout") for n in graph.readers[node.output] if n.op == "trans_data"}
+    if source and source.op == "trans_data":
+        fractal = source.inputs[0]
+    elif "FRACTAL_NZ" in goes:
+        fractal = draft.insert("trans_data", (x,), {"layout": "FRACTAL_NZ"}, f"{x}.rows")
+    else:
         return None
-    draft = Draft(graph)
+    if draft.type(fractal).layout != "FRACTAL_NZ":
+        return None
     y = draft.new_name(f"{node.output}.rows")
     moved = replace(node, name=y, inputs=(fractal, *node.inputs[1:]), outputs=(y,))
     draft.put(moved, replace(kind, layout="FRACTAL_NZ"))

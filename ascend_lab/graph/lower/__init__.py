@@ -4,7 +4,8 @@ A pointwise and a depthwise convolution may be one kernel: what lies between sta
 convolution and the scale of its images.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +19,7 @@ from ascend_lab.graph.lower import conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
-from ascend_lab.kernels import conv_windows, squeeze, tandem_launches, tandem_shape
+from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
 from ascend_lab.kernels.epilogue import Epilogue, halves
 from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
@@ -69,7 +70,7 @@ def lower(
         return vector.lower_quantised_move(piece, chip)
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
-    return _from_template(piece, chip) or vector.lower_vector(piece, chip)
+    return _from_template(piece, chip) or _lower_rows(piece, chip)
 
 
 def mixes(piece: Piece, chip: Chip) -> bool:
@@ -114,6 +115,33 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
             main = operator.types.main(operator.names(len(dtypes)), dtypes)
             where = f"{piece.names.get(node.output, node.op)} ({node.op})"
             check_chip(where, operator.types, main, chip)
+
+
+# -- rows in fractals ------------------------------------------------------------------------------
+def _lower_rows(piece: Piece, chip: Chip) -> Lowered:
+    """Return a kernel of the vector unit, or a quicker one in which the cube adds up rows."""
+    alone, others = vector.lower_vector(piece, chip), [*_norms(piece, chip)]
+    if not others:
+        return alone
+    return min((alone, *others), key=lambda way: near_cycles(way.kernel, piece, chip))
+
+
+def _norms(piece: Piece, chip: Chip) -> Iterator[Lowered]:
+    """Yield the ways in which the cube adds up rows in fractals, if it can."""
+    (first, *rest), graph = piece.graph.nodes, piece.graph
+    if first.op != "layer_norm" or rest or not chip.combined:
+        return
+    kind, factors = piece.type(first.inputs[0]), first.inputs[1:]
+    if (kind.layout, kind.dtype) != ("FRACTAL_NZ", "fp16") or kind.shape[-1] % FRACTAL:
+        return
+    *matrices, columns, rows, _, _ = kind.stored_shape
+    if math.prod(matrices) == 1 and len({*factors} & piece.constants) == 2:
+        names = dict(zip(("x", "scale", "bias", "y"), (*first.inputs, *graph.outputs), strict=True))
+        forms = dict(zip(factors, (row_norm.packed_scale, row_norm.packed_bias), strict=True))
+        shape = row_norm.NormShape(rows, columns, first.attr("epsilon", 1e-5))
+        for launch in row_norm.norm_launches(shape, chip):
+            kernel = Kernel("layer_norm", (renamed(launch, names),))
+            yield Lowered(kernel, forms, {"ones": row_norm.fixed_operands()})
 
 
 # -- two convolutions in one kernel ----------------------------------------------------------------
