@@ -31,7 +31,7 @@ LINES = {
     "errors": 85,
     "graph": 17600,
     "isa": 3250,
-    "kernels": 10850,
+    "kernels": 10875,
     "lab": 19000,
     "layout": 835,
     "limits": 240,
