@@ -29,7 +29,7 @@ LINES = {
     "data": 20,
     "dsl": 6475,
     "errors": 85,
-    "graph": 17600,
+    "graph": 17660,
     "isa": 3250,
     "kernels": 10875,
     "lab": 19000,
