@@ -10,11 +10,12 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError, PathError
-from ascend_lab.isa import as_kernel, sanitize
+from ascend_lab.isa import FRACTAL, as_kernel, sanitize
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import (
     FlashShape,
     FlashTiling,
+    FlashView,
     default_tiling,
     tile_bytes,
     traffic_bytes,
@@ -22,7 +23,9 @@ from ascend_lab.kernels.flash_shape import (
 from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.lab.figures.flash import flash_traffic, separate_traffic
 from ascend_lab.lab.validation import published_flash
+from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops import verify
+from ascend_lab.ops.attention import flash_kernel
 from ascend_lab.ops.expressions import prepare
 from ascend_lab.sim import DeviceMemory, execute, simulate, simulate_kernel
 
@@ -112,6 +115,75 @@ def test_causal_mask_and_scale():
 @pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
 def test_width_256_fits_the_real_chips(chip):
     check(case((40, 256), (80, 256), (80, 256), (40, 80)), chip)
+
+
+# -- heads that are columns of one matrix ---------------------------------------------------------
+def with_heads(sizes, names, mask=""):
+    """Return attention on tensors side by side, and with some in the columns of one matrix."""
+    b, h, n, t, d, e = sizes
+    views = {
+        name: FlashView(size * FRACTAL, width * b * size, b * size * FRACTAL)
+        for name, size, width in (("q", n, d), ("k", t, d), ("v", t, e), ("y", n, e))
+        if name in names
+    }
+    shape = FlashShape(b * h, n, t, d, e, d**-0.5, mask)
+    return shape, replace(shape, heads=h, views=tuple(views.items()))
+
+
+def fractals(array, joined):
+    """Return (entries, heads, rows, columns) as it lies in memory."""
+    b, h, n, d = array.shape
+    array = array.transpose(0, 2, 1, 3).reshape(b * n, h * d) if joined else array
+    return pack(address_map("FRACTAL_NZ", array.shape), array).reshape(-1)
+
+
+@pytest.mark.parametrize("chip", on(*CHIPS))
+@pytest.mark.parametrize(
+    ("sizes", "names", "mask"),
+    [
+        ((3, 4, 32, 48, 16, 32), "qkvy", ""),
+        ((2, 3, 160, 32, 32, 32), "qky", "rows"),
+        ((1, 5, 32, 320, 16, 48), "vy", "full"),
+        ((7, 1, 48, 48, 32, 16), "qv", ""),
+    ],
+    ids=str,
+)
+def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, chip):
+    (b, h, n, t, d, e), chip = sizes, load_chip(chip)
+    near, far = (flash_kernel(shape, chip) for shape in with_heads(sizes, names, mask))
+    masks = {"": [], "rows": [(b, h, 1, t)], "full": [(b, h, n, t)]}[mask]
+    q, k, v, *masked = case((b, h, n, d), (b, h, t, d), (b, h, t, e), *masks)
+    own = [("mask", fractals(m, False) if mask == "full" else m.reshape(-1)) for m in masked]
+    given, moved = (
+        dict([*own, *((x, fractals(a, x in some)) for x, a in zip("qkv", (q, k, v), strict=True))])
+        for some in ("", names)
+    )
+    wanted = unpack(address_map("FRACTAL_NZ", (b, h, n, e)), execute(near, given, chip)["y"])
+    assert np.array_equal(execute(far, moved, chip)["y"], fractals(wanted, "y" in names))
+    assert sanitize(far, chip, filled=moved) == []
+    times = [simulate_kernel(kernel, chip).cycles for kernel in (near, far)]
+    assert times[1] == simulate_kernel(far, chip, engine="reference").cycles
+    assert times[1] <= 1.02 * times[0]
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.sampled_from(CHIPS),
+    st.sampled_from(((16, 16), (32, 48), (160, 32))),
+)  # fmt: skip
+@settings(max_examples=30)
+def test_any_entries_and_heads_on_any_cores(entries, heads, chip, sides):
+    sizes, chip = (entries, heads, *sides, 16, 16), load_chip(chip)
+    arrays = case(*((entries, heads, n, 16) for n in (sides[0], sides[1], sides[1])))
+    given = {x: fractals(a, True) for x, a in zip("qkv", arrays, strict=True)}
+    got = execute(flash_kernel(with_heads(sizes, "qkvy")[1], chip), given, chip)["y"]
+    wide = unpack(address_map("FRACTAL_NZ", (entries * sides[0], heads * 16)), got)
+    split = wide.reshape(entries, sides[0], heads, 16).transpose(0, 2, 1, 3)
+    verify.check_within(FLASH, split, FLASH.reference(*arrays))
+
+
+def test_heads_divide_the_batch():
+    with pytest.raises(InputError, match="heads that divide the batch"):
+        FlashShape(8, 16, 16, 16, 16, 1.0, heads=3)
 
 
 # -- programs -------------------------------------------------------------------------------------

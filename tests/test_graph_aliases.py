@@ -17,9 +17,8 @@ from ascend_lab.graph import (
     run_tasks,
 )
 from ascend_lab.graph.aliases import Alias, aliases, idle_moves, view_nodes
-from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.ir import MOVES, Graph, Node, TensorType
 from ascend_lab.graph.lower import packed
-from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.graph.network import PLAN, simulate_graph
 from ascend_lab.graph.placement import (
     aliases_of,

@@ -26,6 +26,7 @@ from ascend_lab.graph import (
     verify,
 )
 from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.decide import Switches
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.ir import infer
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
@@ -298,6 +299,74 @@ def test_layers_of_attention_share_one_mask_for_all_heads():
     laid = assert_close(net.build(), feed, "Ascend910B2", share=1e-2)
     ops = [node.op for node in laid.nodes]
     assert (ops.count("expand"), ops.count("flash_attention")) == (1, 2)
+
+
+def by_heads(moved, batch=2, heads=3, rows=32, keys=48, width=32, masks=()):
+    """Return attention whose operands, or result, as `moved` says are columns of a matrix."""
+    net = GraphBuilder("heads", "fp16")
+    given, both = [], heads * width
+    for name, length in (("q", rows), ("k", keys), ("v", keys)):
+        if name in moved:
+            x = net.matmul(net.input(name, (batch * length, both)), net.weight((both, both)))
+            x = net.reshape(x, shape=(batch, length, heads, width))
+            given.append(net.transpose(x, perm=(0, 2, 1, 3)))
+        else:
+            given.append(net.input(name, (batch, heads, length, width)))
+    y = net.attention(*given, *(net.input("mask", shape) for shape in masks))
+    if "y" in moved:
+        y = net.reshape(net.transpose(y, perm=(0, 2, 1, 3)), shape=(batch * rows, both))
+        y = net.matmul(y, net.weight((both, both)))
+    net.output(y)
+    return net.build()
+
+
+STRIDES = "FlashAttentionTransposeFusionPass"
+
+
+@pytest.mark.parametrize("chip", EACH)
+@pytest.mark.parametrize("moved", ["qkvy", "qkv", "y", "v", "qy"])
+def test_attention_does_the_moves_of_heads_around_it(moved, chip):
+    graph = by_heads(moved, masks=[(2, 1, 1, 48)])
+    assert_close(graph, random_inputs(graph, 1), chip, share=1e-2)
+    stages = compile_stages(graph, CHIPS[chip])
+    assert stages.fused.counts[STRIDES].effect_times == 1
+    (task,) = (task for task in stages.compiled.tasks if task.op == "flash_attention")
+    chains = 4 * len(moved)  # to rows, reshape, transpose, to fractals; or back
+    assert len(task.nodes) == 1 + chains
+    apart = sum("transpose" in task.op for task in stages.compiled.tasks)
+    assert apart == 0
+    off = Switches({("UBFusion", STRIDES): False})
+    before = compile_stages(graph, CHIPS[chip], switches=off)
+    assert len(before.compiled.tasks) == len(stages.compiled.tasks) + len(moved)
+    assert before.timeline().time_s > stages.timeline().time_s
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 50), st.integers(1, 50),
+    st.integers(1, 40), st.sampled_from(NAMES), st.sampled_from(["qkvy", "ky", "q"]),
+)  # fmt: skip
+@settings(max_examples=25)
+def test_heads_of_any_size(batch, heads, rows, keys, width, chip, moved):
+    """Ragged ones are moved by kernels of their own."""
+    graph = by_heads(moved, batch, heads, rows, keys, width)
+    assert_close(graph, random_inputs(graph, 1), chip, share=1e-2)
+
+
+def test_moves_that_others_read_or_that_tear_rows_apart_stay():
+    graph = by_heads("qkvy")
+    moved = (n.output for n in graph.nodes if n.op == "transpose")
+    keys = (name for name in moved if graph.types[name].shape[2] == 48)
+    shared = replace(graph, outputs=(*graph.outputs, next(keys)))
+    counts = [compile_stages(g, CHIPS["Ascend910A"]).compiled.tasks for g in (graph, shared)]
+    assert len(counts[1]) > len(counts[0])
+    assert_close(shared, random_inputs(shared, 1), "Ascend910A", share=1e-2)
+    net = GraphBuilder("rows first", "fp16")  # (rows, batch): those of a matrix lie apart
+    x = net.matmul(net.input("x", (32 * 2, 96)), net.weight((96, 96)))
+    x = net.transpose(net.reshape(x, shape=(32, 2, 3, 32)), perm=(1, 2, 0, 3))
+    net.output(net.attention(x, *(net.input(n, (2, 3, 32, 32)) for n in "kv")))
+    graph = net.build()
+    assert STRIDES not in compile_stages(graph, CHIPS["Ascend910A"]).fused.counts
+    assert_close(graph, random_inputs(graph, 1), "Ascend910A", share=1e-2)
 
 
 def test_softmax_of_ragged_rows_between_products():

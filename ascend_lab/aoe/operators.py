@@ -14,12 +14,11 @@ import numpy as np
 from ascend_lab import errors, isa, layout, sim
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
-from ascend_lab.graph import Compiled, Task, evaluate, lower as lowering, network, tasks
+from ascend_lab.graph import Compiled, Task, evaluate, ir, lower as lowering, network, tasks
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, halves_of, lower
 from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of, pooled_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.piece import packed
-from ascend_lab.graph.lower.vector import MOVES
 from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.tandem_schedules import TIMED
 from ascend_lab.ops import formats, matmul
@@ -119,7 +118,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         return "", "it scales the weights first, per image"
     lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None
     by_cube = lowered is not None and _multiplied(lowered.kernel)
-    if all(node.op in MOVES for node in nodes) or by_cube or lowering.by_template(piece, chip):
+    if all(n.op in ir.MOVES for n in nodes) or by_cube or lowering.by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from ascend_lab import chip, errors
-from ascend_lab.graph.ir import Graph, Node, TensorType, only_reader, operator_of
+from ascend_lab.graph.ir import MOVES, Graph, Node, TensorType, moves_behind, operator_of
 from ascend_lab.graph.lower import piece, vector
 from ascend_lab.layout import AddressMap
 from ascend_lab.ops.slicing import Range
@@ -108,7 +108,7 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     return found
 
 
-def view_nodes(graph: Graph) -> Collection[str]:
+def view_nodes(graph: Graph) -> frozenset[str]:
     """Return the names of the nodes that are views."""
     return _views(graph)[0]
 
@@ -141,26 +141,19 @@ def idle_moves(graph: Graph, node: Node) -> list[Node]:
 
     Nobody else reads what stands between, and there is no such tensor in memory.
     """
-    chain, source = [node], graph.types[node.inputs[0]]
-    steps: tuple[tuple[tuple[int, ...], TensorType], ...] = ()
-    while chain[-1].op in vector.MOVES and node.inputs[0] not in graph.constants:
-        kind = graph.types[chain[-1].output]
-        steps += ((vector.order_of(chain[-1], kind), kind),)
-        if _in_place(source, steps):
-            return chain
-        after = only_reader(graph, chain[-1])
-        if after is None:
-            break
-        chain.append(after)
-    return []
+    chain = [node, *moves_behind(graph, node)]
+    if node.op not in MOVES or node.inputs[0] in graph.constants:
+        return []
+    ends = (i for i in range(1, len(chain) + 1) if _in_place(graph, chain[:i]))
+    return chain[: next(ends, 0)]
 
 
-@lru_cache(4096)
-def _in_place(source: TensorType, steps: tuple[tuple[tuple[int, ...], TensorType], ...]) -> bool:
-    if source.map.padding_bytes or steps[-1][1].map.padding_bytes:
+def _in_place(graph: Graph, chain: list[Node]) -> bool:
+    ends = chain[0].inputs[0], chain[-1].output
+    if any(graph.types[name].map.padding_bytes for name in ends):
         return False
     try:
-        reads, writes = vector.digits_moved(source, steps)
+        reads, writes = vector.digits_moved(graph, chain)
     except errors.UnsupportedError:
         return False
     return reads == writes

@@ -107,7 +107,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
     except AscendLabError:
         return False
-    mixed = any(phase.mix for phase in kernel.phases)
+    mixed = any(phase.mix for phase in kernel.phases) and not lower.attention_in(group)
     warm = mixed or any(node.has("convolution") for node in group)
     together = _cycles(piece, chip, start, warm=warm)
     least = _apart(graph, group, chip, start, cuts=mixed, warm=warm, enough=together)
@@ -170,6 +170,9 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
         yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
     if lower.halves_of(group)[1]:
         yield lower.halves_of(group)
+    if node := lower.attention_in(group):
+        chains = (chain for _, chain, _ in lower.around_attention(graph, node))
+        yield [(node,), *(chain for chain in chains if chain[0] in group)]
     yield [(n,) for n in group if n.name not in views]
 
 

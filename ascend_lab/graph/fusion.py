@@ -29,9 +29,9 @@ from typing import Literal
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
+from ascend_lab.graph import aliases, lower
 from ascend_lab.graph.decide import Switches, pays
-from ascend_lab.graph.ir import Graph, Node, only_reader, operator_of
-from ascend_lab.graph.lower import added_convolutions, scale_of, vector
+from ascend_lab.graph.ir import Graph, Node, moves_behind, only_reader, operator_of
 from ascend_lab.sim.timeline import Start
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
@@ -82,17 +82,14 @@ def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
 
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a chain of conversions, reshapes and transposes: one copy, which pads nothing."""
-    chain = [node]
-    while chain[-1].op in vector.MOVES:
-        after = only_reader(graph, chain[-1])
-        if after is None or after.op not in vector.MOVES:
-            break
-        chain.append(after)
+    if node.op not in ("trans_data", "transpose"):
+        return None
+    chain = [node, *moves_behind(graph, node)]
     while chain and chain[-1].op == "reshape":
         chain.pop()
     while chain and graph.types[chain[-1].output].map.padding_bytes:
         chain.pop()
-    return chain if len(chain) > 1 and node.op in ("trans_data", "transpose") else None
+    return chain
 
 
 def _headed(name: str, head: str, *followers: str) -> Rule:
@@ -113,7 +110,7 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
 
 def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose images times a number per channel, their convolution, and elementwise nodes."""
-    conv = only_reader(graph, node) if scale_of(graph, node) else None
+    conv = only_reader(graph, node) if lower.scale_of(graph, node) else None
     if conv is None or conv.op != "conv2d" or conv.inputs[0] != node.output:
         return None
     return [node, conv, *elementwise_chain(graph, conv)]
@@ -121,7 +118,7 @@ def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose two convolutions that are added, their sum, and elementwise nodes."""
-    heads = added_convolutions(graph, node)
+    heads = lower.added_convolutions(graph, node)
     if not heads:
         return None
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
@@ -158,8 +155,20 @@ def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [node, after] if after is not None and after.op == "trans_data" else None
 
 
+def moved_attention(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose attention and the moves around it that its kernel can do: it strides over them."""
+    if not lower.attention_in([node]):
+        return None
+    idle, views, found = aliases.moves_between(graph), aliases.view_nodes(graph), [node]
+    for _, chain, _ in lower.around_attention(graph, node):
+        names = {move.name for move in chain}
+        found += chain if idle.isdisjoint(names) and names - views else ()
+    return found
+
+
 RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
+    Rule("FlashAttentionTransposeFusionPass", moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule("JointConvolutionFusionPass", joint_convolutions),

@@ -23,6 +23,8 @@ from ascend_lab.ops import REQUIRED, Operator, formats, get, slicing
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]
+MOVES = ("trans_data", "reshape", "transpose")
+"""Operators that only put elements elsewhere, or in another layout."""
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
 
@@ -400,3 +402,17 @@ def only_reader(graph: Graph, node: Node) -> Node | None:
         return None
     readers = graph.readers[node.output]
     return readers[0] if len(readers) == 1 else None
+
+
+def moves_before(graph: Graph, name: str) -> list[Node]:
+    """Return the moves that lead to a tensor and no other."""
+    maker = graph.producers.get(name)
+    if maker is None or maker.op not in MOVES or only_reader(graph, maker) is None:
+        return []
+    return [*moves_before(graph, maker.inputs[0]), maker]
+
+
+def moves_behind(graph: Graph, node: Node) -> list[Node]:
+    """Return the moves behind a node, each the only reader of what comes before it."""
+    after = only_reader(graph, node)
+    return [after, *moves_behind(graph, after)] if after and after.op in MOVES else []

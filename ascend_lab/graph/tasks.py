@@ -251,8 +251,9 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
             except errors.AscendLabError:
                 needed = f"{group[0].name}: {error.needed}"
                 raise type(error)(needed, error.got, error.remedy) from error
-    names = tuple(node.name for node in group)
-    return Task(names[-1], "+".join(node.op for node in group), names, piece, lowered)
+    names, attention = tuple(node.name for node in group), lowering.attention_in(group)
+    title = attention.op if attention else "+".join(node.op for node in group)
+    return Task(names[-1], title, names, piece, lowered)
 
 
 def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:

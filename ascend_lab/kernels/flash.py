@@ -24,10 +24,9 @@ def flash_launch(
     """
     t = tiling or flash_shape.default_tiling(shape, chip)
     flash_shape.check_tiling(shape, t, chip)
-    cores = (t.grid_batch, t.grid_rows)
     return spread(
         f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}",
-        flash_shape.shares(shape.batch, shape.fractals[0], t.rows // FRACTAL, cores),
+        flash_shape.shares(shape, t.rows // FRACTAL, t.cores),
         lambda *own: _Writer(shape, t, chip).program(own),
     )
 
@@ -94,14 +93,14 @@ class _Writer:
     def program(self, own: flash_shape.Own) -> Program:
         """Walk the blocks of rows of Q, the first scores of each before the last product behind."""
         self._ones()
-        core = self.k.param("group", own[0][2]), self.k.param("row", own[1][2])
-        matrices, blocks = soft.axes(own, core, self.tiling.rows // FRACTAL)
+        side = self.tiling.rows // FRACTAL
+        matrices, blocks = soft.axes(own, soft.places(self.k, own), side)
         steps, alone = (self._begin, self._go_on, self._end), blocks.count == 1
         outer, inner = (blocks, matrices) if alone else (matrices, blocks)
         for piece in outer.pieces(self.k):
             for step, other in inner.overlapped(self.k):
                 matrix, rows = (other, piece) if alone else (piece, other)
-                steps[step](matrix.start, (rows.start, rows.size))
+                steps[step](matrix.matrix, (rows.start, rows.size))
         return self.k.finish()
 
     def _ones(self) -> None:
@@ -115,7 +114,7 @@ class _Writer:
             self.k.copy(to, source)
         self.result.free()
 
-    def _begin(self, matrix: Affine, rows: Span) -> None:
+    def _begin(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """Bring a block of rows of Q, and take its first scores."""
         self._load(self.q.alloc(), "q", matrix, rows)
         self.q.enqueue()
@@ -124,7 +123,7 @@ class _Writer:
         size, kept = (self.block, 0) if full else (rest, ragged)
         self._scores(matrix, rows, (Affine(), size), Affine(), kept)
 
-    def _go_on(self, matrix: Affine, rows: Span) -> None:
+    def _go_on(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """Take all other scores, and the products of all blocks of K and V but the last."""
         block, (full, rest, ragged) = self.block, self.cut
         if full > 1:  # the first product begins the output, so that the loop starts behind it
@@ -140,7 +139,7 @@ class _Writer:
             self._add(rows[1], Affine(full - 1))
         self.q.free()
 
-    def _end(self, matrix: Affine, rows: Span) -> None:
+    def _end(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """The last product, and the quotient to GM."""
         full, rest, _ = self.cut
         sums = self._product(rows[1], rest or self.block)
@@ -156,14 +155,14 @@ class _Writer:
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
         self.result.free()
 
-    def _load(self, tile: Tile, name: str, matrix: Affine, rows: Span) -> None:
+    def _load(self, tile: Tile, name: str, matrix: flash_shape.Matrix, rows: Span) -> None:
         """Rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
         region = self.gm.block(name, matrix, rows)
         pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
         self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
 
     def _scores(
-        self, matrix: Affine, rows: Span, keys: Span, block: Affine, ragged: int = 0
+        self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
     ) -> None:
         """One block of scores, from K in GM to P in L1; `ragged`: keys in its last fractal."""
         k, state = self.k, self.state

@@ -242,7 +242,7 @@ class Mask:
         matrix, block, keys = at
         k, column = self.rows.k, rows * FRACTAL
         first = block.start * FRACTAL + line
-        src = self.rows.gm.mask(matrix.start, (first, rows), (keys.start, keys.size))
+        src = self.rows.gm.mask(matrix.matrix, (first, rows), (keys.start, keys.size))
         k.copy(self.queue.alloc().region(0, src.sizes), src)
         self.queue.enqueue()
         mask, groups = self.queue.dequeue(), column // LANES
@@ -297,4 +297,4 @@ class Gather:
             r.rowwise("vdiv", r.sums, first, width, rows)
             r.k.each("vconv", width * rows * FRACTAL, (r.out.alloc(), 0), (r.sums, first))
             own = at[1].start * FRACTAL + r.aiv * half + line
-            r.put(r.gm.lines("y", at[0].start, (own, rows)))
+            r.put(r.gm.lines("y", at[0].matrix, (own, rows)))

@@ -4,19 +4,47 @@ All tensors lie in GM as FRACTAL_NZ, (columns / 16, rows, 16); a mask of one row
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, PathError
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, up
 from ascend_lab.kernels.tiles import Span, chunks
 
-Own = tuple[Share, Share]
-"""What a part owns of the batch and of the rows."""
+Own = tuple[Share, ...]
+"""What a part owns along the axes of the grid: of entries of the batch, rows and heads."""
+Matrix = tuple[Affine, Affine]
+"""An entry of the batch, and one of its heads."""
+GRID = ("group", "row", "heads")
+"""Axes of the grid of cores."""
 MASKS = ("", "rows", "full")
 TENSORS = ("q", "k", "v", "mask")
 AREA = FRACTAL * FRACTAL
+
+
+class FlashView(NamedTuple):
+    """Elements from an entry of the batch, a head and a column of fractals to the next."""
+
+    entry: int
+    head: int
+    column: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], digits: Iterable[tuple[int, int]]) -> "FlashView | None":
+        """Return where matrices (entry, head, row, column) lie; None: rows are not side by side.
+
+        `digits` are strides of an address where all lie side by side, and what each is here.
+        """
+        each = shape[-2] * shape[-1]
+        steps = (math.prod(shape[-3:]), each, shape[-2] * FRACTAL, 1)
+        found = {1: 1}
+        for near, far in digits:
+            step = next(step for step in steps if step <= near)
+            if far * step != near * found.setdefault(step, far * step // near):
+                return None
+        return cls(found.get(steps[0], 0), found.get(each, 0), found.get(steps[2], steps[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +52,8 @@ class FlashShape:
     """softmax(scale q k^T + mask) v for `batch` pairs of q (rows, depth) and k (keys, depth).
 
     v is (keys, width). `mask` is "" (none), "rows" (one row for all of q) or "full". Tensors named
-    in `shared` have one matrix for the whole batch. All tensors are fp16.
+    in `shared` have one matrix for the whole batch, else `heads` an entry, side by side unless
+    `views` tells where those of q, k, v or y lie. All tensors are fp16.
     """
 
     batch: int
@@ -35,13 +64,18 @@ class FlashShape:
     scale: float
     mask: str = ""
     shared: tuple[str, ...] = ()
+    heads: int = 1
+    views: tuple[tuple[str, FlashView], ...] = ()
 
     def __post_init__(self) -> None:
         """Check sizes, mask and names."""
         sizes = (self.batch, self.rows, self.keys, self.depth, self.width)
-        if min(sizes) < 1 or self.mask not in MASKS or not set(self.shared) <= set(TENSORS):
-            wanted = f"sizes of at least 1, a mask of {MASKS}, shared tensors among {TENSORS}"
-            raise InputError(wanted, f"{sizes}, {self.mask!r}, {self.shared}", "check the shape")
+        wrong = min(*sizes, self.heads) < 1 or self.batch % self.heads or self.mask not in MASKS
+        if wrong or not set(self.shared) <= set(TENSORS):
+            wanted = "sizes of at least 1, heads that divide the batch, a mask of"
+            wanted = f"{wanted} {MASKS}, shared tensors among {TENSORS}"
+            got = f"{sizes}, {self.heads} heads, {self.mask!r}, {self.shared}"
+            raise InputError(wanted, got, "check the shape")
 
     @property
     def fractals(self) -> tuple[int, int, int, int]:
@@ -61,12 +95,18 @@ class FlashShape:
 
 @dataclass(frozen=True, slots=True)
 class FlashTiling:
-    """Rows of Q and of K and V in a block, and the grid of cores over batch and row blocks."""
+    """Rows of Q and of K and V in a block; the grid of cores over entries, row blocks, heads."""
 
     rows: int
     keys: int
     grid_batch: int = 1
     grid_rows: int = 1
+    grid_heads: int = 1
+
+    @property
+    def cores(self) -> tuple[int, int, int]:
+        """The grid of cores."""
+        return self.grid_batch, self.grid_rows, self.grid_heads
 
 
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
@@ -112,10 +152,9 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
         wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
         raise InputError(wanted, got, "round them")
-    cores = tiling.grid_batch * tiling.grid_rows
-    if min(tiling.grid_batch, tiling.grid_rows) < 1 or cores > chip.core_count:
+    if min(tiling.cores) < 1 or math.prod(tiling.cores) > chip.core_count:
         wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
-        raise InputError(wanted, f"{tiling.grid_batch}x{tiling.grid_rows}", "change it")
+        raise InputError(wanted, "x".join(map(str, tiling.cores)), "change it")
     for space, size in tile_bytes(shape, tiling).items():
         if size > chip.buffers[space]:
             raise CapacityError(
@@ -141,7 +180,7 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
     rows, keys = shape.fractals[:2]
     some = [FlashTiling(r, k) for r in _parts(rows) for k in _parts(keys)]
     blocks = [t for t in some if fits(shape, t, chip)]
-    cores = ((t, grid(shape.batch, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
+    cores = ((t, grid(shape, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
     found = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
     return min(found, key=lambda t: (vector_cycles(shape, t), -t.keys, -t.rows))
 
@@ -159,7 +198,8 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     share = up(up(rows * FRACTAL, tiling.rows), tiling.grid_rows) * tiling.rows
     # a core's last block may be lower: all its rows count once, the start of every block
     own = min(share, rows * FRACTAL)
-    starts, matrices = up(own, tiling.rows), up(shape.batch, tiling.grid_batch)
+    starts, heads = up(own, tiling.rows), up(shape.heads, tiling.grid_heads)
+    matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
     alone = tiling.rows * tiling.keys // 12 if matrices * starts * blocks == 1 else 0
     return matrices * count * (12 * starts + own // 2) + alone
 
@@ -175,19 +215,28 @@ def default_scale(depth: int) -> float:
 
 
 # -- cores -----------------------------------------------------------------------------------------
-def grid(batch: int, blocks: int, cores: int) -> tuple[int, int]:
-    """Return cores over the batch and over row blocks: the fewest blocks for the busiest core."""
+def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
+    """Return cores over entries, row blocks and heads: the fewest blocks for the busiest core.
 
-    def busiest(over: int) -> tuple[int, int]:
-        return up(batch, over) * up(blocks, min(blocks, cores // over)), -over
+    Among equals the most cores over matrices, then those with all of one head or one entry.
+    """
+    entries = shape.batch // shape.heads
 
-    over = min(range(1, min(batch, cores) + 1), key=busiest)
-    return over, min(blocks, cores // over)
+    def busiest(over: tuple[int, int]) -> tuple[int, int, int]:
+        own, alone = (up(entries, over[0]), up(shape.heads, over[1])), cores // (over[0] * over[1])
+        most = own[0] * own[1] * up(blocks, min(blocks, alone))
+        return most, -over[0] * over[1], min(own)
+
+    some = [(e, h) for h in range(1, min(shape.heads, cores) + 1)
+            for e in range(1, min(entries, cores // h) + 1)]  # fmt: skip
+    over, heads = min(some, key=busiest)
+    return over, min(blocks, cores // (over * heads)), heads
 
 
-def shares(batch: int, rows: int, block: int, cores: tuple[int, int]) -> dict[str, list[int]]:
-    """Return what the cores of a grid own: matrices of the batch, and rows in blocks."""
-    return {"group": chunks(batch, 1, cores[0]), "row": chunks(rows, block, cores[1])}
+def shares(shape: FlashShape, block: int, cores: tuple[int, int, int]) -> dict[str, list[int]]:
+    """Return what the cores of a grid own: entries, rows in blocks, and heads."""
+    axes = ((shape.batch // shape.heads, 1), (shape.fractals[0], block), (shape.heads, 1))
+    return {name: chunks(*axis, over) for name, axis, over in zip(GRID, axes, cores, strict=True)}
 
 
 # -- tensors ---------------------------------------------------------------------------------------
@@ -201,38 +250,39 @@ class Tensors:
     @classmethod
     def declare(cls, k: KernelBuilder, shape: FlashShape, names: Sequence[str]) -> "Tensors":
         """Declare the named tensors in GM; a mask only where the shape has one."""
-        rows, keys, _, _ = shape.fractals
         buffers = {}
         for name in names:
-            if name != "mask":
-                height, columns = _matrix(shape, name)
-                each = height * columns * AREA
-            elif shape.mask:
-                each = keys * FRACTAL if shape.mask == "rows" else rows * keys * AREA
-            else:
+            if name == "mask" and not shape.mask:
                 continue
-            buffers[name] = k.tensor(
-                name, "fp16", (1 if name in shape.shared else shape.batch) * each
-            )
+            height, columns = _matrix(shape, name)
+            each = height * columns * AREA if height else columns * FRACTAL
+            count = 1 if name in shape.shared else shape.batch
+            buffers[name] = k.tensor(name, "fp16", count * each)
         return cls(shape, buffers)
 
-    def start(self, name: str, matrix: Affine) -> Affine:
-        """Return where the matrix of one batch entry begins."""
-        if name in self.shape.shared:
-            return Affine()
-        return matrix * (self.buffers[name].elements // self.shape.batch)
+    def view(self, name: str) -> FlashView:
+        """Return how the matrices of a tensor lie."""
+        if found := dict(self.shape.views).get(name):
+            return found
+        each = 0 if name in self.shape.shared else self.buffers[name].elements // self.shape.batch
+        return FlashView(self.shape.heads * each, each, _matrix(self.shape, name)[0] * AREA)
 
-    def block(self, name: str, matrix: Affine, rows: Span) -> Region:
+    def start(self, name: str, matrix: Matrix) -> Affine:
+        """Return where a matrix begins."""
+        view = self.view(name)
+        return matrix[0] * view.entry + matrix[1] * view.head
+
+    def block(self, name: str, matrix: Matrix, rows: Span) -> Region:
         """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16)."""
         return self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
 
-    def lines(self, name: str, matrix: Affine, rows: Span) -> Region:
+    def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
         """Return the same of single rows."""
-        (height, columns), (at, size) = _matrix(self.shape, name), rows
-        start = self.start(name, matrix) + at * FRACTAL
-        return self.buffers[name].region(start, (columns, size * FRACTAL), (height * AREA, 1))
+        (_, columns), (at, size) = _matrix(self.shape, name), rows
+        start, pitch = self.start(name, matrix) + at * FRACTAL, self.view(name).column
+        return self.buffers[name].region(start, (columns, size * FRACTAL), (pitch, 1))
 
-    def mask(self, matrix: Affine, rows: Span, keys: Span) -> Region:
+    def mask(self, matrix: Matrix, rows: Span, keys: Span) -> Region:
         """Return the mask of scores, (keys / 16, rows x 16), or one row of keys.
 
         Rows are counted one by one, keys in fractals.
@@ -240,14 +290,17 @@ class Tensors:
         source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
         if self.shape.mask == "rows":
             return source.region(start + at * FRACTAL, size * FRACTAL)
-        pitch = self.shape.fractals[0] * AREA
+        pitch = self.view("mask").column
         start = start + at * pitch + rows[0] * FRACTAL
         return source.region(start, (size, rows[1] * FRACTAL), (pitch, 1))
 
 
 def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:
+    """Return rows and columns in fractals; no rows of a mask that is a vector."""
     rows, keys, depth, width = shape.fractals
-    return {"q": (rows, depth), "k": (keys, depth), "v": (keys, width), "y": (rows, width)}[name]
+    mask = rows if shape.mask == "full" else 0, keys
+    sizes = {"q": (rows, depth), "k": (keys, depth), "v": (keys, width), "y": (rows, width)}
+    return sizes.get(name, mask)
 
 
 def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
-from ascend_lab.kernels.flash_steps import Axis, Nest, Place, axes
+from ascend_lab.kernels.flash_steps import Axis, Nest, Place, axes, places
 from ascend_lab.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
 ROWS, KEYS, AHEAD = 128, 256, 4
@@ -111,12 +111,12 @@ def flash_pipeline_launch(
     """
     t = tiling or split_tiling(shape, chip)
     check_split(shape, t, chip)
-    rows, side = shape.fractals[0], t.rows // FRACTAL
-    axes = shares(shape.batch, rows, side, grid(shape.batch, up(rows, side), chip.core_count))
-    cores = len(axes["group"]), len(axes["row"])
+    side = t.rows // FRACTAL
+    axes = shares(shape, side, grid(shape, up(shape.fractals[0], side), chip.core_count))
+    cores = tuple(map(len, axes.values()))
 
     def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
-        plan = Plan(shape, t, chip, (own[0], own[1]), cores)
+        plan = Plan(shape, t, chip, own, cores)
         vector = plan.vector()
         return plan.cube(), vector, vector
 
@@ -133,23 +133,24 @@ class Plan:
     tiling: SplitTiling
     chip: Chip
     own: Own
-    cores: tuple[int, int]
+    cores: tuple[int, ...]
 
     def nest(self, k: isa.KernelBuilder) -> tuple[Nest, isa.Affine]:
         """Return the loops of an AI core, and its number."""
-        (_, _, groups), (_, _, positions) = self.own
-        group, row = k.param("group", groups), k.param("row", positions)
+        core, number = places(k, self.own), isa.Affine()
+        for place, count in zip(core, self.cores, strict=True):
+            number = number * count + place
         keys = self.tiling.keys // FRACTAL
         full, rest, _ = cut_keys(self.shape, keys)
         key = Axis("key", full, keys, rest, isa.Affine())
-        nest = (*axes(self.own, (group, row), self.tiling.rows // FRACTAL), key)
-        return Nest.of(nest, self.tiling.ahead, MOST), group * self.cores[1] + row
+        nest = (*axes(self.own, core, self.tiling.rows // FRACTAL), key)
+        return Nest.of(nest, self.tiling.ahead, MOST), number
 
     def rings(self, nest: Nest) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
         rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
         sizes = ("s", "fp32", rows * keys), ("p", "fp16", rows * keys), ("o", "fp32", rows * width)
-        slots, cores = nest.in_flight, self.cores[0] * self.cores[1]
+        slots, cores = nest.in_flight, self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
             isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)
             for i, size in enumerate(sizes)
@@ -262,14 +263,14 @@ class Scores:
         """Bring the block of q."""
         matrix, block = at
         rows = block.start, block.size
-        self.q = self.cube.load(self.cube.q, self.cube.gm.block("q", matrix.start, rows))
+        self.q = self.cube.load(self.cube.q, self.cube.gm.block("q", matrix.matrix, rows))
 
     def tile(self, at: Place) -> None:
         """Write s = scale q k^T of a tile."""
         c, (matrix, block, keys) = self.cube, at
         k, depth, rows = c.k, c.shape.fractals[2], block.size
         q = Fractals(self.q, isa.Affine(), rows * AREA)
-        held = c.load(c.keys, c.gm.block("k", matrix.start, (keys.start, keys.size)))
+        held = c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start, keys.size)))
         ring = self.ring.alloc()
         for first, count in c.parts(keys.size):
             feed_a(k, c.a.alloc(), q, rows, depth)
@@ -299,7 +300,7 @@ class Products:
         """Write o = p v of a tile; the values come while the weights are not yet there."""
         c, (matrix, block, keys) = self.cube, at
         k, width, rows = c.k, c.shape.fractals[3], block.size
-        values = c.load(c.values, c.gm.block("v", matrix.start, (keys.start, keys.size)))
+        values = c.load(c.values, c.gm.block("v", matrix.matrix, (keys.start, keys.size)))
         weights = self.weights.dequeue()
         held = c.load(c.weights, weights.region(0, (keys.size, rows * AREA), (c.pitch, 1)))
         self.weights.free()

@@ -17,12 +17,13 @@ more, then both take turns, and the second stage ends alone:
     0 1 2 3 4  then 5, 0'; 6, 1'; ...  then the last five of the second stage
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
-from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling, Own
+from ascend_lab.kernels.flash_shape import AREA, GRID, FlashShape, FlashTiling, Matrix, Own
 from ascend_lab.kernels.tiles import repeat, segments
 
 Memory = Buffer | Tile
@@ -185,48 +186,69 @@ def finish(s: State, sums: Memory, out: Tile, rows: int, width: int) -> None:
 
 # -- two stages of one nest ------------------------------------------------------------------------
 class Piece(NamedTuple):
-    """One step along an axis: its number, where it starts, its size, whether it is the rest."""
+    """One step along an axis: its number, where it starts, its size, whether it is the rest.
+
+    Of matrices it starts at an entry of the batch, of a head.
+    """
 
     number: Affine
     start: Affine
     size: int
     is_rest: bool = False
+    head: Affine = Affine()
+
+    @property
+    def matrix(self) -> Matrix:
+        """Entry and head of a matrix."""
+        return self.start, self.head
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `first` on, `full` pieces of `each`, then a rest of its own (0: none)."""
+    """From `first` on, `full` pieces of `each`, then a rest of its own (0: none).
+
+    Pieces are numbered head by head: there are as many of each, from `head` on.
+    """
 
     name: str
     full: int
     each: int
     rest: int
     first: Affine
+    heads: int = 1
+    head: Affine = field(default_factory=Affine)
 
     @property
     def count(self) -> int:
         """Pieces in all."""
         return self.full + (self.rest > 0)
 
-    def piece(self, number: Affine) -> Piece:
-        """Return one of the full pieces."""
-        return Piece(number, self.first + number * self.each, self.each)
-
     def last(self) -> Iterator[Piece]:
         """Yield the rest, if there is one."""
         if self.rest:
             yield Piece(Affine(self.full), self.first + self.full * self.each, self.rest, True)
 
-    def turns(self, k: KernelBuilder, count: int) -> Iterator[Affine]:
-        """Yield the numbers of `count` pieces, in a loop."""
-        if count:
-            with repeat(k, self.name, count) as number:
-                yield number
+    def turns(self, k: KernelBuilder, count: int, *shifts: int) -> Iterator[list[Piece]]:
+        """Yield full piece n + shift for every shift, n up to `count`: loops where none carries."""
+        wide = self.full // self.heads or 1
+        cuts = {0, *(-shift % wide for shift in shifts)}
+        for row, rows, size in ((0, count // wide, wide), (count // wide, 1, count % wide)):
+            ends = sorted({*(n for n in cuts if n < size), size}) if rows else []
+            with repeat(k, "head", rows or 1) as head:
+                for low, high in pairwise(ends):
+                    with repeat(k, self.name, high - low) as at:
+                        ways = (divmod(low + shift, wide) for shift in shifts)
+                        yield [self._piece(head + row + more, at + inside) for more, inside in ways]
+
+    def _piece(self, head: Affine, at: Affine) -> Piece:
+        """Return piece `at` of a head."""
+        number, start = head * (self.full // self.heads) + at, self.first + at * self.each
+        return Piece(number, start, self.each, head=self.head + head)
 
     def pieces(self, k: KernelBuilder) -> Iterator[Piece]:
         """Yield all pieces, the full ones in a loop."""
-        for number in self.turns(k, self.full):
-            yield self.piece(number)
+        for (piece,) in self.turns(k, self.full, 0):
+            yield piece
         yield from self.last()
 
     def overlapped(self, k: KernelBuilder) -> Iterator[tuple[int, Piece]]:
@@ -236,16 +258,16 @@ class Axis:
         """
         rest = list(self.last())
         if self.full:
-            yield 0, self.piece(Affine())
-            for number in self.turns(k, self.full - 1):
-                yield 1, self.piece(number)
-                yield 0, self.piece(number + 1)
-                yield 2, self.piece(number)
-            yield 1, self.piece(Affine(self.full - 1))
+            yield 0, next(self.turns(k, 1, 0))[0]
+            for piece, after in self.turns(k, self.full - 1, 0, 1):
+                yield 1, piece
+                yield 0, after
+                yield 2, piece
+            yield 1, next(self.turns(k, 1, self.full - 1))[0]
         for piece in rest:
             yield 0, piece
         if self.full:
-            yield 2, self.piece(Affine(self.full - 1))
+            yield 2, next(self.turns(k, 1, self.full - 1))[0]
         for piece in rest:
             yield 1, piece
             yield 2, piece
@@ -253,26 +275,31 @@ class Axis:
     def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
         """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""
         lead = min(lead, self.full)
-        for number in self.turns(k, lead):
-            yield 0, self.piece(number)
-        for number in self.turns(k, self.full - lead):
-            yield 0, self.piece(number + lead)
-            yield 1, self.piece(number)
+        for (piece,) in self.turns(k, lead, 0):
+            yield 0, piece
+        for ahead, piece in self.turns(k, self.full - lead, lead, 0):
+            yield 0, ahead
+            yield 1, piece
         for piece in self.last():
             yield 0, piece
-        for number in self.turns(k, lead):
-            yield 1, self.piece(number + (self.full - lead))
+        for (piece,) in self.turns(k, lead, self.full - lead):
+            yield 1, piece
         for piece in self.last():
             yield 1, piece
 
 
-def axes(own: Own, core: tuple[Affine, Affine], side: int) -> tuple[Axis, Axis]:
+def places(k: KernelBuilder, own: Own) -> tuple[Affine, ...]:
+    """Return where a core stands in the grid, along each axis."""
+    return tuple(k.param(name, share[2]) for name, share in zip(GRID, own, strict=True))
+
+
+def axes(own: Own, core: Sequence[Affine], side: int) -> tuple[Axis, Axis]:
     """Return the matrices a core of the grid owns, and its blocks of `side` rows, in fractals."""
-    (count, batch_pitch, _), (rows, row_pitch, _) = own
-    group, row = core
+    entry, row, head = (place * share[1] for place, share in zip(core, own, strict=True))
+    entries, rows, heads = (share[0] for share in own)
     return (
-        Axis("matrix", count, 1, 0, group * batch_pitch),
-        Axis("block", rows // side, side, rows % side, row * row_pitch),
+        Axis("matrix", entries * heads, 1, 0, entry, heads, head),
+        Axis("block", rows // side, side, rows % side, row),
     )
 
 

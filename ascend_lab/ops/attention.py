@@ -202,16 +202,21 @@ DTYPE = "fp16"
 
 
 def flash_shape(call: Call) -> FlashShape:
-    """Return a call as the kernel's description: batch axes joined into one."""
+    """Return a call as the kernel's description: batch axes joined into one.
+
+    Beside attributes a call may have `views` of its matrices, whose heads are then told apart.
+    """
     q, k, v = call.shapes[:3]
     kind, shared = "", [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
         kind = "rows" if len(mask) < 2 or mask[-2] == 1 else "full"
         shared += ["mask"] * _single(mask)
+    views = call.attrs.get("views", ())
+    heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
         math.prod(call.outputs[0][:-2]), q[-2], k[-2], q[-1], v[-1],
-        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared),
+        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views,
     )  # fmt: skip
 
 

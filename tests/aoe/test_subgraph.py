@@ -29,6 +29,7 @@ from ascend_lab.graph import (
     GraphBuilder,
     TensorType,
     bound_of,
+    compile_stages,
     evaluate,
     run_compiled,
     run_tasks,
@@ -195,6 +196,28 @@ def test_compiled_attention(axis):
     graph = attention(rows=32)
     parts = (3, 1) if axis == "batch" else (16, 16)
     agree(graph, SlicePlan((region(graph, axis, parts),)), compiled=True, rtol=2e-2)
+
+
+@pytest.mark.parametrize("parts", [(3, 1), (2, 2), (1, 2, 1)])
+def test_slices_of_heads_are_read_where_they_lie(parts):
+    """Slices of several entries of the batch take the moves along, those of one have none."""
+    net = GraphBuilder("heads", "fp16")
+    x = net.reshape(net.input("x", (4, 32, 64)), shape=(128, 64), name="rows")
+    q, k, v = (
+        net.transpose(
+            net.reshape(net.matmul(x, whole_numbers(net, (64, 64), i)), shape=(4, 32, 2, 32)),
+            perm=(0, 2, 1, 3),
+        )
+        for i in range(3)
+    )
+    y = net.transpose(net.attention(q, k, v, scale=0.002), perm=(0, 2, 1, 3))
+    y = net.matmul(net.reshape(y, shape=(128, 64)), whole_numbers(net, (64, 64), 3))
+    net.output(net.reshape(y, shape=(4, 32, 64), name="y"))
+    graph = net.build()
+    plan = SlicePlan((region(graph, "batch", parts),))
+    new = agree(graph, plan, compiled=True, rtol=3e-2)
+    rule = compile_stages(new, CHIP).fused.counts["FlashAttentionTransposeFusionPass"]
+    assert rule.effect_times == sum(part > 1 for part in parts)
 
 
 @pytest.mark.parametrize(("axis", "parts"), [("batch", (4, 2)), ("channel", (16, 16))])

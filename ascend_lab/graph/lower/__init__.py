@@ -17,6 +17,7 @@ from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.graph.ir import Graph, Node, Values, operator_of
 from ascend_lab.graph.lower import conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
+from ascend_lab.graph.lower.matmul import around_attention, attention_in
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
 from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
@@ -26,8 +27,8 @@ from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "by_template", "choice_of", "halves_of", "lower", "means_of", "mixes", "packed", "piece_of",
-    "scale_of",
+    "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
+    "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -57,8 +58,8 @@ def lower(
         return lower_scaled(piece, chip)
     if tiling is not None:
         raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
-    if len(nodes) > 1 and all(node.op in vector.MOVES for node in nodes):
-        return vector.lower_moves(piece, chip)
+    if len(nodes) > 1 and (moved := matmul.lower_moved(piece, chip)):
+        return moved
     if op == "trans_data":
         return vector.lower_trans_data(piece, chip)
     if op == "conv_transpose2d":
@@ -84,7 +85,8 @@ def mixes(piece: Piece, chip: Chip) -> bool:
 
 def by_template(piece: Piece, chip: Chip) -> bool:
     """Tell whether a single operator has a kernel written by hand for its unit."""
-    own = piece.graph.nodes[0].op in ("trans_data", "conv_transpose2d")
+    nodes = piece.graph.nodes
+    own = nodes[0].op in ("trans_data", "conv_transpose2d") or attention_in(nodes) is not None
     return own or _from_template(piece, chip) is not None
 
 

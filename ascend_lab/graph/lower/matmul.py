@@ -1,6 +1,6 @@
-"""Matrix products with what follows them lane by lane, on fractals."""
+"""Matrix products with what follows them lane by lane, attention amid moves; all on fractals."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +9,7 @@ import numpy as np
 from ascend_lab import dsl as te, isa, kernels
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Node, TensorType, Values
+from ascend_lab.graph.ir import MOVES, Graph, Node, TensorType, Values, moves_before, moves_behind
 from ascend_lab.graph.lower import epilogue as ep, vector
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
@@ -220,3 +220,47 @@ def _bias(piece: Piece, node: Node) -> str:
     read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
     channel = ep.is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
     return others[0] if read_once and channel else ""
+
+
+# -- attention that strides over moves -------------------------------------------------------------
+def around_attention(
+    graph: Graph, node: Node
+) -> Iterator[tuple[str, list[Node], kernels.FlashView]]:
+    """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
+    for name, own in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
+        behind = name == "y"
+        chain = moves_behind(graph, node) if behind else moves_before(graph, own)
+        if not chain:
+            continue
+        try:
+            ends = vector.digits_moved(graph, chain)
+        except UnsupportedError:
+            continue
+        near, far = ends if behind else ends[::-1]
+        strides = [(a[1], b[1]) for a, b in zip(near, far, strict=True)]
+        if view := kernels.FlashView.of(graph.types[own].shape, strides):
+            yield name, chain, view
+
+
+def attention_in(nodes: Sequence[Node]) -> Node | None:
+    """Return the attention among nodes, if there is one: then all others are moves around it."""
+    return next((node for node in nodes if node.op == "flash_attention"), None)
+
+
+def lower_moved(piece: Piece, chip: Chip) -> Lowered | None:
+    """Return the kernel of moves, alone or around attention, which strides over them, or None."""
+    node = attention_in(piece.graph.nodes)
+    if node is None:
+        only = all(node.op in MOVES for node in piece.graph.nodes)
+        return vector.lower_moves(piece, chip) if only else None
+    graph, types, ends, views = piece.graph, dict(piece.graph.types), dict[str, str](), []
+    for name, chain, view in around_attention(graph, node):
+        first, last = chain[0].inputs[0], chain[-1].output
+        near, far = (first, last) if name == "y" else (last, first)
+        ends[near], types[far] = far, types[near]
+        views.append((name, view))
+    reads, writes = (tuple(ends.get(n, n) for n in side) for side in (node.inputs, node.outputs))
+    if {*graph.inputs, *graph.outputs} != {*reads, *writes}:
+        raise UnsupportedError("attention, and moves that it can do", str(graph), "cut here")
+    alone = replace(graph, nodes=(replace(node, inputs=reads, outputs=writes),), types=types)
+    return vector.lower_template(replace(piece, graph=alone), chip, views=tuple(views))

@@ -24,7 +24,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.fractals import matrices
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import SMALL_PIXELS, Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
 from ascend_lab.isa import Kernel, as_kernel, renamed
 from ascend_lab.kernels import transpose
@@ -175,7 +175,6 @@ ROW_WISE: dict[str, Callable[..., Any]] = {
 
 
 # -- what moves data -------------------------------------------------------------------------------
-MOVES = ("trans_data", "reshape", "transpose")
 BLOCK = 16
 
 
@@ -188,8 +187,8 @@ def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 
 
 # -- templates ------------------------------------------------------------------------------------
-def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
-    """Return the kernel of a single operator's template on stored shapes.
+def lower_template(piece: Piece, chip: Chip, **told: object) -> Lowered | None:
+    """Return the kernel of a single operator's template on stored shapes, `told` more than them.
 
     None if it has none, or images lie row by row that it wants in blocks.
     """
@@ -200,7 +199,7 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
         return None
     settings, shapes = blocked(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))
-    call = Call(tuple(shapes), tuple(t.dtype for t in types), settings, out_shapes)
+    call = Call(tuple(shapes), tuple(t.dtype for t in types), settings | told, out_shapes)
     if not template.applies(call, chip):
         return None
     kernel = template.kernel(call, chip)
@@ -338,34 +337,28 @@ def lower_moves(piece: Piece, chip: Chip) -> Lowered:
     Raises `UnsupportedError` where a layout pads, or a reshape cuts through a digit.
     """
     source = piece.type(piece.graph.inputs[0])
-    steps = [(node, piece.type(node.output)) for node in piece.graph.nodes]
-    reads, writes = digits_moved(source, [(order_of(*step), step[1]) for step in steps])
+    reads, writes = digits_moved(piece.graph, piece.graph.nodes)
     maps = _map(reads, source), _map(writes, piece.output)
     return _copied(piece, chip, maps, "rearrange")
 
 
-def order_of(move: Node, kind: TensorType) -> tuple[int, ...]:
-    """Return the axis that each axis of a transpose was; nothing for other moves."""
-    perm = move.attr("perm") or tuple(reversed(range(len(kind.shape))))
-    return tuple(perm) if move.op == "transpose" else ()
-
-
 def digits_moved(
-    source: TensorType, steps: Sequence[tuple[tuple[int, ...], TensorType]]
+    graph: Graph, chain: Sequence[Node]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return each digit as (count, stride) where a chain of moves reads, and where it writes.
 
-    `steps`: the order of axes of each move, and what it writes. Raises `UnsupportedError` as
-    `lower_moves`.
+    Raises `UnsupportedError` as `lower_moves`.
     """
+    source, ends = graph.types[chain[0].inputs[0]], _of_axes(graph.types[chain[-1].output])
     axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
-    for order, kind in steps:
-        axes = [axes[i] for i in order] if order else axes
-        if not order:  # a reshape, or a conversion, which leaves the axes as they are
-            axes = grouped([d for axis in axes for d in axis], kind.shape)
+    for move in chain:
+        if move.op == "transpose":
+            axes = [axes[i] for i in move.attr("perm") or range(len(axes))[::-1]]
+        else:  # a reshape, or a conversion, which leaves the axes as they are
+            axes = grouped([d for axis in axes for d in axis], graph.types[move.output].shape)
     reads: list[tuple[int, int]] = []
     writes: list[tuple[int, int]] = []
-    for axis, own in zip(axes, _of_axes(steps[-1][1]), strict=True):
+    for axis, own in zip(axes, ends, strict=True):
         for digits, target in zip(grouped(axis, [p.count for p in own]), own, strict=True):
             reads += [(d.count, d.stride) for d in digits]
             counts = [math.prod(d.count for d in digits[i + 1 :]) for i in range(len(digits))]
