@@ -158,14 +158,14 @@ class _Writer:
         axis = Axis("tile", size // each, each, 0, first + rest)
         k.each("vdup", each * AREA, (self.diagonal, 0), scalar=0.0)
         begin = [Piece(Affine(1), first, rest)] if rest else []
-        begin += [axis.piece(Affine(i)) for i in range(min(3, axis.full))]
+        begin += [next(axis.turns(k, 1, i))[0] for i in range(min(3, axis.full))]
         self._begin(*begin[:2])
         if rest:
             self._body(*begin[:3])
-        for number in axis.turns(k, max(0, axis.full - 2)):
-            self._body(*(axis.piece(number + i) for i in range(3)))
+        for pieces in axis.turns(k, max(0, axis.full - 2), 0, 1, 2):
+            self._body(*pieces)
         for i in range(max(0, axis.full - 2), axis.full):
-            self._body(*(axis.piece(Affine(n)) for n in range(i, axis.full)))
+            self._body(*(next(axis.turns(k, 1, n))[0] for n in range(i, axis.full)))
         self.ready.free()
         return k.finish()
 
