@@ -45,8 +45,10 @@ def _op(arguments: argparse.Namespace) -> int:
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
-        if operator.template_for(operator.call(shapes, formats, attrs), chip):
-            lines.append("timed is a hand-written kernel; what it computes, as loops:")
+        if own := operator.template_for(operator.call(shapes, formats, attrs), chip):
+            where = own.build.__module__
+            lines.append(f"  timed is a kernel written by hand, which {where} names")
+            lines.append("what it computes, as the loops of a default schedule, not timed:")
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
     emit(arguments.json, data, lines)
@@ -66,14 +68,18 @@ def _example(operator: Any, chip: str | None) -> str:
     return f"e.g. op {shlex.join([*words, '--chip', chip or 'Ascend910A'])}"
 
 
+def _of(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 def _timing(name: str, timeline: KernelTimeline) -> list[str]:
     """Return what `op` prints of a time."""
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
     return [
-        f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
+        f"{name} on {_of(timeline.core_count, 'core')} of {timeline.chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
-            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), "
+            f"{timeline.cycles} cycles in {_of(len(timeline.phases), 'phase')}, "
             f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
@@ -156,7 +162,8 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    return _time(arguments, chip, shape)
+    sizes = f"m {shape.m}, n {shape.n}, k {shape.k}"
+    return _time(arguments, chip, shape, f"gemm {sizes}, {shape.dtype},")
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -168,7 +175,8 @@ def _conv(arguments: argparse.Namespace) -> int:
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
         given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
-    return _time(arguments, chip, ConvShape(**given))
+    shape = ConvShape(**given)
+    return _time(arguments, chip, shape, f"conv {shape.n}x{shape.c}x{shape.h}x{shape.w}")
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -241,7 +249,7 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
     return simulate_kernel(kernel, chip, DeviceMemory.of(chip))
 
 
-def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
+def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> int:
     from ascend_lab.sim import write_trace
 
     schedule = _tiled(arguments, chip, shape)
@@ -265,12 +273,12 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
     }
     shares = ", ".join(f"{name} {share:.1%}" for name, share in data["busy"].items())
     lines = [
-        f"{timeline.name} on {timeline.core_count} cores of {chip.name} (model result)",
+        f"{title} on {_of(timeline.core_count, 'core')} of {chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
             f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
         ),
-        f"  bound by {timeline.bound_by}; busy: {shares}",
+        f"  bound by {timeline.bound_by}; busy, launch included: {shares}",
     ]
     told = schedule.as_dict()
     rest = told.pop("rest", {})
