@@ -175,7 +175,7 @@ def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
 
 # -- time -----------------------------------------------------------------------------------------
 LONGEST = 36
-"""Characters of a kernel's name and type in the table; of longer names the middle is left out."""
+"""Characters of a kernel's name and type in the table; of longer ones the end is left out."""
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -336,9 +336,8 @@ def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
 
 def _line(op: OperatorTime, count: int, total_s: float) -> str:
     t = op.timeline
-    times, kind = f"{count} x " if count > 1 else "", f" ({op.type})"
-    name = limits.shortened(op.name, max(9, LONGEST - len(times + kind)))
-    name = limits.shortened(times + name + kind, LONGEST)
+    times = f"{count} x " if count > 1 else ""
+    name = limits.labelled(f"{times}{op.name}", op.type, LONGEST)
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "

@@ -60,7 +60,7 @@ def test_the_tuned_model_takes_what_the_report_says(capsys, small, tmp_path):
     assert f"improved by {(before - after) / after:.2%} = (before - after) / after" in out
     assert report["model_performance_improvement"] == f"{(before - after) / after:.2%}"
     model, schedules = (tmp_path / "out" / f"mlp_tuned.{end}" for end in ("onnx", "jsonl"))
-    assert f"tuned model {model}" in out and "network: gap" in out
+    assert f"tuned model {model}\n" in out and "network: gap" in out
     assert "2 of 2 kinds of operators proven" in out
     chip = ("--chip", "Ascend310")
     tuned = lab_json(capsys, "simulate", model, "--tuned", schedules, *chip)
@@ -177,7 +177,7 @@ def test_the_tuners_themselves(capsys, tmp_path, monkeypatch):
     units = {o["op_type"]: o["unit"] for o in own["operators"]}
     assert units == {"matmul+relu": "cube", "matmul": "cube", "softmax": "vector"}
     assert all(0 < o["trials"] <= 20 for o in own["operators"])
-    assert f"{after:.4f} ms when read again" in out
+    assert f"{after:.4f} ms when both are read again" in out
     files = (tmp_path / "mlp_tuned.onnx", "--tuned", tmp_path / "mlp_tuned.jsonl")
     values = lab_json(capsys, "run", *files, "--compiled", "--chip", "Ascend310")
     wanted = lab_json(capsys, "run", model)
@@ -204,6 +204,7 @@ def test_a_sliced_model_is_saved_and_takes_what_the_report_says(capsys, small, t
     code, out, _ = aoe(capsys, *arguments, file, *CHIP)
     assert code == 0
     assert out.index("sgat process finished") < out.index("opat process finished")
+    assert out.index("sgat is subgraph tuning") < out.index("opat is operator tuning")
     (sgat,), (opat,) = sections(output, "sgat"), sections(output)
     baseline, result = (sgat["SGAT"][f"model_{k}_performance(ms)"] for k in ("baseline", "result"))
     assert result < baseline and sgat["ascend_lab"]["slices"]
@@ -212,7 +213,7 @@ def test_a_sliced_model_is_saved_and_takes_what_the_report_says(capsys, small, t
     tuned = lab_json(capsys, "simulate", *files, "--chip", "Ascend310")
     wanted = opat["OPAT"]["model_result_performance(ms)"]
     assert tuned["time_s"] * 1e3 == pytest.approx(wanted, rel=1e-9)
-    assert f"{wanted:.4f} ms when read again" in out
+    assert f"{wanted:.4f} ms when both are read again" in out
 
 
 def test_one_bad_model_does_not_stop_the_others(capsys, small, tmp_path):
