@@ -30,7 +30,7 @@ FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
-LONGEST = 33
+LONGEST = 30
 """Characters of an operator's name in the table; of longer ones the end is left out."""
 Data = dict[str, Any]
 

@@ -342,8 +342,7 @@ def _line(op: OperatorTime, count: int, total_s: float) -> str:
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
         f"{t.bound_by:>8} {op.cube_utilisation:4.0%} {moved * count / 1e6:7.2f} "
-        f"{t.memory_bytes * count / 1e6:7.2f} "
-        f"{t.l2_hit_rate:4.0%}"
+        f"{t.memory_bytes * count / 1e6:7.2f} {t.l2_hit_rate:4.0%}"
     )
 
 

@@ -46,8 +46,7 @@ def _op(arguments: argparse.Namespace) -> int:
     lines = _timing(arguments.name, timeline)
     if arguments.show:
         if own := operator.template_for(operator.call(shapes, formats, attrs), chip):
-            where = own.build.__module__
-            lines.append(f"  timed is a kernel written by hand, which {where} names")
+            lines.append(f"  timed is a kernel written by hand, which {own.build.__module__} names")
             lines.append("what it computes, as the loops of a default schedule, not timed:")
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
@@ -162,8 +161,8 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    sizes = f"m {shape.m}, n {shape.n}, k {shape.k}"
-    return _time(arguments, chip, shape, f"gemm {sizes}, {shape.dtype},")
+    title = f"gemm m {shape.m}, n {shape.n}, k {shape.k}, {shape.dtype},"
+    return _time(arguments, chip, shape, title)
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -175,8 +174,7 @@ def _conv(arguments: argparse.Namespace) -> int:
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
         given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
-    shape = ConvShape(**given)
-    return _time(arguments, chip, shape, f"conv {shape.n}x{shape.c}x{shape.h}x{shape.w}")
+    return _time(arguments, chip, ConvShape(**given), "conv {n}x{c}x{h}x{w}".format(**given))
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -300,7 +298,7 @@ _TILES = (
 )
 _TILING = (
     *_TILES,
-    flag("--dtype", default="fp16", help="fp16 (default) or int8"),
+    flag("--dtype", default="fp16", help="fp16 (default), int8, or bf16 where the chip has it"),
     flag("--out-dtype", default="", help="fp32, int32 or fp16"),
     CHIP, JSON, TRACE,
 )  # fmt: skip
