@@ -11,13 +11,13 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import __version__, limits, output
 from ascend_lab.chip import Chip, load_chip
+from ascend_lab.cli import terminal
 from ascend_lab.errors import AscendLabError, CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""
 
 
-_CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
-
-
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which tells the flags that were given: `arguments.given`."""
 
@@ -52,14 +49,8 @@ class Parser(argparse.ArgumentParser):
         """Raise `InputError` instead of leaving the program."""
         verb = self.prog.partition(" ")[2]
         where, see = f"{verb}: " if verb else "", f"see `{self.prog} --help`"
-        if choice := _CHOICE.fullmatch(message):
-            known = [word.strip("'") for word in choice[3].split(", ")]
-            near = get_close_matches(choice[2], known, 1)
-            needed = choice[1] if choice[1].startswith("-") else "a verb"
-            needed += f" among {', '.join(known)}" * (len(known) < 8)
-            remedy = f"did you mean {near[0]}? {see}" if near else see
-            raise InputError(where + needed, repr(choice[2]), remedy)
-        raise InputError(where + message, remedy=see)
+        needed, got, near = terminal.choice_in(message)
+        raise InputError(where + needed, got, f"{near}{see}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help and version as all else is: argparse says nothing about a full disk."""
@@ -174,10 +165,7 @@ def parser_of(verbs: Iterable[Verb]) -> Parser:
 
 def run_one(verbs: Iterable[Verb], argv: Sequence[str]) -> int:
     """Run the verb of a command line and return its exit code."""
-    arguments, rest = parser_of(verbs).parse_known_args(argv)
-    if rest:
-        what = f"{arguments.verb}: unrecognized arguments: {' '.join(rest)}"
-        raise InputError(what, remedy=f"see `ascend-lab {arguments.verb} --help`")
+    arguments = parser_of(verbs).parse_args(argv)
     check_outputs(arguments)
     try:
         code: int = arguments.run(arguments)

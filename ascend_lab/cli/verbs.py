@@ -67,18 +67,14 @@ def _example(operator: Any, chip: str | None) -> str:
     return f"e.g. op {shlex.join([*words, '--chip', chip or 'Ascend910A'])}"
 
 
-def _of(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
-
-
 def _timing(name: str, timeline: KernelTimeline) -> list[str]:
     """Return what `op` prints of a time."""
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
     return [
-        f"{name} on {_of(timeline.core_count, 'core')} of {timeline.chip.name} (model result)",
+        f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
-            f"{timeline.cycles} cycles in {_of(len(timeline.phases), 'phase')}, "
+            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), "
             f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
@@ -161,8 +157,9 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    title = f"gemm m {shape.m}, n {shape.n}, k {shape.k}, {shape.dtype},"
-    return _time(arguments, chip, shape, title)
+    return _time(
+        arguments, chip, shape, "gemm m {m}, n {n}, k {k}, {dtype},".format(**vars(arguments))
+    )
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -271,7 +268,7 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
     }
     shares = ", ".join(f"{name} {share:.1%}" for name, share in data["busy"].items())
     lines = [
-        f"{title} on {_of(timeline.core_count, 'core')} of {chip.name} (model result)",
+        f"{title} on {timeline.core_count} cores of {chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
             f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
