@@ -71,10 +71,11 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too long to print"
 
 
-def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters, a longer one without its middle."""
-    tail = most // 2 - 3
-    return text if len(text) <= most else f"{text[: most - tail - 3]}...{text[-tail:]}"
+def labelled(name: str, kind: str, most: int) -> str:
+    """Return "name (kind)" in at most `most` characters; of what is longer the end is left out."""
+    room = max(8, most - len(kind) - 3)
+    text = f"{name if len(name) <= room else name[: room - 2] + '..'} ({kind})"
+    return text if len(text) <= most else f"{text[: most - 2]}.."
 
 
 def printable(text: str) -> str:

@@ -12,12 +12,14 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
 from chapter_numbers import number_of
 from nbformat import NotebookNode
+from nbformat.sign import NotebookNotary
 from plain_code import without_glue
 from plain_text import Block, Book, CopyError, Page, anchor, bibliography, blocks, joined
 
@@ -278,6 +280,14 @@ def write_copies(folder: Path) -> tuple[list[str], list[str]]:
     return written, kept
 
 
+def trust(paths: Iterable[Path]) -> None:
+    """Sign the copies as the user's own: Jupyter shows no drawing of a file it does not trust."""
+    notary = NotebookNotary()
+    for path in paths:
+        with suppress(OSError):  # then drawings appear when their cells are run
+            notary.sign(nbformat.read(path, as_version=4))
+
+
 def main(arguments: list[str]) -> int:
     """Write the copies and say what was done."""
     folder = Path(arguments[0])
@@ -290,6 +300,7 @@ def main(arguments: list[str]) -> int:
         where = f"copies go in a folder that can be written, not in {folder}: "
         print(f"{where}{error.strerror}" if isinstance(error, OSError) else error, file=sys.stderr)
         return 1
+    trust(folder / name for name in written)
     print(f"lab: {len(written)} copies written in {folder}")
     if kept:
         print(f"lab: kept as you changed them (rename one to get it anew): {', '.join(kept)}")

@@ -292,6 +292,18 @@ def wide_complaints(cells: list[Cell]) -> list[str]:
     ]
 
 
+def table_complaints(cells: list[Cell]) -> list[str]:
+    """No printed line with columns is wider than the page's column: only sentences wrap there."""
+    texts = (out["text"] for cell in code_of(cells) for out in cell["outputs"] if "text" in out)
+    rows = [row for text in texts for row in "".join(text).splitlines()]
+    columns = re.compile(r"\S {2,}(?=\S)")
+    return [
+        f"{len(row)} columns: {row.strip()[:60]}"
+        for row in rows
+        if len(row) > WIDEST and len(columns.findall(row)) > 1
+    ]
+
+
 def listing_complaints(text: str) -> list[str]:
     """No line of a Python listing in a text is wider than the page's column."""
     listings = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -44,6 +44,7 @@ from book_rules import (
     prose_of,
     repeat_complaints,
     rhythm_complaints,
+    table_complaints,
     term_complaints,
     terms_of,
     toc_files,
@@ -133,6 +134,7 @@ def test_notebooks_are_saved_executed_and_clean(notebook: Path) -> None:
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
     assert not any("execution" in cell["metadata"] for cell in code)
     assert word_complaints(printed_in(code)) == []
+    assert table_complaints(code) == []
 
 
 @pytest.fixture
@@ -272,6 +274,9 @@ def test_a_prediction_is_the_readers_and_its_answer_folded() -> None:
 def test_rules_of_width_and_parts_bite() -> None:
     assert wide_complaints([code_cell("x" * 88)]) == []
     assert wide_complaints([code_cell("x" * 89)])
+    assert table_complaints([printing("t", f"  {'one  two  ' + 'x' * 77}\n")])
+    assert table_complaints([printing("t", f"  {'a  sentence ' + 'x' * 99}\n")]) == []
+    assert table_complaints([printing("t", f"{'one  two  ' + 'x' * 78}\n")]) == []
     assert len(listing_complaints(f"```python\n{'x' * 89}\n```\n{'y' * 99}\n")) == 1
     titles = ["One", "Two", "Three", "Four (an evening)"]
     exercises = [prose(f"```{{exercise}} {title}\n:label: e\n```") for title in titles]

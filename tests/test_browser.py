@@ -49,10 +49,20 @@ PARTS = """width => {
     return end > innerWidth + 1;
   };
   const code = all('.cell_input pre, div.highlight-python pre').filter(wide);
+  const lost = pre => {  // its first characters, left of what scrolls or hides it
+    const start = pre.getBoundingClientRect().left;
+    for (let up = pre.parentElement; up !== document.body; up = up.parentElement)
+      if (getComputedStyle(up).overflowX !== 'visible'
+          && up.getBoundingClientRect().left > start + 1) return true;
+    return false;
+  };
+  const printed = all('.cell_output .output.stream pre');
   const wraps = pre => getComputedStyle(pre).whiteSpace !== 'pre';
   return {
     'code wider than the column': width < 1280 ? [] : code.map(said),
-    'printed tables that wrap': all('.cell_output .output.stream pre').filter(wraps).map(said),
+    'code cut off at its left': all('.cell pre').filter(lost).map(said),
+    'printed tables that wrap': width < 1280 ? printed.filter(wraps).map(said) : [],
+    'printed lines that scroll': width < 1280 ? [] : printed.filter(wide).map(said),
     'formulas cut off': all('mjx-container').filter(cut).map(said),
     'the page scrolls sideways': all('html').filter(wide).map(e => e.scrollWidth),
   };
@@ -186,12 +196,16 @@ def test_the_measures_of_a_page_bite(page: Page) -> None:
         f"<div class=cell_input><pre>{long}</pre></div>"
         f"<div class=cell_output><div class='output stream'>"
         f"<pre style='white-space: pre-wrap'>{long}</pre></div></div>"
+        f"<div style='overflow: auto'><div class=cell style='margin-left: -9px'>"
+        f"<pre>def f():</pre></div></div>"
         f"<div style='overflow: hidden; width: 99px'><mjx-container>{long}</mjx-container></div>"
         f"<div style='overflow: auto; width: 99px'><mjx-container>{long}</mjx-container></div>"
         "<figure><img src='data:image/png;base64,'></figure>"
     )
     found = page.evaluate(PARTS, 1280)
-    assert [len(parts) for parts in found.values()] == [1, 1, 1, 1]
+    assert [len(parts) for parts in found.values()] == [1, 1, 0, 1, 1, 1]
+    found = page.evaluate(PARTS, 420)
+    assert [len(parts) for parts in found.values()] == [0, 1, 1, 0, 1, 1]
     assert len(page.evaluate(BITMAPS)) == 1
 
 

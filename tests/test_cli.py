@@ -134,10 +134,10 @@ def test_the_report_names_time_cores_and_the_longest_stalls(capsys):
     code, out, err = run(capsys, "run-kernel", MY_KERNEL, "--chip", "Ascend910A")
     assert (code, err) == (0, "")
     assert " launch = " in out
-    cores, stalls = out.splitlines()[2:4]
-    assert cores == "cores: 1"
-    assert stalls.startswith("longest stalls: ")
-    assert stalls.count(" cycles on ") == 3
+    cores, busy, head, *stalls = out.splitlines()[2:]
+    assert cores == "cores: 1" and head == "longest stalls:"
+    assert busy.startswith("busy, launch included: V ")
+    assert len(stalls) == 3 and all(" cycles on " in stall for stall in stalls)
 
 
 def test_poison_in_the_output_exits_with_1(capsys, tmp_path):
@@ -185,7 +185,7 @@ CUBE = ("gemm", 64, 64, 64)
     [
         (("gemm", 1), "ascend-lab: gemm: the following arguments are required: N, K, --chip"),
         (("gemm", 1, "--tiel", 8), "ascend-lab: gemm: unrecognized arguments: --tiel; see"),
-        (("train",), "ascend-lab: argument VERB: invalid choice: 'train'"),
+        (("simulat", "x"), "ascend-lab: a verb; got 'simulat'; did you mean simulate? see"),
         ((), "ascend-lab: the following arguments are required: VERB"),
     ],
 )
@@ -247,7 +247,7 @@ def test_bad_arguments_give_one_line_and_code_2(capsys, tmp_path, monkeypatch, c
 
 def test_an_overflowing_tile_says_needed_available_and_remedy(capsys):
     err = refused(capsys, *CUBE, *TOY, "--tile", "512,512,512")
-    assert "L0A for tile 512,512,512" in err
+    assert "L0A for tile m,k,n 512,512,512" in err
     assert "1048576 bytes; got 8192 on Toy" in err
     assert "halve a side" in err
 
@@ -346,6 +346,23 @@ def test_op_times_an_operator_and_shows_its_nest(capsys):
     code, out, _ = run(capsys, *words, "--show")
     assert code == 0 and "softmax on" in out and "phase 1: y (64, 100) fp16" in out
     assert run_json(capsys, *words)["cycles"] > 0
+
+
+def test_loops_that_are_not_timed_say_so(capsys):
+    words = ("op", "flash_attention", *["1x1x64x32"] * 3, "--chip", "Ascend910A", "--show")
+    out = run(capsys, *words)[1]
+    assert "timed is a kernel written by hand, which ascend_lab.ops.attention names" in out
+    assert "not timed:\nphase 1: " in out
+    words = ("op", "relu", "64x64", "--chip", "Ascend910A", "--show")
+    assert "not timed" not in run(capsys, *words)[1]
+
+
+def test_sizes_of_a_product_are_named_in_their_order(capsys):
+    out = run(capsys, "gemm", 16, 32, 48, *TOY)[1]
+    assert out.startswith("gemm m 16, n 32, k 48, fp16, on ")
+    assert "m, n and k of at least 1; got m 16, n 0, k 48" in refused(
+        capsys, "gemm", 16, 0, 48, *TOY
+    )
 
 
 def test_op_starts_with_operands_in_l2(capsys):

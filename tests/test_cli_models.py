@@ -82,9 +82,23 @@ def test_the_table_ends_in_the_total(capsys, tiny):
     assert lines[0].startswith("tiny on Ascend310: 5 nodes, ")
     assert "bound by" in lines[1] and "conv2d" in out and lines[-1].startswith("total ")
     data = run_json(capsys, "simulate", tiny, "--chip", "Ascend310", "--batch", 1)
-    assert lines.index("where the time goes:") == 2 + len(data["operators"])
+    assert lines.index("where the time goes: us  share") == 2 + len(data["operators"])
     assert f"total {data['time_s'] * 1e6:.1f} us" in lines[-1]
-    assert all(len(line) <= 100 for line in lines[1:-1])
+    assert all(len(line) <= 88 for line in lines)
+
+
+def test_equal_kernels_are_one_row(capsys):
+    """Twelve equal blocks take the rows of one, and of all rows together the time is the same."""
+    words = ("simulate", "zoo:bert_base", "--chip", "Ascend310")
+    lines = run(capsys, *words)[1].splitlines()
+    rows = lines[2 : lines.index("where the time goes: us  share")]
+    data = run_json(capsys, *words)
+    counts = [int(row.split()[0]) if row.split()[1] == "x" else 1 for row in rows]
+    assert sum(counts) == len(data["operators"]) > 3 * len(rows)
+    times = [float(row[36:46]) for row in rows]
+    assert sum(times) == pytest.approx(data["time_s"] * 1e6, abs=0.005 * len(rows))
+    kinds = {row["type"] for row in data["operators"]}
+    assert len(rows) >= len(kinds) and all(len(row) <= 88 for row in rows)
 
 
 def test_no_fusion_costs_launches(capsys, tiny):

@@ -228,6 +228,22 @@ def test_the_books_own_folders_are_refused(copies: ModuleType, capsys, place: st
     assert not (ROOT / place / "references.ipynb").exists()
 
 
+def test_jupyter_trusts_a_copy_until_someone_else_changes_it(
+    copies: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    cell = nbformat.v4.new_code_cell("draw()", id="a")
+    cell.outputs = [nbformat.v4.new_output("display_data", data={"image/svg+xml": "<svg/>"})]
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    copies.trust([tmp_path / "a.ipynb"])
+    notary = copies.NotebookNotary()
+    assert notary.check_signature(nbformat.read(tmp_path / "a.ipynb", as_version=4))
+    notebook.cells[0].outputs[0].data["image/svg+xml"] = "<svg onload='other()'/>"
+    assert not notary.check_signature(notebook)
+
+
 def test_a_folder_that_cannot_be_made_gets_one_line(
     copies: ModuleType, capsys, tmp_path: Path
 ) -> None:

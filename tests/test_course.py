@@ -285,7 +285,7 @@ def test_a_student_starts_and_checks(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["start", "A9", "--student", "x"], "assignment A9"),
+        (["start", "A9", "--student", "x"], "got 'A9'"),
         (["start", "A0"], "--student ID"),
         (["start", "A0", "--student", "../x"], "a student's name"),
         (["start", "A0", "x.py", "--student", "x"], "start: no file"),
@@ -300,7 +300,7 @@ def test_a_student_starts_and_checks(tmp_path, capsys):
         (["check", "A0", "x.py", "--roster", "r"], "--roster only with course grade"),
         (["grade", "A0", ".", "--out", "r", "--again"], "grade from the start"),
         (["pack", "A0", "--secret", "none.toml"], "none.toml"),
-        (["drop", "A0"], "invalid choice"),
+        (["drop", "A0"], "a verb among start, check, grade, pack; got 'drop'"),
     ],
 )
 def test_misuse_is_one_line(words, said, tmp_path, capsys, monkeypatch):

@@ -120,7 +120,7 @@ SHAPE = GemmShape(64, 64, 64)
         (
             lambda: gemm_launch(SHAPE, TOY, GemmSchedule(512, 16, 16, 1, 1, 1)),
             CapacityError,
-            "L0A for tile 512,16,16",
+            "L0A for tile m,k,n 512,16,16",
         ),
         (
             lambda: gemm_launch(SHAPE, TOY, GemmSchedule(64, 32, 64, 9, 1, 1)),

@@ -355,10 +355,11 @@ def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
     assert "at most 20000 nodes; got 30000" in refused(capsys, "run", model)
 
 
-def test_a_long_name_keeps_its_ends():
-    name = "stage4.3.shuffled.NC1HWC0 (transpose+reshape+trans_data)"
-    assert limits.shortened(name, 44) == "stage4.3.shuffled.NC1H...reshape+trans_data)"
-    assert [len(limits.shortened(name, n)) for n in (44, 45, len(name))] == [44, 45, len(name)]
+def test_a_long_name_keeps_its_beginning_and_its_kind():
+    name, kind = "stage4.3.shuffled.NC1HWC0", "transpose+trans_data"
+    assert limits.labelled(name, kind, 36) == "stage4.3.sh.. (transpose+trans_data)"
+    assert limits.labelled(name, kind, 48) == f"{name} ({kind})"
+    assert [len(limits.labelled(name, kind, n)) for n in (12, 33, 47)] == [12, 33, 47]
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
-LONGEST = 44
-"""Characters of an operator's name in the table; of longer ones the middle is left out."""
+LONGEST = 30
+"""Characters of an operator's name in the table; of longer ones the end is left out."""
 Data = dict[str, Any]
 
 
@@ -56,10 +56,10 @@ class Report:
             lines += [_HEAD, *map(_row, t.operators.results), self.shares()]
         total = (
             f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
-            f"{t.gain:.2%} = {FORMULA}; network bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} "
-            "(it counts one launch and few waits)"
+            f"{t.gain:.2%} = {FORMULA}"
         )
-        return "\n".join([*lines, total])
+        bound = f"bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} = {GAP_FORMULA}"
+        return "\n".join([*lines, total, f"{bound} (it counts one launch and few waits)"])
 
     def top(self, count: int) -> str:
         """Return the operators that take the most time as a table, and the shares of the time."""
@@ -82,8 +82,8 @@ class Report:
         text = ", ".join(kinds) or "no kernels"
         text = text.replace("bounded", f"within {gap:.2%} of a bound")
         sliced = self.tuning.subgraph
-        one = " (in the network one launch starts all)" if sliced and sliced.plan.one_launch else ""
-        return f"time of the kernels, each alone with a launch of its own{one}: {text}"
+        one = " (all together have one)" if sliced and sliced.plan.one_launch else ""
+        return f"time of the kernels, each alone with a launch of its own{one}:\n  {text}"
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
@@ -248,21 +248,22 @@ def _detail(result: Result) -> Data:
 
 
 _HEAD = (
-    f"{'kernel':{LONGEST}} {'count':>5} {'before us':>10} {'after us':>10} {'gain':>8} "
-    f"{'gap':>8} {'trials':>6}  found by"
+    f"{'kernel':{LONGEST}} {'count':>5} {'us before':>9} {'after':>8} {'gain':>7} {'gap':>7}  "
+    "found by, tried"
 )
 
 
 def _row(result: Result) -> str:
+    """Return the row of a kernel, and its note in a line of its own."""
     op, us = result.operator, 1e6 / result.operator.chip.clock_hz
-    name = limits.shortened(f"{op.name} ({op.op})", LONGEST)
+    name = limits.labelled(op.name, op.op, LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
-    how = f"{result.search} {result.source}".strip() if result.source != "none" else "default"
-    note = f": {result.note}" if result.note else ""
+    how = f"{result.search}, {result.trials}" if result.trials else result.source
+    how = how if result.source != "none" else "default"
+    note = f"\n    {result.note}" if result.note else ""
     return (
-        f"{name:{LONGEST}} {op.count:>5} {result.before_cycles * us:>10.3f} "
-        f"{result.after_cycles * us:>10.3f} {result.gain:>8.2%} {gap:>8} "
-        f"{result.trials:>6}  {how}{note}"
+        f"{name:{LONGEST}} {op.count:>5} {result.before_cycles * us:>9.2f} "
+        f"{result.after_cycles * us:>8.2f} {result.gain:>7.2%} {gap:>7}  {how}{note}"
     )
 
 

@@ -97,7 +97,7 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    jobs = "1 subgraph, 2 operator, 1,2 both, 4 gradient"
+    jobs = "1 subgraph (sgat), 2 operator (opat), 1,2 both, 4 gradient (gdat)"
     add("--job_type", "-j", required=True, metavar="J", help=jobs)
     add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
     source = made.add_mutually_exclusive_group(required=True)

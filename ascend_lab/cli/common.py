@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import __version__, limits, output
 from ascend_lab.chip import Chip, load_chip
+from ascend_lab.cli import terminal
 from ascend_lab.errors import AscendLabError, CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `InputError` instead of leaving the program."""
         verb = self.prog.partition(" ")[2]
-        where = f"{verb}: " if verb else ""
-        raise InputError(f"{where}{message}", remedy=f"see `{self.prog} --help`")
+        where, see = f"{verb}: " if verb else "", f"see `{self.prog} --help`"
+        needed, got, near = terminal.choice_in(message)
+        raise InputError(where + needed, got, f"{near}{see}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help and version as all else is: argparse says nothing about a full disk."""

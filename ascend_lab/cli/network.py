@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +174,8 @@ def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
 
 
 # -- time -----------------------------------------------------------------------------------------
-LONGEST = 44
-"""Characters of an operator's name in the table; of longer ones the middle is left out."""
+LONGEST = 36
+"""Characters of a kernel's name and type in the table; of longer ones the end is left out."""
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -296,22 +296,19 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     chip = times.chip
     total_s = times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
-    columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
-    lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
+    columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>4} {'GM MB':>7} {'mem MB':>7}"
+    lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
     if isinstance(times, TiledTimeline):
         lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
                         f"memory ask: {times.halo_share:.2%} of the multiply-accumulates twice; "
                         "time and bytes of a kernel are of all its runs")  # fmt: skip
-        lines += [_line(op, total_s, count) for op, count in times.repeated()]
-    else:
-        lines += [_line(op, total_s) for op in times.operators]
+    lines += [_line(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
     lines += ledger_table(ledger)
     lines.append(
-        f"total {total_s * 1e6:.1f} us ({times.launch_s * 1e6:.1f} us of it launches), "
-        f"{times.memory_bytes / 1e6:.2f} MB to and from device memory, "
-        f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
-        "(zeros that pad included)"
+        f"moved {times.memory_bytes / 1e6:.2f} MB to and from device memory, "
+        f"{times.l2_hit_rate:.0%} of reads hit L2; {times.macs / 1e9:.2f} GMAC, padding too"
     )
+    lines.append(f"total {total_s * 1e6:.1f} us ({times.launch_s * 1e6:.1f} us of it launches)")
     if times.on_ai_cpu:
         lines.append(_ai_cpu(times))
     return lines
@@ -329,21 +326,31 @@ def _ai_cpu(times: NetworkTimeline) -> str:
     )
 
 
-def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
+def _equal(operators: Iterable[OperatorTime]) -> list[list[OperatorTime]]:
+    """Return the kernels in groups whose rows differ in the name at most, in order."""
+    groups: dict[str, list[OperatorTime]] = {}
+    for op in operators:
+        groups.setdefault(repr({**op.summary(), "name": ""}), []).append(op)
+    return list(groups.values())
+
+
+def _line(op: OperatorTime, count: int, total_s: float) -> str:
     t = op.timeline
-    name = limits.shortened(f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}", LONGEST)
+    times = f"{count} x " if count > 1 else ""
+    name = limits.labelled(f"{times}{op.name}", op.type, LONGEST)
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
-        f"{t.bound_by:>8} {op.cube_utilisation:5.0%} {moved * count / 1e6:8.3f} "
-        f"{t.memory_bytes * count / 1e6:8.3f} "
-        f"{t.l2_hit_rate:5.0%}"
+        f"{t.bound_by:>8} {op.cube_utilisation:4.0%} {moved * count / 1e6:7.2f} "
+        f"{t.memory_bytes * count / 1e6:7.2f} {t.l2_hit_rate:4.0%}"
     )
 
 
 COLUMNS = """Of each kernel: its time and share of the network's; the unit or interface with the
 most work; the part of the cube's peak; bytes copied from and to global memory, those of them that
-cross the interface of device memory, and the reads that L2 answers. Then the time by cause."""
+cross the interface of device memory, and the reads that L2 answers. Equal kernels are one row
+(12 x: the first one's name; time, share and bytes of all); --json has each. Then the time by
+cause."""
 
 VERBS = (
     Verb(

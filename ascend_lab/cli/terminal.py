@@ -30,3 +30,17 @@ def complain(name: str, text: str, code: int = 0) -> int:
         except OSError:
             drop(sys.stderr)
     return code
+
+
+def choice_in(message: str) -> tuple[str, str, str]:
+    """Return what argparse's words need, what they got, and the nearest of its choices."""
+    from difflib import get_close_matches
+
+    what, _, rest = message.removeprefix("argument ").partition(": invalid choice: ")
+    got, _, words = rest.rstrip(")").partition(" (choose from ")
+    if not words:
+        return message, "", ""
+    known = [word.strip("'") for word in words.split(", ")]
+    near = "".join(f"did you mean {n}? " for n in get_close_matches(got.strip("'"), known, 1))
+    what = what if what.startswith("-") else "a verb"
+    return what + f" among {', '.join(known)}" * (len(known) < 8), got, near

@@ -226,16 +226,22 @@ def _print(report: saved.Report) -> None:
     name, tuning = report.name, report.tuning
 
     common.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
-    for job, found in [("sgat", tuning.subgraph), ("opat", tuning.operators)]:
+    for job, found, gloss in [
+        ("sgat", tuning.subgraph, "subgraph tuning: slices and launches"),
+        ("opat", tuning.operators, "operator tuning: a schedule for each kernel"),
+    ]:
         if found is not None:
             before, after = found.before_s, found.after_s
             end = "interrupted" if found.interrupted else "finished"
             common.show(
-                f"{job} process {end}. Performance improved by {(before - after) / after:.2%} "
-                f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
+                f"{job} process {end}. Performance improved by {(before - after) / after:.2%}, "
+                f"{before * 1e3:.4f} ms -> {after * 1e3:.4f} ms\n"
+                f"  = {FORMULA}; {job} is {gloss}"
             )
     if tuning.subgraph is not None:
         common.show("  " + str(tuning.subgraph.plan).replace("\n", "\n  "))
+        if tuning.subgraph.plan.one_launch:
+            common.show("  (one launch: the host starts all kernels as one, parted by barriers)")
     if tuning.operators is not None:
         common.show(report.top(TOP))
         common.show(f"  {_operators(tuning.operators)}")
@@ -245,8 +251,8 @@ def _print(report: saved.Report) -> None:
             common.show(f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
                         "command: the bank keeps what was found")  # fmt: skip
     common.show(
-        f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
-        "(of any slicing and schedule; it counts one launch and few waits)"
+        f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
+        "  (for any slicing and schedule; it counts one launch and few waits)"
     )
     common.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
 
@@ -259,9 +265,11 @@ def _operators(found: engine.NetworkResult) -> str:
         return f"no operator was tuned: {'; '.join(sorted(notes))}"
     proven, known = sum(r.proven for r in found.results), found.outcomes.count("hit")
     line = f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces"
+    if known:
+        line += f"; {known} from the bank"
     if proven < len(gaps):
-        line += f", largest gap of the others {max(gap for gap in gaps if gap):.2%}"
-    return line + (f"; {known} from the bank" if known else "")
+        line += f"\n  largest gap of the others {max(gap for gap in gaps if gap):.2%}"
+    return line
 
 
 def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
@@ -280,8 +288,8 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
         run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return
     common.show(
-        f"  tuned model {saved.model}, schedules {saved.schedules}: "
-        f"{saved.time_s * 1e3:.4f} ms when read again"
+        f"  tuned model {saved.model}\n  schedules {saved.schedules}\n"
+        f"  {saved.time_s * 1e3:.4f} ms when both are read again"
     )
 
 

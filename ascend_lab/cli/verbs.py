@@ -45,8 +45,9 @@ def _op(arguments: argparse.Namespace) -> int:
     data = timeline.summary() | ({"schedule": tiling.as_dict()} if tiling else {})
     lines = _timing(arguments.name, timeline)
     if arguments.show:
-        if operator.template_for(operator.call(shapes, formats, attrs), chip):
-            lines.append("timed is a hand-written kernel; what it computes, as loops:")
+        if own := operator.template_for(operator.call(shapes, formats, attrs), chip):
+            lines.append(f"  timed is a kernel written by hand, which {own.build.__module__} names")
+            lines.append("what it computes, as the loops of a default schedule, not timed:")
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
         lines += te.show(te.auto_schedule(tensors, chip, tiling)).split("\n")
     emit(arguments.json, data, lines)
@@ -156,7 +157,9 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    return _time(arguments, chip, shape)
+    return _time(
+        arguments, chip, shape, "gemm m {m}, n {n}, k {k}, {dtype},".format(**vars(arguments))
+    )
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -168,7 +171,7 @@ def _conv(arguments: argparse.Namespace) -> int:
     for name in ("stride", "pad", "dilation"):
         text = getattr(arguments, name)
         given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
-    return _time(arguments, chip, ConvShape(**given))
+    return _time(arguments, chip, ConvShape(**given), "conv {n}x{c}x{h}x{w}".format(**given))
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -241,7 +244,7 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
     return simulate_kernel(kernel, chip, DeviceMemory.of(chip))
 
 
-def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
+def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> int:
     from ascend_lab.sim import write_trace
 
     schedule = _tiled(arguments, chip, shape)
@@ -265,12 +268,12 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any) -> int:
     }
     shares = ", ".join(f"{name} {share:.1%}" for name, share in data["busy"].items())
     lines = [
-        f"{timeline.name} on {timeline.core_count} cores of {chip.name} (model result)",
+        f"{title} on {timeline.core_count} cores of {chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
             f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
         ),
-        f"  bound by {timeline.bound_by}; busy: {shares}",
+        f"  bound by {timeline.bound_by}; busy, launch included: {shares}",
     ]
     told = schedule.as_dict()
     rest = told.pop("rest", {})
@@ -292,7 +295,7 @@ _TILES = (
 )
 _TILING = (
     *_TILES,
-    flag("--dtype", default="fp16", help="fp16 (default) or int8"),
+    flag("--dtype", default="fp16", help="fp16 (default), int8, or bf16 where the chip has it"),
     flag("--out-dtype", default="", help="fp32, int32 or fp16"),
     CHIP, JSON, TRACE,
 )  # fmt: skip

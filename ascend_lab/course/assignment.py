@@ -130,10 +130,10 @@ def find(name: str, course: str | Path | None = None) -> Path:
             known = folder / "assignment.toml"
             if known.is_file() and _name_of(known) == name:
                 return folder
-    named = [_name_of(path) for root in roots for path in sorted(root.glob("A*/assignment.toml"))]
-    there = f"there are {', '.join(named)}" if named else f"none in {', '.join(map(str, roots))}"
+    named = {_name_of(path) for root in roots for path in root.glob("A*/assignment.toml")}
+    there = f"among {', '.join(sorted(named))}" if named else f"in {', '.join(map(str, roots))}"
     remedy = "name the course's folder, or work in the folder that was handed out"
-    raise InputError(f"assignment {name}", there, remedy)
+    raise InputError(f"an assignment {there}", repr(name), remedy)
 
 
 def _name_of(table: Path) -> str:

@@ -191,16 +191,16 @@ def run_compiled(
 
 # -- where the time goes --------------------------------------------------------------------------
 TERMS: Mapping[str, str] = {
-    "bound": "what no schedule or slicing goes below, one launch of it",
-    "launches": "kernels started, but for the first",
-    "cube": "products with zeros that pad, or in halos, or hidden by the bound",
-    "cube fill": "the slowest cube beyond an even share: heads, idle cores",
-    "memory": "device memory beyond the bound's bytes: spills, second reads",
-    "vector": "vector work that neither cube nor memory hides",
-    "copies": "copies between buffers that nothing above hides",
-    "AI CPU": "operators without a kernel, and their launches",
-    "barriers": "all cores wait for each other, inside a kernel or between two of one launch",
-    "waits": "all that is left: latencies, flags, turns",
+    "bound": "no schedule goes below; has one launch",
+    "launches": "kernels started after the first",
+    "cube": "products: padding, halos, not hidden",
+    "cube fill": "over an even share: heads, idle cores",
+    "memory": "bytes over the bound: spills, rereads",
+    "vector": "hidden by neither cube nor memory",
+    "copies": "between buffers, hidden by none above",
+    "AI CPU": "operators without a kernel; launches",
+    "barriers": "all cores wait for each other",
+    "waits": "the rest: latencies, flags, turns",
 }
 """The terms in order, and what each is."""
 FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
@@ -262,14 +262,14 @@ def account(times: network.NetworkTimeline, bound: Bound) -> dict[str, Any]:
 def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
     """Return the terms as lines: of each ledger microseconds and share, and what the term is."""
     totals = [sum(found.values()) or 1.0 for found in ledgers]
-    heads = ("before", "after") if len(ledgers) == 2 else ()
-    lines = [f"where the time goes:{''.join(f'{head:>20}' for head in heads)}".rstrip()]
+    heads = f"{'before':>7}{'after':>18}" if len(ledgers) == 2 else f"{'share':>7}"
+    lines = [f"where the time goes: us{heads}"]
     for name, meaning in TERMS.items():
         parts = [found[name] for found in ledgers]
         if max(parts) >= 5e-9:
             pairs = zip(parts, totals, strict=True)
-            columns = (f"{s * 1e6:10.2f} us {s / total:6.1%}" for s, total in pairs)
-            lines.append(f"  {name:9} {' '.join(columns)}  {meaning}")
+            columns = (f"{s * 1e6:10.2f} {s / total:6.1%}" for s, total in pairs)
+            lines.append(f"  {name:10} {' '.join(columns)}  {meaning}")
     return lines
 
 

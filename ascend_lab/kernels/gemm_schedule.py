@@ -100,12 +100,12 @@ class GemmShape:
 
     def __post_init__(self) -> None:
         """Check sizes and formats; the default output format is the accumulator's."""
+        sizes = f"m {self.m}, n {self.n}, k {self.k}"
         if min(self.m, self.k, self.n) < 1:
-            wanted, got = "m, n and k of at least 1", f"{self.m}, {self.n}, {self.k}"
-            raise InputError(wanted, got, "give three positive sizes")
+            raise InputError("m, n and k of at least 1", sizes, "give three positive sizes")
         if max(self.m, self.k, self.n) > 1 << 24 or self.ops > 1 << 56:
-            wanted = "m, k and n of at most 16777216, and 2 m k n of at most 2^56"
-            raise InputError(wanted, f"{self.m}, {self.k}, {self.n}", "split it")
+            wanted = "m, n and k of at most 16777216, and 2 m n k of at most 2^56"
+            raise InputError(wanted, sizes, "split it")
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
@@ -185,7 +185,7 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
     for space, size in tile_bytes(shape, schedule).items():
         if size > chip.buffers[space]:
             raise CapacityError(
-                f"{space} for tile {schedule.base_m},{schedule.base_k},{schedule.base_n} "
+                f"{space} for tile m,k,n {schedule.base_m},{schedule.base_k},{schedule.base_n} "
                 f"step {schedule.step_k}{words}: {size} bytes",
                 f"{chip.buffers[space]} on {chip.name}",
                 "halve a side of the tile",

@@ -53,13 +53,16 @@ class KernelReport:
         verdict = "correct" if self.values_ok else "WRONG"
         errors = ", ".join(f"{name} {error:.3g}" for name, error in self.errors.items())
         lines = [f"values {verdict}, largest error: {errors}", *map(str, self.mismatches)]
-        lines += [repr(self.timeline), f"cores: {self.timeline.core_count}"]
+        t, shares = self.timeline, (f"{p} {s:.1%}" for p, s in self.timeline.busy.items())
+        took = f"{t.cycles} cycles + {t.launch_cycles} launch = {t.time_s * 1e6:.2f} us"
+        lines += [f"{t.name}: {took}, bound by {t.bound_by}", f"cores: {t.core_count}"]
+        lines.append(f"busy, launch included: {', '.join(shares)}")
         try:
-            stalls = list(self.timeline.stalls.items())[:3]
+            stalls = list(t.stalls.items())[:3]
         except SimulationError:  # too long to be drawn instruction by instruction
             stalls = []
-        texts = [f"{pipe} {cycles} cycles on {event}" for (pipe, event), cycles in stalls]
-        return "\n".join([*lines, f"longest stalls: {', '.join(texts) or 'none known'}"])
+        texts = [f"\n  {pipe} {cycles} cycles on {event}" for (pipe, event), cycles in stalls]
+        return "\n".join([*lines, f"longest stalls:{''.join(texts) or ' none known'}"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -248,13 +248,13 @@ def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> Ne
 def network_table(rows: Iterable[NetworkRow]) -> str:
     """Return rows as text: rates, error of the time (a star: too large), time off, over bound."""
     head = f"{'network':<15}{'chip':<7}{'batch':>5}{'model/s':>9}{'publ./s':>9}{'time error':>11} "
-    lines = [f"{head}{'off':>9}{'/bound':>8}  largest above"]
+    lines = [f"{head}{'off':>9}{'/bound':>7}  largest above"]
     for row in rows:
         over = sum(row.terms.values()) / row.terms["bound"]
         lines.append(
             f"{row.name:<15}{row.chip.removeprefix('Ascend'):<7}{row.batch:>5}"
             f"{row.model_per_s:>9.0f}{row.published_per_s:>9.0f}{row.time_error:>+11.0%}"
-            f"{'*' if row.misses else ' '}{row.off_s * 1e6:>+7.0f}us{over:>8.2f}  {row.cause}"
+            f"{'*' if row.misses else ' '}{row.off_s * 1e6:>+7.0f}us{over:>7.2f}  {row.cause}"
         )
     return "\n".join(lines)
 
@@ -273,7 +273,6 @@ class TrainingRow:
     batch_per_device: int
     published_images_per_s: float
     model_images_per_s: float
-    published_efficiency: float | None
     model_efficiency: float
     norms_s: float
 
@@ -310,8 +309,7 @@ def training_validation_rows(
         found.append(
             TrainingRow(
                 row["name"], devices, batch, row["images_per_s"], devices * batch / step_s,
-                row.get("efficiency"), profile.step_s / step_s,
-                norms_s(profile),
+                profile.step_s / step_s, norms_s(profile),
             )
         )  # fmt: skip
     return found
@@ -324,13 +322,21 @@ def norms_s(profile: StepProfile) -> float:
 
 
 def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
-    """Return the rows as text: images per second, error of the time, milliseconds, scaling."""
+    """Return the rows as text: images per second, error of the time, milliseconds, scaling.
+
+    The published scaling is what the published rates give, with as many digits as the model's.
+    """
     rows = training_validation_rows() if rows is None else rows
-    head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'time error':>11}"
-    lines = [f"{head}{'step':>10}{'norms':>10}{'scaling':>8}{'publ.':>6}"]
+    head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
+    lines = [f"{head}{'step':>9}{'norms':>9}{'scaling':>8}{'publ.':>7}"]
+    singles = {
+        r.batch_per_device: r.published_images_per_s for r in reversed(rows) if r.devices == 1
+    }
     for row in rows:
-        wanted = "-" if row.published_efficiency is None else f"{row.published_efficiency:.2f}"
+        alone = singles.get(row.batch_per_device) if row.devices > 1 else None
+        share = row.published_images_per_s / row.devices / alone if alone else None
+        wanted = "-" if share is None else f"{share:.3f}"
         rates = f"{row.model_images_per_s:>8.0f}{row.published_images_per_s:>8.0f}"
-        times = f"{row.time_error:>+11.0%}{row.model_s * 1e3:>8.2f}ms{row.norms_s * 1e3:>8.2f}ms"
-        lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.2f}{wanted:>6}")
+        times = f"{row.time_error:>+6.0%}{row.model_s * 1e3:>7.2f}ms{row.norms_s * 1e3:>7.2f}ms"
+        lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.3f}{wanted:>7}")
     return "\n".join(lines)

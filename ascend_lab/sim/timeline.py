@@ -115,7 +115,7 @@ class Timed:
         shares = ", ".join(f"{p} {s:.1%}" for p, s in self.busy.items())
         return (
             f"({self.name}: {phases}{self.cycles} cycles + {self.launch_cycles} launch = "
-            f"{self.time_s * 1e6:.2f} us, busy {shares}, bound by {self.bound_by})"
+            f"{self.time_s * 1e6:.2f} us, of it busy {shares}, bound by {self.bound_by})"
         )
 
 
@@ -270,7 +270,7 @@ class Timeline(Timed):
         )
         return (
             f"<div>{head}<table><thead><tr><th>pipe</th><th>busy cycles</th>"
-            f"<th>share of time</th></tr></thead><tbody>{rows}</tbody></table></div>"
+            f"<th>share with launch</th></tr></thead><tbody>{rows}</tbody></table></div>"
         )
 
     def __repr__(self) -> str:

@@ -298,11 +298,12 @@ def tuning_text(found: GradientTuning) -> list[str]:
     where = f"{t.topology.size} devices of {t.topology.name}"
     times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
-    gain = f"{t.gain(DEFAULT):.2%} = {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
+    gain = f"{t.gain(DEFAULT):.2%}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms a step"
     count, spent = len(p.gradients), f"{t.spent_s:.1f} s, profile: {t.outcome}"
     return [
         f"{t.name}: {count} gradients on {where}, {spent}",
-        f"gdat process finished. Performance improved by {gain} a step",
+        f"gdat process finished. Performance improved by {gain}",
+        f"  = {FORMULA}; gdat is gradient tuning: which gradients share an all-reduce",
         f"  before: with {DEFAULT}, HCCL's split where nobody tunes it; after: with this plan",
         f"  {shares}; {t.scaling:.1%} of one device's speed is left",
         *plan_table(t.plan, p.gradients, DEFAULT),

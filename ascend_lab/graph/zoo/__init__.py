@@ -186,14 +186,14 @@ def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return the rows of `why` as a table."""
     lines = [
         (
-            f"{'model':<26}{'GMAC':>7}{'time us':>10}{'bound':>9}{'MB':>8}{'launches':>9}"
-            f"{'of time':>8}{'no cube':>8}{'fill':>7}{'padded':>7}"
+            f"{'model':<19}{'GMAC':>7}{'time us':>9}{'bound':>8}{'MB':>7}{'launches':>9}"
+            f"{'of time':>8}{'no cube':>8}{'fill':>6}{'padded':>7}"
         )
     ]
     lines += [
-        f"{row['name']:<26}{row['macs'] / 1e9:>7.3f}{row['time_s'] * 1e6:>10.1f}"
-        f"{row['bound_s'] * 1e6:>9.1f}{row['memory_bytes'] / 1e6:>8.1f}{row['launches']:>9}"
-        f"{row['launch_share']:>8.0%}{row['vector_share']:>8.0%}{row['cube_fill']:>7.1%}"
+        f"{row['name']:<19}{row['macs'] / 1e9:>7.3f}{row['time_s'] * 1e6:>9.1f}"
+        f"{row['bound_s'] * 1e6:>8.1f}{row['memory_bytes'] / 1e6:>7.1f}{row['launches']:>9}"
+        f"{row['launch_share']:>8.0%}{row['vector_share']:>8.0%}{row['cube_fill']:>6.1%}"
         f"{row['padded']:>7.1f}"
         for row in rows
     ]

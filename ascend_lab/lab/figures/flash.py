@@ -172,11 +172,11 @@ def _mib(size: float) -> str:
 
 
 def fig_flash_blocks(
-    length: int = 1024, depth: int = 64, rows: int = 128, keys: int = 128, chip: str = "Ascend910A"
+    length: int = 1024, width: int = 64, rows: int = 128, keys: int = 128, chip: str = "Ascend910A"
 ) -> st.LabFigure:
     """Draw the blocks of the scores that exist one at a time, and what they take on the core."""
     device = load_chip(chip)
-    shape = FlashShape(1, length, length, depth, depth, fs.default_scale(depth))
+    shape = FlashShape(1, length, length, width, width, fs.default_scale(width))
     blocks = -(-length // rows)
     tiling = FlashTiling(rows, keys, 1, min(blocks, device.core_count))
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
