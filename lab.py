@@ -103,7 +103,8 @@ def venv_problem(find_spec: Callable = importlib.util.find_spec) -> str:
 
 def child_environment() -> dict[str, str]:
     """Return the variables of child processes: the user's own set-up stays out."""
-    dropped = {"PYTHONHOME", "PYTHONPATH", "MPLBACKEND", "PIP_USER", "PIP_TARGET", "PIP_PREFIX"}
+    dropped = {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "MPLBACKEND"}
+    dropped |= {"PIP_USER", "PIP_TARGET", "PIP_PREFIX"}
     env = {name: value for name, value in os.environ.items() if name not in dropped}
     env["PATH"] = str(venv_python().parent) + os.pathsep + env.get("PATH", "")
     env["MPLCONFIGDIR"] = str(VENV / "etc" / "matplotlib")
