@@ -231,12 +231,15 @@ TESTS = {
     "browser": ("-m", "browser", "tests/test_browser.py"),  # the built book and JupyterLab
 }
 
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def run_tests(*names: str) -> int:
     """Run steps of tests in one session; the tests of one file stay together, long files start."""
     if "notebooks" in names:
         warm_fonts()
     os.environ["ASCEND_LAB_BOOK"] = str(HTML)
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # more would wait for each other, and busily
     cores = [] if "browser" in names else ["-n", "2", "--dist", "loadfile"]
     words = [word for name in names for word in TESTS[name]]
     return python("-m", "pytest", "-q", *cores, "--no-loadscope-reorder", *words)
