@@ -103,7 +103,8 @@ def venv_problem(find_spec: Callable = importlib.util.find_spec) -> str:
 
 def child_environment() -> dict[str, str]:
     """Return the variables of child processes: the user's own set-up stays out."""
-    dropped = {"PYTHONHOME", "PYTHONPATH", "MPLBACKEND", "PIP_USER", "PIP_TARGET", "PIP_PREFIX"}
+    dropped = {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "MPLBACKEND"}
+    dropped |= {"PIP_USER", "PIP_TARGET", "PIP_PREFIX"}
     env = {name: value for name, value in os.environ.items() if name not in dropped}
     env["PATH"] = str(venv_python().parent) + os.pathsep + env.get("PATH", "")
     env["MPLCONFIGDIR"] = str(VENV / "etc" / "matplotlib")
@@ -230,12 +231,15 @@ TESTS = {
     "browser": ("-m", "browser", "tests/test_browser.py"),  # the built book and JupyterLab
 }
 
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def run_tests(*names: str) -> int:
     """Run steps of tests in one session; the tests of one file stay together, long files start."""
     if "notebooks" in names:
         warm_fonts()
     os.environ["ASCEND_LAB_BOOK"] = str(HTML)
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # more would wait for each other, and busily
     cores = [] if "browser" in names else ["-n", "2", "--dist", "loadfile"]
     words = [word for name in names for word in TESTS[name]]
     return python("-m", "pytest", "-q", *cores, "--no-loadscope-reorder", *words)

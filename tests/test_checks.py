@@ -346,10 +346,18 @@ def test_needed_cells_follow_names_through_cells_above_only(tmp_path: Path) -> N
             ("", "", "area = None"),
             ("", "", "b += [hidden, unused]"),
             ("", "", "b"),
+            ("", "", "if m:\n    b = 2\nfor a in b:\n    a\ndef f():\n    a = 1\n    a += x"),
+            ("", "", "x = 3\nfor a in range(2):\n    b = a\nf = [b for b in 'no']\na + x"),
+            ("", "", "def g():\n    global unused\n    unused = 4\ng()"),
         )
     )
     assert [c.index for c in needed_cells(cells, [cells[4]])] == [0, 2]
     assert [c.index for c in needed_cells(cells, [cells[7]])] == [0, 1, 2, 3, 6]
+    # what a cell binds itself is not asked of cells above, unless it may not have been bound
+    first = {0, 1, 2, 3, 6}
+    assert {c.index for c in needed_cells(cells, [cells[8]])} == first
+    assert {c.index for c in needed_cells(cells, [cells[9]])} == first | {8}
+    assert {c.index for c in needed_cells(cells, [cells[10]])} == {1}
 
 
 @pytest.mark.parametrize(

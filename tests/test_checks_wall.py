@@ -8,19 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks import CheckResult, check_property, like, wall
 
 forked = pytest.mark.skipif(not wall.FORKS, reason="checks run in this process here")
-SOLID = np.eye(300)
 
 
 @pytest.fixture(autouse=True)
@@ -231,18 +228,31 @@ def test_state_of_an_answer_lasts_for_the_check() -> None:
     assert result.subject is answer
 
 
+THREADED = """
+import os, warnings
+import numpy as np
+from ascend_lab.lab.checks import check_property, like
+
+fork, solid = os.fork, np.eye(300)
+
+def warning_fork():
+    warnings.warn("this process is multi-threaded", DeprecationWarning, stacklevel=2)
+    return fork()
+
+def answer(n):
+    return int((2 * n * solid @ solid)[0, 0])
+
+os.fork = warning_fork
+assert (solid @ solid)[0, 0] == 1
+assert check_property("ex_90_1", answer, like(lambda n: 2 * n), lambda rng: {"n": 5})
+assert (solid @ solid)[0, 0] == 1
+"""
+
+
 @forked
-def test_threads_and_their_libraries_survive_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork = os.fork
-
-    def warning_fork() -> int:
-        warnings.warn("this process is multi-threaded", DeprecationWarning, stacklevel=2)
-        return fork()
-
-    monkeypatch.setattr(os, "fork", warning_fork)
-    assert (SOLID @ SOLID)[0, 0] == 1
-    assert check_ex_90_1(lambda n: int((2 * n * SOLID @ SOLID)[0, 0]))
-    assert (SOLID @ SOLID)[0, 0] == 1
+def test_threads_and_their_libraries_survive_the_copy() -> None:
+    command = [sys.executable, "-W", "error", "-c", THREADED]
+    subprocess.run(command, env={**os.environ, "OPENBLAS_NUM_THREADS": "2"}, check=True)
 
 
 def test_without_a_fork_the_clock_raises_in_the_answer(here: None) -> None:

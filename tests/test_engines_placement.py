@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import run_onnx
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
@@ -135,13 +135,9 @@ def test_a_model_with_sizes_that_values_decide_runs_and_is_timed() -> None:
     model = detector()
     x = np.random.default_rng(1).standard_normal((1, 3, 64, 64)).astype(np.float32)
     hosted = place_model(model, CHIP, given={"x": x})
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    kept, found = session.run(None, {"x": x})
-    ours = hosted.run()
-    np.testing.assert_array_equal(ours["found"], found)
-    np.testing.assert_allclose(ours["kept"], kept, rtol=1e-4, atol=1e-5)
+    theirs, ours = run_onnx(model, {"x": x}), hosted.run()
+    np.testing.assert_array_equal(ours["found"], theirs["found"])
+    np.testing.assert_allclose(ours["kept"], theirs["kept"], rtol=1e-4, atol=1e-5)
     engines = hosted.placement.engines
     assert "NonMaxSuppression" in hosted.reasons["found"]
     assert engines["found"] != CORE
@@ -203,11 +199,8 @@ def test_what_a_rule_copies_is_what_the_time_holds() -> None:
 def test_what_no_graph_holds_runs_on_the_host_or_its_processor(nodes, inputs, outputs) -> None:
     model = model_of(nodes, inputs, outputs, opset=20)
     hosted = place_model(model, CHIP, seed=3)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    (theirs,) = session.run(None, {"x": hosted.values["x"]})
-    np.testing.assert_array_equal(hosted.run()["y"], theirs)
+    theirs = run_onnx(model, {"x": hosted.values["x"]})
+    np.testing.assert_array_equal(hosted.run()["y"], theirs["y"])
     assert hosted.off_core
     assert hosted.timeline().time_s > 0
     if theirs.dtype.kind == "O":

@@ -159,10 +159,11 @@ def test_pip_without_an_index_ends_with_one_clear_line(lab, checkout, monkeypatc
 
 
 def test_children_see_the_environment_and_not_the_users_own(lab, monkeypatch):
-    for name in ("PYTHONPATH", "PYTHONHOME", "MPLBACKEND", "PIP_USER"):
+    theirs = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "MPLBACKEND", "PIP_USER"}
+    for name in theirs:
         monkeypatch.setenv(name, "x")
     env = lab.child_environment()
-    assert not {"PYTHONPATH", "PYTHONHOME", "MPLBACKEND", "PIP_USER"} & set(env)
+    assert not theirs & set(env)
     assert env["PATH"].split(os.pathsep)[0] == str(lab.venv_python().parent)
 
 

@@ -4,8 +4,8 @@ import inspect
 import tracemalloc
 
 import numpy as np
-import onnxruntime
 import pytest
+from onnx_models import run_onnx
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph import (
@@ -235,16 +235,6 @@ def test_builders_say_what_they_take(name: str) -> None:
     assert builder.__doc__
     assert builder.__name__ == zoo.ZOO[name].__name__ == name
     assert next(iter(inspect.signature(builder).parameters)) == "batch"
-
-
-def run_onnx(data: bytes, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what ONNX Runtime computes, by name; on one thread, silent."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, given), strict=True))
 
 
 def assert_near(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:

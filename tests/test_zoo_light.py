@@ -1,8 +1,8 @@
 """The light networks: parameters and multiply-accumulates to the digit, values, names, a time."""
 
 import numpy as np
-import onnxruntime
 import pytest
+from onnx_models import run_onnx
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph import (
@@ -137,10 +137,8 @@ def test_a_width_that_no_model_has_is_refused(text: str) -> None:
 def test_values_agree_with_onnx_runtime(name: str) -> None:
     graph = zoo.build(name, size=VALUES[name], classes=10)
     given = random_inputs(graph, 5)
-    session = onnxruntime.InferenceSession(
-        export_onnx(graph).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    (theirs,), ours = session.run(None, given), evaluate(graph, given)[graph.outputs[0]]
+    (theirs,) = run_onnx(export_onnx(graph), given).values()
+    ours = evaluate(graph, given)[graph.outputs[0]]
     assert np.isfinite(ours).all()
     assert 1e-3 < ours.std() < 1e3
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=2e-4 * np.abs(ours).max())

@@ -18,7 +18,7 @@ from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region,
 from ascend_lab.isa.instructions import check_instruction, check_program
 from ascend_lab.isa.memory import numpy_type
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
-from ascend_lab.isa.walk import Core, Pick, first, interleave_cores
+from ascend_lab.isa.walk import Core, Pick, Step, first, interleave, interleave_cores
 
 Values = np.ndarray
 POISON = 0xFF
@@ -57,23 +57,36 @@ def execute(
                 check_instruction(chip, instruction)
             check_program(chip, part.program)
     rng = random.Random(seed)
-    pick = first if seed is None else rng.choice
+    pick, places = first if seed is None else rng.choice, dict[int, Place]()
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
     with np.errstate(all="ignore"):
         for phase in kernel.phases:
-            for crew in launch.crews(phase):
-                _work_together(chip, memory, crew, pick, phase.mix or 1)
+            crews, orders = launch.crews(phase), dict[int, list[Step]]()
+            for crew in crews:
+                cores = [_Core(chip, memory, places) for _ in crew]
+                if seed is None and len(crew) == 1 < len(crews):
+                    _work_alike(cores[0], *crew[0], orders)
+                else:
+                    _work_together(cores, crew, pick, phase.mix or 1)
     shapes = {name: np.shape(value) for name, value in tensors.items()}
     return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
 
 
-def _work_together(
-    chip: Chip, tensors: dict[str, Values], crew: Sequence[Core], pick: Pick, team: int
-) -> None:
-    cores = [_Core(chip, tensors) for _ in crew]
+def _work_together(cores: Sequence["_Core"], crew: Sequence[Core], pick: Pick, team: int) -> None:
     for number, _, instruction, env in interleave_cores(crew, pick, team):
         action = _ACTIONS.get(instruction.op, _vector)
         action(cores[number], instruction, env)
+
+
+def _work_alike(
+    core: "_Core", program: Program, binding: Mapping[str, int], orders: dict[int, list[Step]]
+) -> None:
+    """Let a core work that waits for no other: all that run its program take the same steps."""
+    if id(program) not in orders:
+        orders[id(program)] = list(interleave(program, {}))
+    for instruction, loops in orders[id(program)]:
+        action = _ACTIONS.get(instruction.op, _vector)
+        action(core, instruction, {**loops, **binding})
 
 
 def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
@@ -91,37 +104,49 @@ def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
 
 
 # -- one core --------------------------------------------------------------------------------------
+Place = tuple[str, range, int, np.dtype[Any], tuple[int, ...]]
+"""Where a region lies: the memory, the bytes its slots begin with, how many, format, strides."""
+
+
+def _place(region: Region) -> Place:
+    buffer, dtype = region.buffer, np.dtype(numpy_type(region.buffer.dtype))
+    memory, low = (buffer.name, 0) if buffer.space == "GM" else ("", buffer.address)
+    starts = range(low, low + buffer.slots * buffer.slot_bytes, buffer.slot_bytes)
+    strides = tuple(stride * buffer.itemsize for stride in region.strides)
+    return f"{buffer.space} {memory}", starts, buffer.elements * buffer.itemsize, dtype, strides
+
+
 class _Core:
     """Memory of one core: GM tensors shared with the others, on-chip spaces of its own."""
 
-    def __init__(self, chip: Chip, tensors: dict[str, Values]) -> None:
-        self.tensors = tensors
-        self.spaces = {name: np.full(size, POISON, np.uint8) for name, size in chip.buffers.items()}
-        self.places: dict[int, tuple[list[Values], Values, tuple[int, ...]]] = {}
+    def __init__(self, chip: Chip, tensors: dict[str, Values], places: dict[int, Place]) -> None:
+        self.chip, self.tensors, self.places = chip, tensors, places
+        self.memories: dict[str, Values] = {}
 
-    def _place(self, region: Region) -> tuple[list[Values], Values, tuple[int, ...]]:
-        """Return the bytes of each slot of the region's buffer, none of its elements, strides."""
-        buffer, dtype = region.buffer, numpy_type(region.buffer.dtype)
-        starts = range(0, buffer.slots * buffer.slot_bytes, buffer.slot_bytes)
+    def _memory(self, name: str, buffer: Buffer) -> Values:
+        """Return the bytes of a memory, on the chip from its first use on: programs use few."""
         if buffer.space == "GM":
-            space = self.tensors[buffer.name].view(np.uint8)
+            found = self.tensors[buffer.name].view(np.uint8)
         else:
-            space = self.spaces[buffer.space][buffer.address :]
-        one = buffer.elements * buffer.itemsize
-        slots = [space[low : low + one] for low in starts]
-        return slots, np.empty(0, dtype), tuple(s * buffer.itemsize for s in region.strides)
+            found = np.full(self.chip.buffers[buffer.space], POISON, np.uint8)
+        self.memories[name] = found
+        return found
 
     def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
         """Return a NumPy view of the region's elements, shaped by its sizes."""
         known = self.places.get(id(region))
         if known is None:
-            known = self.places[id(region)] = self._place(region)
-        slots, none, strides = known
-        flat, start = slots[region.slot.at(env) % len(slots)], region.offset.at(env) + shift
+            known = self.places[id(region)] = _place(region)
+        name, starts, one, dtype, strides = known
+        memory = self.memories.get(name)
+        if memory is None:
+            memory = self._memory(name, region.buffer)
+        low = starts[region.slot.at(env) % len(starts)]
+        flat, start = memory[low : low + one], region.offset.at(env) + shift
         try:
-            return np.ndarray(region.sizes, none.dtype, flat, start * none.itemsize, strides)
+            return np.ndarray(region.sizes, dtype, flat, start * dtype.itemsize, strides)
         except ValueError:  # part of it lies outside: only its numbers tell whether that matters
-            return as_strided(flat.view(none.dtype)[start:], region.sizes, strides)
+            return as_strided(flat.view(dtype)[start:], region.sizes, strides)
 
 
 def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -328,7 +353,12 @@ def _mask(instruction: Instruction, main: Values) -> Values:
     """Return the lanes of one repeat that take part, all where no mask is given."""
     bits = instruction.attr("mask", -1)
     assert isinstance(bits, int)
-    return np.array([bits >> i & 1 for i in range(main.size // main.shape[0])], bool)
+    return _lanes(bits, main.size // main.shape[0])
+
+
+@lru_cache(4096)
+def _lanes(bits: int, count: int) -> Values:
+    return np.array([bits >> i & 1 for i in range(count)], bool)
 
 
 def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:

@@ -181,37 +181,54 @@ def _calls(source: str, name: str) -> Iterator[ast.Call]:
                 yield node
 
 
+_CERTAIN = (ast.Assign, ast.AugAssign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+"""Statements whose names are bound once they have run."""
+
+
 @lru_cache(4096)
 def _reads(source: str) -> set[str]:
-    """Return the names a cell reads that may come from cells above: globals, not locals."""
+    """Return the names a cell may read from cells above: not those it has bound before."""
+    return _open(ast.parse(source).body, set()) - set(vars(builtins))
+
+
+def _open(body: Sequence[ast.stmt], bound: set[str]) -> set[str]:
+    """Return the names that statements read before they bind them; `bound` takes what they bind."""
     read: set[str] = set()
-    tables = [symtable.symtable(source, "<cell>", "exec")]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        here = table.get_type() == "module"
-        found = (s for s in table.get_symbols() if s.is_referenced() and (here or s.is_global()))
-        read |= {symbol.get_name() for symbol in found}
-    updated = {n.target for n in ast.walk(ast.parse(source)) if isinstance(n, ast.AugAssign)}
-    read |= {target.id for target in updated if isinstance(target, ast.Name)}
-    return read - set(vars(builtins))
+    for one in body:
+        if isinstance(one, ast.For):
+            head = ast.Assign([one.target], one.iter, lineno=0)
+            read |= _open([head, *one.body], set(bound)) | _open(one.orelse, set(bound))
+        elif isinstance(one, ast.If):
+            read |= _open([ast.Expr(one.test)], bound)
+            read |= _open(one.body, set(bound)) | _open(one.orelse, set(bound))
+        else:
+            read |= _named(one) - bound
+            bound |= _binds(ast.unparse(one)) if isinstance(one, _CERTAIN) else set()
+    return read
+
+
+def _named(statement: ast.stmt) -> set[str]:
+    """Return the names a statement reads or updates: globals, not locals."""
+    top = symtable.symtable(ast.unparse(statement), "<cell>", "exec")
+    read = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    inner = top.get_children()
+    while inner:
+        table = inner.pop()
+        inner += table.get_children()
+        read |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        updated = (n.target for n in ast.walk(statement) if isinstance(n, ast.AugAssign))
+        read |= {target.id for target in updated if isinstance(target, ast.Name)}
+    return read
 
 
 @lru_cache(4096)
 def _binds(source: str) -> set[str]:
     """Return the names a cell binds at its top level; "*" stands for a star import."""
-    bound: set[str] = set()
-    stack: list[ast.AST] = [ast.parse(source)]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-            continue  # names inside are local
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-        stack.extend(ast.iter_child_nodes(node))
-    return bound
+    bound = {
+        symbol.get_name()
+        for symbol in symtable.symtable(source, "<cell>", "exec").get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }
+    imports = (n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom))
+    return bound | {"*" for one in imports if one.names[0].name == "*"}
