@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.limits import PROCESSES, whole_of
+from ascend_lab.limits import PROCESSES, few_collections, whole_of
 
 
 class TimeUpError(Exception):
@@ -119,6 +119,7 @@ class _TooLongError(Exception):
     """Raised inside a candidate when its time is over."""
 
 
+@few_collections()
 def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Attempt:
     """Return the cost of a candidate, or infinity and the reason it has none."""
     try:
