@@ -57,14 +57,18 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
     m1, k1, n1 = shape.fractals
     m, n, step, rows, cols = choices(chip.core_count, STEPS)
     m, n = np.minimum(m, each_up(m1, rows)), np.minimum(n, each_up(n1, cols))
+    new = distinct(len(STEPS), m, n)
+    m, n, step, rows, cols = (x[new] for x in (m, n, step, rows, cols))
     rows, cols = np.minimum(rows, each_up(m1, m)), np.minimum(cols, each_up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     deep = np.flatnonzero((room > SHALLOW) & (k1 > SHALLOW))  # twice: shallow tiles start sooner
     k = np.minimum(np.append(np.minimum(room, SHALLOW), np.minimum(room[deep], 2 * SHALLOW)), k1)
     m, n, step, rows, cols = (np.append(x, x[deep]) for x in (m, n, step, rows, cols))
-    step = np.minimum(step, each_up(k1, np.maximum(k, 1)))
+    most, smaller = each_up(k1, np.maximum(k, 1)), np.array((0, *STEPS))
     fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
+    fits &= smaller[np.searchsorted(STEPS, step)] < most
+    step = np.minimum(step, most)
     fits &= 2 * (m + n) * k * step * area <= chip.buffers["L1"]
     return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits))
 
@@ -72,6 +76,16 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
 def each_up(value: Array | int, unit: Array) -> Array:
     """Return value / unit rounded up."""
     return -(-value // unit)
+
+
+def distinct(stages: int, *columns: Array) -> Array:
+    """Return the places where columns (m, n, stage) of `choices` are new: small problems cap them."""
+    shape = len(SIDES), len(SIDES), stages, -1
+    new = np.ones_like(columns[0], bool).reshape(shape)
+    for axis, column in enumerate(columns):
+        values = np.moveaxis(column.reshape(shape), axis, 0)
+        np.moveaxis(new, axis, 0)[1:] &= values[1:] != values[:-1]
+    return np.flatnonzero(new)
 
 
 @cache
