@@ -79,7 +79,7 @@ def each_up(value: Array | int, unit: Array) -> Array:
 
 
 def distinct(stages: int, *columns: Array) -> Array:
-    """Return the places where columns (m, n, stage) of `choices` are new: small problems cap them."""
+    """Return where columns (m, n, stage) of `choices` are new: small problems cap them."""
     shape = len(SIDES), len(SIDES), stages, -1
     new = np.ones_like(columns[0], bool).reshape(shape)
     for axis, column in enumerate(columns):
