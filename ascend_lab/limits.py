@@ -3,7 +3,6 @@
 Numbers in texts are plain ASCII: no digits of other scripts, no underscores, no nan, no infinity.
 """
 
-import gc
 import gzip
 import json
 import re
@@ -43,8 +42,6 @@ INSTRUCTIONS = 2**16
 """In all programs of one kernel."""
 WINDOWS = 2**32
 """Elements in all windows of one pooling."""
-OBJECTS = 50_000
-"""Made before Python looks for garbage in cycles, where it makes thousands that are none."""
 PROCESSES = 32
 WHOLE = 2**53
 TINY, HUGE = 1e-30, 1e30
@@ -55,17 +52,6 @@ _NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Let Python look for garbage in cycles seldom inside: each look takes longer than the last."""
-    most, *others = gc.get_threshold()
-    gc.set_threshold(max(most, OBJECTS) if most else 0, *others)
-    try:
-        yield
-    finally:
-        gc.set_threshold(most, *others)
 
 
 def refuse_above(

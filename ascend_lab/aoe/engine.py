@@ -27,7 +27,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
 from ascend_lab.graph.compile import Front, Road, finish_stages, front_stages
 from ascend_lab.graph.tasks import with_choices
-from ascend_lab.limits import few_collections
+from ascend_lab.sim import few_collections
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""

@@ -22,7 +22,7 @@ from ascend_lab.aoe.vector import PATIENCE, TAUGHT, Policy, VectorJob, decisions
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice, choice_of
-from ascend_lab.limits import few_collections
+from ascend_lab.sim import few_collections
 
 
 class Job(Protocol):
@@ -184,11 +184,9 @@ def tune_operator(
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
     name = settings.search or job.search
-    search = _search(name, job, policy)
-    if isinstance(job, CubeJob) and not settings.search:
-        search = _bounded(job, search, settings.budget)
     trace = drive(
-        search, job.space, job.measure, settings.budget, seed=settings.seed,
+        _search(name, job, policy, settings), job.space, job.measure, settings.budget,
+        seed=settings.seed,
         start=start, executor=workers, time_limit_s=own.limit_s,
         trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
         on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
@@ -202,9 +200,14 @@ def tune_operator(
     return replace(found, search=name, spent_s=time.monotonic() - started)
 
 
-def _search(name: str, job: Job, policy: Policy | None) -> Search:
-    """Return a search by name; a tree search on a vector operator follows the policy."""
+def _search(name: str, job: Job, policy: Policy | None, settings: Settings) -> Search:
+    """Return a search by name; a tree search on a vector operator follows the policy.
+
+    Where the user names none, a cube's tilings that may be the quickest come first.
+    """
     search = search_named(name)
+    if isinstance(job, CubeJob) and not settings.search:
+        return _bounded(job, search, settings.budget)
     if policy is None or not isinstance(search, Mcts) or not isinstance(job, VectorJob):
         return search
     return replace(search, prior=policy.prior(job.space))

@@ -41,7 +41,7 @@ from ascend_lab.graph import canonical, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.fusion import Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
-from ascend_lab.limits import few_collections
+from ascend_lab.sim import few_collections
 from ascend_lab.sim.timeline import Start, Timeline
 
 FORMATS = ("fp16", "bf16", "int8")

@@ -83,9 +83,12 @@ class _Runner:
         self.pipes: list[Time] = []
         self.flags: list[list[Time]] = [[] for _ in program.events]
 
-    def ends(self, start: Array, tail_latency: Array) -> Array:
-        """Return when all pipes have ended that begin at `start`."""
-        self.pipes = [(start, self.zero) for _ in self.program.pipes]
+    def ends(self, tail_latency: Array) -> Array:
+        """Return when all pipes have ended."""
+        none: Array = np.zeros(np.size(self.zero), np.int64)
+        if not self.program.pipes:
+            return none
+        self.pipes = [(none[None], self.zero) for _ in self.program.pipes]
         self.run(self.program.tree)
         out: Array = (_stack(self.pipes)[:, 0] + tail_latency).max(axis=0)
         return out
@@ -177,21 +180,15 @@ def run_batch(
     `cycles` and `latency` are (steps, candidates), `tail_latency` (pipes, candidates), `counts`
     (loops, candidates). Raises `NotComposableError` where only the reference engine applies.
     """
-    batch = cycles.shape[-1]
-    start = np.zeros((1, batch), np.int64)
-    none: Array = start[0]
-    if not program.pipes:
-        return none
-    return _Runner(program, cycles, latency, counts, none).ends(start, tail_latency)
+    none = np.zeros(cycles.shape[-1], np.int64)
+    return _Runner(program, cycles, latency, counts, none).ends(tail_latency)
 
 
 def run_fast(program: Compiled) -> int:
     """Return the cycles of one program; see `run_batch`. Refuses times near the end of int64."""
     _check_work(program, program.cycles)
-    if not program.pipes:
-        return 0
     runner = _Runner(program, program.cycles, program.latency, program.counts, 0)
-    return int(runner.ends(np.zeros((1, 1), np.int64), np.array(program.tail_latency)[:, None])[0])
+    return int(runner.ends(np.array(program.tail_latency, np.int64)[:, None])[0])
 
 
 # -- a walk that leaps ----------------------------------------------------------------------------

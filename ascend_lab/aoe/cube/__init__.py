@@ -198,11 +198,10 @@ class CubeJob:
         """Return the points without a cost that may be quicker than all others, as they promise."""
         low, best = self._left(costs)
         rows = np.flatnonzero(low < best)
-        rows = rows[np.argsort(low[rows], kind="stable")]
-        near = rows[: 4 * WALKED]
-        self.low[near] = low[near] = self.bounds.walked(near)
-        rows = rows[np.argsort(low[rows], kind="stable")]
-        return [self.space.point(row) for row in rows[low[rows] < best]]
+        if len(rows) <= 2 * WALKED:
+            self.low[rows] = low[rows] = self.bounds.walked(rows)
+            rows = rows[low[rows] < best]
+        return [self.space.point(row) for row in rows[np.argsort(low[rows], kind="stable")]]
 
     def _left(self, costs: Mapping[Point, float]) -> tuple[gemm_schedule.Floats, float]:
         """Return the bounds of points without a cost, of others infinity, and the least cost."""
