@@ -186,8 +186,7 @@ def tune_operator(
     name = settings.search or job.search
     trace = drive(
         _search(name, job, policy, settings), job.space, job.measure, settings.budget,
-        seed=settings.seed,
-        start=start, executor=workers, time_limit_s=own.limit_s,
+        seed=settings.seed, start=start, executor=workers, time_limit_s=own.limit_s,
         trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
         on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
         patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,

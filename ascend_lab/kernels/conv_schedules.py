@@ -202,7 +202,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     if shape.mixed > 1:  # cut as evenly as can be
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
     stage = np.minimum(stage, units.count)
-    new = default_schedules.distinct(len(STAGES), m, n, stage)
+    new, _ = default_schedules.distinct(len(STAGES), m, n, stage)
     m, n, stage, rows, cols = (x[new] for x in (m, n, stage, rows, cols))
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
