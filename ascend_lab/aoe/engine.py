@@ -27,6 +27,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
 from ascend_lab.graph.compile import Front, Road, finish_stages, front_stages
 from ascend_lab.graph.tasks import with_choices
+from ascend_lab.sim import few_collections
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""
@@ -102,6 +103,7 @@ class Tuning:
         return self.result_s / self.bound_s - 1.0 if self.bound_s else 0.0
 
 
+@few_collections()
 def tune(
     graph: Graph,
     chip: Chip | str,
@@ -194,6 +196,7 @@ class _Jobs:
 
 
 # -- job 2, a whole network -----------------------------------------------------------------------
+@few_collections()
 def tune_network(
     compiled: Compiled,
     settings: Settings | None = None,

@@ -10,16 +10,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge
-from ascend_lab.aoe.cube import CubeJob, JointJob, ProductJob, prove
-from ascend_lab.aoe.drive import Search, Settings, Trace, Trial, drive
+from ascend_lab.aoe.cube import FIRST, CubeJob, JointJob, ProductJob, prove
+from ascend_lab.aoe.drive import Search, Settings, Steps, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
-from ascend_lab.aoe.space import Point, Space
+from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.aoe.vector import PATIENCE, TAUGHT, Policy, VectorJob, decisions_of
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice, choice_of
+from ascend_lab.sim import few_collections
 
 
 class Job(Protocol):
@@ -147,6 +150,7 @@ def untuned(operator: Tunable, note: str) -> Result:
     return Result(operator, None, cycles, cycles, source="none", note=note)
 
 
+@few_collections()
 def tune_operator(
     operator: Tunable,
     settings: Settings | None = None,
@@ -181,8 +185,8 @@ def tune_operator(
         return untuned(operator, NOT_REACHED)
     name = settings.search or job.search
     trace = drive(
-        _search(name, job, policy), job.space, job.measure, settings.budget, seed=settings.seed,
-        start=start, executor=workers, time_limit_s=own.limit_s,
+        _search(name, job, policy, settings), job.space, job.measure, settings.budget,
+        seed=settings.seed, start=start, executor=workers, time_limit_s=own.limit_s,
         trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
         on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
         patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
@@ -195,12 +199,37 @@ def tune_operator(
     return replace(found, search=name, spent_s=time.monotonic() - started)
 
 
-def _search(name: str, job: Job, policy: Policy | None) -> Search:
-    """Return a search by name; a tree search on a vector operator follows the policy."""
+def _search(name: str, job: Job, policy: Policy | None, settings: Settings) -> Search:
+    """Return a search by name; a tree search on a vector operator follows the policy.
+
+    Where the user names none, a cube's tilings that may be the quickest come first.
+    """
     search = search_named(name)
+    if isinstance(job, CubeJob) and not settings.search:
+        return _bounded(job, search, settings.budget)
     if policy is None or not isinstance(search, Mcts) or not isinstance(job, VectorJob):
         return search
     return replace(search, prior=policy.prior(job.space))
+
+
+def _bounded(job: CubeJob, search: Search, budget: int) -> Search:
+    """Return a search that times all points which may be the quickest, if the budget reaches them.
+
+    The points to start with come first; where too many may be quicker than those, `search` follows.
+    """
+
+    def steps(space: Space, rng: np.random.Generator, start: Sequence[Point]) -> Steps:
+        costs: dict[Point, float] = {}
+        batch = list(dict.fromkeys(completed(space, point) for point in start))
+        while batch:
+            costs |= zip(batch, (yield batch), strict=True)
+            left = job.hopeful(costs)
+            if len(costs) + len(left) > budget:
+                yield from search(space, rng, start)
+                return
+            batch = left[:FIRST]
+
+    return steps
 
 
 def _proven(
@@ -231,7 +260,8 @@ def _proven(
 
     try:
         with ends[1].cut():
-            proof = prove(job.space, job.measure, timed, most=most, time_limit_s=limit_s,
+            proof = prove(job.space, job.measure, timed, job.bounds, most=most,
+                          time_limit_s=limit_s,
                           told=lambda done, of: told("proof", done, of))  # fmt: skip
     except KeyboardInterrupt:
         return replace(trace, end="interrupted"), bound, False

@@ -21,6 +21,7 @@ from typing import Any, Self
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import PROCESSES, whole_of
+from ascend_lab.sim import few_collections
 
 
 class TimeUpError(Exception):
@@ -119,6 +120,7 @@ class _TooLongError(Exception):
     """Raised inside a candidate when its time is over."""
 
 
+@few_collections()
 def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Attempt:
     """Return the cost of a candidate, or infinity and the reason it has none."""
     try:

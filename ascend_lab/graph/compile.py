@@ -41,6 +41,7 @@ from ascend_lab.graph import canonical, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.fusion import Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
+from ascend_lab.sim import few_collections
 from ascend_lab.sim.timeline import Start, Timeline
 
 FORMATS = ("fp16", "bf16", "int8")
@@ -135,12 +136,14 @@ class Road:
 DEFAULT_ROAD = Road()
 
 
+@few_collections()
 def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
     """Return the graph rewritten and with layouts: what is known before any kernel is written."""
     rewritten, matches = road.rewrite(graph)
     return Front(matches, rewritten, road.lay_out(road.prepare(rewritten, chip), chip))
 
 
+@few_collections()
 def finish_stages(front: Front, chip: Chip, road: Road = DEFAULT_ROAD) -> Stages:
     """Return the kernels of a graph with layouts; raises as `compile_stages`."""
     fused = road.fuse(front.laid_out, chip)

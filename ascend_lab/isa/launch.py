@@ -171,16 +171,17 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
         return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
 
     def region(old: Region) -> Region:
+        new = buffer(old.buffer)
         first = places.get(old.buffer.name, (0,))[0]
-        return replace(old, buffer=buffer(old.buffer), offset=old.offset + first)
+        return old if new is old.buffer else old.on(new, first)
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
-            return replace(old, body=tuple(map(node, old.body)))
+            return Loop(old.var, old.count, tuple(map(node, old.body)))
         if not old.regions:
             return old
         dst = None if old.dst is None else region(old.dst)
-        return replace(old, dst=dst, srcs=tuple(map(region, old.srcs)))
+        return Instruction(old.op, old.pipe, dst, tuple(map(region, old.srcs)), old.attrs)
 
     def part(old: Part) -> Part:
         body = tuple(map(node, old.program.body))

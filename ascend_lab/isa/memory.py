@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -32,15 +32,6 @@ def whole(value: object, what: str) -> int:
 def up(value: int, unit: int) -> int:
     """Return value / unit rounded up."""
     return -(-value // unit)
-
-
-def _reach(low: int, high: int, steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    for stride, count in steps:
-        if stride < 0:
-            low += stride * (count - 1)
-        else:
-            high += stride * (count - 1)
-    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +97,11 @@ class Affine:
 
     def bounds(self, ranges: Ranges) -> tuple[int, int]:
         """Return the smallest and largest value over 0 <= variable < trip count."""
-        return _reach(self.const, self.const, ((f, max(ranges[v], 1)) for v, f in self.terms))
+        low = high = self.const
+        for name, factor in self.terms:
+            step = factor * max(ranges[name] - 1, 0)
+            low, high = (low + step, high) if step < 0 else (low, high + step)
+        return low, high
 
     def __str__(self) -> str:
         """Print as `2*i+j+5`; the text form of programs reads it back."""
@@ -248,13 +243,20 @@ class Region:
 
     def turned(self, by: Affine) -> Region:
         """Return the region `by` slots further."""
+        return self._with(self.buffer, self.offset, (self.slot + by).modulo(self.buffer.slots))
+
+    def on(self, buffer: Buffer, first: int = 0) -> Region:
+        """Return the region in another buffer of as many slots, `first` elements further."""
+        return self._with(buffer, self.offset + first, self.slot)
+
+    def _with(self, buffer: Buffer, offset: Affine, slot: Affine) -> Region:
         # What is checked stays as it is: a program writes thousands of these.
         other, put = object.__new__(Region), object.__setattr__
-        put(other, "buffer", self.buffer)
-        put(other, "offset", self.offset)
+        put(other, "buffer", buffer)
+        put(other, "offset", offset)
         put(other, "sizes", self.sizes)
         put(other, "strides", self.strides)
-        put(other, "slot", (self.slot + by).modulo(self.buffer.slots))
+        put(other, "slot", slot)
         return other
 
     @property
@@ -286,7 +288,11 @@ class Region:
 
     def extent(self, ranges: Ranges) -> tuple[int, int]:
         """Return the lowest and highest element touched over all iterations."""
-        return _reach(*self.offset.bounds(ranges), zip(self.strides, self.sizes, strict=True))
+        low, high = self.offset.bounds(ranges)
+        for stride, size in zip(self.strides, self.sizes, strict=True):
+            step = stride * (size - 1)
+            low, high = (low + step, high) if step < 0 else (low, high + step)
+        return low, high
 
     def __str__(self) -> str:
         """Print as `name[slot | offset | sizes:strides]`."""

@@ -149,8 +149,6 @@ class Loop:
 
 
 Node = Instruction | Loop
-_Placed = tuple[Instruction, int, dict[str, int]]
-"""An instruction, how often it runs, and the trip counts of the loops around it."""
 
 
 def _check_nodes(where: str, nodes: tuple[Node, ...]) -> None:
@@ -187,12 +185,15 @@ class Program:
 
     def instructions(self) -> list[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
-        return [(node, times) for node, times, _ in _walked(self.body, 1, {}, [])]
+        found = list[tuple[Instruction, int]]()
+        _counted(self.body, 1, found)
+        return found
 
     def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
         """Return each static instruction with the trip counts of the loops around it."""
-        found = _walked(self.body, 1, dict(self.params), [])
-        return [(node, ranges) for node, _, ranges in found]
+        found = list[tuple[Instruction, dict[str, int]]]()
+        _scoped(self.body, dict(self.params), found)
+        return found
 
     @property
     def event_count(self) -> int:
@@ -223,15 +224,22 @@ class Program:
 
 # Functions of their own: one that calls itself from inside a method would keep the program alive
 # until the garbage collector comes round.
-def _walked(
-    nodes: tuple[Node, ...], times: int, ranges: dict[str, int], out: list[_Placed]
-) -> list[_Placed]:
+def _counted(nodes: tuple[Node, ...], times: int, out: list[tuple[Instruction, int]]) -> None:
     for node in nodes:
         if isinstance(node, Loop):
-            _walked(node.body, times * node.count, {**ranges, node.var: node.count}, out)
+            _counted(node.body, times * node.count, out)
         else:
-            out.append((node, times, ranges))
-    return out
+            out.append((node, times))
+
+
+def _scoped(
+    nodes: tuple[Node, ...], ranges: dict[str, int], out: list[tuple[Instruction, dict[str, int]]]
+) -> None:
+    for node in nodes:
+        if isinstance(node, Loop):
+            _scoped(node.body, {**ranges, node.var: node.count}, out)
+        else:
+            out.append((node, ranges))
 
 
 def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:

@@ -194,8 +194,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     (oh, ow), bundle, units = shape.out_hw, bundles_of(shape), units_of(shape)
     area, taps = area_bytes(shape), units.depth
     m, n, stage, rows, cols = default_schedules.choices(chip.core_count, STAGES)
-    shares = np.minimum(cols, bundle.count)
-    inside = cols // shares
+    inside = cols // np.minimum(cols, bundle.count)
     pixels = up(oh * ow, FRACTAL)
     if shape.pool:  # what so many rows of windows see
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
@@ -203,6 +202,10 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     if shape.mixed > 1:  # cut as evenly as can be
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
     stage = np.minimum(stage, units.count)
+    new, _ = default_schedules.distinct(len(STAGES), m, n, stage)
+    m, n, stage, rows, cols = (x[new] for x in (m, n, stage, rows, cols))
+    shares = np.minimum(cols, bundle.count)
+    inside = cols // shares
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     # with taps several to a fractal, or something beside, the last step may be short
     uneven = bool(shape.lanes or shape.beside)

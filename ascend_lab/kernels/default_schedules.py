@@ -54,24 +54,50 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
 
     A grid uses all cores, or all that get a tile where the problem is small.
     """
+    return listed(shape, chip)[0]
+
+
+def listed(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
+    """Return `candidates`, and how many of `choices` come to each in a small problem."""
     m1, k1, n1 = shape.fractals
     m, n, step, rows, cols = choices(chip.core_count, STEPS)
     m, n = np.minimum(m, each_up(m1, rows)), np.minimum(n, each_up(n1, cols))
+    new, times = distinct(len(STEPS), m, n)
+    m, n, step, rows, cols = (x[new] for x in (m, n, step, rows, cols))
     rows, cols = np.minimum(rows, each_up(m1, m)), np.minimum(cols, each_up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     deep = np.flatnonzero((room > SHALLOW) & (k1 > SHALLOW))  # twice: shallow tiles start sooner
     k = np.minimum(np.append(np.minimum(room, SHALLOW), np.minimum(room[deep], 2 * SHALLOW)), k1)
-    m, n, step, rows, cols = (np.append(x, x[deep]) for x in (m, n, step, rows, cols))
-    step = np.minimum(step, each_up(k1, np.maximum(k, 1)))
-    fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
+    columns = (m, n, step, rows, cols, times)
+    m, n, step, rows, cols, times = (np.append(x, x[deep]) for x in columns)
+    most, place = each_up(k1, np.maximum(k, 1)), np.searchsorted(STEPS, step)
+    fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"]) & (np.array((0, *STEPS))[place] < most)
+    times, step = np.where(step < most, 1, len(STEPS) - place) * times, np.minimum(step, most)
     fits &= 2 * (m + n) * k * step * area <= chip.buffers["L1"]
-    return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits))
+    return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits)), times[fits]
 
 
 def each_up(value: Array | int, unit: Array) -> Array:
     """Return value / unit rounded up."""
     return -(-value // unit)
+
+
+def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
+    """Return where columns (m, n, stage) of `choices` are new, and for how many places each is.
+
+    Small problems cap them: what is equal stands side by side along an axis.
+    """
+    shape = len(SIDES), len(SIDES), stages, columns[0].size // (len(SIDES) ** 2 * stages)
+    new, times = np.ones(shape, bool), np.ones(shape, np.int64)
+    for axis, column in enumerate(columns):
+        values = np.moveaxis(column.reshape(shape), axis, 0)
+        same, runs = values[1:] == values[:-1], np.ones(values.shape, np.int64)
+        for place in reversed(range(len(same))):
+            runs[place] += same[place] * runs[place + 1]
+        np.moveaxis(new, axis, 0)[1:] &= ~same
+        np.moveaxis(times, axis, 0)[:] *= runs
+    return np.flatnonzero(new), times[new]
 
 
 @cache
@@ -219,13 +245,16 @@ def promising(
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
-    every = candidates(shape, chip)
-    every = every.take(fitting(demand, chip, every))
+    every, times = listed(shape, chip)
+    every, times = every.take(fit := fitting(demand, chip, every)), times[fit]
     found: dict[GemmSchedule, float] = {}
     for keep in ("", "a", "b"):
-        some = every.take(keeping(shape, chip, every, keep))
+        some = every.take(place := keeping(shape, chip, every, keep))
         cycles = estimate(shape, chip, some, demand, keep, warm)
-        for index in np.argsort(cycles, kind="stable")[: 2 * count].tolist():
+        order = np.argsort(cycles, kind="stable")[: 2 * count]
+        sums = np.cumsum([0, *times[place[order]]])
+        quicker = sums[np.searchsorted(cycles[order], cycles[order])]
+        for index in order[quicker < 2 * count].tolist():
             one = some.schedule(index, shape.dtype)
             one = replace(one, order=gemm_schedule.KEEP_ORDER.get(keep, one.order), keep=keep)
             if sum(s.keep == keep for s in found) < count:

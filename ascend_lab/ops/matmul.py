@@ -16,7 +16,7 @@ The default times what the closed form thinks best, and takes the quickest.
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -257,6 +257,7 @@ TIMED = 3
 """Divisions of K that are timed."""
 
 
+@lru_cache(32)
 def product_kernel(
     shape: GemmShape,
     chip: Chip,
@@ -326,10 +327,12 @@ def default_product(
         one = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
         with suppress(CapacityError):
             timed[one] = cycles(one)
-    body = min(timed.values()) - start_cycles(chip, start)
-    if body <= ABOVE * least_cycles(shape, chip, warm):
+    quickest, least = min(timed.values()), least_cycles(shape, chip, warm)
+    if quickest - start_cycles(chip, start) <= ABOVE * least:
         return min(timed, key=timed.__getitem__)
-    if epilogue is None or finish is not None:
+    both = 0 if chip.combined else round(chip.mix_start_s * chip.clock_hz)
+    in_two = start_cycles(chip, start, both) + least + chip.all_cores_cycles
+    if (epilogue is None or finish is not None) and in_two < quickest:
         for _, schedule in divided(shape, chip, found[0][0], warm):
             try:
                 timed[schedule] = cycles(schedule)

@@ -14,8 +14,10 @@ it has been issued. AI cores that run the same programs do so in step: each kind
 of vector cores with one program only one.
 """
 
+import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -42,9 +44,9 @@ from ascend_lab.sim.values import execute
 __all__ = [
     "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",
     "Outcome", "Span", "Surroundings", "Timeline", "Traffic", "analyse", "compile_program",
-    "execute", "instruction_cost", "least_ways", "numba_available", "run_batch", "run_fast",
-    "run_reference", "simulate", "simulate_kernel", "told_cycles", "trace_events",
-    "write_trace",
+    "execute", "few_collections", "instruction_cost", "least_ways", "numba_available",
+    "run_batch", "run_fast", "run_reference", "simulate", "simulate_kernel", "told_cycles",
+    "trace_events", "write_trace",
 ]  # fmt: skip
 
 
@@ -143,6 +145,21 @@ def compile_crews(launch: Launch, chip: Chip, around: Surroundings) -> tuple[Com
     together = [launch.teams] if meets(launch) else [(team,) for team in launch.teams]
     crews = (_Crew(chip, around, _members(teams), launch.mix) for teams in together)
     return tuple(crew.compiled() for crew in crews)
+
+
+OBJECTS = 50_000
+"""Made before Python looks for garbage in cycles, where it makes programs by the hundred."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python look for garbage in cycles seldom inside: each look takes longer than the last."""
+    most, *others = gc.get_threshold()
+    gc.set_threshold(max(most, OBJECTS) if most else 0, *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(most, *others)
 
 
 # -- programs and kernels --------------------------------------------------------------------------

@@ -134,9 +134,10 @@ class Compiler:
         # The flags of a queue share one event object: its identity is found faster than its value.
         number = self.known.get(id(event))
         if number is None:
-            named = replace(event, src=self.prefix + event.src, dst=self.prefix + event.dst)
-            number = self.events.setdefault(named if self.prefix else event, len(self.events))
-            self.known[id(event)] = number
+            named, prefix = event, self.prefix
+            if prefix:
+                named = replace(event, src=prefix + event.src, dst=prefix + event.dst)
+            number = self.known[id(event)] = self.events.setdefault(named, len(self.events))
         return number
 
     def step(

@@ -252,6 +252,8 @@ def _footprint(
                 _add(reads, inner[0], sizes)
                 _add(writes, inner[1], sizes)
             continue
+        if node.dst is None:
+            continue
         for region, is_write in _gm_regions(node):
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
             part = {region.buffer.name: _touched_bytes(node, region, inside)}

@@ -83,6 +83,16 @@ class _Runner:
         self.pipes: list[Time] = []
         self.flags: list[list[Time]] = [[] for _ in program.events]
 
+    def ends(self, tail_latency: Array) -> Array:
+        """Return when all pipes have ended."""
+        none: Array = np.zeros(np.size(self.zero), np.int64)
+        if not self.program.pipes:
+            return none
+        self.pipes = [(none[None], self.zero) for _ in self.program.pipes]
+        self.run(self.program.tree)
+        out: Array = (_stack(self.pipes)[:, 0] + tail_latency).max(axis=0)
+        return out
+
     def run(self, nodes: Sequence[int | Nest]) -> None:
         steps = self.program.steps
         for node in nodes:
@@ -170,25 +180,15 @@ def run_batch(
     `cycles` and `latency` are (steps, candidates), `tail_latency` (pipes, candidates), `counts`
     (loops, candidates). Raises `NotComposableError` where only the reference engine applies.
     """
-    batch = cycles.shape[-1]
-    start = np.zeros((1, batch), np.int64)
-    none: Array = start[0]
-    if not program.pipes:
-        return none
-    if batch == 1:
-        one = [column[:, 0].tolist() for column in (cycles, latency, counts)]
-        runner = _Runner(program, one[0], one[1], one[2], 0)
-    else:
-        runner = _Runner(program, cycles, latency, counts, none)
-    runner.pipes = [(start, runner.zero) for _ in program.pipes]
-    runner.run(program.tree)
-    out: Array = (_stack(runner.pipes)[:, 0] + tail_latency).max(axis=0)
-    return out
+    none = np.zeros(cycles.shape[-1], np.int64)
+    return _Runner(program, cycles, latency, counts, none).ends(tail_latency)
 
 
 def run_fast(program: Compiled) -> int:
     """Return the cycles of one program; see `run_batch`. Refuses times near the end of int64."""
-    return int(_run_columns(program, np.array(program.cycles, np.int64)[:, None])[0])
+    _check_work(program, program.cycles)
+    runner = _Runner(program, program.cycles, program.latency, program.counts, 0)
+    return int(runner.ends(np.array(program.tail_latency, np.int64)[:, None])[0])
 
 
 # -- a walk that leaps ----------------------------------------------------------------------------
@@ -323,14 +323,16 @@ def run_walked(program: Compiled) -> int:
     return max(map(add, walk.free, program.tail_latency), default=0)
 
 
-SHORT = 30
-"""Passes of the average step up to which a walk is faster than `run_fast` (measured)."""
+SHORT, TURNS = 30, 16
+"""Passes of the average step up to which a walk is faster than `run_fast`, if it leaps in any loop
+after so many turns (measured)."""
 
 
 def run_quickest(program: Compiled) -> int:
     """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
     try:
-        short = sum(program.runs()) <= SHORT * len(program.steps)
+        few = replace(program, counts=tuple(min(count, TURNS) for count in program.counts))
+        short = sum(few.runs()) <= SHORT * len(program.steps)
         return run_walked(program) if program.cores or short else run_fast(program)
     except NotComposableError:
         return run_reference(program)[0]
@@ -350,13 +352,16 @@ def run_candidates(program: Compiled, cycles: Array) -> Array:
     return np.array(list(map(run_quickest, each)), np.int64)
 
 
-def _run_columns(program: Compiled, cycles: Array) -> Array:
-    runs, latency = program.runs(), program.latency
-    longest = cycles.max(axis=1, initial=0).tolist()
-    work = sum(r * (n + d) for r, n, d in zip(runs, longest, latency, strict=True))
+def _check_work(program: Compiled, longest: Sequence[int]) -> None:
+    rows = zip(program.runs(), longest, program.latency, strict=True)
+    work = sum(runs * (cycles + latency) for runs, cycles, latency in rows)
     if work > LATEST:
         raise SimulationError(f"at most {LATEST:.0e} cycles of work", f"{work:.0e}", "split it")
-    rows = (latency, program.tail_latency, program.counts)
+
+
+def _run_columns(program: Compiled, cycles: Array) -> Array:
+    _check_work(program, cycles.max(axis=1, initial=0).tolist())
+    rows = (program.latency, program.tail_latency, program.counts)
     same = [np.repeat(np.array(r, np.int64)[:, None], cycles.shape[1], axis=1) for r in rows]
     return run_batch(program, cycles, *same)
 

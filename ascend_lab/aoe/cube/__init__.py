@@ -190,12 +190,24 @@ class CubeJob:
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return cycles that no tiling of the space beats, and whether the best one was found."""
-        low, best = self.low.copy(), float(self.operator.default_cycles)
-        for trial in (t for t in trials if t.cost < np.inf):
-            low[self.space.row(trial.point)] = np.inf
-            best = min(best, trial.cost)
+        low, best = self._left({t.point: t.cost for t in trials if t.cost < np.inf})
         least = min(float(low.min()), self.floor)
         return int(min(best, least)), best <= least
+
+    def hopeful(self, costs: Mapping[Point, float]) -> list[Point]:
+        """Return the points without a cost that may be quicker than all others, as they promise."""
+        low, best = self._left(costs)
+        rows = np.flatnonzero(low < best)
+        if len(rows) <= 2 * WALKED:
+            self.low[rows] = low[rows] = self.bounds.walked(rows)
+            rows = rows[low[rows] < best]
+        return [self.space.point(row) for row in rows[np.argsort(low[rows], kind="stable")]]
+
+    def _left(self, costs: Mapping[Point, float]) -> tuple[gemm_schedule.Floats, float]:
+        """Return the bounds of points without a cost, of others infinity, and the least cost."""
+        low = self.low.copy()
+        low[[self.space.row(point) for point in costs]] = np.inf
+        return low, min(float(self.operator.default_cycles), *costs.values(), np.inf)
 
 
 CHUNK = 512
@@ -262,6 +274,7 @@ def prove(
     space: CubeSpace,
     measure: CubeMeasure,
     timed: workers.Measure | None = None,
+    bounds: Bounds | None = None,
     *,
     most: int | None = None,
     time_limit_s: float | None = None,
@@ -269,10 +282,10 @@ def prove(
 ) -> Proof:
     """Return the best point of `most` kernels or of the time, and a bound; `told` hears of them.
 
-    `timed` measures instead of `measure`, which bounds.
+    `timed` measures instead of `measure`; `bounds` are those of the space where they are known.
     """
     deadline = workers.Deadline.of(time_limit_s)
-    search = _Search(space, Bounds(measure, space.genes), timed or measure)
+    search = _Search(space, bounds or Bounds(measure, space.genes), timed or measure)
     most = most or space.size
     while min(search.least) < search.best[0] and search.trials < most:
         if search.trials and deadline.over:

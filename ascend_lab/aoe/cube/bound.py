@@ -376,14 +376,20 @@ class Bounds:
         core = pipe_work.closed_bounds(self.job, self.after)
         return np.maximum(core, self.least) + self.launch_cycles
 
+    @cached_property
+    def tight(self) -> Floats:
+        """The tighter bounds that are known, of other rows 0."""
+        return np.zeros_like(self.closed)
+
     def walked(self, rows: Array) -> Floats:
-        """Return tighter bounds of some rows, by walking through their kernels."""
-        order = np.argsort(self.turns[rows], kind="stable")
-        out = np.zeros(len(rows))
-        for part in np.array_split(order, max(1, len(order) // 2048)):
-            walk = Walk(rows_of(self.job, rows[part]), rows_of(self.after, rows[part]))
-            out[part] = walk.run(TURNS)
-        return np.maximum(out + self.launch_cycles, self.closed[rows])
+        """Return tighter bounds of some rows, by walking once through the kernels of each."""
+        new = rows[self.tight[rows] == 0]
+        order = np.argsort(self.turns[new], kind="stable")
+        for part in np.array_split(new[order], max(1, len(new) // 2048)) if len(new) else ():
+            walk = Walk(rows_of(self.job, part), rows_of(self.after, part))
+            out = walk.run(TURNS) + self.launch_cycles
+            self.tight[part] = np.maximum(out, self.closed[part])
+        return self.tight[rows]
 
     @cached_property
     def turns(self) -> Array:

@@ -11,14 +11,7 @@ from ascend_lab import dsl as te, isa, kernels, sim
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import ir
-from ascend_lab.graph.lower.epilogue import (
-    DEQUANTISING,
-    channels,
-    epilogue_of,
-    operand_forms,
-    operands_of,
-    whole_epilogue,
-)
+from ascend_lab.graph.lower import epilogue as ep
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
@@ -243,7 +236,7 @@ def conv_job(
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
     beside = conv_shape_of(piece, other[0], first.dtype) if other else None
-    if rest and rest[0].op in DEQUANTISING and not bias:
+    if rest and rest[0].op in ep.DEQUANTISING and not bias:
         return _whole_job(piece, chip, beside, *other[1:])
     if not rest and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
@@ -267,16 +260,16 @@ def _after(
     first, wide = piece.type(node.output), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
-    known, operands = operands_of(piece, rest, main)
+    known, operands = ep.operands_of(piece, rest, main)
     y = narrow(sums, first.dtype) if chip.combined or vector else sums
     for name in added:
-        column = te.placeholder(channels(main), y.dtype, name)
+        column = te.placeholder(ep.channels(main), y.dtype, name)
         operands[column] = Operand(name, "channel", y.dtype)
         y = te.vadd(y, te.broadcast(column, y.shape))
     known[node.output] = narrow(y, first.dtype)
     found = expressions(rest, known, main)
-    epilogue = epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
-    return epilogue, operand_forms(epilogue.operands, piece, main)
+    epilogue = ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+    return epilogue, ep.operand_forms(epilogue.operands, piece, main)
 
 
 def _whole_job(
@@ -284,12 +277,12 @@ def _whole_job(
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
     node, scaled = piece.graph.nodes[:2]
-    epilogue, main = whole_epilogue(piece, "NC1HWC0", other)
+    epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", other)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
     if epilogue.width == PAIR:
         shape, beside = in_pairs(shape), in_pairs(beside) if beside else None
     shape = replace(shape, beside=beside)
-    forms = operand_forms(epilogue.operands, piece, main)
+    forms = ep.operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):
         epilogue = _bias_moved(shape, epilogue, chip)
     if epilogue.bias:
