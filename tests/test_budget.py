@@ -29,9 +29,9 @@ LINES = {
     "data": 20,
     "dsl": 6475,
     "errors": 85,
-    "graph": 17710,
+    "graph": 17720,
     "isa": 3250,
-    "kernels": 11290,
+    "kernels": 11375,
     "lab": 19000,
     "layout": 835,
     "limits": 240,
@@ -41,12 +41,12 @@ LINES = {
     "parallel": 4555,
     "runtime": 2145,
     "serving": 2180,
-    "sim": 2590,
+    "sim": 2620,
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
 FILES = 327
-IMPORT_LINES = 3815
+IMPORT_LINES = 3800
 ROAD = 78
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -21,8 +21,7 @@ from ascend_lab.dsl.primitives_loops import (
     bind, fuse, reorder, rfactor, split, tensorize, tile, vectorise,
 )
 from ascend_lab.dsl.primitives_tiles import (
-    cache_read, cache_write, compute_at, double_buffer, inline, materialise, storage_align,
-    stream,
+    cache_read, cache_write, compute_at, double_buffer, inline, materialise, storage_align, stream,
 )
 from ascend_lab.dsl.run import interpret, run
 from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay, show

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import up
 from ascend_lab.kernels.planes import C0, Own, dealt, plane_launch
 from ascend_lab.kernels.tiles import chunks, repeat, segments
 
@@ -40,7 +39,7 @@ class ChannelSums:
     @property
     def blocks(self) -> int:
         """Blocks of 16 channels."""
-        return up(self.c, C0)
+        return isa.up(self.c, C0)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -58,7 +57,9 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     bands = len(sizes[2])
     slots = len(sizes[1]) * bands
     first = plane_launch("partial", sizes, lambda own: _partial(job, own, bands, slots, chip))
-    channels = [C0 * size for size in chunks(job.blocks, 1, up(job.blocks, up(job.blocks, cores)))]
+    channels = [
+        C0 * size for size in chunks(job.blocks, 1, isa.up(job.blocks, isa.up(job.blocks, cores)))
+    ]
     last = isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
     return isa.Kernel("channel_sums", (first, last))
 
@@ -73,8 +74,8 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
     most = (chip.buffers["UB"] - SPARE_BYTES) // each
     most = min(most // LANES, chip.max_repeat) * LANES
     if run > most:
-        return up(up(run, up(run, most)), LANES) * LANES, 1
-    together = min(most // run, images, max(up(images, TILES), up(SMALL, run)))
+        return isa.up(isa.up(run, isa.up(run, most)), LANES) * LANES, 1
+    together = min(most // run, images, max(isa.up(images, TILES), isa.up(SMALL, run)))
     return together * run, together
 
 

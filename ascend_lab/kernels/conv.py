@@ -23,13 +23,7 @@ from functools import partial
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL
-from ascend_lab.kernels import (
-    conv_schedules,
-    conv_tiles,
-    conv_windows,
-    epilogue_emit,
-    tiles as steps,
-)
+from ascend_lab.kernels import conv_schedules, conv_tiles, conv_windows, epilogue_emit, tiles
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
 from ascend_lab.kernels.conv_windows import Pixels
@@ -167,7 +161,7 @@ class _Writer(Walk):
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         two = tile_n * shape.sums
-        self.acc = steps.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
+        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
@@ -327,7 +321,7 @@ class _Writer(Walk):
         plain = not self.job.strip and place == conv_windows.plain_placement(self.shape)
         if plain and self.finish is None:
             sizes, start = (at.window.fractals, n[1]), area.base + area.pieces[0][1] * FRACTAL
-            steps.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
+            tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import epilogue_emit, epilogue_plan, planes
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, pattern, step_formats
@@ -29,7 +28,7 @@ SUM = "fp16"
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
     """Let output rows lie as far apart as image rows where that takes fewer cycles."""
     line, (oh, ow) = planes.columns_seen(shape)[0], shape.out_hw
-    wide = up(ow, planes.PIXELS) * planes.PIXELS
+    wide = isa.up(ow, planes.PIXELS) * planes.PIXELS
     options = [Lines(line, wide, wide)]
     if shape.strides[0] == shape.strides[1]:
         options.append(Lines(line, line, ow))
@@ -102,7 +101,7 @@ def _after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
         return 0, 0
     scratch = sum(DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM).tiles[1:])
     fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
-    return scratch * FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
+    return scratch * isa.FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class _After:
         plan = epilogue_plan.plan_of(epilogue, SUM)
         operands = []
         for o in epilogue.operands:
-            tensor = k.tensor(o.name, o.dtype, c1 * FRACTAL)
+            tensor = k.tensor(o.name, o.dtype, c1 * isa.FRACTAL)
             operands.append((o, tensor, taps.join(f"{o.name}_ub", o.dtype, pattern(o.dtype))))
         scratch = [
             k.buffer(f"value.{i}", "UB", dtype, elements)
@@ -159,7 +158,7 @@ class _Writer(RowWriter):
         super().__init__("depthwise", shape, chip, lines, rows, 0.0)
         k, c1, taps = self.k, shape.blocks[0], shape.taps * planes.C0
         if not dense:
-            self.plane = up(self.plane, FRACTAL) * FRACTAL
+            self.plane = isa.up(self.plane, isa.FRACTAL) * isa.FRACTAL
         self.weight = k.tensor("weight", "fp16", c1 * taps)
         self.taps = k.queue("taps", "UB", "fp16", taps, src="MTE2", dst="V")
         self.after = epilogue and _After.make(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.isa import FRACTAL
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.epilogue import SUMS, Epilogue, halves, step_formats
 from ascend_lab.kernels.gemm_schedule import Array, Tilings
@@ -192,7 +191,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         loaded,
         stored,
         len(plan.steps) + sum(len(deq.names) for deq in epilogue.deqs),
-        epilogue.width // FRACTAL,
+        epilogue.width // isa.FRACTAL,
         epilogue.bias_bytes,
     )
 
@@ -210,7 +209,7 @@ def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
         pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
         stored = arrives
     biases = len(head.operands) if head else 0
-    return Demand(0, FRACTAL * DTYPE_BYTES[sums] * biases, pace, 0, stored, count)
+    return Demand(0, isa.FRACTAL * DTYPE_BYTES[sums] * biases, pace, 0, stored, count)
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:
@@ -251,7 +250,7 @@ def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
     if len(t.m) and not len(places):
         space = "UB" if chip.combined else "BT"
         raise CapacityError(
-            f"{FRACTAL * FRACTAL * demand.tile_bytes} bytes of {space} for the epilogue of one "
+            f"{isa.FRACTAL**2 * demand.tile_bytes} bytes of {space} for the epilogue of one "
             f"16x16 tile, and {2 * demand.block_bytes} for its channels",
             f"{chip.buffers[space]} on {chip.name}",
             "use fewer operands or steps that live at the same time",
@@ -265,7 +264,7 @@ def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
     held = 2 * n * demand.block_bytes
     if demand.block_bytes:
         held = np.maximum(held, 2 * (chip.buffers["UB"] // 16))
-    room: Array = m * FRACTAL * FRACTAL * demand.tile_bytes + held
+    room: Array = m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes + held
     return room <= chip.buffers["UB"]
 
 

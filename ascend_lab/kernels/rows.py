@@ -20,7 +20,6 @@ from operator import itemgetter
 from ascend_lab import isa
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import Window, divided, pooled_rows, rows_seen
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue
@@ -50,7 +49,7 @@ class Sweep:
     def cycles(self, chip: Chip) -> int:
         """Return the cycles of instructions with two sources."""
         cost = chip.vector_costs["vmax"]
-        heads = up(self.repeats, chip.max_repeat) * cost.head_cycles
+        heads = isa.up(self.repeats, chip.max_repeat) * cost.head_cycles
         return self.turns * (heads + self.repeats * cost.slope_cycles)
 
 
@@ -95,7 +94,7 @@ class Grid:
         rows, across = (self.read, self.written), (PIXELS * self.step, PIXELS)
         every = self.rows
         if self.read == self.step * self.written:
-            repeats = up((every - 1) * self.written + self.width, PIXELS)
+            repeats = isa.up((every - 1) * self.written + self.width, PIXELS)
             yield _some((0, 1, across, repeats, PIXELS, across))
         yield _some((0, every, rows, full, PIXELS, across), (full, every, rows, 1, rest, across))
         yield _some((0, full, across, every, PIXELS, rows), (full, 1, across, every, rest, rows))
@@ -166,7 +165,7 @@ class Lines:
 
 
 def _whole(pixels: int) -> int:
-    return up(pixels, PIXELS) * PIXELS
+    return isa.up(pixels, PIXELS) * PIXELS
 
 
 def most_rows(shape: ConvShape, chip: Chip, lines: Lines, *, more: int = 0, fixed: int = 0) -> int:
@@ -282,7 +281,7 @@ def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: 
 # -- the largest of each window -------------------------------------------------------------------
 def largest_lines(shape: ConvShape) -> Lines:
     """Return rows whose results lie as far apart as what they read of the image."""
-    pitch = up(columns_seen(shape)[0], shape.strides[1])
+    pitch = isa.up(columns_seen(shape)[0], shape.strides[1])
     folded = min(shape.r, shape.s) > 1
     return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
 
@@ -343,9 +342,9 @@ class Pooled:
         assert demand
         held = 2 * channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n) * demand.block_bytes
         ends = (PIXELS * shape.strides[1] + shape.s, PIXELS)
-        sizes = replace(sizes, tile_m=up(pixels, FRACTAL))
+        sizes = replace(sizes, tile_m=isa.up(pixels, isa.FRACTAL))
         each = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
-        each += sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes
+        each += sizes.tile_m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes
         room = k.chip.buffers["UB"] - held - sum(ends) * BLOCK_BYTES
         self.columns = min(sizes.tile_n, room // each)
         if not self.columns:
@@ -382,7 +381,7 @@ class Pooled:
         (_, left, columns), line = columns_seen(self.shape), self.lines.line * C0
         row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
         area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
-        most, apart = min(self.columns, blocks), fractals * FRACTAL * FRACTAL
+        most, apart = min(self.columns, blocks), fractals * isa.FRACTAL * isa.FRACTAL
         pieces = [(isa.Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
         for at, count in pieces:
             sizes = (count, seen.count, columns * C0)

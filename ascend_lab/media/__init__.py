@@ -35,8 +35,7 @@ from ascend_lab.graph import Draft, Graph, Node, TensorType, verify
 from ascend_lab.graph.ir import GRAPH_ONLY
 from ascend_lab.isa import SMALL_C0
 from ascend_lab.media.aipp import (
-    FORMATS, Aipp, AippOp, aipp, aipp_each, check, crop, normalise, pad, parse_config,
-    read_config,
+    FORMATS, Aipp, AippOp, aipp, aipp_each, check, crop, normalise, pad, parse_config, read_config,
 )
 from ascend_lab.media.dvpp import (
     STANDARDS, UNITS, Answer, Csc, Image, Picture, Played, Station, Unit, cards_needed, convert,

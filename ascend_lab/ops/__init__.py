@@ -6,11 +6,9 @@ that program, `make_test` writes its tests; `register` adds an operator of your 
 
 # fmt: off
 # isort: off
-from ascend_lab.ops import (
-    elementwise as elementwise, casts as casts, matmul as matmul, reduction as reduction,
-    attention as attention, batch_norm as batch_norm, convolution as convolution, conv_gradient
-    as conv_gradient, moving as moving, indexing as indexing, pooling as pooling, training as
-    training,
+from ascend_lab.ops import (  # noqa: F401 - they define the operators
+    elementwise, casts, matmul, reduction, attention, batch_norm, convolution, conv_gradient,
+    moving, indexing, pooling, training,
 )
 from ascend_lab.ops.expressions import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded

@@ -85,8 +85,7 @@ def _work_alike(
     if id(program) not in orders:
         orders[id(program)] = list(interleave(program, {}))
     for instruction, loops in orders[id(program)]:
-        action = _ACTIONS.get(instruction.op, _vector)
-        action(core, instruction, {**loops, **binding})
+        _ACTIONS.get(instruction.op, _vector)(core, instruction, {**loops, **binding})
 
 
 def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:

@@ -23,7 +23,6 @@ from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, sp
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import renamed
 
 
 def vector_cores(chip: Chip) -> int:
@@ -180,7 +179,9 @@ def _pieces(
     if chip.combined and target.elements % block:
         needed = f"a result of whole 32-byte blocks ({block} elements) on {chip.name}"
         raise ScheduleError(needed, f"{target.elements} elements", "pad it, or use two_pass")
-    rest = () if direct else tuple(renamed(x, {target.name: total.name}) for x in one.phases[1:])
+    rest = (
+        () if direct else tuple(isa.renamed(x, {target.name: total.name}) for x in one.phases[1:])
+    )
     return first, total, rest
 
 
