@@ -94,7 +94,7 @@ def test_only_the_first_kernel_is_started_cold_and_a_super_kernel_once(chip):
         op.timeline.cycles for op in apart.operators
     ]
     for op in one.operators[1:]:
-        barriers = {"inside": 1, "across": 3}[op.timeline.start]
+        barriers = {"inside": 1, "across": 2, "both": 3}[op.timeline.start]
         t, whole = op.timeline, round(barriers * chip.barrier_s * clock)
         assert t.launch_cycles == max(0, whole - t.early_cycles)
         assert (t.early_cycles > 0) == ("conv" in op.type or op.type == "matmul")  # have weights

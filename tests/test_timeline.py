@@ -273,5 +273,5 @@ def test_faster_memory_never_costs_cycles():
 
 def test_a_launch_of_its_own_waits_for_cores_of_both_kinds():
     more = {way: start_cycles(TOY, way, 7) - start_cycles(TOY, way)
-            for way in ("cold", "queued", "inside", "across")}  # fmt: skip
-    assert more == {"cold": 7, "queued": 7, "inside": 0, "across": 0}
+            for way in ("cold", "queued", "inside", "across", "both")}  # fmt: skip
+    assert more == {"cold": 7, "queued": 7, "inside": 0, "across": 0, "both": 0}

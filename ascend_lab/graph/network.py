@@ -190,7 +190,7 @@ def simulate_graph(
             title = f"{title} on the {kernel.engine}"
             timeline: sim.KernelTimeline = time_cpu(kernel, chip, own)
         else:
-            early = early_cycles(task, chip) if start in ("inside", "across") else 0
+            early = early_cycles(task, chip) if start not in ("cold", "queued") else 0
             timeline = sim.simulate_kernel(kernel, chip, own)
             mix = mix_cycles if task.name in mixed else 0
             timeline = replace(timeline, start=start, early_cycles=early, mix_cycles=mix)
@@ -216,7 +216,8 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
             continue
         scope = scopes.get(i)
         units = near if scope is None else sim.units_of(kernel, compiled.chip)
-        within: Start = "inside" if units == near and len(units) == 1 else "across"
+        kinds = len(units) + len(near)
+        within: Start = "both" if kinds > 3 else "across" if units != near else "inside"
         found[task.name] = within if scope is not None and scope == last else start
         start, last, near = "queued", scope, units
     return found
@@ -227,7 +228,8 @@ def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
     first, launched = "", dict[str, list[frozenset[str]]]()
     for task in compiled.tasks:
         if task.lowered is not None and task.name in starts:
-            first = first if first and starts[task.name] in ("inside", "across") else task.name
+            apart = starts[task.name] in ("cold", "queued")
+            first = task.name if apart or not first else first
             launched.setdefault(first, []).append(sim.units_of(task.lowered.kernel, compiled.chip))
     return {name for name, units in launched.items() if len(frozenset().union(*units)) > 1}
 

@@ -283,6 +283,7 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     """
     price = _price(piece, chip, start)
     cycles, mix_cycles = _cycles(piece, chip, _operators(piece), warm, price)
+    start = "both" if start == "across" and mix_cycles else start
     return cycles + start_cycles(chip, start, mix_cycles)
 
 

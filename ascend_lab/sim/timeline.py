@@ -2,7 +2,8 @@
 
 A kernel of several phases tells the sums of its phases' timelines, a barrier over all cores between
 any two, and what starts it: the host ("cold"), the device's queue ("queued"), or, within a super
-kernel, a barrier after the one before it ("inside"; "across" if cube and vector cores meet there).
+kernel, a barrier after the one before it ("inside"; "across" if other cores go on there than came;
+"both" if cube and vector cores did and do).
 """
 
 import json
@@ -24,20 +25,21 @@ MAX_SPANS = 300_000
 IDLE = ("barrier", "cross_set")
 """What a pipe stands still in."""
 Key = TypeVar("Key", bound=Hashable)
-Start = Literal["cold", "queued", "inside", "across"]
+Start = Literal["cold", "queued", "inside", "across", "both"]
 """What starts a kernel: see the module."""
 
 
 def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
     """Return the cycles of starting a kernel, and `mix_cycles` unless a launch contains it.
 
-    Cores of two kinds tell those of one, which tell each other, and then the other kind.
+    Of two kinds one tells the other, cores of which tell each other, and then those they work with.
     """
     costs = {
         "cold": chip.launch_overhead_s,
         "queued": chip.queued_launch_s,
         "inside": chip.barrier_s,
-        "across": 3 * chip.barrier_s,
+        "across": 2 * chip.barrier_s,
+        "both": 3 * chip.barrier_s,
     }
     return round(costs[start] * chip.clock_hz) + mix_cycles * (start in ("cold", "queued"))
 
