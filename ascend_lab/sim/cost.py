@@ -252,9 +252,7 @@ def _footprint(
                 _add(reads, inner[0], sizes)
                 _add(writes, inner[1], sizes)
             continue
-        if node.dst is None:
-            continue
-        for region, is_write in _gm_regions(node):
+        for region, is_write in _gm_regions(node) if node.dst else ():
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
             part = {region.buffer.name: _touched_bytes(node, region, inside)}
             _add(writes if is_write else reads, part, sizes)
