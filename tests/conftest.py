@@ -16,10 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A shell's background jobs, and what they start, ignore Ctrl-C, which some tests press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What is collected is no garbage: looking for some takes a fifth of the time. Little of what tests
-# make lies in circles: it is enough to look seldom.
+# What is collected is no garbage: looking for some takes a fifth of the time.
 gc.disable()
-gc.set_threshold(50_000, 20, 20)
 
 # No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)

@@ -21,8 +21,7 @@ from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SC
 from ascend_lab.isa.walk import Core, Pick, Step, first, interleave, interleave_cores
 
 Values = np.ndarray
-POISON = 0xFF
-MAX_EVENTS = 2_000_000
+POISON, SHARED, MAX_EVENTS = 0xFF, 50_000, 2_000_000
 
 
 def execute(
@@ -83,8 +82,9 @@ def _work_alike(
 ) -> None:
     """Let a core work that waits for no other: all that run its program take the same steps."""
     if id(program) not in orders:
-        orders[id(program)] = list(interleave(program, {}))
-    for instruction, loops in orders[id(program)]:
+        few = sum(times for _, times in program.instructions()) <= SHARED
+        orders[id(program)] = list(interleave(program, {})) if few else []
+    for instruction, loops in orders[id(program)] or interleave(program, {}):
         _ACTIONS.get(instruction.op, _vector)(core, instruction, {**loops, **binding})
 
 

@@ -46,9 +46,9 @@ def check_size(name: str, size: Size, longest: int) -> Size:
     """Return the size; raise `InputError` unless heads and length fit the model."""
     if not 1 <= size.length <= longest:
         raise InputError(f"{name}: length from 1 to {longest}", str(size.length), "shorten it")
-    if size.batch < 1 or size.layers < 1:
-        got = f"{size.batch}, {size.layers}"
-        raise InputError(f"{name}: batch and layers of at least 1", got, "raise them")
+    for what, count in (("batch", size.batch), ("layers", size.layers)):
+        if count < 1:
+            raise InputError(f"{name}: {what} of at least 1", str(count), "raise it")
     return size
 
 
