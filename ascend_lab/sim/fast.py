@@ -323,16 +323,16 @@ def run_walked(program: Compiled) -> int:
     return max(map(add, walk.free, program.tail_latency), default=0)
 
 
-SHORT, TURNS = 30, 16
+SHORT, TURNS, MOST = 30, 16, 200_000
 """Passes of the average step up to which a walk is faster than `run_fast`, if it leaps in any loop
-after so many turns (measured)."""
+after so many turns (measured), and passes of all steps that it takes if it never does."""
 
 
 def run_quickest(program: Compiled) -> int:
     """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
     try:
         few = replace(program, counts=tuple(min(count, TURNS) for count in program.counts))
-        short = sum(few.runs()) <= SHORT * len(program.steps)
+        short = sum(few.runs()) <= SHORT * len(program.steps) and sum(program.runs()) <= MOST
         return run_walked(program) if program.cores or short else run_fast(program)
     except NotComposableError:
         return run_reference(program)[0]
