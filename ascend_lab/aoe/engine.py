@@ -58,12 +58,6 @@ class NetworkResult:
         """Improvement, (before - after) / after."""
         return (self.before_s - self.after_s) / self.after_s if self.after_s else 0.0
 
-    @property
-    def bound_s(self) -> float:
-        """Seconds that no schedules of these kernels beat; those without a bound as they are."""
-        cycles = sum(r.operator.count * (r.bound_cycles or r.after_cycles) for r in self.results)
-        return cycles / self.compiled.chip.clock_hz
-
 
 @dataclass(frozen=True, slots=True)
 class Tuning:

@@ -519,6 +519,9 @@ def test_lines_that_are_no_entries_are_passed_over_when_read_only(tmp_path):
     file.write_text("x\n")
     with pytest.raises(BankError, match="line 1"):
         bank_at(file)
+    file.write_text("")
+    with pytest.raises(InputError, match=r"entries of a bank; got none in .*aoe bank export"):
+        bank_at(file)
 
 
 def test_trials_that_nobody_goes_on_with_are_removed(tmp_path):

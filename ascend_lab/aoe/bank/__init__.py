@@ -53,6 +53,7 @@ Origin = Literal["custom", "builtin"]
 Outcome = Literal["hit", "add", "update", "reserved", "unsatisfied"]
 OUTCOMES: tuple[Outcome, ...] = ("add", "hit", "reserved", "unsatisfied", "update")
 NOT_STORED = "{}; tuning goes on, results are not stored in the bank"
+FILL = "export a bank that has some: `aoe bank export FILE.jsonl`"
 _T = TypeVar("_T")
 
 
@@ -324,8 +325,8 @@ def bank_at(path: str | Path) -> Knowledge:
     if Path(path).suffix == ".jsonl":
         knowledge = Knowledge(None)
         entries, wrong = records.read_lines(path)
-        if wrong and not entries:
-            raise wrong[0]
+        if not entries:
+            raise wrong[0] if wrong else InputError("entries of a bank", f"none in {path}", FILL)
         for entry in entries:
             knowledge.keep(entry)
         passed = f"{len(wrong)} lines of {path} are no entries and are passed over"
