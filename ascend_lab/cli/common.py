@@ -82,6 +82,8 @@ class Parser(argparse.ArgumentParser):
         finally:
             for flag in flags:
                 flag.default = defaults[flag.dest]
+        if self._subparsers is None and rest:  # as a verb, or the command would name its own help
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
         own = frozenset(defaults.keys() & vars(found).keys())
         found.given = own | getattr(found, "given", frozenset())
         for name in defaults.keys() - own:

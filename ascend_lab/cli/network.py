@@ -296,7 +296,7 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     chip = times.chip
     total_s = times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
-    columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>4} {'GM MB':>7} {'mem MB':>7}"
+    columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
     if isinstance(times, TiledTimeline):
         lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
@@ -341,16 +341,16 @@ def _line(op: OperatorTime, count: int, total_s: float) -> str:
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
         f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
-        f"{t.bound_by:>8} {op.cube_utilisation:4.0%} {moved * count / 1e6:7.2f} "
+        f"{op.cube_utilisation:4.0%} {t.bound_by:>8} {moved * count / 1e6:7.2f} "
         f"{t.memory_bytes * count / 1e6:7.2f} {t.l2_hit_rate:4.0%}"
     )
 
 
-COLUMNS = """Of each kernel: its time and share of the network's; the unit or interface with the
-most work; the part of the cube's peak; bytes copied from and to global memory, those of them that
-cross the interface of device memory, and the reads that L2 answers. Equal kernels are one row
-(12 x: the first one's name; time, share and bytes of all); --json has each. Then the time by
-cause."""
+COLUMNS = """Of each kernel: its time and share of the network's; the part of the cube's peak;
+what works most, the interface of memory or a pipe (MTE2 brings in, MTE1 feeds the cube M, V is the
+vector unit, FIX and MTE3 take out, S is scalar); bytes copied from and to global memory, those of
+them that cross the interface, and the reads that L2 answers. Equal kernels are one row (12 x: the
+first one's name; time, share and bytes of all); --json has each. Then the time by cause."""
 
 VERBS = (
     Verb(

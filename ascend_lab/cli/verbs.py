@@ -70,11 +70,12 @@ def _example(operator: Any, chip: str | None) -> str:
 def _timing(name: str, timeline: KernelTimeline) -> list[str]:
     """Return what `op` prints of a time."""
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
+    phases = len(timeline.phases)
     return [
         f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
             f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
-            f"{timeline.cycles} cycles in {len(timeline.phases)} phase(s), "
+            f"{timeline.cycles} cycles in {phases} phase{'s' * (phases > 1)}, "
             f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
@@ -339,6 +340,8 @@ VERBS = (
                   help="operands start in L2, the kernel in the device's queue"),
             JSON,
         ),
+        {"epilog": "Timed is the operator by itself on rows as they lie; in a network, fusion and "
+                   "private layouts may give it another kernel."},
     ),
     Verb(
         "run-kernel", "execute, check and time a kernel of your own", _run_kernel,

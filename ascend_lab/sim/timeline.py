@@ -266,9 +266,9 @@ class Timeline(Timed):
             for p, c in self.busy_cycles.items()
         )
         head = (
-            f"<b>{escape(self.name)}</b> on {self.core_count} core(s) of {escape(self.chip.name)}: "
-            f"{self.cycles:,} cycles, {self.time_s * 1e6:.2f} µs with launch, "
-            f"bound by {self.bound_by}"
+            f"<b>{escape(self.name)}</b> on {self.core_count} of {self.chip.core_count} cores "
+            f"of {escape(self.chip.name)}: {self.cycles:,} cycles, {self.time_s * 1e6:.2f} µs "
+            f"with launch, bound by {self.bound_by}"
         )
         return (
             f"<div>{head}<table><thead><tr><th>pipe</th><th>busy cycles</th>"
