@@ -23,7 +23,6 @@ import importlib.util
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -40,7 +39,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks.core import exercise_number
 from ascend_lab.lab.checks.wall import EndedError
-from ascend_lab.limits import TABLE_BYTES, read_file
+from ascend_lab.limits import toml_of
 
 CHECKOUT = Path(__file__).resolve().parents[2] / "course"
 PARTS = ("public", "hidden", "performance", "log")
@@ -141,10 +140,7 @@ def _name_of(table: Path) -> str:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_file(path, "an assignment", TABLE_BYTES).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: TOML", str(error), "mend the line") from error
+    return toml_of(path, "an assignment", InputError)
 
 
 def load(name: str, course: str | Path | None = None) -> Assignment:
@@ -384,10 +380,7 @@ def read_secret(path: str | Path | None) -> str:
     """Return the term's secret from a TOML file with the line secret = "..."."""
     if path is None:
         return ""
-    try:
-        table = tomllib.loads(read_file(path, "a file with a secret", TABLE_BYTES).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: TOML", str(error), 'write secret = "..."') from error
+    table = toml_of(path, "a file with a secret", InputError)
     secret = table.get("secret")
     if not isinstance(secret, str) or len(secret) < 8:
         raise InputError(f"{path}: secret of 8 characters or more", repr(secret), "write one")

@@ -8,18 +8,16 @@ classmates or a clock; the mean of logarithms is that of ratios, geometrically. 
 property that does not hold earns no performance.
 """
 
-import contextlib
 import csv
 import hashlib
 import io
 import json
 import math
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
+from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course import handin, sandbox
 from ascend_lab.course.assignment import Assignment, Case, Judged, load
 from ascend_lab.errors import InputError
@@ -116,7 +114,7 @@ def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
     if answer.error:
         return Judged(dict.fromkeys(task.weights, answer.error))
     try:
-        with _within(JUDGE_S):
+        with Alarm(JUDGE_S, lambda: TimeoutError(f"judging took more than {JUDGE_S} s")):
             judged = task.judge(case, answer.value)
     except (Exception, RecursionError) as error:
         said = f"no answer that can be judged ({type(error).__name__}: {error})"[:300]
@@ -176,29 +174,6 @@ def _digest(source: str, task: Assignment, case: Case) -> str:
     whole = [source, task.name, call.function, dict(call.arguments), dict(call.files)]
     text = json.dumps(whole, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-@contextlib.contextmanager
-def _within(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` in a judge that an answer keeps busy (POSIX, main thread)."""
-    if not hasattr(signal, "SIGALRM"):
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"judging took more than {seconds} s")
-
-    try:
-        before = signal.signal(signal.SIGALRM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # -- a folder of hand-ins --------------------------------------------------------------------------
