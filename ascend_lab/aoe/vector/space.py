@@ -19,7 +19,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import core_count, keeps_lanes
 from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
-from ascend_lab.dsl.stages import Stage
+from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.errors import AscendLabError, InputError, ScheduleError, UnsupportedError
 
 WAYS = ("fused", "stages", "inlined", "folds")
@@ -34,21 +34,11 @@ COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Stages regrouped one way: the schedule after it, nothing laid out yet, and the nests."""
+def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, tuple[Nest, ...]]:
+    """Return the schedule with a group of stages as nests, and these, nothing laid out yet.
 
-    schedule: Schedule
-    nests: tuple[Nest, ...]
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether every nest has one axis."""
-        return all(len(self.schedule.state.stage(n.phase.root).axes) == 1 for n in self.nests)
-
-
-def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> Group:
-    """Return a group of stages as nests; raises `ScheduleError` where the way does not apply."""
+    Raises `ScheduleError` where the way does not apply.
+    """
     base, merge = way.removesuffix(APART), not way.endswith(APART)
     s, phases = _phases(s, phase, base)
     found: list[Phase] = []
@@ -73,7 +63,7 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> Group:
         if not rows and (each.tiles or each.outputs):
             raise ScheduleError(f"an axis of {each.root} all tiles follow", "none", "take stages")
         nests.append(Nest(each, rows))
-    return Group(s, tuple(nests))
+    return s, tuple(nests)
 
 
 def _phases(s: Schedule, phase: Phase, way: str) -> tuple[Schedule, list[Phase]]:
@@ -114,24 +104,23 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
 
 def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
     """Return the ways that apply to a group, each with the numbers of partial folds."""
-    found: dict[str, Group] = {}
+    found: dict[str, tuple[tuple[Nest, ...], State]] = {}
 
-    def is_known(group: Group) -> bool:
-        same = (g.nests == group.nests and g.schedule.state == group.schedule.state
-                for g in found.values())  # fmt: skip
-        return any(same)
+    def is_flat(nests: tuple[Nest, ...], state: State) -> bool:
+        return all(len(state.stage(n.phase.root).axes) == 1 for n in nests)
 
     for way in WAYS:
         with suppress(AscendLabError):
-            merged = regroup(s, phase, way, 1)
-            if is_known(merged):
+            merged, nests = regroup(s, phase, way, 1)
+            if (nests, merged.state) in found.values():
                 continue
-            found[way] = merged
+            found[way] = nests, merged.state
         with suppress(AscendLabError):
-            apart, merged_too = regroup(s, phase, way + APART, 1), found.get(way)
+            apart, nests = regroup(s, phase, way + APART, 1)
             # where every nest has one axis, tiles of it do what its tensors' axes allow
-            if not is_known(apart) and not (merged_too and merged_too.is_flat):
-                found[way + APART] = apart
+            one_axis = way in found and is_flat(*found[way])
+            if (nests, apart.state) not in found.values() and not one_axis:
+                found[way + APART] = nests, apart.state
     return {name: (1, *_parts(s, phase, name)) for name in found}
 
 
@@ -213,13 +202,13 @@ class Grouping:
     def _grown(self, before: Structure, head: Point) -> Structure | None:
         phase = self._ways[len(head) // 2 - 1][0]
         try:
-            group = regroup(before.schedule, phase, head[-2], head[-1])
-            nests = tuple(self._nest(group.schedule, nest) for nest in group.nests)
+            s, found = regroup(before.schedule, phase, head[-2], head[-1])
+            nests = tuple(self._nest(s, nest) for nest in found)
             if not all(nest.has_points for nest in nests):
                 return None
         except AscendLabError:
             return None
-        return Structure(group.schedule, (*before.nests, *nests))
+        return Structure(s, (*before.nests, *nests))
 
     def _nest(self, s: Schedule, nest: Nest) -> NestSpace:
         """Return the space of a nest; the default's layout is in it if it has the same nest."""
