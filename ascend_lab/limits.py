@@ -3,7 +3,9 @@
 Numbers in texts are plain ASCII: no digits of other scripts, no underscores, no nan, no infinity.
 """
 
+import csv
 import gzip
+import io
 import json
 import re
 import reprlib
@@ -162,6 +164,23 @@ def json_of(data: str | bytes, where: str, remedy: str = "check the file") -> An
         return json.loads(data, parse_constant=lambda word: None)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: JSON", str(error)[:80], remedy) from None
+
+
+def csv_of(data: bytes, where: str | Path) -> list[tuple[int, list[str]]]:
+    """Return the rows of a CSV file, each with its line, cells without blanks around them.
+
+    Rows of empty cells are passed over. Raises `InputError`.
+    """
+    try:
+        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+    except UnicodeDecodeError as error:
+        raise InputError("a CSV file in UTF-8", f"{where}: {error}", "check the file") from None
+    try:
+        found = [(rows.line_num, [cell.strip() for cell in row]) for row in rows]
+    except csv.Error as error:
+        got = f"{where} line {rows.line_num}: {error}"
+        raise InputError("a CSV file", got, "check the file") from None
+    return [(line, row) for line, row in found if any(row)]
 
 
 def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def test_infinity_is_a_value_but_no_parameter():
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     file = tmp_path / "bomb.csv.gz"
     file.write_bytes(gzip.compress(b"\0" * 2**22))
-    monkeypatch.setattr("ascend_lab.aoe.space.TABLE_BYTES", 2**20)
+    monkeypatch.setattr(limits, "TABLE_BYTES", 2**20)
     with pytest.raises(InputError, match=r"at most 1,048,576 bytes; got more .* when unpacked"):
         read_recorded(file)
     assert len(limits.read_file(file, "a file", 2**22)) == 2**22

@@ -8,7 +8,6 @@ A space may be recorded: every configuration of a kernel with the time it took, 
 a search can be replayed in a moment, and the optimum is known.
 """
 
-import csv
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab import limits
 from ascend_lab.errors import InputError
-from ascend_lab.limits import COLUMNS, ROWS, TABLE_BYTES, number_of, read_file, refuse_above
+from ascend_lab.limits import csv_of, number_of, read_file, refuse_above
 
 Reals = NDArray[np.float64]
 Value = Any
@@ -254,13 +254,14 @@ def read_recorded(path: str | Path) -> RecordedSpace:
     cannot be read, has no such columns or no rows, or rows that repeat or are not complete.
     """
     where = Path(path).name
-    heads, rows = _table(Path(path))
+    data = read_file(path, "a CSV file", limits.TABLE_BYTES)
+    heads, *rows = [row for _, row in csv_of(data, path)] or [[]]
     if not heads or heads[-1] != TIME or len(heads) < 2 or len(set(heads)) != len(heads):
         got = f"the columns {', '.join(heads)[:200] or '(none)'} in {where}"
         remedy = f"name them in the first line, the last {TIME}"
         raise InputError(f"parameters with different names, then {TIME}", got, remedy)
-    refuse_above(f"{where}: columns", len(heads), COLUMNS)
-    refuse_above(f"{where}: rows", len(rows), ROWS)
+    refuse_above(f"{where}: columns", len(heads), limits.COLUMNS)
+    refuse_above(f"{where}: rows", len(rows), limits.ROWS)
     if not rows:
         raise InputError("rows of configurations", f"none in {where}")
     for line, row in enumerate(rows, 2):
@@ -270,17 +271,6 @@ def read_recorded(path: str | Path) -> RecordedSpace:
     cells = list(zip(*rows, strict=True))
     columns = [_values(n, column, where) for n, column in zip(heads[:-1], cells, strict=False)]
     return recorded(heads[:-1], columns, _times(cells[-1], where))
-
-
-def _table(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the rows of a file, cells without blanks around them."""
-    data = read_file(path, "a CSV file", TABLE_BYTES)
-    try:
-        found = csv.reader(data.decode("utf-8-sig").splitlines(), strict=True)
-        rows = [[cell.strip() for cell in row] for row in found if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError("a CSV file", f"{path}: {error}", "check the file") from error
-    return (rows[0], rows[1:]) if rows else ([], [])
 
 
 def _values(name: str, cells: Sequence[str], where: str) -> Sequence[Value]:

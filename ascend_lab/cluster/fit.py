@@ -6,7 +6,6 @@ sizes may be cut into bands of two sizes or more; how many is decided by errors 
 A prediction is never less than for a smaller size.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TABLE_BYTES, number_of, read_file, shown
+from ascend_lab.limits import TABLE_BYTES, csv_of, number_of, read_file, shown
 
 Floats = NDArray[np.float64]
 Fitted = tuple[float, float, float]
@@ -283,14 +282,8 @@ def read_table(
     `InputError` with file and line.
     """
     name = str(file)
-    data = read_file(name, "a readable CSV file", TABLE_BYTES)
-    try:
-        text = data.decode("utf-8-sig")
-        reader = csv.reader(text.splitlines(), strict=True)
-        lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader]
-    except (ValueError, csv.Error) as error:
-        raise InputError("a readable CSV file", f"{name}: {error}", "check it") from error
-    lines = [(n, line) for n, line in lines if any(line) and not line[0].startswith("#")]
+    lines = csv_of(read_file(name, "a CSV file", TABLE_BYTES), name)
+    lines = [(n, line) for n, line in lines if not line[0].startswith("#")]
     columns = [column.lower() for column in lines[0][1]] if lines else []
     names = next((kind for kind in (OWN, DEEPBENCH) if set(kind) <= set(columns)), None)
     if names is None:

@@ -10,7 +10,6 @@ prefers addresses freed last: a cache line just freed is overwritten in the cach
 nobody used for long must be brought in, or another line evicted for it.
 """
 
-import csv
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.packing import Offsets, cpsat_available, pack, pack_cpsat
-from ascend_lab.limits import read_file, whole_of
+from ascend_lab.limits import csv_of, read_file, whole_of
 
 HEADER = ("id", "lower", "upper", "size")
 MOST_FILE_BYTES = 2**20
@@ -361,16 +360,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
     Raises InputError, with the line, for a file that cannot be read or is too large, a missing
     column, a number that is none, a lifetime that is empty, and an id that stands twice.
     """
-    data = read_file(path, "a CSV file", MOST_FILE_BYTES)
-    try:
-        text = data.decode("utf-8-sig")
-    except ValueError as error:
-        raise InputError("a CSV file in UTF-8", f"{path}: {error}") from error
-    rows = csv.reader(text.splitlines(), strict=True)
-    try:
-        numbered = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(row)]
-    except csv.Error as error:
-        raise InputError("a CSV file", f"{path} line {rows.line_num}: {error}") from error
+    numbered = csv_of(read_file(path, "a CSV file", MOST_FILE_BYTES), path)
     if not numbered or not set(HEADER) <= set(numbered[0][1]):
         needed = f"a header with {','.join(HEADER)}"
         raise InputError(needed, f"none in {path}", "name them in the first line")

@@ -41,7 +41,7 @@ BAD_TABLES = {
     "half": (CSV + "x,1,0.5\n", "line 4: a whole number of bytes"),
     "huge": (CSV + "x,1,inf\n", "line 4: bytes as a number"),
     "short": (CSV + "x,1\n", "line 4: 3 columns"),
-    "quote": (CSV + '"x,1,2\n', "CSV table"),
+    "quote": (CSV + '"x,1,2\n', "a CSV file"),
 }
 
 

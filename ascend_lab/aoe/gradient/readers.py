@@ -26,8 +26,6 @@ of the trace is one. Times count from the first backward function, or, without o
 gradient: that moves all ends alike and no split.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +33,7 @@ from typing import Any
 
 from ascend_lab.aoe.gradient.splits import LONGEST_S, MOST_BYTES, Gradient
 from ascend_lab.errors import InputError
-from ascend_lab.limits import json_number, json_of, number_of, read_file, shown
+from ascend_lab.limits import csv_of, json_number, json_of, number_of, read_file, shown
 
 COLUMNS = {
     "name": ("name", "gradient_node_name"),
@@ -93,12 +91,7 @@ def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) ->
 
 # -- tables and banks -----------------------------------------------------------------------------
 def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
-    try:
-        lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-        table = [(lines.line_num, [cell.strip() for cell in row]) for row in lines]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: a CSV table in UTF-8", str(error), "check the file") from None
-    table = [(number, row) for number, row in table if any(row) and not row[0].startswith("#")]
+    table = [(number, row) for number, row in csv_of(data, path) if not row[0].startswith("#")]
     if not table:
         raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file")
     places = _places(path, table[0][1])
