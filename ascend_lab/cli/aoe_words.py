@@ -330,7 +330,7 @@ def _merge(store: Store, arguments: argparse.Namespace) -> str:
     if Path(arguments.operand).resolve() == store.file.resolve():
         raise InputError("another bank than the own one", arguments.operand)
     with Store(arguments.operand, write=False) as other:
-        found = store.merge(other)
+        found = store.take(other.entries())
         if other.skipped:
             complain("aoe", other.passed_over)
     return _counts(found["add"], found["update"], found["reserved"])

@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
+from ascend_lab.graph.memory import aligned
 
 Image = NDArray[Any]
 Row = tuple[int, int, int]
@@ -184,10 +185,6 @@ class Picture:
         return int(self.stride_w * self.stride_h * self.factor)
 
 
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
 def jpegd_picture(width: int, height: int, chip: str, sampling: str = "4:2:0") -> Picture:
     """Return what the JPEG decoder of a chip writes; raises `InputError` for sizes it refuses."""
     if sampling not in SAMPLINGS:
@@ -197,7 +194,7 @@ def jpegd_picture(width: int, height: int, chip: str, sampling: str = "4:2:0") -
         needed = f"a JPEG from 32 x 32 to {most} x {most} on {chip}"
         raise InputError(needed, f"{width} x {height}", "decode it on the host")
     wide, high = JPEGD_ALIGN.get(chip, LATER)
-    return Picture(width, height, _up(width, wide), _up(height, high), SAMPLINGS[sampling])
+    return Picture(width, height, aligned(width, wide), aligned(height, high), SAMPLINGS[sampling])
 
 
 def vpc_picture(width: int, height: int) -> Picture:
@@ -207,7 +204,7 @@ def vpc_picture(width: int, height: int) -> Picture:
     if width < VPC_LEAST[0] or height < VPC_LEAST[1] or width > VPC_OUT[0] or height > VPC_OUT[1]:
         needed = "a size from {} x {} to {} x {}".format(*VPC_LEAST, *VPC_OUT)
         raise InputError(needed, f"{width} x {height}", "resize in steps")
-    return Picture(width, height, max(LEAST_STRIDE, _up(width, 16)), height)
+    return Picture(width, height, max(LEAST_STRIDE, aligned(width, 16)), height)
 
 
 def crop_box(left: int, top: int, width: int, height: int) -> tuple[int, int, int, int]:

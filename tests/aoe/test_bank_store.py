@@ -95,13 +95,13 @@ def filled(folder, name, entries):
 def test_merge_keeps_the_better_one_and_commutes(a, b):
     with TemporaryDirectory() as at, filled(at, "a", a) as one, filled(at, "b", b) as two:
         before, others = one.entries(), two.entries()
-        counts = one.merge(two)
+        counts = one.take(two.entries())
         assert sum(counts.values()) == len(others)
         assert len(one.entries()) == len(before) + counts["add"]
         with filled(at, "c", a) as again:
-            two.merge(again)
+            two.take(again.entries())
         assert one.entries() == two.entries()
-        assert one.merge(two) == {"add": 0, "update": 0, "reserved": len(one.entries())}
+        assert one.take(two.entries()) == {"add": 0, "update": 0, "reserved": len(one.entries())}
         best: dict[object, BankEntry] = {}
         for e in [*a, *b]:
             best[e.key] = better(best.get(e.key, e), e)
@@ -114,7 +114,7 @@ def test_merge_takes_everything_or_nothing(store, tmp_path, monkeypatch):
         texts = iter(["one", "two"])
         monkeypatch.setattr("ascend_lab.aoe.bank.records.to_line", lambda _: next(texts))
         with pytest.raises(StopIteration):
-            store.merge(other)
+            store.take(other.entries())
     assert store._read("SELECT * FROM entries") == []
 
 
@@ -631,7 +631,8 @@ def test_a_bank_that_cannot_be_written_keeps_what_it_has(tmp_path, trouble, reas
         other.put(BIG)
         trouble(store)
         long = [Trial(0, ("x" * 50_000,), 1.0)]
-        for write, *given in (store.put, BIG), (store.merge, other), (store.save_trials, "", long):
+        takes = store.take, other.entries()
+        for write, *given in (store.put, BIG), takes, (store.save_trials, "", long):
             with pytest.raises(BankError, match=r"knowledge\.db") as caught:
                 write(*given)
             assert caught.value.reason == reason and caught.value.remedy

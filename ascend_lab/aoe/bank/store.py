@@ -123,10 +123,6 @@ class Store:
             self._replace(entry)
         return "update" if old else "add"
 
-    def merge(self, other: Store) -> dict[Written, int]:
-        """Take over every entry of `other` that is new or better; all of them or none."""
-        return self.take(other.entries())
-
     def export_jsonl(self, file: str | Path) -> int:
         """Write all entries to `file`, one JSON object a line; return how many."""
         entries = self.entries()
@@ -185,7 +181,7 @@ class Store:
         return tuple(text for (text,) in rows if text != "ok")
 
     def take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
-        """Keep the better one of each key, in one transaction; count what happened."""
+        """Take over every entry that is new or better, all of them or none; count what happened."""
         counts: Counter[Written] = Counter()
         with self._writing(durable=True):
             for entry in entries:
