@@ -198,8 +198,8 @@ def test_ragged_parts_are_never_views_of_blocks(widths, fusion):
     graph = ragged(widths)
     network, inputs = compiled(graph, fusion), whole_numbers(graph)
     whole = all(n % 16 == 0 for n in widths)
-    blocked = network.graph.types["join"].layout == "NC1HWC0"
-    assert blocked == whole
+    joined = network.graph.types.get("join")  # the cube may move what breaks blocks
+    assert (joined is not None and joined.layout == "NC1HWC0") == whole
     if whole:
         assert not moving(network)
     (got,), (wanted,) = run_tasks(network, inputs).values(), evaluate(graph, inputs).values()
