@@ -1,9 +1,10 @@
-"""Moves of channels as products: joins, cuts and shuffles that break the blocks of an image.
+"""Moves of channels as products: joins, cuts and shuffles that are no views of an image.
 
-An image in NC1HWC0 keeps 16 channels of a pixel together. A join or cut at whole blocks is a view
-or a copy of blocks; one of 58 channels, or a shuffle of channels between groups, moves every number
-to another lane. The way over row-major memory is several kernels: to (n, c, h, w), join, turn, cut,
-and back into blocks. The cube moves channels as it adds them up, by weights that are 0 and 1:
+An image in NC1HWC0 keeps 16 channels of a pixel together. A join or cut at whole blocks is a view,
+of several images a copy of blocks; one of 58 channels, or a shuffle of channels between groups,
+moves every number to another lane. The way over row-major memory is several kernels: to (n, c, h,
+w), join, turn, cut, and back into blocks. The cube moves channels as it adds them up, by weights
+that are 0 and 1:
 
     y[j] = x[p[j]]                    y = E x,  E[j, p[j]] = 1, a 1 x 1 convolution
     [x1 x2][p]                        y = E1 x1 + E2 x2: two convolutions that are added
@@ -70,8 +71,9 @@ def channels_by_cube(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in which the cube moves channels of images wherever that is quicker."""
     draft = Draft(graph)
     for family in _families(graph):
-        if _of_images(graph, family, chip) and _pays(graph, family, chip):
-            _to_products(draft, family)
+        ways = _ways(graph, family)
+        if ways and _of_images(graph, family, chip) and _pays(graph, family, ways, chip):
+            _to_products(draft, family, ways)
     return draft.finish()
 
 
@@ -127,39 +129,62 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
 
 
 def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
-    """Tell whether a family breaks blocks of images that the cube or pooling made and reads."""
-    broken = any(map(family.breaks, family.results))
+    """Tell whether the cube or pooling makes all sources of a family, and reads all results."""
     fits = graph.types[family.sources[0]].dtype in chip.cube
     made = all(_near_cube(graph, name, back=True) for name in family.sources)
     read = [any(_near_cube(graph, r.output) for r in graph.readers[n]) for n in family.results]
-    return broken and fits and made and bool(read) and all(read)
+    return fits and made and all(read)
 
 
 def _near_cube(graph: Graph, name: str, back: bool = False) -> bool:
     """Tell whether an image comes from the cube or pooling, or goes there, lanes between."""
-    for _ in graph.nodes:
-        node = graph.producers.get(name)
-        if node is None:
-            return False
-        if node.has("convolution", "pooling") or node.op in ("concat", *UNARY):
+    while (node := graph.producers.get(name)) is not None:
+        if node.has("convolution", "pooling") or node.op == "concat":
             return True
-        if not (back and node.has("lanes")):
+        if not (node.has("lanes") or (back and node.op in UNARY)) or not back:
             return node.has("lanes")
         name = next((n for n in node.inputs if n not in graph.constants), "")
     return False
 
 
 # -- both ways -------------------------------------------------------------------------------------
-def _pays(graph: Graph, family: Family, chip: Chip) -> bool:
+Ways = dict[str, list[Node]]
+"""Results that products stand for, and the convolutions that take each move in, if all can."""
+
+
+def _ways(graph: Graph, family: Family) -> Ways:
+    """Return what of a family is no view of its sources: in one image, whole blocks are."""
+    found = Ways()
+    for name in family.results:
+        readers = graph.readers[name]
+        taken = name not in graph.outputs and all(_takes_in(graph, n, name) for n in readers)
+        if family.breaks(name) or (taken and graph.types[name].shape[0] > 1):
+            found[name] = list(readers) if taken else []
+    return found
+
+
+def _takes_in(graph: Graph, node: Node, name: str) -> bool:
+    """Tell whether a node is a convolution of one tap whose weights can be others."""
+    if node.op != "conv2d" or node.inputs[0] != name or node.attr("groups", 1) != 1:
+        return False
+    fixed = all(n in graph.constants for n in node.inputs[1:])
+    same = graph.types[node.output].dtype == graph.types[name].dtype
+    plain = set(node.attrs) <= {"groups"} and graph.types[node.inputs[1]].shape[2:] == (1, 1)
+    return fixed and same and plain
+
+
+def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     """Tell whether the products of a family take fewer cycles than its moves, starts counted."""
     kinds = {name: replace(graph.types[name], layout=BLOCKS) for name in family.sources}
+    taking = [node for nodes in ways.values() for node in nodes]
+    ends = [name for name in family.results if not ways.get(name)]
     alone = replace(
-        graph, inputs=tuple(dict.fromkeys(family.sources)), outputs=tuple(family.results),
-        nodes=tuple(family.nodes), types={**graph.types, **kinds}, constants={},
+        graph, inputs=tuple(dict.fromkeys(family.sources)), types={**graph.types, **kinds},
+        nodes=(*family.nodes, *taking), outputs=(*ends, *(node.output for node in taking)),
     )  # fmt: skip
     moved = _cycles(alone, chip)
     draft = Draft(alone)
-    _to_products(draft, family)
+    _to_products(draft, family, ways)
     return _cycles(draft.finish(), chip) < moved
 
 
@@ -171,33 +196,18 @@ def _cycles(graph: Graph, chip: Chip) -> int:
     return sum(tasks.cycles_started(piece, chip, "queued", warm=True) for piece in pieces)
 
 
-def _to_products(draft: Draft, family: Family) -> None:
-    """Let products stand for the results of a family; those of one tap take the move in."""
-    graph = draft.graph
-    for name in family.results:
-        picks, kind = family.picks[name], graph.types[name]
-        if not family.breaks(name):
-            continue
-        readers = graph.readers[name]
-        if name not in graph.outputs and all(_takes_in(graph, node, name) for node in readers):
-            for node in readers:
-                weight, *bias = node.inputs[1:]
-                made = _sum(draft, family, picks, draft.constants[weight], bias, node.name)
-                draft.replace(node.output, made)
-            continue
-        unit = TensorType((kind.shape[1], kind.shape[1], 1, 1), kind.dtype)
-        ones = Constant(unit, np.eye(kind.shape[1]).reshape(unit.shape))
-        draft.replace(name, _sum(draft, family, picks, ones, (), f"{name}_moved"))
-
-
-def _takes_in(graph: Graph, node: Node, name: str) -> bool:
-    """Tell whether a node is a convolution of one tap whose weights can be others."""
-    if node.op != "conv2d" or node.inputs[0] != name or node.attr("groups", 1) != 1:
-        return False
-    fixed = all(n in graph.constants for n in node.inputs[1:])
-    same = graph.types[node.output].dtype == graph.types[name].dtype
-    plain = set(node.attrs) <= {"groups"} and graph.types[node.inputs[1]].shape[2:] == (1, 1)
-    return fixed and same and plain
+def _to_products(draft: Draft, family: Family, ways: Ways) -> None:
+    """Let products stand for results of a family, or for the convolutions that take them in."""
+    for name, taking in ways.items():
+        picks, kind = family.picks[name], draft.type(name)
+        for node in taking:
+            weight, *bias = node.inputs[1:]
+            made = _sum(draft, family, picks, draft.constants[weight], bias, node.name)
+            draft.replace(node.output, made)
+        if not taking:
+            unit = TensorType((kind.shape[1], kind.shape[1], 1, 1), kind.dtype)
+            ones = Constant(unit, np.eye(kind.shape[1]).reshape(unit.shape))
+            draft.replace(name, _sum(draft, family, picks, ones, (), f"{name}_moved"))
 
 
 def _sum(

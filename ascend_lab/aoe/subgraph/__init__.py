@@ -374,9 +374,7 @@ def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
     return SlicePlan.of({**data, "regions": rows})
 
 
-def _from_bank(
-    graph: Graph, chip: Chip, entry: BankEntry, bound_s: float
-) -> SubgraphResult | None:
+def _from_bank(graph: Graph, chip: Chip, entry: BankEntry, bound_s: float) -> SubgraphResult | None:
     """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
     try:
         found = planned(graph, named(entry.schedule, graph), chip, bound_s)
