@@ -124,7 +124,7 @@ def clobbered(network, places, shared=()):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_of_one_image_are_views_and_of_two_are_not(name):
     one, two = (compiled(BLOCKS[name](batch)) for batch in (1, 2))
-    assert not moving(one) and len(moving(two)) == {"inception": 2, "unet": 1, "cuts": 3}[name]
+    assert not moving(one) and len(moving(two)) == {"inception": 1, "unet": 1, "cuts": 3}[name]
     found = {str(k).removesuffix(".relu"): v for k, v in aliases_of(one).items()}
     assert VIEWS[name].items() <= found.items(), found
     assert not any(a.owner in ("join", "dense", "y") for a in aliases_of(two).values())
@@ -198,8 +198,8 @@ def test_ragged_parts_are_never_views_of_blocks(widths, fusion):
     graph = ragged(widths)
     network, inputs = compiled(graph, fusion), whole_numbers(graph)
     whole = all(n % 16 == 0 for n in widths)
-    blocked = network.graph.types["join"].layout == "NC1HWC0"
-    assert blocked == whole
+    joined = network.graph.types.get("join")  # the cube may move what breaks blocks
+    assert (joined is not None and joined.layout == "NC1HWC0") == whole
     if whole:
         assert not moving(network)
     (got,), (wanted,) = run_tasks(network, inputs).values(), evaluate(graph, inputs).values()

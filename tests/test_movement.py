@@ -15,7 +15,7 @@ from ascend_lab.errors import (
     SimulationError,
     TypeMismatchError,
 )
-from ascend_lab.isa import sanitize
+from ascend_lab.isa import Kernel, sanitize
 from ascend_lab.isa.memory import numpy_type
 from ascend_lab.kernels.rearrange import (
     check_indices,
@@ -28,7 +28,7 @@ from ascend_lab.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
-from ascend_lab.kernels.transpose import maps_launch, permutation, transpose_launch
+from ascend_lab.kernels.transpose import maps_phases, permutation, transpose_launch
 from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
 from ascend_lab.lab.kernels.split_conflict import relu_transpose_kernel
 from ascend_lab.layout import (
@@ -241,7 +241,9 @@ def test_auto_takes_the_faster_way():
             assert times["auto"] == min(times.values())
 
 
-IMAGES = st.sampled_from([(2, 64, 5, 7), (1, 32, 9, 9), (3, 96, 1, 33), (2, 20, 6, 6)])
+IMAGES = st.sampled_from(
+    [(2, 64, 5, 7), (1, 32, 9, 9), (3, 96, 1, 33), (2, 20, 6, 6), (1, 116, 9, 9)]
+)
 ENDS = st.permutations(["NCHW", "NHWC", "NC1HWC0"])
 
 
@@ -250,20 +252,22 @@ ENDS = st.permutations(["NCHW", "NHWC", "NC1HWC0"])
 def test_conversions_are_right_and_never_slower_than_strided(chip, dtype, shape, ends, seed):
     x = numbers(np.random.default_rng(seed), shape, dtype)
     source, target = (address_map(name, shape, dtype) for name in ends[:2])
-    launch = maps_launch(source, target, chip, "convert")
-    y = run(launch, {"x": pack(source, x).ravel()}, chip)["y"]
+    kernel = Kernel("convert", maps_phases(source, target, chip, "convert"))
+    assert all(sanitize(phase, chip) == [] for phase in kernel.phases)
+    y = execute(kernel, {"x": pack(source, x).ravel()}, chip)["y"]
     np.testing.assert_array_equal(y, pack(target, x).ravel())
     strided = conversion_launch(shape, dtype, *ends[:2], chip)
-    assert simulate(launch, chip).cycles <= simulate(strided, chip).cycles
+    assert simulate_kernel(kernel, chip).cycles <= simulate(strided, chip).cycles
 
 
 @pytest.mark.parametrize("ends", [("NCHW", "NC1HWC0"), ("NC1HWC0", "NCHW")])
-def test_channels_get_into_blocks_in_blocks(ends):
+@pytest.mark.parametrize(("shape", "times"), [((1, 64, 56, 56), 4), ((8, 116, 28, 28), 2)])
+def test_channels_get_into_blocks_in_blocks(ends, shape, times):
     for name in ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"):
-        chip, maps = load_chip(name), (address_map(end, (1, 64, 56, 56)) for end in ends)
-        strided = conversion_launch((1, 64, 56, 56), "fp16", *ends, chip)
-        launch = maps_launch(*maps, chip, "convert")
-        assert 4 * simulate(launch, chip).cycles < simulate(strided, chip).cycles
+        chip, maps = load_chip(name), (address_map(end, shape) for end in ends)
+        strided = conversion_launch(shape, "fp16", *ends, chip)
+        kernel = Kernel("convert", maps_phases(*maps, chip, "convert"))
+        assert times * simulate_kernel(kernel, chip).cycles < simulate(strided, chip).cycles
 
 
 def test_a_permute_joins_axes_that_move_together():

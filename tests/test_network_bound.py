@@ -70,7 +70,11 @@ def test_the_zoo_is_above_its_bound(row):
     bound = bound_of(stages.rewritten, stages.compiled.chip)
     check(stages.timeline(), bound)
     after = bound_of(stages.compiled.graph, stages.compiled.chip)
-    assert 0.7 * bound.time_s <= after.time_s <= 1.02 * bound.time_s  # of merged branches a part
+    assert after.time_s >= 0.7 * bound.time_s  # of merged branches a part
+    products = [sum(n.has("convolution", "product") for n in g.nodes)
+                for g in (stages.rewritten, stages.compiled.graph)]  # fmt: skip
+    if products[1] <= products[0]:  # no channels are moved by the cube
+        assert after.time_s <= 1.02 * bound.time_s
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])

@@ -3,6 +3,7 @@
 # fmt: off
 # isort: off
 from ascend_lab.graph.bound import Bound, bound_of
+from ascend_lab.graph.channels import channels_by_cube
 from ascend_lab.graph.compile import (
     Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, ledger, run_compiled,
 )
@@ -23,7 +24,8 @@ from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 __all__ = [
     "Bound", "Compiled", "Constant", "Draft", "Fill", "Graph", "GraphBuilder",
     "NetworkTimeline", "Node", "OperatorTime", "Road", "Seeded", "Stages", "Table", "Task",
-    "TensorType", "Value", "bound_of", "buffers_of", "compile_graph", "compile_stages",
+    "TensorType", "Value", "bound_of", "buffers_of", "channels_by_cube", "compile_graph",
+    "compile_stages",
     "constant_bytes", "evaluate", "evaluate_all", "finish_stages", "from_text", "front_stages",
     "fusion_rule", "in_place_pairs", "infer", "ledger", "live_bytes", "ordered",
     "parse_switches", "plan_network", "pruned", "random_inputs", "rules_of", "rules_restored",

@@ -7,15 +7,15 @@ attention              one kernel that keeps the scores on the core, or products
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
 silu between products  -silu(-x) where weights turn the signs (`turned_silus`)
+moves of channels      products with zeros and ones where that is quicker (`channels`)
 
 The products are queries, keys and values of an attention, for example:
 
     x @ A, x @ B, x @ C  ->  x @ [A B C], and slices of its columns
 
-One launch instead of several, x is read once, and wide results keep more cores busy. Columns of
-fractals are outermost in memory, so that the slices are views. What else all of them do alike, lane
-by lane, comes along. Convolutions of one image with windows alike are such products: GoogLeNet's
-1 x 1 reductions. What a concat takes is a view already, and stays apart.
+One launch, x is read once, and wide results keep more cores busy. Columns of fractals are outermost
+in memory, so that slices are views. What else all do alike, lane by lane, comes along. Convolutions
+of one image with windows alike are such products; what a concat takes is a view, and stays apart.
 
 silu(x) = x / (1 + e^-x) begins with a pass that turns x around. -silu(-x) = x / (1 + e^x) does not:
 four vector instructions instead of five. A product with constant weights makes -x as well as x, and
@@ -24,8 +24,7 @@ reads -y as well as y, with other weights; a mean, a scale or a move hands the s
     conv2d(x, W, b) -> silu -> mean, scale -> conv2d(y, V, c)
     conv2d(x, -W, -b) -> silu, turned -> mean, scale -> conv2d(y, -V, c)
 
-Signs round like no sign, so every other tensor keeps all its bits. What turned weights read turned
-keeps its weights: only its bias changes.
+Signs do not round: every other tensor keeps all its bits. Between two turned ones only biases turn.
 """
 
 import math
@@ -34,6 +33,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ascend_lab.chip import Chip
+from ascend_lab.graph.channels import channels_by_cube
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, only_reader
 from ascend_lab.graph.passes.rewrite import derived
@@ -47,7 +47,7 @@ FLASH = "flash_attention"
 def canonical(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in the operators that lowering knows; values are those of the parts."""
     graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
-    return merged_products(turned_silus(graph), chip)
+    return merged_products(channels_by_cube(turned_silus(graph), chip), chip)
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -48,11 +48,11 @@ class Assigner:
         self.padding: dict[str, Bounds] = {}
         self.dirty: set[str] = set()
 
-    def assigned(self) -> Graph:
-        """Return the graph, its outputs row-major."""
+    def assigned(self, layout: str = "ND") -> Graph:
+        """Return the graph, its outputs in a layout, row-major by default."""
         for node in self.graph.nodes:
             self.add(node)
-        outs = tuple(self.convert(name, "ND") for name in self.graph.outputs)
+        outs = tuple(self.convert(name, layout) for name in self.graph.outputs)
         nodes = tuple(self.draft.nodes.values())
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outs)
 

@@ -29,11 +29,12 @@ class Permutation:
     """What a permute really does, with axes that move together joined.
 
     `dims` are counters with both strides, y's innermost last; `kept_run` is the number of elements
-    that stay neighbours.
+    that stay neighbours; `start` is where x is read first and y written.
     """
 
     dims: tuple[Dim, ...]
     kept_run: int
+    start: tuple[int, int] = (0, 0)
 
     @property
     def column(self) -> Dim:
@@ -93,7 +94,7 @@ def transpose_launch(
         return min(both, key=lambda launch: sim.simulate(launch, chip).cycles)
     total = math.prod(shape)
     if method == "blocks":
-        return block_launch(chip, dtype, plan, total)
+        return block_launch(chip, dtype, plan, total, total)
     views = ([d.count for d in plan.dims], [d.source for d in plan.dims])
     steps = [d.target for d in plan.dims]
     return layout.copy_launch(
@@ -101,27 +102,39 @@ def transpose_launch(
     )
 
 
-def maps_launch(source: AddressMap, target: AddressMap, chip: Chip, name: str) -> Launch:
+def maps_phases(
+    source: AddressMap, target: AddressMap, chip: Chip, name: str
+) -> tuple[Launch, ...]:
     """Move tensor `x` from one map to another, in `y`, by strided copies or turned in blocks.
 
-    Blocks are for maps without padding, where `simulate` finds them faster.
+    What padding leaves of a block follows in a second phase. `simulate` finds what is faster.
     """
-    strided, elements = layout.maps_launch(source, target, chip, name), target.elements
-    box, *_ = layout.copy_boxes(source, target)
-    plan = Permutation(box.dims, box.run)
-    if not box.elements == source.elements == elements or not plan.fits(source.dtype):
+    strided = (layout.maps_launch(source, target, chip, name),)
+    boxes = layout.copy_boxes(source, target)
+    box = max(boxes, key=lambda one: one.elements)
+    if not (plan := Permutation(box.dims, box.run, (box.source, box.target))).fits(source.dtype):
         return strided
-    both = replace(block_launch(chip, source.dtype, plan, elements), name=name), strided
-    return min(both, key=lambda launch: sim.simulate(launch, chip).cycles)
+    elements = source.elements, target.elements
+    blocks = replace(block_launch(chip, source.dtype, plan, *elements), name=name)
+    turned: tuple[Launch, ...] = (blocks,)
+    if box.elements < min(elements):
+        turned += (layout.maps_launch(source, target, chip, f"{name}_ends", box),)
+
+    def cycles(phases: tuple[Launch, ...]) -> int:
+        apart = (len(phases) - 1) * chip.all_cores_cycles
+        return sum(sim.simulate(phase, chip).cycles for phase in phases) + apart
+
+    return min(turned, strided, key=cycles)
 
 
 def block_launch(
-    chip: Chip, dtype: str, plan: Permutation, elements: int, *, relu: bool = False
+    chip: Chip, dtype: str, plan: Permutation, elements: int, written: int, *, relu: bool = False
 ) -> Launch:
     """Cut over the cores an outer counter, y's rows or y's columns: whichever keeps them busiest.
 
-    Rows may end ragged on any core; the last core's columns take the ragged end as well, so
-    that a block written twice is written by one core. With `relu` the tiles are rectified too.
+    The tensors are `elements` and `written` long. Rows may end ragged on any core; the last core's
+    columns take the ragged end as well, so that a block written twice is written by one core. With
+    `relu` the tiles are rectified too.
     """
     turn, cores = turn_of(dtype), chip.cores_of("vector")
     counts = [d.count for d in (*plan.outer, plan.column, plan.row)]
@@ -141,7 +154,7 @@ def block_launch(
     sizes += [left] if left else []
 
     def program(own: Share) -> Program:
-        return _Writer(chip, plan, dtype, elements, along, own, relu).program()
+        return _Writer(chip, plan, dtype, (elements, written), along, own, relu).program()
 
     return spread("transpose", {"core": sizes}, program)
 
@@ -210,18 +223,20 @@ class _Writer:
         chip: Chip,
         plan: Permutation,
         dtype: str,
-        elements: int,
+        elements: tuple[int, int],
         along: int,
         own: Share,
         relu: bool,
     ) -> None:
         self.k, self.plan, self.turn = KernelBuilder("transpose", chip), plan, turn_of(dtype)
-        self.x, self.y = (self.k.tensor(name, dtype, elements) for name in ("x", "y"))
+        sides = zip(("x", "y"), elements, strict=True)
+        self.x, self.y = (self.k.tensor(name, dtype, count) for name, count in sides)
         dims = [*plan.outer, plan.column, plan.row]
         self.sizes = [d.count for d in dims]
         self.sizes[along] = own[0]
         place = self.k.param("core", own[2]) * own[1]
-        self.start = place * dims[along].source, place * dims[along].target
+        steps = dims[along].source, dims[along].target
+        self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]
         self.item, self.relu, self.names = DTYPE_BYTES[dtype], relu, 0
         self.lanes = chip.vector_bytes_per_repeat // max(self.item, 2)
         self.tile = self._tile(chip)

@@ -153,9 +153,14 @@ def conversion_launch(
     return maps_launch(*maps, chip, f"{source}_to_{target}")
 
 
-def maps_launch(source: AddressMap, target: AddressMap, chip: Chip, name: str) -> Launch:
-    """Move every element of tensor `x` from its address in one map to that in another, in `y`."""
-    jobs = [Job(box, "y", "x") for box in copy_boxes(source, target)]
+def maps_launch(
+    source: AddressMap, target: AddressMap, chip: Chip, name: str, but: Box | None = None
+) -> Launch:
+    """Move every element of tensor `x` from its address in one map to that in another, in `y`.
+
+    The elements of box `but`, one of `copy_boxes`, are left to somebody else.
+    """
+    jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != but]
     jobs += [Job(box, "y") for box in zero_boxes(target)]
     tensors = {"x": source.elements, "y": target.elements}
     return _deal(name, chip, source.dtype, tensors, jobs, by_lanes=True)

@@ -408,7 +408,7 @@ def test_kernels_for_one_launch_are_taken_only_if_quicker(name, inside):
     assert result.plan.inside == inside and (result.after_s < best_s) == inside
     assert result.after_s <= best_s
     assert plan_time(plain, result.plan, chip) == simulate_graph(result.compiled).time_s
-    again = planned(plain, result.plan, chip)
+    again = planned(plain, result.plan, chip, result.bound_s)
     assert (again.plan, again.after_s) == (result.plan, result.after_s)
 
 

@@ -112,10 +112,8 @@ def tune_subgraph(
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
     deadline = Deadline.of(time_limit_s)
-    if isinstance(source, Front):
-        graph = canonical(source.rewritten, chip)
-    else:
-        graph = prepared(source, chip)
+    rewritten = source.rewritten if isinstance(source, Front) else DEFAULT_ROAD.rewrite(source)[0]
+    graph = canonical(rewritten, chip)
     search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
     before = search.time(SlicePlan())
     try:
@@ -131,18 +129,17 @@ def tune_subgraph(
         pass
     except KeyboardInterrupt:
         search.interrupted = True
-    bound = bound_of(graph, chip).time_s
+    bound = bound_of(rewritten, chip).time_s
     return SubgraphResult(
         search.best, sliced(graph, search.best), search.compiled, before, search.best_s, bound,
         search.tried, search.interrupted,
     )  # fmt: skip
 
 
-def planned(graph: Graph, plan: SlicePlan, chip: Chip) -> SubgraphResult:
+def planned(graph: Graph, plan: SlicePlan, chip: Chip, bound_s: float) -> SubgraphResult:
     """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
     cut, before_s = sliced(graph, plan), plan_time(graph, SlicePlan(), chip)
     built = _launched(cut, plan, chip)
-    bound_s = bound_of(graph, chip).time_s
     return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
 
 
@@ -332,15 +329,15 @@ def slice_network(
     deadline: Deadline,
 ) -> tuple[SubgraphResult, Outcome | None]:
     """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
-    graph = canonical(front.rewritten, chip)
+    graph, bound_s = canonical(front.rewritten, chip), bound_of(front.rewritten, chip).time_s
     key = key_of_graph(graph, chip)
     known = None if settings.repeat else knowledge.find(key)
-    if known and (plan := _from_bank(graph, chip, known[0])):
+    if known and (plan := _from_bank(graph, chip, known[0], bound_s)):
         return plan, "hit"
     try:
         found = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
-        found = replace(planned(graph, SlicePlan(), chip), interrupted=True)
+        found = replace(planned(graph, SlicePlan(), chip, bound_s), interrupted=True)
     if found.interrupted:
         return found, None
     cycles = (found.before_s, found.after_s, found.bound_s)
@@ -377,10 +374,10 @@ def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
     return SlicePlan.of({**data, "regions": rows})
 
 
-def _from_bank(graph: Graph, chip: Chip, entry: BankEntry) -> SubgraphResult | None:
+def _from_bank(graph: Graph, chip: Chip, entry: BankEntry, bound_s: float) -> SubgraphResult | None:
     """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
     try:
-        found = planned(graph, named(entry.schedule, graph), chip)
+        found = planned(graph, named(entry.schedule, graph), chip, bound_s)
     except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
         return None
     return None if found.after_s > found.before_s else found

@@ -286,8 +286,8 @@ Axes = list[list[Digit]]
 def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name: str) -> Lowered:
     """Return the kernel that copies between two maps."""
     (x,), (y,) = piece.graph.inputs, piece.graph.outputs
-    launch = transpose.maps_launch(*maps, chip, name)
-    return Lowered(Kernel(name, (renamed(launch, {"x": x, "y": y}),)))
+    phases = transpose.maps_phases(*maps, chip, name)
+    return Lowered(Kernel(name, tuple(renamed(phase, {"x": x, "y": y}) for phase in phases)))
 
 
 def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:

@@ -137,7 +137,7 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
     perm, elements = (0, 2, 1), math.prod(shape)
     if split == "outer":
         launch = transpose.block_launch(
-            chip, dtype, transpose.permutation(shape, perm), elements, relu=True
+            chip, dtype, transpose.permutation(shape, perm), elements, elements, relu=True
         )
         return isa.Kernel("relu_transpose", (launch,))
     most = 1 << (chip.buffers["UB"] // (4 * layout.item_bytes(dtype))).bit_length() - 1

@@ -1,0 +1,233 @@
+"""Moves of channels as products: joins, cuts and shuffles that are no views of an image.
+
+An image in NC1HWC0 keeps 16 channels of a pixel together. A join or cut at whole blocks is a view,
+of several images a copy of blocks; one of 58 channels, or a shuffle of channels between groups,
+moves every number to another lane. The way over row-major memory is several kernels: to (n, c, h,
+w), join, turn, cut, and back into blocks. The cube moves channels as it adds them up, by weights
+that are 0 and 1:
+
+    y[j] = x[p[j]]                    y = E x,  E[j, p[j]] = 1, a 1 x 1 convolution
+    [x1 x2][p]                        y = E1 x1 + E2 x2: two convolutions that are added
+    W (E x)                           (W E) x: weights with other columns take a move in
+
+In E one term of each sum is not zero: finite numbers keep their bits but for the sign of zero; an
+infinite one becomes NaN for its neighbours, as in every product with zeros. Which way is quicker is
+timed, from images in blocks to images in blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.graph import layout, tasks
+from ascend_lab.graph.aliases import cut_spans
+from ascend_lab.graph.draft import Draft
+from ascend_lab.graph.fusion import fuse
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.passes.rewrite import derived
+from ascend_lab.isa import up
+from ascend_lab.ops.formats import is_float
+
+UNARY = ("reshape", "transpose", "split", "slice")
+BLOCKS = "NC1HWC0"
+
+
+@dataclass(slots=True)
+class Family:
+    """Nodes that only move channels of `sources`, and where each of their results has its own.
+
+    `picks` are lanes of all sources, block behind block, with the lanes that pad them; they have
+    the shape of the axes between images and rows.
+    """
+
+    sources: tuple[str, ...]
+    counts: tuple[int, ...]
+    nodes: list[Node] = field(default_factory=list)
+    picks: dict[str, Values] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> list[Values]:
+        """Where the channels of each source lie."""
+        blocks = (up(count, layout.BLOCK) for count in self.counts)
+        lows = accumulate(blocks, initial=0)
+        return [
+            low * layout.BLOCK + np.arange(n) for low, n in zip(lows, self.counts, strict=False)
+        ]
+
+    def breaks(self, name: str) -> bool:
+        """Tell whether a result is not made of whole blocks, or the last of a source."""
+        picks, ends = self.picks[name], {own[-1] for own in self.lanes}
+        blocks = [picks[i : i + layout.BLOCK] for i in range(0, len(picks), layout.BLOCK)]
+        rows = all(b[0] % layout.BLOCK == 0 and (np.diff(b) == 1).all() for b in blocks)
+        return not rows or (len(blocks[-1]) < layout.BLOCK and blocks[-1][-1] not in ends)
+
+
+def channels_by_cube(graph: Graph, chip: Chip) -> Graph:
+    """Return the graph in which the cube moves channels of images wherever that is quicker."""
+    draft = Draft(graph)
+    for family in _families(graph):
+        ways = _ways(graph, family)
+        if ways and _of_images(graph, family, chip) and _pays(graph, family, ways, chip):
+            _to_products(draft, family, ways)
+    return draft.finish()
+
+
+# -- what moves channels ---------------------------------------------------------------------------
+def _families(graph: Graph) -> list[Family]:
+    """Return the joins and what follows them, or other sources, as far as only channels move."""
+    found: dict[str, Family] = {}
+    for node in graph.nodes:
+        kind = graph.types[node.inputs[0]] if node.inputs else None
+        if kind is None or not is_float(kind.dtype) or graph.constants.keys() & {*node.inputs}:
+            continue
+        joins = node.op == "concat" and len(kind.shape) == 4 and node.attr("axis", 0) % 4 == 1
+        if not joins and node.op not in UNARY:
+            continue
+        if (own := found.get(node.inputs[0])) is None or joins:
+            if len(kind.shape) != 4:
+                continue
+            own = Family(node.inputs, tuple(graph.types[n].shape[1] for n in node.inputs))
+        before = own.picks.get(node.inputs[0], own.lanes[0])
+        parts = [np.concatenate(own.lanes)] if joins else _moved(graph, node, before)
+        if not parts:
+            continue
+        own.nodes.append(node)
+        own.picks.update(zip(node.outputs, parts, strict=True))
+        found.update(dict.fromkeys(node.outputs, own))
+    for name, family in found.items():
+        inside = {node.name for node in family.nodes}
+        outside = any(reader.name not in inside for reader in graph.readers[name])
+        if len(graph.types[name].shape) == 4 and (outside or name in graph.outputs):
+            family.results.append(name)
+    return list({id(family): family for family in found.values()}.values())
+
+
+def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
+    """Return the channels of each result; nothing if a node moves more than channels."""
+    given, out = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
+    if (given[0], *given[-2:]) != (out[0], *out[-2:]) or len(out) < 4:
+        return []
+    if node.op == "reshape":
+        return [picks.reshape(out[1:-2])] if picks.size == np.prod(out[1:-2]) else []
+    if node.op == "transpose":
+        perm, last = node.attr("perm"), len(given) - 1
+        if (perm[0], *perm[-2:]) != (0, last - 1, last):
+            return []
+        return [picks.transpose([axis - 1 for axis in perm[1:-2]])]
+    found = cut_spans(graph, node)
+    if found is None:
+        return []
+    axis, spans = found
+    if not 0 < axis < len(given) - 2:
+        return [picks]  # all of it
+    return [np.take(picks, np.arange(low, high), axis - 1) for low, high in spans]
+
+
+def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
+    """Tell whether the cube or pooling makes all sources of a family, and reads all results."""
+    fits = graph.types[family.sources[0]].dtype in chip.cube
+    made = all(_near_cube(graph, name, back=True) for name in family.sources)
+    read = [any(_near_cube(graph, r.output) for r in graph.readers[n]) for n in family.results]
+    return fits and made and all(read)
+
+
+def _near_cube(graph: Graph, name: str, back: bool = False) -> bool:
+    """Tell whether an image comes from the cube or pooling, or goes there, lanes between."""
+    while (node := graph.producers.get(name)) is not None:
+        if node.has("convolution", "pooling") or node.op == "concat":
+            return True
+        if not (node.has("lanes") or (back and node.op in UNARY)) or not back:
+            return node.has("lanes")
+        name = next((n for n in node.inputs if n not in graph.constants), "")
+    return False
+
+
+# -- both ways -------------------------------------------------------------------------------------
+Ways = dict[str, list[Node]]
+"""Results that products stand for, and the convolutions that take each move in, if all can."""
+
+
+def _ways(graph: Graph, family: Family) -> Ways:
+    """Return what of a family is no view of its sources: in one image, whole blocks are."""
+    found = Ways()
+    for name in family.results:
+        readers = graph.readers[name]
+        taken = name not in graph.outputs and all(_takes_in(graph, n, name) for n in readers)
+        if family.breaks(name) or (taken and graph.types[name].shape[0] > 1):
+            found[name] = list(readers) if taken else []
+    return found
+
+
+def _takes_in(graph: Graph, node: Node, name: str) -> bool:
+    """Tell whether a node is a convolution of one tap whose weights can be others."""
+    if node.op != "conv2d" or node.inputs[0] != name or node.attr("groups", 1) != 1:
+        return False
+    fixed = all(n in graph.constants for n in node.inputs[1:])
+    same = graph.types[node.output].dtype == graph.types[name].dtype
+    plain = set(node.attrs) <= {"groups"} and graph.types[node.inputs[1]].shape[2:] == (1, 1)
+    return fixed and same and plain
+
+
+def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
+    """Tell whether the products of a family take fewer cycles than its moves, starts counted."""
+    kinds = {name: replace(graph.types[name], layout=BLOCKS) for name in family.sources}
+    taking = [node for nodes in ways.values() for node in nodes]
+    ends = [name for name in family.results if not ways.get(name)]
+    alone = replace(
+        graph, inputs=tuple(dict.fromkeys(family.sources)), types={**graph.types, **kinds},
+        nodes=(*family.nodes, *taking), outputs=(*ends, *(node.output for node in taking)),
+    )  # fmt: skip
+    moved = _cycles(alone, chip)
+    draft = Draft(alone)
+    _to_products(draft, family, ways)
+    return _cycles(draft.finish(), chip) < moved
+
+
+def _cycles(graph: Graph, chip: Chip) -> int:
+    """Return the cycles of a graph's kernels, one after another, its results in blocks."""
+    laid_out = layout.cancel_trans_data(layout.Assigner(graph).assigned(BLOCKS))
+    compiled = tasks.compile_tasks(laid_out, chip, fuse(laid_out, chip).groups)
+    pieces = [task.piece for task in compiled.tasks if task.lowered]
+    return sum(tasks.cycles_started(piece, chip, "queued", warm=True) for piece in pieces)
+
+
+def _to_products(draft: Draft, family: Family, ways: Ways) -> None:
+    """Let products stand for results of a family, or for the convolutions that take them in."""
+    for name, taking in ways.items():
+        picks, kind = family.picks[name], draft.type(name)
+        for node in taking:
+            weight, *bias = node.inputs[1:]
+            made = _sum(draft, family, picks, draft.constants[weight], bias, node.name)
+            draft.replace(node.output, made)
+        if not taking:
+            unit = TensorType((kind.shape[1], kind.shape[1], 1, 1), kind.dtype)
+            ones = Constant(unit, np.eye(kind.shape[1]).reshape(unit.shape))
+            draft.replace(name, _sum(draft, family, picks, ones, (), f"{name}_moved"))
+
+
+def _sum(
+    draft: Draft, family: Family, picks: Values, weight: Constant, bias: Sequence[str], title: str
+) -> str:
+    """Insert weight * x[picks] as a sum of products with the sources; return its name."""
+    total = ""
+    for source, lanes in zip(family.sources, family.lanes, strict=True):
+        mine = np.isin(picks, lanes)
+        if mine.any():
+            kind = replace(weight.type, shape=(weight.type.shape[0], len(lanes), 1, 1))
+            wide = derived(kind, partial(_spread, kind, mine, picks[mine] - lanes[0]), weight)
+            own = draft.add(wide, f"{title}_weight")
+            part = draft.insert("conv2d", (source, own, *(() if total else bias)), {}, title)
+            total = draft.insert("add", (total, part), {}, f"{title}_sum") if total else part
+    return total
+
+
+def _spread(kind: TensorType, mine: Values, lanes: Values, weight: Values) -> Values:
+    """Return the columns `mine` of weights at `lanes`, zeros elsewhere."""
+    wide = np.zeros(kind.shape)
+    wide[:, lanes] = weight[:, mine]
+    return wide
