@@ -28,7 +28,7 @@ from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, host as h, import_pinning
 from ascend_lab.graph.onnx.model_file import title
-from ascend_lab.graph.onnx.tensors import NUMPY, Limits
+from ascend_lab.graph.onnx.tensors import NUMPY
 from ascend_lab.graph.tasks import CpuTimeline
 
 if TYPE_CHECKING:
@@ -195,11 +195,10 @@ def place_model(
     Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
     one that neither ONNX Runtime nor the reference evaluator computes.
     """
-    limits = Limits()
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
-    parts = h.whole_parts(source, limits)
-    feed = dict(given or {}) or h.random_feed(parts, shapes or {}, batch, limits, seed)
+    parts = h.whole_parts(source)
+    feed = dict(given or {}) or h.random_feed(parts, shapes or {}, batch, seed)
     if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
     values = {**parts.constants(), **h.run_on_host(parts.model, feed, everything=True), **feed}

@@ -29,7 +29,7 @@ from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
+from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
 
@@ -77,8 +77,8 @@ def migrate(
     """
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
     read = _from_torch(Path(str(source))) if is_program else source
-    parts = h.whole_parts(read, tensors.Limits())
-    feed = h.random_feed(parts, shapes or {}, batch, tensors.Limits(), 0)
+    parts = h.whole_parts(read)
+    feed = h.random_feed(parts, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
     titles = {model_file.title(node): node for node in parts.nodes}
     data: dict[str, Any] = {

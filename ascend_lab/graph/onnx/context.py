@@ -148,7 +148,6 @@ class Context:
     out_count: int
     result: str
     """Element type of the outputs; a converter may set it."""
-    limits: tensors.Limits
     folder: Path | None = None
     rebatch: tuple[int, int] | None = None
     """The batch the model fixes, and the one it is imported with instead."""

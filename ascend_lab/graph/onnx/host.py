@@ -17,7 +17,7 @@ import numpy as np
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
-from ascend_lab.graph.onnx.tensors import Limits, beyond_32_bits, pinned_shapes
+from ascend_lab.graph.onnx.tensors import beyond_32_bits, pinned_shapes
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, ValueInfoProto
@@ -108,7 +108,7 @@ class Parts:
                 for tensor in self.model.graph.initializer}  # fmt: skip
 
 
-def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Parts:
+def whole_parts(source: str | Path | bytes | ModelProto) -> Parts:
     """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
 
     Its nodes have titles of their own, its own functions are written out, external data are read.
@@ -116,7 +116,7 @@ def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Part
     import onnx
     from onnx import inliner, numpy_helper
 
-    model, folder = load(source, limits)
+    model, folder = load(source)
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
@@ -124,9 +124,9 @@ def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Part
         model = inliner.inline_local_functions(model)
     for tensor in model.graph.initializer:
         if tensor.data_location == EXTERNAL:
-            array = tensor_of(tensor, folder, limits).array()
+            array = tensor_of(tensor, folder).array()
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    ordered = onnx.GraphProto(node=sound_nodes(model, limits))
+    ordered = onnx.GraphProto(node=sound_nodes(model))
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
     seen: Counter[str] = Counter()
@@ -242,7 +242,7 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
 
 
 def random_feed(
-    parts: Parts, shapes: Mapping[str, Sequence[int]], batch: int | None, limits: Limits, seed: int
+    parts: Parts, shapes: Mapping[str, Sequence[int]], batch: int | None, seed: int
 ) -> dict[str, Values]:
     """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
     from onnx import helper
@@ -251,7 +251,7 @@ def random_feed(
     for entry in parts.inputs:
         if not entry.type.HasField("tensor_type"):
             raise UnsupportedError(f"{entry.name}: a tensor", "another type", "give the inputs")
-    for name, shape in pinned_shapes(parts.inputs, shapes, batch, limits).items():
+    for name, shape in pinned_shapes(parts.inputs, shapes, batch).items():
         number = {e.name: e.type.tensor_type.elem_type for e in parts.inputs}[name]
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(number))
         if kind.kind in "biu":

@@ -19,7 +19,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.onnx.context import CONVERTERS, Converter
-from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Limits, Tensor, Values, check_size
+from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Tensor, Values, check_size
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -29,30 +29,32 @@ NEWEST_OPSET = 28
 """The newest version of the standard's operators these converters were written for."""
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
+MOST_BYTES, MOST_NODES = 2**31, 20_000
+"""Of a file, and of the nodes in it: more is refused before any work."""
 
 
-def load(source: str | Path | bytes | ModelProto, limits: Limits) -> tuple[ModelProto, Path | None]:
+def load(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
     """Return the model and the folder its external data may lie in.
 
     Raises `InputError` for a file that cannot be read, is too large or is no model.
     """
     if not isinstance(source, str | Path | bytes):
         return source, None
-    data = source if isinstance(source, bytes) else _bytes(Path(source), limits)
-    if len(data) > limits.file_bytes:
-        raise InputError(f"a model of at most {limits.file_bytes} bytes", str(len(data)), "split")
+    data = source if isinstance(source, bytes) else _bytes(Path(source))
+    if len(data) > MOST_BYTES:
+        raise InputError(f"a model of at most {MOST_BYTES} bytes", str(len(data)), "split")
     where = "bytes" if isinstance(source, bytes) else str(source)
     folder = None if isinstance(source, bytes) else Path(source).resolve().parent
     return _parsed(data, where), folder
 
 
-def _bytes(path: Path, limits: Limits) -> bytes:
+def _bytes(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise InputError("a model file", f"{path}, which is none", "give the file's path")
         size = path.stat().st_size
-        if size > limits.file_bytes:
-            needed = f"a model file of at most {limits.file_bytes} bytes"
+        if size > MOST_BYTES:
+            needed = f"a model file of at most {MOST_BYTES} bytes"
             raise InputError(needed, f"{size} bytes in {path}", "move its weights out")
         return path.read_bytes()
     except (OSError, ValueError) as error:
@@ -92,23 +94,23 @@ def opset_of(model: ModelProto) -> int:
 
 
 # -- before any work: names written once, nothing missing, no cycle -------------------------------
-def checked_nodes(model: ModelProto, opset: int, limits: Limits) -> Sequence[NodeProto]:
+def checked_nodes(model: ModelProto, opset: int) -> Sequence[NodeProto]:
     """Return the nodes in an order in which each reads what is there.
 
     Raises `UnsupportedError` for too many nodes or one that cannot be converted, `GraphError` for
     names written twice, names nothing writes and cycles.
     """
-    nodes = sound_nodes(model, limits)
+    nodes = sound_nodes(model)
     for node in model.graph.node:
         find(node, opset)
     return nodes
 
 
-def sound_nodes(model: ModelProto, limits: Limits) -> Sequence[NodeProto]:
+def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
     """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
     graph = model.graph
-    if len(graph.node) > limits.nodes:
-        raise UnsupportedError(f"at most {limits.nodes} nodes", str(len(graph.node)), "split it")
+    if len(graph.node) > MOST_NODES:
+        raise UnsupportedError(f"at most {MOST_NODES} nodes", str(len(graph.node)), "split it")
     if graph.sparse_initializer:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
     _check_text(graph)
@@ -303,7 +305,7 @@ _FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
 EXTERNAL = 1
 
 
-def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor:
+def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     """Return a stored tensor, its size checked; its values are read when asked for.
 
     Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
@@ -313,7 +315,7 @@ def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor
         raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
     elem = ELEMENTS[proto.data_type][0]
     shape = tuple(int(n) for n in proto.dims)
-    check_size(where, shape, limits)
+    check_size(where, shape)
     if proto.HasField("segment"):
         raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
     if proto.data_location == EXTERNAL:

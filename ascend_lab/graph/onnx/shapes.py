@@ -176,13 +176,13 @@ def _stored(ctx: Context) -> Tensor:
     proto = ctx.attr("value")
     if not hasattr(proto, "dims"):
         ctx.unsupported("a tensor as value", repr(proto)[:40])
-    return model_file.tensor_of(proto, ctx.folder, ctx.limits)
+    return model_file.tensor_of(proto, ctx.folder)
 
 
 @converter("ConstantOfShape")
 def _constant_of_shape(ctx: Context) -> Tensor:
     shape: Shape = ctx.ints(0)
-    check_size(f"{ctx.where}: shape", shape, ctx.limits)
+    check_size(f"{ctx.where}: shape", shape)
     if ctx.attr("value") is None:
         return Tensor("float32", shape, known=ir.Fill(0.0))
     one = _stored(ctx)

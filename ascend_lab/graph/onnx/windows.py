@@ -66,7 +66,7 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
     if any(n < 0 for side in pads for n in side):
         ctx.unsupported("pads of at least 0", str(pads))
     padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
-    check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded), ctx.limits)
+    check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded))
     lead: Any = (1,) * (2 - rank)
     none: Any = ((0, 0),) * (2 - rank)
     return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
@@ -170,7 +170,7 @@ def _conv_transpose(ctx: Context) -> Value:
         if less := [-total for total in totals if total < 0]:
             ctx.unsupported("an output_shape that needs no output_padding", f"{less[0]} missing")
         window = replace(window, pads=(_halves(totals[0], auto), _halves(totals[1], auto)))
-    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole), ctx.limits)
+    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
     settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}

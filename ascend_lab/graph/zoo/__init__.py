@@ -17,7 +17,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import bound, ir, onnx
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.evaluate import macs, parameters, published_macs
-from ascend_lab.graph.onnx.tensors import FORMATS, Limits, check_size
+from ascend_lab.graph.onnx.tensors import FORMATS, check_size
 from ascend_lab.graph.zoo import convolutional as c, formers, mobile, transformers as t
 
 _TORCH = "torchvision's definition"
@@ -248,7 +248,7 @@ def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -
     graph = build(name, **settings)
     for node in graph.nodes:
         for kind in graph.out_types(node):
-            check_size(f"{name}, node {node.name}", kind.shape, Limits())
+            check_size(f"{name}, node {node.name}", kind.shape)
     for key, shape in sizes.items():
         if key not in graph.inputs or graph.types[key].shape != tuple(shape):
             wanted = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
