@@ -17,7 +17,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -196,65 +195,29 @@ def published_macs(graph: ir.Graph) -> int:
 HEAD = ("node", "operator", "writes", "weights", "MACs")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One node: name, operator, types written, elements of constants read, multiply-accumulates."""
+def table(graph: ir.Graph, *, limit: int | None = None) -> str:
+    """Return aligned columns, a line for each node (of the first `limit`), the last the totals.
 
-    name: str
-    op: str
-    writes: str
-    weights: int
-    macs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The rows of a graph; its text form is the table, the last line the totals."""
-
-    title: str
-    rows: tuple[Row, ...]
-    limit: int | None = None
-
-    def __iter__(self) -> Iterator[Row]:
-        """Walk all rows."""
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        """Return aligned columns, at most `limit` nodes; zeros are left empty."""
-        shown = self.rows if self.limit is None else self.rows[: self.limit]
-        lines: list[tuple[str, ...]] = [HEAD]
-        for row in shown:
-            counts = (f"{n:,}" if n else "" for n in (row.weights, row.macs))
-            lines.append((row.name, row.op, row.writes, *counts))
-        if len(shown) < len(self.rows):
-            lines.append((f"... {len(self.rows) - len(shown)} more", "", "", "", ""))
-        sums = (sum(row.weights for row in self), sum(row.macs for row in self))
-        lines.append((self.title, f"{len(self)} nodes", "", *(f"{n:,}" for n in sums)))
-        widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-        sides = "<<<>>"
-        return "\n".join(
-            "  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, sides, widths, strict=True)).rstrip()
-            for line in lines
-        )
-
-    __repr__ = __str__
-
-
-def table(graph: ir.Graph, *, limit: int | None = None) -> Table:
-    """Return the table of a graph; weights that several nodes read count where first read."""
+    Weights are elements of constants, counted where they are first read; zeros are left empty.
+    """
     seen: set[str] = set()
-    rows = []
+    rows: list[tuple[str, str, str, int, int]] = []
     for node in graph.nodes:
-        new = {name for name in node.inputs if name not in seen}
+        new = set(node.inputs) - seen
         weights = sum(graph.types[n].elements for n in new if n in graph.constants)
         writes = ", ".join(map(str, graph.out_types(node)))
-        rows.append(Row(node.name, node.op, writes, weights, node_macs(graph, node)))
-        seen.update(node.inputs)
-    return Table(graph.name, tuple(rows), limit)
+        rows.append((node.name, node.op, writes, weights, node_macs(graph, node)))
+        seen |= new
+    lines = [HEAD, *((*row[:3], *(f"{n:,}" if n else "" for n in row[3:])) for row in rows[:limit])]
+    if len(lines) <= len(rows):
+        lines.append((f"... {len(rows) + 1 - len(lines)} more", "", "", "", ""))
+    sums = (f"{sum(row[i] for row in rows):,}" for i in (3, 4))
+    lines.append((graph.name, f"{len(rows)} nodes", "", *sums))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, "<<<>>", widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 # -- the text form, read back ---------------------------------------------------------------------

@@ -40,14 +40,6 @@ class Builder(GraphBuilder):
         """Known tensors that are constants of the graph by now, by identity."""
         self._narrowed: set[str] = set()
 
-    def unique(self, wanted: str) -> str:
-        """Return `wanted` or a numbered form that neither the graph nor the model uses."""
-        if wanted in self._reserved:
-            self._counts.setdefault(wanted, 0)
-        while (name := super().unique(wanted)) in self._reserved:
-            pass
-        return name
-
     def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
         """Declare a constant under the model's name for it, or a free one."""
         free = name in self._reserved and name not in self._types
@@ -105,9 +97,8 @@ class Builder(GraphBuilder):
                 self._narrowed.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(fresh, start):
-            own = kinds.free_name(
-                title if main in node.outputs else f"{title}/{node.op}", self._titles
-            )
+            own = title if main in node.outputs else f"{title}/{node.op}"
+            own = kinds.free_name(own, self._titles)
             reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
             self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
         return {old: Value(name, self._types[name]) for old, name in new.items()}

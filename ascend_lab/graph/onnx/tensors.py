@@ -75,11 +75,8 @@ def beyond_32_bits(array: Values) -> str:
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
-    """Return `wanted`, with a number behind it if it is taken, and take it."""
-    name, number = wanted, 0
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
+    """Return a name that is not taken yet, and take it."""
+    name = ir.free_name(wanted, taken)
     taken.add(name)
     return name
 
