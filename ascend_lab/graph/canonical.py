@@ -30,12 +30,14 @@ keeps its weights: only its bias changes.
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, only_reader
+from ascend_lab.graph.passes import images
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import get
@@ -132,8 +134,8 @@ def _expand(graph: Graph) -> Graph:
             or (node.has("convolution") and node.inputs[2] not in draft.constants)
         ):
             made = _bias_apart(draft, node)
-        elif node.op == "batch_norm" and all(n in draft.constants for n in node.inputs[1:]):
-            made = _batch_norm(draft, node)
+        elif node.op == "batch_norm" and (found := images.affine_of(draft, node)):
+            made = _batch_norm(draft, node, found[1])
         if made:
             draft.replace(node.output, made)
     return draft.finish()
@@ -175,21 +177,19 @@ def _bias_apart(draft: Draft, node: Node) -> str:
     return draft.insert("add", (y, column), {}, f"{node.name}_bias")
 
 
-def _batch_norm(draft: Draft, node: Node) -> str:
-    """Return x * (scale / sqrt(variance + epsilon)) + the rest, per channel."""
-    x, *parts = node.inputs
-    kind, constants = draft.type(x), [draft.constants[n] for n in parts]
-    shape = (draft.type(parts[0]).shape[0], *(1,) * (len(kind.shape) - 2))
-    column, epsilon = TensorType(shape, kind.dtype), float(node.attr("epsilon", 1e-5))
+def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
+    """Return a x + c, per channel."""
+    kind = draft.type(node.inputs[0])
+    shape = (kind.shape[1], *(1,) * (len(kind.shape) - 2))
+    column = TensorType(shape, kind.dtype)
 
-    def normal() -> tuple[Values, Values]:
-        scale, bias, mean, variance = (c.array().astype(np.float64) for c in constants)
-        factor: Values = scale / np.sqrt(variance + epsilon)
-        return factor.reshape(shape), (bias - mean * factor).reshape(shape)
+    def part(place: int) -> Values:
+        found = affine.wide(tuple(constant.array() for constant in affine.sources))
+        return np.asarray(found[place]).reshape(shape)
 
-    factor = draft.add(Constant(column, lambda: normal()[0]), f"{node.name}_scale")
-    shift = draft.add(Constant(column, lambda: normal()[1]), f"{node.name}_shift")
-    y = draft.insert("mul", (x, factor), {}, node.name)
+    factor = draft.add(Constant(column, partial(part, 0)), f"{node.name}_scale")
+    shift = draft.add(Constant(column, partial(part, 1)), f"{node.name}_shift")
+    y = draft.insert("mul", (node.inputs[0], factor), {}, node.name)
     return draft.insert("add", (y, shift), {}, f"{node.name}_add")
 
 

@@ -261,13 +261,9 @@ class Draft:
             self.changes += 1
 
     def become(
-        self,
-        node: ir.Node,
-        op: str,
-        inputs: Sequence[str],
-        attrs: Mapping[str, Any] | None = None,
-        last: ir.Node | None = None,
-    ) -> bool:
+        self, node: ir.Node, op: str, inputs: Sequence[str],
+        attrs: Mapping[str, Any] | None = None, last: ir.Node | None = None,
+    ) -> bool:  # fmt: skip
         """Let a node compute something else; with `last` it writes what that node wrote."""
         given, outs = tuple(map(self.resolve, inputs)), (last or node).outputs
         self.put(ir.Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))

@@ -50,25 +50,21 @@ ENGINES = (
 RANKS = {engine.here: engine.rank for engine in ENGINES if engine.here}
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The server's processor: no source gives these numbers for operators, all are assumed.
+HOST_OVERHEAD_S, HOST_RATE_BYTES_PER_S, COPY_OVERHEAD_S = 5e-6, 1e10, 1e-5
+TRUST = "assumed"
+"""Of the server's processor: no source gives these numbers for operators.
 
-    The driver's part of a copy comes on top of the chip's PCIe link.
-    """
+The driver's part of a copy comes on top of the chip's PCIe link.
+"""
 
-    overhead_s: float = 5e-6
-    rate_bytes_per_s: float = 1e10
-    copy_overhead_s: float = 1e-5
-    trust: str = "assumed"
 
-    def copy_s(self, chip: Chip, size_bytes: int) -> float:
-        """Return the seconds of a copy between host and device."""
-        link = chip.links.get("pcie")
-        if link is None:
-            needed = f"{chip.name}: a link to the host"
-            raise UnsupportedError(needed, "none", "add link.pcie to the chip file")
-        return self.copy_overhead_s + link.latency_s + size_bytes / link.rate_bytes_per_s
+def copy_s(chip: Chip, size_bytes: int) -> float:
+    """Return the seconds of a copy between host and device."""
+    link = chip.links.get("pcie")
+    if link is None:
+        needed = f"{chip.name}: a link to the host"
+        raise UnsupportedError(needed, "none", "add link.pcie to the chip file")
+    return COPY_OVERHEAD_S + link.latency_s + size_bytes / link.rate_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,10 +124,8 @@ def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
     for node in graph.nodes:
         operator = ir.operator_of(node.op)
         if operator.index_bounds:
-            shapes, settings = (
-                [t.shape for t in graph.in_types(node)],
-                operator.settings(node.attrs),
-            )
+            shapes = [t.shape for t in graph.in_types(node)]
+            settings = operator.settings(node.attrs)
             for place, limit in operator.index_limits(shapes, settings).items():
                 name = node.inputs[place]
                 limits[name] = min(limit, limits.get(name, limit))
@@ -201,17 +199,19 @@ def table(graph: ir.Graph, *, limit: int | None = None) -> str:
     Weights are elements of constants, counted where they are first read; zeros are left empty.
     """
     seen: set[str] = set()
-    rows: list[tuple[str, str, str, int, int]] = []
+    rows: list[tuple[tuple[str, str, str], int, int]] = []
     for node in graph.nodes:
         new = set(node.inputs) - seen
         weights = sum(graph.types[n].elements for n in new if n in graph.constants)
         writes = ", ".join(map(str, graph.out_types(node)))
-        rows.append((node.name, node.op, writes, weights, node_macs(graph, node)))
+        rows.append(((node.name, node.op, writes), weights, node_macs(graph, node)))
         seen |= new
-    lines = [HEAD, *((*row[:3], *(f"{n:,}" if n else "" for n in row[3:])) for row in rows[:limit])]
+    lines: list[tuple[str, ...]] = [HEAD]
+    for texts, *counts in rows[:limit]:
+        lines.append((*texts, *(f"{n:,}" if n else "" for n in counts)))
     if len(lines) <= len(rows):
         lines.append((f"... {len(rows) + 1 - len(lines)} more", "", "", "", ""))
-    sums = (f"{sum(row[i] for row in rows):,}" for i in (3, 4))
+    sums = (f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,}")
     lines.append((graph.name, f"{len(rows)} nodes", "", *sums))
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
     return "\n".join(
@@ -314,8 +314,6 @@ class _Reader:
 
 def _attrs(text: str) -> dict[str, Any]:
     """Read `key = literal, ...`; literals are Python's."""
-    if not text:
-        return {}
     call = ast.parse(f"dict({text})", mode="eval").body
     if not isinstance(call, ast.Call):
         raise ValueError("key = literal, ...")

@@ -22,13 +22,14 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.graph import engines
 from ascend_lab.graph.compile import FORMATS, compile_graph
-from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
+from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, TRUST, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, host as h, import_pinning
 from ascend_lab.graph.onnx.model_file import title
-from ascend_lab.graph.onnx.tensors import NUMPY
+from ascend_lab.graph.onnx.tensors import NUMPY, inputs_of
 from ascend_lab.graph.tasks import CpuTimeline
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class Hosted:
     reasons: Mapping[str, str]
     values: Mapping[str, Any]
     """Every tensor for the inputs given, as the host computes it."""
-    host: Host
 
     @property
     def wanted(self) -> list[str]:
@@ -128,16 +128,16 @@ class Hosted:
             "copies": [name for name, _ in self.placement.copies],
             "nodes_s": self.placement.time_s,
             "cheapest_engine_s": rule.time_s,
-            "trust": self.host.trust,
+            "trust": TRUST,
         }
         return data
 
     def lines(self) -> list[str]:
         """Return in words what is off the core, why, and what the published rule would take."""
-        off, trust = self.off_core, self.host.trust
+        off = self.off_core
         title_of = {title(node): node.op_type for part in self.parts for node in part.nodes}
         found = [
-            f"{name} ({title_of[name]}) on the {engine} ({trust} rate): "
+            f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
             f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
             for name, engine in off.items()
         ]
@@ -154,7 +154,7 @@ class Hosted:
         to_host = self.placement.engines[work.name] == HOST
         new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
         copied.update(new)
-        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", self.host.copy_overhead_s
+        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", engines.COPY_OVERHEAD_S
         return [
             self._outside(tensor, kind, COPY, h.size_bytes(self.values[tensor]),
                           (over_s, self.problem.copy_s[tensor] - over_s)) for tensor in new
@@ -162,7 +162,7 @@ class Hosted:
 
     def _node(self, node: NodeProto, work: Work) -> OperatorTime:
         engine = self.placement.engines[work.name]
-        over_s = {HOST: self.host.overhead_s, MEDIA: self.chip.launch_overhead_s}.get(
+        over_s = {HOST: engines.HOST_OVERHEAD_S, MEDIA: self.chip.launch_overhead_s}.get(
             engine, self.chip.ai_cpu_overhead_s
         )
         seconds, size = (over_s, work.seconds[engine] - over_s), h.moved_bytes(node, self.values)
@@ -172,8 +172,8 @@ class Hosted:
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
         missed = 0 if engine == HOST else size
-        moved = (size, 0, 0, missed, 0.0)
-        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, engine, seconds))
+        moved = (size, 0, 0, missed, 0.0, engine)
+        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
 
 
 def place_model(
@@ -185,7 +185,6 @@ def place_model(
     batch: int | None = None,
     dtype: str = "fp16",
     seed: int = 0,
-    host: Host | None = None,
     media_pixels_per_s: float = 0.0,
 ) -> Hosted:
     """Return any ONNX model placed on a chip and its host, for the inputs given or random ones.
@@ -197,29 +196,28 @@ def place_model(
     """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
-    parts = h.whole_parts(source)
-    feed = dict(given or {}) or h.random_feed(parts, shapes or {}, batch, seed)
-    if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
+    model = h.whole_model(source)
+    feed = dict(given or {}) or h.random_feed(model, shapes or {}, batch, seed)
+    if missing := [entry.name for entry in inputs_of(model.graph) if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
-    values = {**parts.constants(), **h.run_on_host(parts.model, feed, everything=True), **feed}
-    return _Placer(parts, chip, values, dtype, host or Host(), media_pixels_per_s).place()
+    values = {**h.constants_of(model), **h.run_on_host(model, feed, everything=True), **feed}
+    return _Placer(model, chip, values, dtype, media_pixels_per_s).place()
 
 
 class _Placer:
     """The steps of a placement: what each node costs where, the cut, the parts."""
 
     def __init__(
-        self, parts: h.Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host,
-        media_rate: float,
-    ) -> None:  # fmt: skip
-        self.model, self.chip, self.values = parts.model, chip, values
-        self.dtype, self.host, self.media_rate = dtype, host, media_rate
-        self.outputs = [entry.name for entry in self.model.graph.output]
-        self.known = set(parts.constants())
+        self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
+    ) -> None:
+        self.model, self.chip, self.values = model, chip, values
+        self.dtype, self.media_rate = dtype, media
+        self.outputs = [entry.name for entry in model.graph.output]
+        self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
-        self.inputs = [entry.name for entry in parts.inputs]
+        self.inputs = [entry.name for entry in inputs_of(model.graph)]
         used, live = set(self.outputs), []
-        for node in reversed(parts.nodes):
+        for node in reversed(model.graph.node):
             if used.intersection(node.output):
                 used.update(h.all_reads(node))
                 live.append(node)
@@ -240,7 +238,7 @@ class _Placer:
             Work(OUTPUTS, {CORE: 0.0}, tuple(dict.fromkeys(self.outputs)), ()),
         ]
         copy_s = {
-            name: self.host.copy_s(self.chip, h.size_bytes(self.values[name]))
+            name: engines.copy_s(self.chip, h.size_bytes(self.values[name]))
             for work in works
             for name in work.writes
             if h.is_numbers(self.values[name])
@@ -258,14 +256,15 @@ class _Placer:
             try:
                 parts = tuple(self._part(*group) for group in self._groups(placement))
             except _RefusedError as error:
-                self.reasons.update(dict.fromkeys(error.names, str(error)))
+                names, reason = error.args
+                self.reasons.update(dict.fromkeys(names, reason))
                 works = [replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
-                         if w.name in error.names else w for w in problem.works]  # fmt: skip
+                         if w.name in names else w for w in problem.works]  # fmt: skip
                 problem = Problem(works, problem.copy_s)
                 continue
             name = self.model.graph.name or "model"
             return Hosted(name, self.chip, self.model, parts, problem, placement, self.reasons,
-                          self.values, self.host)  # fmt: skip
+                          self.values)  # fmt: skip
 
     def _together(self, rule: Hosted) -> list[Work]:
         """Return the operators, those of the core at what their part's kernels take of them.
@@ -291,7 +290,7 @@ class _Placer:
     def _work(self, node: NodeProto) -> Work:
         """Return what a node costs on every engine that takes it."""
         moved = h.moved_bytes(node, self.values)
-        seconds = {HOST: self.host.overhead_s + moved / self.host.rate_bytes_per_s}
+        seconds = {HOST: engines.HOST_OVERHEAD_S + moved / engines.HOST_RATE_BYTES_PER_S}
         names = [name for name in (*h.all_reads(node), *node.output) if name]
         ends_of: list[Any] = [self.values.get(name) for name in names]
         numbers = all(h.is_numbers(value) for value in ends_of)
@@ -350,8 +349,4 @@ class _Placer:
 
 
 class _RefusedError(Exception):
-    """A part that the compiler does not take: its nodes, and why."""
-
-    def __init__(self, names: set[str], reason: str) -> None:
-        super().__init__(reason)
-        self.names = names
+    """A part that the compiler does not take: the titles of its nodes, and why."""

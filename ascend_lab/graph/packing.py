@@ -22,34 +22,34 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ascend_lab.errors import GraphError
 
 Ints = NDArray[np.int64]
 Offsets = dict[Hashable, int]
 """The first byte of each buffer, by id."""
 
 
-class Block(Protocol):
-    """What the search asks of a buffer."""
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A block of size_bytes, needed from time lower up to, not including, upper."""
 
-    @property
-    def id(self) -> Hashable:
-        """Its name."""
+    id: Hashable
+    lower: int
+    upper: int
+    size_bytes: int
 
-    @property
-    def lower(self) -> int:
-        """The time from which it needs its bytes."""
-
-    @property
-    def upper(self) -> int:
-        """The time at which it no longer does."""
-
-    @property
-    def size_bytes(self) -> int:
-        """How many it needs."""
+    def __post_init__(self) -> None:
+        if self.upper <= self.lower:
+            got = f"buffer {self.id} from {self.lower} to {self.upper}"
+            raise GraphError("a lifetime that ends after it starts", got)
+        if self.size_bytes < 0:
+            got = f"buffer {self.id} of {self.size_bytes}"
+            raise GraphError("a size of at least 0 bytes", got)
 
 
 FIRST_STEPS = 500
@@ -131,7 +131,7 @@ class _Search:
 
 
 def pack(
-    buffers: Sequence[Block], capacity_bytes: int, time_limit_s: float, seed: int = 0
+    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
 ) -> Offsets | None:
     """Return offsets within the capacity, or None when there are none.
 
@@ -164,7 +164,7 @@ def pack(
     raise TimeoutError(f"no answer within {time_limit_s} s")
 
 
-def _start(order: Sequence[Block], capacity_bytes: int, deadline_s: float) -> _Search:
+def _start(order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> _Search:
     times = np.unique([t for b in order for t in (b.lower, b.upper)])
     low = np.searchsorted(times, [b.lower for b in order])
     up = np.searchsorted(times, [b.upper for b in order])
@@ -201,7 +201,7 @@ def cpsat_available() -> bool:
 
 
 def pack_cpsat(
-    buffers: Sequence[Block], capacity_bytes: int, time_limit_s: float, seed: int = 0
+    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
 ) -> Offsets | None:
     """Return offsets within the capacity, or None when there are none, with one thread.
 

@@ -75,8 +75,7 @@ def import_onnx(
     `InputError` for a file that is no sound model, `GraphError` for a malformed graph,
     `UnsupportedError` for an operator, a case of one, or a type that is not supported.
     """
-    found = import_model(source, shapes=shapes, batch=batch, pinned=pinned)
-    return found.graph
+    return import_model(source, shapes=shapes, batch=batch, pinned=pinned).graph
 
 
 def import_model(
@@ -139,23 +138,20 @@ class _Importer:
         self, shapes: Mapping[str, Sequence[int]], batch: int | None, pinned: Mapping[str, Any]
     ) -> None:
         """Declare the graph inputs that are no initialisers."""
-        entries = [e for e in self.proto.input if e.name not in self.tensors]
-        elems = {entry.name: kinds.element_of(entry) for entry in entries}
-        for name in pinned:
+        entries = {entry.name: entry for entry in kinds.inputs_of(self.proto)}
+        elems = {name: kinds.element_of(entry) for name, entry in entries.items()}
+        for name, value in pinned.items():
             if name not in elems:
                 raise InputError(f"an input ({', '.join(elems)}) to pin", name, "check the name")
-        for entry in entries:
-            name = entry.name
-            if name in pinned:
-                sizes = kinds.sizes_of(entry)
-                self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, pinned[name])
-        free = [entry for entry in entries if entry.name not in pinned]
+            sizes = kinds.sizes_of(entries[name])
+            self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, value)
+        free = [entry for name, entry in entries.items() if name not in pinned]
         old = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
         self.rebatch = (old, batch) if batch and old and not shapes else None
         open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
         for name, shape in kinds.pinned_shapes(free, open_shapes, batch).items():
-            value = self.net.input(name, shape, kinds.FORMATS[elems[name]])
-            self.tensors[name] = Tensor(elems[name], shape, value, roots=frozenset((name,)))
+            made = self.net.input(name, shape, kinds.FORMATS[elems[name]])
+            self.tensors[name] = Tensor(elems[name], shape, made, roots=frozenset((name,)))
             self.types[name] = elems[name]
 
     def node(self, node: NodeProto) -> None:
@@ -197,18 +193,11 @@ class _Importer:
         """Return the graph with the model's outputs."""
         elems: dict[str, str] = {}
         for entry in self.proto.output:
-            tensor = self.tensors[entry.name]
-            self.net.output(self._output(entry.name, tensor))
-            elems[entry.name] = tensor.elem
+            name, tensor = entry.name, self.tensors[entry.name]
+            value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
+            self.net.output(value if value.name == name else self.net.copy(value, name))
+            elems[name] = tensor.elem
         return Imported(draft.pruned(self.net.build()), self.types, elems)
-
-    def _output(self, name: str, tensor: Tensor) -> draft.Value:
-        """Return an output under its own name, copied if the tensor has another."""
-        if tensor.value is not None and tensor.value.name == name:
-            return tensor.value
-        ctx = Context("output", name, self.opset, self.net, [tensor], {}, 1, "")
-        value = ctx.value(tensor)
-        return value if value.name == name else self.net.copy(value, name)
 
 
 # -- one node -------------------------------------------------------------------------------------
@@ -223,10 +212,7 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     results = _early(ctx, start, _converted(ctx))
     if ctx.result == "int64":
         ctx.net.narrow(start)
-    roots = frozenset().union(*(t.roots for t in ctx.inputs if t))
-    return [
-        r if isinstance(r, Tensor) else Tensor(ctx.result, r.shape, r, roots=roots) for r in results
-    ]
+    return [r if isinstance(r, Tensor) else ctx.typed(r, ctx.result) for r in results]
 
 
 def _converted(ctx: Context) -> Sequence[Result]:

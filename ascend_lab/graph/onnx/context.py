@@ -270,8 +270,7 @@ class Context:
 
     def known(self, array: Any, elem: str) -> tensors.Tensor:
         """Return a result that is known before the graph runs."""
-        values = np.asarray(array, kinds.NUMPY[elem])
-        return tensors.Tensor(elem, values.shape, known=values)
+        return kinds.known(array, elem)
 
     def table(self, array: Any, dtype: str, name: str = "table") -> Value:
         """Return a constant of the graph with these numbers."""

@@ -9,7 +9,6 @@ import importlib.util
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,10 @@ import numpy as np
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
-from ascend_lab.graph.onnx.tensors import beyond_32_bits, pinned_shapes
+from ascend_lab.graph.onnx.tensors import beyond_32_bits, inputs_of, pinned_shapes
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, ValueInfoProto
+    from onnx import ModelProto, NodeProto
 
 Values = np.ndarray
 MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
@@ -92,23 +91,14 @@ def _asking(model: ModelProto, names: list[str], onnx: Any) -> ModelProto:
 
 
 # -- whole models, nodes and values ---------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A sound model: its nodes in order, its inputs that are no initialisers."""
+def constants_of(model: ModelProto) -> dict[str, Any]:
+    """Return the initialisers' values by name."""
+    from onnx import numpy_helper
 
-    model: ModelProto
-    nodes: Sequence[NodeProto]
-    inputs: Sequence[ValueInfoProto]
-
-    def constants(self) -> dict[str, Any]:
-        """Return the initialisers' values by name."""
-        from onnx import numpy_helper
-
-        return {tensor.name: numpy_helper.to_array(tensor)
-                for tensor in self.model.graph.initializer}  # fmt: skip
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def whole_parts(source: str | Path | bytes | ModelProto) -> Parts:
+def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
 
     Its nodes have titles of their own, its own functions are written out, external data are read.
@@ -134,9 +124,7 @@ def whole_parts(source: str | Path | bytes | ModelProto) -> Parts:
         name = title(node)
         node.name = f"{name}_{seen[name]}" if seen[name] else name
         seen[name] += 1
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [entry for entry in model.graph.input if entry.name not in weights]
-    return Parts(model, list(model.graph.node), inputs)
+    return model
 
 
 def all_reads(node: NodeProto) -> list[str]:
@@ -242,17 +230,17 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
 
 
 def random_feed(
-    parts: Parts, shapes: Mapping[str, Sequence[int]], batch: int | None, seed: int
+    model: ModelProto, shapes: Mapping[str, Sequence[int]], batch: int | None, seed: int
 ) -> dict[str, Values]:
     """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
     from onnx import helper
 
-    rng, found = np.random.default_rng(seed), {}
-    for entry in parts.inputs:
+    rng, found, entries = np.random.default_rng(seed), {}, inputs_of(model.graph)
+    for entry in entries:
         if not entry.type.HasField("tensor_type"):
             raise UnsupportedError(f"{entry.name}: a tensor", "another type", "give the inputs")
-    for name, shape in pinned_shapes(parts.inputs, shapes, batch).items():
-        number = {e.name: e.type.tensor_type.elem_type for e in parts.inputs}[name]
+    for name, shape in pinned_shapes(entries, shapes, batch).items():
+        number = {e.name: e.type.tensor_type.elem_type for e in entries}[name]
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(number))
         if kind.kind in "biu":
             found[name] = rng.integers(0, 2, shape).astype(kind)

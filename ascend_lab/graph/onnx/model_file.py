@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -207,7 +207,7 @@ def signature(op: str, opset: int) -> Signature | None:
         kinds[name] = int(attribute.type)
         given = attribute.default_value
         empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
-        defaults[name] = read(given, op) if given.name else empty
+        defaults[name] = read_with_kind(given, op)[1] if given.name else empty
     required = frozenset(n for n, a in schema.attributes.items() if a.required)
     return Signature(schema.min_input, schema.max_input, defaults, kinds, required)
 
@@ -289,11 +289,6 @@ def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
     return kind, tuple(map(_decoded, value)) if field in _LISTS else _decoded(value)
 
 
-def read(attribute: AttributeProto, where: str) -> Any:
-    """Return the value of an attribute."""
-    return read_with_kind(attribute, where)[1]
-
-
 def _decoded(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
@@ -319,7 +314,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     if proto.HasField("segment"):
         raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
     if proto.data_location == EXTERNAL:
-        return Tensor(elem, shape, known=_External(proto, folder).read, name=proto.name)
+        return Tensor(elem, shape, known=_external(proto, folder), name=proto.name)
     count = math.prod(shape)
     if proto.HasField("raw_data"):
         got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
@@ -337,36 +332,36 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     return Tensor(elem, shape, known=made, name=proto.name)
 
 
-class _External:
-    """A tensor in a file beside the model; the constructor checks, `read` maps the file.
+def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
+    """Return the reader of a tensor in a file beside the model, its place checked now.
 
     Read is from the folder of the model only: no absolute path, no way up, no link out.
     """
+    kind, shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    where = f"external data of {proto.name}"
+    if folder is None:
+        raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
+    path = _inside(where, folder, entries.get("location", ""))
+    size_bytes = math.prod(shape) * kind.itemsize
+    offset = _number(where, entries.get("offset", "0"))
+    length = _number(where, entries.get("length", str(size_bytes)))
+    there = path.stat().st_size
+    if length != size_bytes or offset + length > there:
+        needed = f"{where}: {size_bytes} bytes from {offset} on in {path.name}"
+        got = f"length {length} in a file of {there}"
+        raise InputError(needed, got, "copy the whole data file beside the model")
 
-    def __init__(self, proto: TensorProto, folder: Path | None) -> None:
-        self.kind, self.shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
-        entries = {entry.key: entry.value for entry in proto.external_data}
-        where = f"external data of {proto.name}"
-        if folder is None:
-            raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
-        self.path = _inside(where, folder, entries.get("location", ""))
-        self.size_bytes = math.prod(self.shape) * self.kind.itemsize
-        self.offset = _number(where, entries.get("offset", "0"))
-        length = _number(where, entries.get("length", str(self.size_bytes)))
-        there = self.path.stat().st_size
-        if length != self.size_bytes or self.offset + length > there:
-            needed = f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}"
-            got = f"length {length} in a file of {there}"
-            raise InputError(needed, got, "copy the whole data file beside the model")
-
-    def read(self) -> Values:
-        if not self.size_bytes:
-            return np.zeros(self.shape, self.kind)
+    def read() -> Values:
+        if not size_bytes:
+            return np.zeros(shape, kind)
         try:
-            flat: Values = np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,))
+            flat: Values = np.memmap(path, np.uint8, "r", offset, (size_bytes,))
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.path}: readable", str(error), "check the file") from None
-        return np.frombuffer(flat, self.kind).reshape(self.shape)
+            raise InputError(f"{path}: readable", str(error), "check the file") from None
+        return np.frombuffer(flat, kind).reshape(shape)
+
+    return read
 
 
 def _number(where: str, text: str) -> int:

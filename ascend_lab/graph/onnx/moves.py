@@ -80,13 +80,12 @@ def _slice(ctx: Context) -> Result:
 
 
 def _bounds(size: int, start: int, end: int, step: int) -> slice:
-    """Return the bounds clamped as the standard says; an end of -1 below a step < 0 is None."""
-    start += size if start < 0 else 0
-    end += size if end < 0 else 0
-    if step > 0:
-        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
-    last = min(max(end, -1), size - 1)
-    return slice(min(max(start, 0), size - 1), None if last < 0 else last, step)
+    """Return the bounds clamped as Python does, a start before the first element at it.
+
+    An end in front of the first element, for a step below 0, is None.
+    """
+    first, last, _ = slice(max(start, -size), end, step).indices(size)
+    return slice(first, None if last < 0 else last, step)
 
 
 def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:

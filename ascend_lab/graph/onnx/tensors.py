@@ -21,7 +21,7 @@ from ascend_lab.graph import draft, ir
 from ascend_lab.isa.memory import numpy_type
 
 if TYPE_CHECKING:
-    from onnx import ValueInfoProto
+    from onnx import GraphProto, ValueInfoProto
 
 
 Values = np.ndarray
@@ -148,6 +148,12 @@ NO_NAME = re.compile(
 )
 """What exporters write where a size has no name; each stands for a size of its own."""
 BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
+
+
+def inputs_of(graph: GraphProto) -> list[ValueInfoProto]:
+    """Return a model's inputs that are no initialisers."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [entry for entry in graph.input if entry.name not in weights]
 
 
 def element_of(entry: ValueInfoProto) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
+from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.onnx.context import Context, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
 
@@ -287,17 +288,13 @@ def _pool_settings(window: Window) -> dict[str, Any]:
 
 
 def _counts(size: Shape, window: Window, include: bool) -> Values:
-    """Return how many elements each window of a dilated kernel averages."""
-    rows = []
-    for i, n in enumerate(size):
-        (before, after), extra = window.pads[i], window.extra[i]
-        real = np.zeros(before + n + after + extra)
-        real[: before + n + after] = include
-        real[before : before + n] = 1
-        taps = np.arange(window.kernel[i]) * window.dilation[i]
-        first = np.arange(0, len(real) - window.reach[i] + 1, window.stride[i])
-        rows.append(real[first[:, None] + taps].sum(axis=1))
-    return np.outer(*rows)
+    """Return how many elements each window of a dilated kernel averages: a mask convolved."""
+    mask = np.pad(np.ones(size), window.pads, constant_values=include)
+    mask = np.pad(mask, tuple((0, n) for n in window.extra))
+    ones = np.ones((1, 1, *window.kernel))
+    conv = operator_of("conv2d")
+    how = conv.settings({"stride": window.stride, "dilation": window.dilation})
+    return np.asarray(conv.formula(mask[None, None], ones, **how))[0, 0]
 
 
 def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:

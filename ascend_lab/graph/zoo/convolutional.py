@@ -12,7 +12,7 @@ import numpy as np
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
+from ascend_lab.graph.zoo.blocks import BRANCH, Net, family, image_network, rounded
 
 Block = Callable[[Net, Value, int, int, str], Value]
 
@@ -77,14 +77,11 @@ def _squeezenet(
     return net.flat(net.global_avg_pool(x, name="pool"))
 
 
-SQUEEZENETS = tuple(
-    image_network(name=name)(partial(_squeezenet, stem, pooled))
-    for name, stem, pooled in (
-        ("squeezenet", (3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
-        ("squeezenet_1_0", (7, 96), (2, 5, 9)),
-        ("squeezenet_1_1", (3, 64), (2, 4, 6)),
-    )
-)
+SQUEEZENETS = family("squeezenet", _squeezenet, {
+    "": ((3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
+    "_1_0": ((7, 96), (2, 5, 9)),
+    "_1_1": ((3, 64), (2, 4, 6)),
+})  # fmt: skip
 
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
@@ -302,15 +299,11 @@ def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, cla
 
 
 # -- GhostNet V1 and V2 ---------------------------------------------------------------------------
-def ghost(
-    net: Net, x: Value, features: int, act: str, name: str, ratio: int = 2, scale: float = 1.0
-) -> Value:
-    """Append a ghost module: 1 x 1 to a part of the features, the others depthwise from these."""
-    own = math.ceil(features / ratio)
+def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float = 1.0) -> Value:
+    """Append a ghost module: 1 x 1 to half of the features, the others depthwise from these."""
+    own = math.ceil(features / 2)
     first = net.conv_norm(x, own, act=act, scale=scale, name=f"{name}.primary")
-    if ratio == 1:
-        return first
-    rest = net.conv_norm(first, own * (ratio - 1), 3, groups=own, act=act, name=f"{name}.cheap")
+    rest = net.conv_norm(first, own, 3, groups=own, act=act, name=f"{name}.cheap")
     both = net.concat(first, rest, axis=1)
     n, channels, h, w = both.shape
     if channels == features:
@@ -335,7 +328,7 @@ def _ghost_bottleneck(
     """Append two ghost modules, a depthwise layer between them where the size halves."""
     kernel, expanded, features, squeezes, stride = row
     inner, features = (rounded(n * width, 4) for n in (expanded, features))
-    start, y = x, ghost(net, x, inner, "relu", f"{name}.ghost1")
+    start, y = x, _ghost(net, x, inner, "relu", f"{name}.ghost1")
     if gated:
         y = _gated(net, x, y, f"{name}.gate")
     if stride > 1:
@@ -343,7 +336,7 @@ def _ghost_bottleneck(
     if squeezes:
         y = net.squeeze_excite(y, rounded(inner / 4, 4), name=f"{name}.se", act="relu",
                                gate="hard_sigmoid")  # fmt: skip
-    y = ghost(net, y, features, "", f"{name}.ghost2", scale=BRANCH)
+    y = _ghost(net, y, features, "", f"{name}.ghost2", scale=BRANCH)
     if stride > 1 or x.shape[1] != features:
         own = x.shape[1]
         start = net.conv_norm(x, own, kernel, stride=stride, groups=own, act="",
@@ -363,16 +356,9 @@ def _ghostnet(gates: bool, net: Net, x: Value, classes: int, width: float = 1.0)
 
 
 SHUFFLED: tuple[Callable[..., Graph], ...] = (
-    *(
-        image_network(name=f"shufflenet_v1_{name}")(partial(_shufflenet_v1, *row))
-        for name, row in SHUFFLE_V1.items()
-    ),
-    *(
-        image_network(name=f"shufflenet_v2{name}")(partial(_shufflenet_v2, *row))
-        for name, row in SHUFFLE_V2.items()
-    ),
-    image_network(scaled=True, name="ghostnet")(partial(_ghostnet, False)),
-    image_network(scaled=True, name="ghostnet_v2")(partial(_ghostnet, True)),
+    *family("shufflenet_v1_", _shufflenet_v1, SHUFFLE_V1),
+    *family("shufflenet_v2", _shufflenet_v2, SHUFFLE_V2),
+    *family("ghostnet", _ghostnet, {"": (False,), "_v2": (True,)}, scaled=True),
 )
 
 

@@ -1,15 +1,13 @@
 """Convolutions and attention side by side: Mobile-Former, EfficientFormer V1 and V2."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import Net, image_network
+from ascend_lab.graph.zoo.blocks import Net, family
 from ascend_lab.graph.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of
 
 # -- Mobile-Former: learned tokens beside the image -----------------------------------------------
@@ -329,13 +327,8 @@ def _efficientformer_v2(
     return _two_heads(net, net.flat(net.global_avg_pool(x, name="pool")), classes)
 
 
-FAMILIES: tuple[tuple[str, Callable[..., Value], dict[str, tuple[Any, ...]]], ...] = (
-    ("mobile_former", _mobile_former, FORMER),
-    ("efficientformer", _efficientformer, FORMER_V1),
-    ("efficientformer_v2", _efficientformer_v2, FORMER_V2),
-)
-BUILDERS: tuple[Callable[..., Graph], ...] = tuple(
-    image_network(multiple=32, name=f"{family}_{size}")(partial(layers, *row))
-    for family, layers, rows in FAMILIES
-    for size, row in rows.items()
+BUILDERS: tuple[Callable[..., Graph], ...] = (
+    *family("mobile_former_", _mobile_former, FORMER, multiple=32),
+    *family("efficientformer_", _efficientformer, FORMER_V1, multiple=32),
+    *family("efficientformer_v2_", _efficientformer_v2, FORMER_V2, multiple=32),
 )

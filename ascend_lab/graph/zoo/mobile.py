@@ -11,7 +11,7 @@ from functools import partial
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
+from ascend_lab.graph.zoo.blocks import BRANCH, Net, family, image_network, rounded
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -176,10 +176,9 @@ def _mobilenet_v3(
     return net.dense(x, classes, name="fc2")
 
 
-MOBILENETS_V3 = tuple(
-    image_network(scaled=True, name=f"mobilenet_v3_{name}")(partial(_mobilenet_v3, rows, wide))
-    for name, rows, wide in (("large", V3_LARGE, 1280), ("small", V3_SMALL, 1024))
-)
+MOBILENETS_V3 = family("mobilenet_v3_", _mobilenet_v3, {"large": (V3_LARGE, 1280),
+                                                        "small": (V3_SMALL, 1024)},
+                       scaled=True)  # fmt: skip
 
 
 # -- EfficientNet V1 and V2 -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, Graph, TensorType
-from ascend_lab.graph.zoo.blocks import Net, image_network, rounded
+from ascend_lab.graph.zoo.blocks import Net, family, image_network, rounded
 from ascend_lab.graph.zoo.mobile import Inverted, inverted
 
 SPREAD = 0.02
@@ -117,11 +117,11 @@ def self_attention(
 
 def encoder_block(
     net: Net, x: Value, size: Size, mask: Value | None, *, name: str, act: str = "gelu",
-    inner: int = 0, joined: bool = True,
+    inner: int = 0,
 ) -> Value:  # fmt: skip
     """Append a block that norms before each half (GPT-2, ViT); `inner` is 4 widths unless given."""
     y = norm(net, x, size.epsilon, name=f"{name}.norm1")
-    y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=joined)
+    y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
     x = net.add(x, y, name=f"{name}.add1")
     y = norm(net, x, size.epsilon, name=f"{name}.norm2")
     y = mlp(net, y, inner or 4 * size.width, act, name=f"{name}.mlp")
@@ -388,9 +388,6 @@ def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value
 
 
 MOBILEVITS = (
-    *(
-        image_network(size=256, multiple=64, name=f"mobilevit_{name}")(partial(_mobilevit, *row))
-        for name, row in VIT_SIZES.items()
-    ),
+    *family("mobilevit_", _mobilevit, VIT_SIZES, size=256, multiple=64),
     image_network(size=256, multiple=64, scaled=True, name="mobilevit_v2")(_mobilevit_v2),
 )
