@@ -68,7 +68,11 @@ def _attention_apart(graph: Graph, chip: Chip) -> Graph:
 def _attention(draft: Draft, node: Node, chip: Chip) -> str:
     """Insert what computes a node of attention on a chip; return the tensor of its result."""
     q, k, v, *mask = node.inputs
-    if _flash_applies(draft, node, chip):
+    operator, types = get(FLASH), [draft.type(n) for n in node.inputs]
+    call = operator.call([t.shape for t in types], [t.dtype for t in types], node.attrs)
+    ragged = bool(mask) and types[3].shape[-1] % 16 and mask[0] not in draft.constants
+    assert operator.template is not None
+    if not ragged and operator.template.applies(call, chip):  # it has the kernel, and reads masks
         whole = [_whole(draft, name, node) for name in mask]
         return draft.insert(FLASH, (q, k, v, *whole), {"scale": _scale(draft, node)}, node.name)
     scores = _scores(draft, f"{node.name}_scores", node)
@@ -87,15 +91,6 @@ def _scale(draft: Draft, node: Node) -> float:
 def _scores(draft: Draft, name: str, node: Node) -> str:
     scores = draft.insert("batch_matmul", node.inputs[:2], {"trans_b": True}, name)
     return draft.insert("muls", (scores,), {"number": _scale(draft, node)}, f"{node.name}_scaled")
-
-
-def _flash_applies(draft: Draft, node: Node, chip: Chip) -> bool:
-    """Tell whether the chip has the kernel for a node's shapes and a mask it can read."""
-    operator, types = get(FLASH), [draft.type(n) for n in node.inputs]
-    call = operator.call([t.shape for t in types], [t.dtype for t in types], node.attrs)
-    ragged = len(types) > 3 and types[3].shape[-1] % 16 and node.inputs[3] not in draft.constants
-    assert operator.template is not None
-    return not ragged and operator.template.applies(call, chip)
 
 
 def _whole(draft: Draft, mask: str, node: Node) -> str:

@@ -16,7 +16,8 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,34 +32,26 @@ def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]
 
     Raises `InputError` for inputs that are missing or of another shape.
     """
-    values = dict(_steps(graph, inputs, set(graph.outputs)))
-    return {name: values[name] for name in graph.outputs}
+    live, keep = dict(checked_inputs(graph, inputs)), set(graph.outputs)
+    left = {name: len(readers) for name, readers in graph.readers.items()}
+    found = {name: live[name] for name in keep.intersection(live)}
+    found |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
+    for node in graph.nodes:
+        arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
+        written = dict(zip(node.outputs, compute(graph, node, arrays), strict=True))
+        found |= {name: value for name, value in written.items() if name in keep}
+        live |= written
+        for name in dict.fromkeys(node.inputs):  # forget what has had its last reader
+            left[name] -= 1
+            if not left[name]:
+                live.pop(name, None)
+    return {name: found[name] for name in graph.outputs}
 
 
 def evaluate_all(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return every tensor of the graph by name, to see where two graphs part."""
-    return dict(_steps(graph, inputs, set(graph.types)))
-
-
-def _steps(
-    graph: ir.Graph, inputs: Mapping[str, Any], keep: set[str]
-) -> Iterator[tuple[str, ir.Values]]:
-    """Yield the tensors in `keep` in order; others are forgotten after their last reader."""
-    live = dict(checked_inputs(graph, inputs))
-    left = {name: len(readers) for name, readers in graph.readers.items()}
-    for name in (*graph.inputs, *graph.constants):
-        if name in keep:
-            yield name, live[name] if name in live else graph.constants[name].array()
-    for node in graph.nodes:
-        arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
-        for name, value in zip(node.outputs, compute(graph, node, arrays), strict=True):
-            if name in keep:
-                yield name, value
-            live[name] = value
-        for name in dict.fromkeys(node.inputs):
-            left[name] -= 1
-            if not left[name]:
-                live.pop(name, None)
+    names = (*graph.inputs, *graph.constants, *graph.producers)
+    return evaluate(replace(graph, outputs=names), inputs)
 
 
 def compute(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
@@ -223,7 +216,7 @@ def table(graph: ir.Graph, *, limit: int | None = None) -> str:
 # -- the text form, read back ---------------------------------------------------------------------
 _NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
 _TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
-_TYPED = re.compile(rf"({_NAME}): ({_TYPE})")
+_TYPED = re.compile(rf"({_NAME}): (\w+)\[([\d, ]*)\](?:@(\w+(?::\d+)?))?")
 _NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
 _INPUTS = rf"{_NAME}: {_TYPE}(?:, {_NAME}: {_TYPE})*"
 _HEAD = re.compile(rf"graph ({_NAME}) \(((?:{_INPUTS})?)\) -> \(({_NAMES})\) \{{$")
@@ -262,13 +255,6 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(_plain(found) for found in re.findall(_NAME, text))
 
 
-def _type(text: str) -> ir.TensorType:
-    dtype, _, rest = text.partition("[")
-    sizes, _, layout = rest.partition("]")
-    shape = tuple(int(n) for n in sizes.split(",") if n.strip())
-    return ir.TensorType(shape, dtype, layout.removeprefix("@") or "ND")
-
-
 class _Reader:
     """What the lines read so far amount to."""
 
@@ -279,12 +265,14 @@ class _Reader:
         self.nodes: list[ir.Node] = []
 
     def types(self, text: str) -> tuple[str, ...]:
-        found = [(_plain(name), _type(kind)) for name, kind in _TYPED.findall(text)]
-        for name, kind in found:
+        names = []
+        for found, dtype, sizes, layout in _TYPED.findall(text):
+            name, shape = _plain(found), tuple(int(n) for n in sizes.split(",") if n.strip())
             if name in self.known:
                 raise GraphError("every name once", f"{name} twice", "rename one")
-            self.known[name] = kind
-        return tuple(name for name, _ in found)
+            self.known[name] = ir.TensorType(shape, dtype, layout or "ND")
+            names.append(name)
+        return tuple(names)
 
     def line(self, line: str) -> None:
         halves = _LINE.match(line)

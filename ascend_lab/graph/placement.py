@@ -43,8 +43,7 @@ ALIGN_BYTES = 512
 # -- bytes alive, before anything is compiled ------------------------------------------------------
 def weight_bytes(graph: Graph) -> int:
     """Return the bytes of all constants that nodes read."""
-    read = {name for node in graph.nodes for name in node.inputs}
-    return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
+    return sum(c.type.size_bytes for name, c in graph.constants.items() if graph.readers[name])
 
 
 def spans(graph: Graph) -> dict[str, Range]:

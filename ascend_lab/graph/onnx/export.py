@@ -15,7 +15,7 @@ from onnx import helper
 
 from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
+from ascend_lab.graph.ir import Fill, Graph, operator_of
 from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.graph.onnx.elementwise import SAME
 from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
@@ -46,7 +46,15 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
         else:
             writer.tensor(name, constant.array(), kind.dtype)
     for node in graph.nodes:
-        _export_node(writer, graph, node)
+        if node.op not in RULES:
+            needed = f"node {node.name}: an operator with an ONNX form"
+            remedy = "add a rule to graph.onnx.export_writer.RULES"
+            raise UnsupportedError(needed, node.op, remedy)
+        settings = operator_of(node.op).settings(node.attrs)
+        types = graph.in_types(node), graph.out_types(node)
+        writer.begin(node.name)
+        found = RULES[node.op](Site(node.op, writer, node.inputs, *types, settings))
+        writer.finish((found,) if isinstance(found, str) else found, node.outputs)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
     named, inside = graph.name or "graph", _infos(graph, inner)
@@ -72,18 +80,6 @@ def _check_size(graph: Graph, fill_nodes: bool) -> None:
     if total > MAX_BYTES:
         needed = f"{graph.name}: at most {MAX_BYTES:,} bytes of constants in an ONNX file"
         raise UnsupportedError(needed, f"{total:,}", "use a narrower format, or fill_nodes=True")
-
-
-def _export_node(writer: Writer, graph: Graph, node: Node) -> None:
-    rule = RULES.get(node.op)
-    if rule is None:
-        needed = f"node {node.name}: an operator with an ONNX form"
-        raise UnsupportedError(needed, node.op, "add a rule to graph.onnx.export_writer.RULES")
-    settings = operator_of(node.op).settings(node.attrs)
-    types = graph.in_types(node), graph.out_types(node)
-    writer.begin(node.name)
-    found = rule(Site(node.op, writer, node.inputs, *types, settings))
-    writer.finish((found,) if isinstance(found, str) else found, node.outputs)
 
 
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
@@ -250,7 +246,7 @@ def _split(site: Site) -> Result:
 @rule("one_hot")
 def _one_hot(site: Site) -> Result:
     a, write = site.attrs, site.writer
-    values = write.numbers((a["off_value"], a["on_value"]), "fp32")
+    values = write.number((a["off_value"], a["on_value"]), "fp32")
     index = site.cast(site.inputs[0], "int64")
     return site.back(site.one("OneHot", index, write.ints((a["depth"],)), values))
 

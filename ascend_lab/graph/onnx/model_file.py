@@ -113,7 +113,11 @@ def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
         raise UnsupportedError(f"at most {MOST_NODES} nodes", str(len(graph.node)), "split it")
     if graph.sparse_initializer:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
-    _check_text(graph)
+    nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
+    ends = (entry.name for entry in (*graph.input, *graph.output, *graph.initializer))
+    for name in (graph.name, *ends, *nodes):  # damaged files hold any bytes
+        if not isinstance(name, str) or not name.isprintable():
+            raise InputError("names of printable text", repr(name)[:40], "export the model again")
     return _ordered(graph, _names(graph))
 
 
@@ -142,15 +146,6 @@ def _names(graph: GraphProto) -> set[str]:
     if len(set(outs)) < len(outs):
         raise InputError("each output name once", ", ".join(outs)[:80], "drop the repeat")
     return {*entries, *weights}
-
-
-def _check_text(graph: GraphProto) -> None:
-    """Raise `InputError` for names that are not text: damaged files hold any bytes."""
-    nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
-    ends = (entry.name for entry in (*graph.input, *graph.output, *graph.initializer))
-    for name in (graph.name, *ends, *nodes):
-        if not isinstance(name, str) or not name.isprintable():
-            raise InputError("names of printable text", repr(name)[:40], "export the model again")
 
 
 def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:

@@ -170,22 +170,17 @@ def _composed(ctx: Context) -> Result:
     x, op = ctx.input(0), ctx.op.removeprefix("Reduce")
     if not _axes(ctx):
         ctx.unsupported("axes to fold", "none")
-    if op == "LogSumExp":
-        return _log_sum_exp(ctx, x)
+    if op == "LogSumExp" and _empty(ctx):
+        return _least(ctx, 1)
+    if op == "LogSumExp":  # max + log sum exp(x - max): nothing overflows, nor is infinity - itself
+        largest: float = _LARGEST[ctx.elem(0)]
+        top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
+        total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
+        return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
     before = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
     total = _fold(ctx, "reduce_sum", ctx.emit(before, x) if before else x)
     behind = {"L2": "sqrt", "LogSum": "log"}.get(op)
     return ctx.emit(behind, total) if behind else total
-
-
-def _log_sum_exp(ctx: Context, x: draft.Value) -> Result:
-    """Return max + log sum exp(x - max): no exponential can overflow, nor infinity less itself."""
-    if _empty(ctx):
-        return _least(ctx, 1)
-    largest: float = _LARGEST[ctx.elem(0)]
-    top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
-    total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
-    return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
 
 
 @converter("Softmax", "LogSoftmax", types=(tensors.FLOATS,))

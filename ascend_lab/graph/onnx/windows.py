@@ -294,7 +294,8 @@ def _counts(size: Shape, window: Window, include: bool) -> Values:
     ones = np.ones((1, 1, *window.kernel))
     conv = operator_of("conv2d")
     how = conv.settings({"stride": window.stride, "dilation": window.dilation})
-    return np.asarray(conv.formula(mask[None, None], ones, **how))[0, 0]
+    counts: Values = np.asarray(conv.formula(mask[None, None], ones, **how))[0, 0]
+    return counts
 
 
 def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:

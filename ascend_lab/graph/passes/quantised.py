@@ -24,13 +24,12 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes import simplify
 from ascend_lab.graph.passes.rewrite import Pass, derived, having, settings, sweep
+from ascend_lab.graph.passes.simplify import LIMITS, PRODUCTS
 from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
-PRODUCTS = ("matmul", "batch_matmul", "gemm")
 MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
-LIMITED = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 WINDOW = ("stride", "pad", "dilation")
 MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
@@ -246,10 +245,10 @@ def requantised(draft: Draft, node: Node) -> bool:
 
 def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
     """Return what is cut to a range, and whether at 0, if bytes cut the rest themselves."""
-    node = draft.only(name, "clip", *LIMITED)
+    node = draft.only(name, "clip", *LIMITS)
     if node is None:
         return None
-    low, high = LIMITED.get(node.op, (node.attr("low"), node.attr("high")))
+    low, high = LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     below = low / own.scale + own.offset <= -128
     above = high / own.scale + own.offset >= 127

@@ -202,7 +202,8 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         return _reciprocal(draft, node)
     if node.op in ("add", "sub"):
         return draft.become(node, "adds", [x], {"number": number if node.op == "add" else -number})
-    if node.op == "mul" or (node.op == "div" and is_power_of_two(number)):
+    power_of_two = abs(math.frexp(number)[0]) == 0.5  # multiplying by 1 / number is as exact
+    if node.op == "mul" or (node.op == "div" and power_of_two):
         factor = number if node.op == "mul" else 1 / number
         return draft.become(node, "muls", [x], {"number": factor})
     if node.op == "pow" and number in POWERS:
@@ -211,11 +212,6 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         low, high = (number, math.inf) if node.op == "max" else (-math.inf, number)
         return draft.become(node, "clip", [x], {"low": low, "high": high})
     return False
-
-
-def is_power_of_two(number: float) -> bool:
-    """Tell whether dividing by a number is exactly multiplying by its reciprocal."""
-    return number != 0 and math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
 
 
 def _reciprocal(draft: Draft, node: Node) -> bool:

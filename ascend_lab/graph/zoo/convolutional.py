@@ -54,13 +54,6 @@ def vgg16(net: Net, x: Value, classes: int) -> Value:
     return _classifier(net, x, classes)
 
 
-def _fire(net: Net, x: Value, squeezed: int, expanded: int, name: str) -> Value:
-    """Append 1 x 1 down to `squeezed`, then 1 x 1 and 3 x 3 side by side."""
-    x = net.conv_act(x, squeezed, name=f"{name}.squeeze")
-    sides = [net.conv_act(x, expanded, k, name=f"{name}.expand{k}") for k in (1, 3)]
-    return net.concat(*sides, axis=1, name=f"{name}.concat")
-
-
 SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
 
 
@@ -72,7 +65,9 @@ def _squeezenet(
     for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
-        x = _fire(net, x, squeezed, expanded, f"fire{i}")
+        x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")
+        sides = [net.conv_act(x, expanded, k, name=f"fire{i}.expand{k}") for k in (1, 3)]
+        x = net.concat(*sides, axis=1, name=f"fire{i}.concat")
     x = net.conv_act(x, classes, name="classifier")
     return net.flat(net.global_avg_pool(x, name="pool"))
 
@@ -189,16 +184,6 @@ def _norm_conv(net: Net, x: Value, features: int, kernel: int, name: str) -> Val
     return net.conv(x, features, kernel, bias=False, name=f"{name}.conv")
 
 
-def _dense_block(net: Net, x: Value, depth: int, growth: int, name: str) -> Value:
-    """Append layers that each read all before them and add `growth` channels."""
-    parts = [x]
-    for i in range(depth):
-        y = net.concat(*parts, axis=1, name=f"{name}.{i}.concat") if i else x
-        y = _norm_conv(net, y, 4 * growth, 1, f"{name}.{i}.1")
-        parts.append(_norm_conv(net, y, growth, 3, f"{name}.{i}.2"))
-    return net.concat(*parts, axis=1, name=f"{name}.concat")
-
-
 @image_network()
 def densenet121(net: Net, x: Value, classes: int) -> Value:
     """Return DenseNet-121 (Huang et al. 2017): growth 32, blocks of 6, 12, 24, 16 layers."""
@@ -207,7 +192,13 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
         if block > 1:
             x = _norm_conv(net, x, x.shape[1] // 2, 1, f"transition{block - 1}")
             x = net.avg_pool2d(x, kernel=2, name=f"transition{block - 1}.pool")
-        x = _dense_block(net, x, depth, 32, f"block{block}")
+        parts = [x]  # each layer reads all before it, and adds 32 channels
+        for i in range(depth):
+            name = f"block{block}.{i}"
+            y = net.concat(*parts, axis=1, name=f"{name}.concat") if i else x
+            y = _norm_conv(net, y, 128, 1, f"{name}.1")
+            parts.append(_norm_conv(net, y, 32, 3, f"{name}.2"))
+        x = net.concat(*parts, axis=1, name=f"block{block}.concat")
     x = net.act(net.norm(x, name="last.bn"), "relu", name="last.relu")
     return net.head(x, classes)
 

@@ -88,10 +88,15 @@ def rows_of(net: Net, context: Value, *, name: str) -> Value:
     return net.reshape(rows, shape=(batch * length, count * depth), name=f"{name}.reshape")
 
 
-def attention_of(
-    net: Net, q: Value, k: Value, v: Value, size: Size, mask: Value | None, *, name: str
+def self_attention(
+    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, joined: bool = False
 ) -> Value:
-    """Append softmax(q k^T / sqrt(depth) + mask) v on (tokens, width) matrices."""
+    """Append softmax(q k^T / sqrt(depth) + mask) v and linear layers; `joined`: q, k, v in one."""
+    if joined:
+        wide = linear(net, x, 3 * size.width, name=f"{name}.qkv")
+        q, k, v = net.split(wide, sizes=3, axis=1, name=f"{name}.split")
+    else:
+        q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
         heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
@@ -99,20 +104,7 @@ def attention_of(
     )
     shares = net.shares(queries, keys, mask, name=name)
     context = net.batch_matmul(shares, values, name=f"{name}.context")
-    return rows_of(net, context, name=name)
-
-
-def self_attention(
-    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, joined: bool = False
-) -> Value:
-    """Append attention of x to itself with its four linear layers; `joined`: q, k, v in one."""
-    if joined:
-        wide = linear(net, x, 3 * size.width, name=f"{name}.qkv")
-        q, k, v = net.split(wide, sizes=3, axis=1, name=f"{name}.split")
-    else:
-        q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
-    context = attention_of(net, q, k, v, size, mask, name=name)
-    return linear(net, context, size.width, name=f"{name}.out")
+    return linear(net, rows_of(net, context, name=name), size.width, name=f"{name}.out")
 
 
 def encoder_block(
@@ -224,17 +216,6 @@ def gpt2_small(
 
 
 # -- ViT ------------------------------------------------------------------------------------------
-def _patches(net: Net, x: Value, size: Size, patch: int) -> Value:
-    """Append patch embedding, class token and positions: (tokens, width)."""
-    x = net.conv(x, size.width, patch, stride=patch, pad=(0, 0), name="patches")
-    x = net.transpose(net.reshape(x, shape=(size.batch, size.width, -1)), perm=(0, 2, 1))
-    token = net.seeded("class_token", (1, 1, size.width), SPREAD)
-    first = net.expand(token, shape=(size.batch, 1, size.width), name="class_token.expand")
-    x = net.concat(first, x, axis=1, name="tokens")
-    places = net.seeded("positions", (1, size.length, size.width), SPREAD)
-    return net.reshape(net.add(x, places), shape=(size.tokens, size.width), name="tokens.rows")
-
-
 def vit_b16(
     batch: int = 1, *, size: int = 224, dtype: str = "fp32", classes: int = 1000, layers: int = 12
 ) -> Graph:
@@ -243,7 +224,14 @@ def vit_b16(
         raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
     net, length = Net("vit_b16", dtype), (size // 16) ** 2 + 1
     dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
-    x = _patches(net, net.images(batch, 3, size), dims, 16)
+    x = net.images(batch, 3, size)
+    x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")
+    x = net.transpose(net.reshape(x, shape=(batch, dims.width, -1)), perm=(0, 2, 1))
+    token = net.seeded("class_token", (1, 1, dims.width), SPREAD)
+    first = net.expand(token, shape=(batch, 1, dims.width), name="class_token.expand")
+    x = net.concat(first, x, axis=1, name="tokens")
+    places = net.seeded("positions", (1, length, dims.width), SPREAD)
+    x = net.reshape(net.add(x, places), shape=(dims.tokens, dims.width), name="tokens.rows")
     for i in range(layers):
         x = encoder_block(net, x, dims, None, name=f"layer{i}")
     x = net.reshape(norm(net, x, dims.epsilon, name="norm"), shape=(batch, length, dims.width))
