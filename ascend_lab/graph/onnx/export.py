@@ -17,7 +17,7 @@ from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Fill, Graph, operator_of
 from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
-from ascend_lab.graph.onnx.elementwise import SAME
+from ascend_lab.graph.onnx.elementwise import COMPARISONS, SAME
 from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 
@@ -101,9 +101,8 @@ def compared(op: str) -> Rule:
     return lambda site: site.cast(site.one(op, *site.inputs), site.dtype)
 
 
-_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-RULES.update({ours: one(theirs) for theirs, ours in SAME.items() if theirs not in _COMPARISONS})
-RULES.update({SAME[theirs]: compared(theirs) for theirs in _COMPARISONS})
+RULES.update({ours: one(theirs) for theirs, ours in SAME.items()})
+RULES.update({ours: compared(theirs) for theirs, ours in COMPARISONS.items()})
 RULES |= {
     "embedding": one("Gather"),
     "global_max_pool": one("GlobalMaxPool"),
