@@ -29,7 +29,6 @@ from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, TRUST, Placement, P
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, host as h, import_pinning
-from ascend_lab.graph.onnx.model_file import title
 from ascend_lab.graph.onnx.tensors import NUMPY, inputs_of
 from ascend_lab.graph.tasks import CpuTimeline
 
@@ -103,9 +102,9 @@ class Hosted:
         works = {work.name: work for work in self.problem.works}
         for part in self.parts:
             for node in part.nodes:
-                operators += self._copies(works[title(node)], copied)
+                operators += self._copies(works[node.name], copied)
                 if part.compiled is None:
-                    operators.append(self._node(node, works[title(node)]))
+                    operators.append(self._node(node, works[node.name]))
             if part.compiled is not None:
                 operators += simulate_graph(part.compiled).operators
         operators += self._copies(works[OUTPUTS], copied)
@@ -134,7 +133,7 @@ class Hosted:
     def lines(self) -> list[str]:
         """Return in words what is off the core, why, and what the published rule would take."""
         off = self.off_core
-        title_of = {title(node): node.op_type for part in self.parts for node in part.nodes}
+        title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
         found = [
             f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
             f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
@@ -273,7 +272,7 @@ class _Placer:
         """
         shares: dict[str, float] = {}
         for part in rule.parts:
-            names = [title(node) for node in part.nodes] if part.compiled else []
+            names = [node.name for node in part.nodes] if part.compiled else []
             shares.update(dict.fromkeys(names, 0.0))
             last = names[0] if names else ""
             for op in simulate_graph(part.compiled).operators if part.compiled else ():
@@ -302,22 +301,22 @@ class _Placer:
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
             if not numbers or any(h.wide(value) for value in ends_of):
-                needed = f"{title(node)}: tensors of numbers in at most 32 bits"
+                needed = f"{node.name}: tensors of numbers in at most 32 bits"
                 raise UnsupportedError(needed, node.op_type)
             compiled = self._compiled((node,)).compiled
             assert compiled is not None
             seconds[CORE] = simulate_graph(compiled).time_s
         except AscendLabError as error:
-            self.reasons[title(node)] = str(error)
+            self.reasons[node.name] = str(error)
         reads = tuple(name for name in h.all_reads(node) if name not in self.known)
-        return Work(title(node), seconds, reads, tuple(name for name in node.output if name))
+        return Work(node.name, seconds, reads, tuple(name for name in node.output if name))
 
     def _groups(self, placement: Placement) -> list[tuple[bool, list[NodeProto]]]:
         """Return the nodes in parts, core and others in turn, each after all it reads."""
         place: dict[str, int] = {}
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
-            on_core = placement.engines[title(node)] == CORE
+            on_core = placement.engines[node.name] == CORE
             at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
             at += at % 2 == on_core  # even places are the core's
             place.update((name, at) for name in node.output)
@@ -330,7 +329,7 @@ class _Placer:
         try:
             return self._compiled(tuple(nodes))
         except AscendLabError as error:
-            raise _RefusedError({title(node) for node in nodes}, str(error)) from error
+            raise _RefusedError({node.name for node in nodes}, str(error)) from error
 
     def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
         """Return nodes as a graph and its kernels; what steers shapes is pinned."""
@@ -342,7 +341,7 @@ class _Placer:
         shapes = {name: self.values[name].shape for name in inner}
         imported = import_pinning(model, self.values, shapes=shapes)
         if shapes.keys() - imported.input_types.keys() and not imported.graph.nodes:
-            needed = f"{title(nodes[0])}: a result that sizes alone decide"
+            needed = f"{nodes[0].name}: a result that sizes alone decide"
             raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
 

@@ -28,8 +28,8 @@ from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
+from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, tensors
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
 
@@ -80,7 +80,7 @@ def migrate(
     whole = h.whole_model(read)
     feed = h.random_feed(whole, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
-    titles = {model_file.title(node): node for node in whole.graph.node}
+    titles = {node.name: node for node in whole.graph.node}
     data: dict[str, Any] = {
         "model": whole.graph.name or "model", "chip": chip.name, "nodes": len(titles),
         "inputs": {name: list(shape) for name, shape in sizes.items()},
@@ -174,11 +174,11 @@ def _placed(
         for node in whole.graph.node:
             ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
-            became[node.op_type, "direct" if ours else elsewhere, ()].append(model_file.title(node))
+            became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
         return None, became
-    kept = {model_file.title(node): node for part in hosted.parts for node in part.nodes}
+    kept = {node.name: node for part in hosted.parts for node in part.nodes}
     for part in hosted.parts:
-        own = {model_file.title(node): node for node in part.nodes}
+        own = {node.name: node for node in part.nodes}
         if part.imported is not None and part.compiled is not None:
             graph = part.imported.graph
             for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], own).items():
@@ -190,8 +190,8 @@ def _placed(
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
     for node in whole.graph.node:
-        if model_file.title(node) not in kept:
-            became[node.op_type, "folded", ()].append(model_file.title(node))
+        if node.name not in kept:
+            became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
     ends = (tensors.inputs_of(whole.graph), whole.graph.output)
     inputs, names = ([entry.name for entry in entries] for entries in ends)
@@ -254,7 +254,7 @@ def _errors(
         return {}
     values = evaluate_all(imported.graph, {n: feed[n] for n in imported.graph.inputs})
     return {
-        model_file.title(node): _error(values[node.output[0]], theirs[node.output[0]])
+        node.name: _error(values[node.output[0]], theirs[node.output[0]])
         for node in whole.graph.node
         if node.output[0] in values and node.output[0] in theirs
     }
@@ -272,27 +272,24 @@ def _error(ours: Any, theirs: Any) -> float:
 
 
 def _padded(graph: Graph) -> list[dict[str, Any]]:
-    """Return the tensors of a laid-out graph of which a good share is zeros that pad."""
+    """Return the tensors of which a good share is zeros that pad, and which sizes to raise."""
     found = []
     for node in graph.nodes:
         kind = graph.types[node.output]
         stored = int(np.prod(kind.stored_shape))
         zeros = 1 - kind.elements / stored if stored else 0.0
         if zeros >= PADDED and node.op != "trans_data":
+            fractal = kind.layout == "FRACTAL_NZ"
+            names = ("rows", "columns") if fractal else ("channels",)
+            sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
+            short = [name for name, size in sizes if size % 16]
+            more = ": a larger batch has more" if short == ["rows"] else ""
             found.append({
                 "tensor": node.output, "shape": list(kind.shape), "layout": kind.layout,
-                "zeros": zeros, "advice": _fuller(kind),
+                "zeros": zeros,
+                "advice": f"use {' and '.join(short or names)} in multiples of 16{more}",
             })  # fmt: skip
     return found
-
-
-def _fuller(kind: TensorType) -> str:
-    """Return which sizes of a padded tensor to raise."""
-    names = ("rows", "columns") if kind.layout == "FRACTAL_NZ" else ("channels",)
-    sizes = kind.shape[-2:] if kind.layout == "FRACTAL_NZ" else kind.shape[1:2]
-    short = [name for name, size in zip(names, sizes, strict=False) if size % 16]
-    more = ": a larger batch has more" if short == ["rows"] else ""
-    return f"use {' and '.join(short or names)} in multiples of 16{more}"
 
 
 def _advice(node: NodeProto, verdict: str, whole: ModelProto) -> str:

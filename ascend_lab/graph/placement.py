@@ -182,7 +182,10 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
     last = {life.id: life.upper - 1 for life in buffers_of(compiled)}
     pairs = []
     for i, task in enumerate(compiled.tasks):
-        if not _is_elementwise(task):
+        parts = task.piece.graph.nodes
+        if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
+            continue
+        if any(fusion.kind_of(node) != "elementwise" for node in parts):  # at the same address
             continue
         target = task.writes[0]
         for name in task.reads:
@@ -193,13 +196,6 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
                 pairs.append((source, target))
                 break
     return pairs
-
-
-def _is_elementwise(task: Task) -> bool:
-    """Tell whether a kernel computes every element from the elements at the same address."""
-    if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
-        return False
-    return all(fusion.kind_of(node) == "elementwise" for node in task.piece.graph.nodes)
 
 
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:

@@ -10,6 +10,7 @@ Patterns are nested tuples, matched from the last node backwards:
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -234,9 +235,9 @@ class Report:
     @property
     def matches(self) -> dict[str, int]:
         """Matches of each pass over all rounds."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for step in self.steps:
-            found[step.name] = found.get(step.name, 0) + step.matches
+            found[step.name] += step.matches
         return found
 
     def __str__(self) -> str:
