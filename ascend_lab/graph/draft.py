@@ -101,16 +101,13 @@ class GraphBuilder:
         """Return the method that appends a node of operator `op`."""
         if op.startswith("_"):
             raise AttributeError(op)
-        found = op if op == "trans_data" else ir.operator_of(op.removesuffix("_")).name
+        found = ir.operator_of(op.removesuffix("_"))
 
         def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
-            return self.add_node(found, *inputs, name=name, **attrs)
+            return self.add_node(found.name, *inputs, name=name, **attrs)
 
-        operator = ir.operator_of(found)
-        append.__name__ = found
-        append.__doc__ = (
-            f"{operator.summary}\n\nInputs {operator.inputs}, attributes {operator.attrs}."
-        )
+        append.__name__ = found.name
+        append.__doc__ = f"{found.summary}\n\nInputs {found.inputs}, attributes {found.attrs}."
         return append
 
     def output(self, *values: Value) -> None:

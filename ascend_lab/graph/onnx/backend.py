@@ -131,13 +131,6 @@ class AscendLabBackend(Backend):
         return PreparedModel(model)
 
     @classmethod
-    def run_model(
-        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """Return the outputs of a model."""
-        return cls.prepare(model, device, **kwargs).run(inputs)
-
-    @classmethod
     def run_node(
         cls,
         node: onnx.NodeProto,

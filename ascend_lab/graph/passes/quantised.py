@@ -57,25 +57,20 @@ def bytes_of(draft: Draft, name: str) -> Bytes | None:
 
 
 # -- uint8 ----------------------------------------------------------------------------------------
-def in_int8(graph: Graph) -> tuple[Graph, int]:
+def in_int8(draft: Draft, node: Node) -> bool:
     """Let uint8 be int8 where only dequantising nodes read it, zero points 128 lower."""
-    draft, count = Draft(graph), 0
-    for node in draft:
-        out = node.output
-        readers = graph.readers[out]
-        pure = out not in graph.outputs and all(r.op == "dequantise" for r in readers)
-        if node.op != "quantise" or draft.type(out).dtype != "uint8" or not pure:
-            continue
-        lower = node.attr("offset", 0) - 128
-        new = draft.insert("quantise", node.inputs, {**node.attrs, "dtype": "int8",
-                                                     "offset": lower}, out)  # fmt: skip
-        for reader in readers:
-            attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
-            others = draft.current(reader.name).inputs[1:]
-            made = draft.insert("dequantise", (new, *others), attrs, reader.name)
-            draft.replace(reader.output, made)
-        count += 1
-    return draft.finish(), count
+    out, readers = node.output, draft.graph.readers[node.output]
+    pure = out not in draft.outputs and all(r.op == "dequantise" for r in readers)
+    if draft.type(out).dtype != "uint8" or not pure:
+        return False
+    attrs = {**node.attrs, "dtype": "int8", "offset": node.attr("offset", 0) - 128}
+    new = draft.insert("quantise", node.inputs, attrs, out)
+    for reader in readers:
+        attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
+        others = draft.current(reader.name).inputs[1:]
+        made = draft.insert("dequantise", (new, *others), attrs, reader.name)
+        draft.replace(reader.output, made)
+    return True
 
 
 # -- integer layers -------------------------------------------------------------------------------
@@ -352,23 +347,17 @@ def _moved_on(shift: float, bias: Values, scales: Values) -> Values:
     return np.clip(steps, -(2**31), 2**31 - 1)
 
 
-def shared(graph: Graph) -> tuple[Graph, int]:
-    """Let sums read a tensor as the layer beside them does: in bytes, half a step off at most."""
-    draft, count = Draft(graph), 0
-    for node in draft:
-        if node.op != "add":
-            continue
-        inputs = list(node.inputs)
-        for place, name in enumerate(node.inputs):
-            readers = graph.readers.get(name, ())
-            byte = next((r for r in readers if r.op == "quantise"), None)
-            if byte is not None and byte.attr("dtype", "int8") == "int8":
-                attrs = {key: byte.attr(key) for key in ("scale", "offset") if byte.attr(key)}
-                attrs["dtype"] = draft.type(name).dtype
-                inputs[place] = draft.insert("dequantise", (byte.output,), attrs, f"{name}_shared")
-        if tuple(inputs) != node.inputs:
-            count += draft.become(node, "add", inputs)
-    return draft.finish(), count
+def shared(draft: Draft, node: Node) -> bool:
+    """Let a sum read a tensor as the layer beside it does: in bytes, half a step off at most."""
+    inputs = list(node.inputs)
+    for place, name in enumerate(node.inputs):
+        readers = draft.graph.readers.get(name, ())
+        byte = next((r for r in readers if r.op == "quantise"), None)
+        if byte is not None and byte.attr("dtype", "int8") == "int8":
+            attrs = {key: byte.attr(key) for key in ("scale", "offset") if byte.attr(key)}
+            attrs["dtype"] = draft.type(name).dtype
+            inputs[place] = draft.insert("dequantise", (byte.output,), attrs, f"{name}_shared")
+    return tuple(inputs) != node.inputs and draft.become(node, "add", inputs)
 
 
 def before_pool(draft: Draft, node: Node) -> bool:
@@ -385,9 +374,9 @@ def fold(graph: Graph) -> tuple[Graph, int]:
     total = 0
     for apply in (
         simplify.COMMON.apply,
-        in_int8,
+        sweep(in_int8, "quantise"),
         sweep(before_pool, "quantise"),
-        shared,
+        sweep(shared, "add"),
         sweep(integer_layer, *CONVOLUTIONS, *PRODUCTS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),

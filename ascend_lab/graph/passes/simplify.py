@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab.graph.draft import SMALL, Draft, pruned
 from ascend_lab.graph.evaluate import compute
 from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Values
-from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings
+from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings, sweep
 from ascend_lab.ops.formats import FLOATS
 
 
@@ -22,19 +22,13 @@ def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
     return (kept, gone) if gone else (graph, 0)
 
 
-def fold_constants(graph: Graph) -> tuple[Graph, int]:
-    """Compute nodes of constants: small results now, large ones when asked for.
+def fold_constants(draft: Draft, node: Node) -> bool:
+    """Compute a node of constants: small results now, large ones when asked for.
 
     A node whose result is far larger than what it reads (expand) stays, unless it is a `Fill`.
     """
-    draft, count = Draft(graph), 0
-    for node in draft:
-        if node.op != "trans_data" and node.inputs and draft.outputs.isdisjoint(node.outputs):
-            count += _fold(draft, node)
-    return (draft.finish(), count) if count else (graph, 0)
-
-
-def _fold(draft: Draft, node: Node) -> bool:
+    if node.op == "trans_data" or not node.inputs or not draft.outputs.isdisjoint(node.outputs):
+        return False
     known = [c for c in map(draft.constant, node.inputs) if c is not None]
     kinds = [draft.type(name) for name in node.outputs]
     limit = max(SMALL, sum(c.type.elements for c in known))
@@ -97,7 +91,10 @@ DEAD_CODE = Pass(
     "DeadCodeEliminationPass", "prepare", remove_dead_code, "drops what no output depends on"
 )
 FOLDING = Pass(
-    "ConstantFoldingPass", "prepare", fold_constants, "computes what depends on constants only"
+    "ConstantFoldingPass",
+    "prepare",
+    sweep(fold_constants),
+    "computes what depends on constants only",
 )
 COMMON = Pass(
     "CommonSubexpressionEliminationPass", "prepare", merge_common, "computes equal expressions once"
