@@ -88,6 +88,11 @@ class Net(GraphBuilder):
         y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
         return self.act(y, act, name=f"{name}.{act}")
 
+    def depthwise(self, x: Value, kernel: int | tuple[int, int] = 3, **how: Any) -> Value:
+        """Append a filter for each channel, batch norm, and an activation if one is named."""
+        how = {"act": "", "groups": x.shape[1], **how}
+        return self.conv_norm(x, x.shape[1], kernel, **how)
+
     def conv_act(
         self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu", **conv: Any
     ) -> Value:

@@ -235,8 +235,7 @@ def _grouped(
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, groups, name=name)
-    y = net.conv_norm(y, inner, 3, stride=2 if first else 1, groups=inner, act="",
-                      name=f"{name}.depthwise")  # fmt: skip
+    y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
     width = features - x.shape[1] if first else features
     y = net.conv_norm(y, width, groups=groups, act="", scale=1.0 if first else BRANCH,
                       name=f"{name}.expand")  # fmt: skip
@@ -262,8 +261,7 @@ def _shufflenet_v1(
 # -- ShuffleNet V2 --------------------------------------------------------------------------------
 def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
     """Append a depthwise 3 x 3 without activation, then 1 x 1 to `width`."""
-    own = x.shape[1]
-    x = net.conv_norm(x, own, 3, stride=stride, groups=own, act="", name=f"{name}.depthwise")
+    x = net.depthwise(x, stride=stride, name=f"{name}.depthwise")
     return net.conv_norm(x, width, name=f"{name}.pointwise")
 
 
@@ -294,7 +292,7 @@ def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float 
     """Append a ghost module: 1 x 1 to half of the features, the others depthwise from these."""
     own = math.ceil(features / 2)
     first = net.conv_norm(x, own, act=act, scale=scale, name=f"{name}.primary")
-    rest = net.conv_norm(first, own, 3, groups=own, act=act, name=f"{name}.cheap")
+    rest = net.depthwise(first, act=act, name=f"{name}.cheap")
     both = net.concat(first, rest, axis=1)
     n, channels, h, w = both.shape
     if channels == features:
@@ -308,7 +306,7 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
     for part, kernel in (("row", (1, 5)), ("column", (5, 1))):
-        g = net.conv_norm(g, c, kernel, groups=c, act="", name=f"{name}.{part}")
+        g = net.depthwise(g, kernel, name=f"{name}.{part}")
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
@@ -323,15 +321,13 @@ def _ghost_bottleneck(
     if gated:
         y = _gated(net, x, y, f"{name}.gate")
     if stride > 1:
-        y = net.conv_norm(y, inner, kernel, stride=stride, groups=inner, act="", name=f"{name}.dw")
+        y = net.depthwise(y, kernel, stride=stride, name=f"{name}.dw")
     if squeezes:
         y = net.squeeze_excite(y, rounded(inner / 4, 4), name=f"{name}.se", act="relu",
                                gate="hard_sigmoid")  # fmt: skip
     y = _ghost(net, y, features, "", f"{name}.ghost2", scale=BRANCH)
     if stride > 1 or x.shape[1] != features:
-        own = x.shape[1]
-        start = net.conv_norm(x, own, kernel, stride=stride, groups=own, act="",
-                              name=f"{name}.short.dw")  # fmt: skip
+        start = net.depthwise(x, kernel, stride=stride, name=f"{name}.short.dw")
         start = net.conv_norm(start, features, act="", name=f"{name}.short")
     return net.add(start, y, name=f"{name}.add")
 

@@ -121,8 +121,7 @@ def _former_block(
     else:
         y = _point(net, x, own * expansion, g, g, f"{name}.point1")
         y = _dynamic_relu(net, y, t, f"{name}.act1")
-        inner = y.shape[1]
-        y = net.conv_norm(y, inner, 3, groups=inner, act="", name=f"{name}.depthwise")
+        y = net.depthwise(y, name=f"{name}.depthwise")
         y = _dynamic_relu(net, y, t, f"{name}.act2")
         y = _point(net, y, features, g, g, f"{name}.point2")
     y = _image_looks(net, y, t, f"{name}.look")

@@ -347,7 +347,7 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
 def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
     """Append a depthwise layer and blocks of linear attention over the places of 2 x 2 patches."""
     c = x.shape[1]
-    x = net.conv_norm(x, c, 3, groups=c, act="silu", name=f"{name}.local")
+    x = net.depthwise(x, act="silu", name=f"{name}.local")
     x = net.conv(x, width, bias=False, name=f"{name}.up")
     shape = x.shape
     x = _unfolded(net, x, (0, 1, 3, 2))
