@@ -29,7 +29,7 @@ from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, TRUST, Placement, P
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, host as h, import_pinning
-from ascend_lab.graph.onnx.tensors import NUMPY, inputs_of
+from ascend_lab.graph.onnx.tensors import NUMPY, beyond_32_bits, inputs_of
 from ascend_lab.graph.tasks import CpuTimeline
 
 if TYPE_CHECKING:
@@ -292,15 +292,18 @@ class _Placer:
         names = [name for name in (*h.all_reads(node), *node.output) if name]
         ends_of: list[Any] = [self.values.get(name) for name in names]
         numbers = all(h.is_numbers(value) for value in ends_of)
-        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not h.branches(node):
+        branches = any(one.HasField("g") or one.graphs for one in node.attribute)
+        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
-        if node.op_type == "Resize" and self.media_rate and h.is_picture(ends_of[0]):
+        first: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        picture = first is not None and first.dtype == np.uint8 and first.ndim == 4
+        if node.op_type == "Resize" and self.media_rate and picture and first.shape[1] in (1, 3):
             pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
             busy_s = len(ends_of[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
-            if not numbers or any(h.wide(value) for value in ends_of):
+            if not numbers or any(beyond_32_bits(value) for value in ends_of):
                 needed = f"{node.name}: tensors of numbers in at most 32 bits"
                 raise UnsupportedError(needed, node.op_type)
             compiled = self._compiled((node,)).compiled

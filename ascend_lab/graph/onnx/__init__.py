@@ -178,8 +178,8 @@ class _Importer:
         for name, found in results.items():
             if name and found.value is not None:
                 wanted.setdefault(found.value.name, name)
-        for kind in self.net.written_since(start):
-            check_size(ctx.where, kind.shape)
+        for name in self.net.written(start):
+            check_size(ctx.where, self.net.type_of(name).shape)
         renamed = self.net.settle(start, ctx.name, wanted)
         for name, found in results.items():
             if found.value is not None:

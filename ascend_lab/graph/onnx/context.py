@@ -54,7 +54,7 @@ class Builder(GraphBuilder):
     def computed(self, start: int, results: Iterable[str]) -> dict[str, Any]:
         """Return what the nodes from `start` on, which read only constants, compute; drop them."""
         nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
-        written = [name for node in nodes for name in node.outputs]
+        written = self.written(start)
         names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
@@ -64,17 +64,17 @@ class Builder(GraphBuilder):
             del self._types[name]
         return found
 
+    def written(self, start: int) -> list[str]:
+        """Return what the nodes from `start` on write."""
+        return [name for node in self._nodes[start:] for name in node.outputs]
+
     def narrow(self, start: int) -> None:
         """Note that what the nodes from `start` on write is int64 in the model."""
-        self._narrowed |= {name for node in self._nodes[start:] for name in node.outputs}
+        self._narrowed.update(self.written(start))
 
     def build(self) -> Graph:
         """Return the verified graph."""
         return replace(super().build(), narrowed=frozenset(self._narrowed))
-
-    def written_since(self, start: int) -> list[TensorType]:
-        """Return the types of what the nodes from `start` on write."""
-        return [self._types[name] for node in self._nodes[start:] for name in node.outputs]
 
     @property
     def node_count(self) -> int:
@@ -87,8 +87,7 @@ class Builder(GraphBuilder):
         `wanted` maps present names to the model's; the result maps them to the renamed values.
         The node that writes the first is called `title`, its helpers after it.
         """
-        fresh = self._nodes[start:]
-        written = {name for node in fresh for name in node.outputs}
+        written = set(self.written(start))
         new = {old: name for old, name in wanted.items() if old in written}
         for old, name in new.items():
             self._types[name] = self._types.pop(old)
@@ -96,7 +95,7 @@ class Builder(GraphBuilder):
                 self._narrowed.remove(old)
                 self._narrowed.add(name)
         main = next(iter(new), "")
-        for at, node in enumerate(fresh, start):
+        for at, node in enumerate(self._nodes[start:], start):
             own = title if main in node.outputs else f"{title}/{node.op}"
             own = kinds.free_name(own, self._titles)
             reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
-from ascend_lab.graph.onnx.tensors import beyond_32_bits, inputs_of, pinned_shapes
+from ascend_lab.graph.onnx.tensors import inputs_of, pinned_shapes
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -140,11 +140,6 @@ def all_reads(node: NodeProto) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def branches(node: NodeProto) -> bool:
-    """Tell whether a node holds graphs of its own: If, Loop, Scan, SequenceMap."""
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-
-
 def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names that nodes read from outside, and those they write that are wanted."""
     written = {name for node in nodes for name in node.output if name}
@@ -193,17 +188,6 @@ def entry_of(name: str, value: Any) -> Any:
 def is_numbers(value: Any) -> bool:
     """Tell whether a value is a tensor of numbers, not of texts, and no list."""
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufV"
-
-
-def is_picture(value: Any) -> bool:
-    """Tell whether a value is a batch of images of bytes, grey or in colour."""
-    bytes_ = is_numbers(value) and value.dtype == np.uint8
-    return bytes_ and value.ndim == 4 and value.shape[1] in (1, 3)
-
-
-def wide(value: Any) -> bool:
-    """Tell whether a tensor has whole numbers that 32 bits do not hold."""
-    return bool(beyond_32_bits(value))
 
 
 def size_bytes(value: Any) -> int:
