@@ -174,11 +174,11 @@ def _whole_bias(
     *bias: Values,
 ) -> Values:  # fmt: skip
     """round(b / (sx sw)) - ox sum qw, as int32 holds it."""
-    total: Values = -x.offset * weight.astype(np.int64).sum(axes).reshape(-1)
+    total: Values = -x.offset * weight.astype(np.float64).sum(axes).reshape(-1)
     if bias:
         step = scales.astype(np.float64).reshape(-1) * x.scale
-        total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step).astype(np.int64)
-    return np.clip(total, -(2**31), 2**31 - 1).reshape(shape)
+        total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step)
+    return total.reshape(shape)
 
 
 # -- what lies between ----------------------------------------------------------------------------
@@ -291,7 +291,10 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
 
 
 def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float:
-    """Dequantise in steps of a sum, less what is taken from that; return what is left to take."""
+    """Dequantise in steps of a sum, less what is taken from that; return what is left to take.
+
+    A bias of sums is half a sum off at most.
+    """
     attrs: dict[str, Any] = {"dtype": head.attr("dtype", "fp32")}
     inputs = head.inputs
     if len(inputs) == 1:
@@ -300,7 +303,7 @@ def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float
         return shift + float(head.attr("offset", 0) * attrs["scale"])
     inputs = (inputs[0], _divided(draft, head, step), inputs[2])
     scales, bias = (draft.constants[name] for name in inputs[1:])
-    less = derived(bias.type, partial(_moved_on, shift), bias, scales)
+    less = derived(bias.type, lambda b, s: b - np.rint(shift / s.astype(np.float64)), bias, scales)
     attrs |= _small(less) if head.attr("small_bias") else {}
     draft.become(head, "dequantise", (*inputs[:2], draft.add(less, f"{head.name}_bias")), attrs)
     return 0.0
@@ -325,26 +328,19 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
     for one, other in (heads, heads[::-1]):
         if np.all(steps(other) <= MOST_APART * steps(one)):
             numbers = [draft.constants[n] for head in (one, other) for n in head.inputs[1:]]
-            total = derived(numbers[1].type, _both, *numbers)
+            total = derived(
+                numbers[1].type,
+                lambda one, bias, two, other: (
+                    bias + np.rint(other * (two / one.astype(np.float64)))
+                ),
+                *numbers,
+            )
             kinds = [{"dtype": draft.type(head.output).dtype} for head in (one, other)]
             small = _small(total) if one.attr("small_bias") else {}
             bias = draft.add(total, f"{one.name}_bias")
             draft.become(one, "dequantise", (*one.inputs[:2], bias), kinds[0] | small)
             draft.become(other, "dequantise", other.inputs[:2], kinds[1])
             return
-
-
-def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Values:
-    """Return a bias of sums and what is added to the other's, in the first's steps."""
-    steps = other.astype(np.float64) * (other_scale / scale.astype(np.float64))
-    total: Values = bias.astype(np.int64) + np.rint(steps).astype(np.int64)
-    return np.clip(total, -(2**31), 2**31 - 1)
-
-
-def _moved_on(shift: float, bias: Values, scales: Values) -> Values:
-    """Return a bias of sums less what is taken from them later: half a sum off at most."""
-    steps: Values = bias.astype(np.int64) - np.rint(shift / scales.astype(np.float64))
-    return np.clip(steps, -(2**31), 2**31 - 1)
 
 
 def shared(draft: Draft, node: Node) -> bool:
