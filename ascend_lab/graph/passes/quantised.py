@@ -328,19 +328,18 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
     for one, other in (heads, heads[::-1]):
         if np.all(steps(other) <= MOST_APART * steps(one)):
             numbers = [draft.constants[n] for head in (one, other) for n in head.inputs[1:]]
-            total = derived(
-                numbers[1].type,
-                lambda one, bias, two, other: (
-                    bias + np.rint(other * (two / one.astype(np.float64)))
-                ),
-                *numbers,
-            )
+            total = derived(numbers[1].type, _both, *numbers)
             kinds = [{"dtype": draft.type(head.output).dtype} for head in (one, other)]
             small = _small(total) if one.attr("small_bias") else {}
             bias = draft.add(total, f"{one.name}_bias")
             draft.become(one, "dequantise", (*one.inputs[:2], bias), kinds[0] | small)
             draft.become(other, "dequantise", other.inputs[:2], kinds[1])
             return
+
+
+def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Values:
+    """Return a bias of sums and what is added to the other's, in the first's steps."""
+    return np.asarray(bias + np.rint(other * (other_scale / scale.astype(np.float64))))
 
 
 def shared(draft: Draft, node: Node) -> bool:
