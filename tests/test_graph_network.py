@@ -21,8 +21,8 @@ from ascend_lab.graph import (
     tasks,
 )
 from ascend_lab.graph.compile import account
+from ascend_lab.graph.memory import Buffer
 from ascend_lab.graph.network import network_events, write_network_trace
-from ascend_lab.graph.packing import Buffer
 from ascend_lab.graph.placement import (
     buffers_of,
     constant_bytes,

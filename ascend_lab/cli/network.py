@@ -293,8 +293,7 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     from ascend_lab.graph.compile import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
-    chip = times.chip
-    total_s = times.time_s
+    chip, total_s = times.chip, times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]

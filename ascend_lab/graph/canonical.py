@@ -30,7 +30,6 @@ keeps its weights: only its bias changes.
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -182,8 +181,8 @@ def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
         found = affine.wide(tuple(constant.array() for constant in affine.sources))
         return np.asarray(found[place]).reshape(shape)
 
-    factor = draft.add(Constant(column, partial(part, 0)), f"{node.name}_scale")
-    shift = draft.add(Constant(column, partial(part, 1)), f"{node.name}_shift")
+    factor = draft.add(Constant(column, lambda: part(0)), f"{node.name}_scale")
+    shift = draft.add(Constant(column, lambda: part(1)), f"{node.name}_shift")
     y = draft.insert("mul", (node.inputs[0], factor), {}, node.name)
     return draft.insert("add", (y, shift), {}, f"{node.name}_add")
 

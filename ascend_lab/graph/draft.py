@@ -12,7 +12,7 @@ import math
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,15 @@ class Value:
         return self.type.shape
 
 
+def free_name(wanted: str, *taken: Container[str]) -> str:
+    """Return `wanted`, with a number behind it where one of `taken` has it."""
+    name, number = wanted, 0
+    while any(name in names for names in taken):
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
 class GraphBuilder:
     """A graph under construction; every operator of the library is a method of that name."""
 
@@ -50,7 +59,7 @@ class GraphBuilder:
 
     def unique(self, wanted: str) -> str:
         """Return `wanted`, with a number behind it if a tensor has that name."""
-        return ir.free_name(wanted, self._types, self._reserved)
+        return free_name(wanted, self._types, self._reserved)
 
     def _add(self, name: str, kind: ir.TensorType) -> Value:
         if name in self._types:
@@ -217,7 +226,7 @@ class Draft:
 
     def new_name(self, wanted: str) -> str:
         """Return a tensor and node name that is free."""
-        return ir.free_name(wanted, self.types, self.nodes, self.reserved)
+        return free_name(wanted, self.types, self.nodes, self.reserved)
 
     # -- adding ---------------------------------------------------------------------------------
     def add(self, constant: ir.Constant, name: str = "const") -> str:

@@ -8,7 +8,7 @@ What a node computes is said by `ops.OPERATORS[node.op]`; its attributes are tha
 import json
 import math
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -262,15 +262,6 @@ def _data(constant: Constant) -> str:
         return "data"
     numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
     return numbers.replace(".0,", ",").replace("-0,", "-0.0,")
-
-
-def free_name(wanted: str, *taken: Container[str]) -> str:
-    """Return `wanted`, with a number behind it where one of `taken` has it."""
-    name, number = wanted, 0
-    while any(name in names for names in taken):
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
 
 
 # -- types, from the operator library -------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph.packing import Buffer, Offsets, cpsat_available, pack, pack_cpsat
+from ascend_lab.graph.packing import Offsets, cpsat_available, pack, pack_cpsat
 from ascend_lab.limits import read_file, whole_of
 
 HEADER = ("id", "lower", "upper", "size")
@@ -29,6 +29,24 @@ MOST_FILE_BYTES = 2**20
 MOST_ROWS = 10_000
 MOST = 2**40
 """Times and sizes beyond this are refused in files, so that no sum leaves 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A block of size_bytes, needed from time lower up to, not including, upper."""
+
+    id: Hashable
+    lower: int
+    upper: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.upper <= self.lower:
+            got = f"buffer {self.id} from {self.lower} to {self.upper}"
+            raise GraphError("a lifetime that ends after it starts", got)
+        if self.size_bytes < 0:
+            got = f"buffer {self.id} of {self.size_bytes}"
+            raise GraphError("a size of at least 0 bytes", got)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import math
 import sys
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any
@@ -27,31 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.errors import GraphError
-
 Ints = NDArray[np.int64]
 Offsets = dict[Hashable, int]
 """The first byte of each buffer, by id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A block of size_bytes, needed from time lower up to, not including, upper."""
-
-    id: Hashable
-    lower: int
-    upper: int
-    size_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.upper <= self.lower:
-            got = f"buffer {self.id} from {self.lower} to {self.upper}"
-            raise GraphError("a lifetime that ends after it starts", got)
-        if self.size_bytes < 0:
-            got = f"buffer {self.id} of {self.size_bytes}"
-            raise GraphError("a size of at least 0 bytes", got)
-
-
+Block = Any
+"""A `memory.Buffer`: what it is asked for is id, lower, upper, size_bytes."""
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""
 MOST_STATES = 1_000_000
@@ -68,7 +49,7 @@ class _OutOfStepsError(Exception):
 class _Search:
     """The problem as arrays over buffers and sections, and the partial plan."""
 
-    def __init__(self, order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> None:
+    def __init__(self, order: Sequence[Block], capacity_bytes: int, deadline_s: float) -> None:
         times = np.unique([t for b in order for t in (b.lower, b.upper)])
         section = np.arange(len(times) - 1)
         self.low: Ints = np.searchsorted(times, [b.lower for b in order])
@@ -133,7 +114,7 @@ class _Search:
 
 
 def pack(
-    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
+    buffers: Sequence[Block], capacity_bytes: int, time_limit_s: float, seed: int = 0
 ) -> Offsets | None:
     """Return offsets within the capacity, or None when there are none.
 
@@ -190,7 +171,7 @@ def cpsat_available() -> bool:
 
 
 def pack_cpsat(
-    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
+    buffers: Sequence[Block], capacity_bytes: int, time_limit_s: float, seed: int = 0
 ) -> Offsets | None:
     """Return offsets within the capacity, or None when there are none, with one thread.
 

@@ -29,8 +29,7 @@ from itertools import accumulate
 from ascend_lab.graph import fusion, memory
 from ascend_lab.graph.aliases import Alias, aliases
 from ascend_lab.graph.ir import Graph, pixels
-from ascend_lab.graph.memory import Plan, plan, share
-from ascend_lab.graph.packing import Buffer
+from ascend_lab.graph.memory import Buffer, Plan, plan, share
 from ascend_lab.graph.tasks import Compiled, CpuKernel, Task
 from ascend_lab.isa import Kernel
 from ascend_lab.ops.slicing import Range

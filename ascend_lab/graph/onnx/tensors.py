@@ -76,7 +76,7 @@ def beyond_32_bits(array: Values) -> str:
 
 def free_name(wanted: str, taken: set[str]) -> str:
     """Return a name that is not taken yet, and take it."""
-    name = ir.free_name(wanted, taken)
+    name = draft.free_name(wanted, taken)
     taken.add(name)
     return name
 

@@ -24,7 +24,6 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes import simplify
 from ascend_lab.graph.passes.rewrite import Pass, derived, having, settings, sweep
-from ascend_lab.graph.passes.simplify import LIMITS, PRODUCTS
 from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
@@ -120,7 +119,7 @@ def _weight(
     if maker is None or maker.op != "dequantise" or len(maker.inputs) > 2:
         return None
     whole = draft.constant(maker.inputs[0])
-    if whole is None or (node.op in PRODUCTS and len(whole.type.shape) != 2):
+    if whole is None or (node.op in simplify.PRODUCTS and len(whole.type.shape) != 2):
         return None
     low = 128 if whole.type.dtype == "uint8" else 0
     if maker.attr("offset", 0) != low or whole.type.dtype not in ("int8", "uint8"):
@@ -135,7 +134,7 @@ def _weight(
     if scales is None or maker.attr("scale", 1.0) != 1:
         return None
     sides = (1,) * (rank - len(scales.type.shape)) + scales.type.shape
-    last = node.op in PRODUCTS and not options.get("trans_b")
+    last = node.op in simplify.PRODUCTS and not options.get("trans_b")
     axis = rank - 1 if last else 0
     fits = all(n == 1 or d == axis for d, n in enumerate(sides))
     return (whole, scales) if fits else None
@@ -240,10 +239,10 @@ def requantised(draft: Draft, node: Node) -> bool:
 
 def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
     """Return what is cut to a range, and whether at 0, if bytes cut the rest themselves."""
-    node = draft.only(name, "clip", *LIMITS)
+    node = draft.only(name, "clip", *simplify.LIMITS)
     if node is None:
         return None
-    low, high = LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
+    low, high = simplify.LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     below = low / own.scale + own.offset <= -128
     above = high / own.scale + own.offset >= 127
@@ -372,7 +371,7 @@ def fold(graph: Graph) -> tuple[Graph, int]:
         sweep(in_int8, "quantise"),
         sweep(before_pool, "quantise"),
         sweep(shared, "add"),
-        sweep(integer_layer, *CONVOLUTIONS, *PRODUCTS),
+        sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCTS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),
         sweep(requantised, "quantise"),

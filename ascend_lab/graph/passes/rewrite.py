@@ -10,7 +10,6 @@ Patterns are nested tuples, matched from the last node backwards:
 
 import difflib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -235,9 +234,9 @@ class Report:
     @property
     def matches(self) -> dict[str, int]:
         """Matches of each pass over all rounds."""
-        found = Counter[str]()
+        found: dict[str, int] = {}
         for step in self.steps:
-            found[step.name] += step.matches
+            found[step.name] = found.get(step.name, 0) + step.matches
         return found
 
     def __str__(self) -> str:

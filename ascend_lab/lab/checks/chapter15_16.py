@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.memory import plan
-from ascend_lab.graph.packing import Buffer
+from ascend_lab.graph.memory import Buffer, plan
 from ascend_lab.lab.checks import core as ex
 
 Life = tuple[int, int, int]

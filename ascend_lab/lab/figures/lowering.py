@@ -12,8 +12,7 @@ from ascend_lab import dsl, dsl as te, errors, isa
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
 from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.memory import METHODS, Plan
-from ascend_lab.graph.packing import Buffer
+from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import style as st
 
