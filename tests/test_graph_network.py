@@ -356,7 +356,7 @@ def test_every_read_falls_into_a_lifetime(graph):
     end = len(found.tasks) - 1
     for name in found.graph.outputs:
         if own.get(name, name) in spans and found.tasks:
-            assert spans[own.get(name, name)].last == end
+            assert spans[own.get(name, name)].upper == end + 1
 
 
 # -- values ---------------------------------------------------------------------------------------
