@@ -20,7 +20,7 @@ from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
-from ascend_lab.graph.onnx import tensors, tensors as kinds
+from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024
@@ -133,7 +133,7 @@ class Context:
     name: str
     opset: int
     net: Builder
-    inputs: Sequence[tensors.Tensor | None]
+    inputs: Sequence[kinds.Tensor | None]
     attrs: Mapping[str, Any]
     out_count: int
     result: str
@@ -155,14 +155,14 @@ class Context:
         """Tell whether input i is given; optional ones may be left out."""
         return i < len(self.inputs) and self.inputs[i] is not None
 
-    def tensor(self, i: int) -> tensors.Tensor:
+    def tensor(self, i: int) -> kinds.Tensor:
         """Return input i, in the graph or known; raise `GraphError` if it is left out."""
         found = self.inputs[i] if i < len(self.inputs) else None
         if found is None:
             raise GraphError(f"{self.where}: input {i}", "none", "the standard requires it")
         return found
 
-    def shape(self, i: int) -> tensors.Shape:
+    def shape(self, i: int) -> kinds.Shape:
         """Return the shape of input i."""
         return self.tensor(i).shape
 
@@ -191,7 +191,7 @@ class Context:
         return self.emit("cast", value, dtype=dtype)
 
     # -- known inputs -----------------------------------------------------------------------------
-    def const(self, i: int) -> tensors.Values:
+    def const(self, i: int) -> kinds.Values:
         """Return the values of input i; raise `NeedsConstant` if graph inputs decide them."""
         tensor = self.tensor(i)
         if tensor.known is None:
@@ -237,7 +237,7 @@ class Context:
         found = self.net.add_node(op, *inputs, **attrs)
         return found if isinstance(found, tuple) else (found,)
 
-    def value(self, tensor: tensors.Tensor) -> Value:
+    def value(self, tensor: kinds.Tensor) -> Value:
         """Return a tensor as a value of the graph; a known one becomes a constant, once."""
         if tensor.value is not None:
             return tensor.value
@@ -252,7 +252,7 @@ class Context:
             found = self.net.emitted[id(tensor)] = (made, tensor)
         return found[0]
 
-    def _data(self, data: tensors.Known, tensor: tensors.Tensor) -> Data:
+    def _data(self, data: kinds.Known, tensor: kinds.Tensor) -> Data:
         """Return constant data in the graph's format; int64 beyond 32 bits is refused.
 
         Small data are read now: passes see the numbers of arrays, not of what is read later.
@@ -267,7 +267,7 @@ class Context:
             self.unsupported("int64 numbers that fit in 32 bits", beyond)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
-    def known(self, array: Any, elem: str) -> tensors.Tensor:
+    def known(self, array: Any, elem: str) -> kinds.Tensor:
         """Return a result that is known before the graph runs."""
         return kinds.known(array, elem)
 
@@ -287,7 +287,7 @@ class Context:
             self.unsupported(f"an axis of a tensor of {rank} axes", str(axis))
         return axis % rank
 
-    def reshape(self, x: Value, shape: tensors.Shape) -> Value:
+    def reshape(self, x: Value, shape: kinds.Shape) -> Value:
         """Return x in another shape; itself if it has it."""
         return x if x.shape == shape else self.emit("reshape", x, shape=shape)
 
@@ -314,10 +314,10 @@ class Context:
         shape = tuple(size if i == axis else 1 for i in range(rank))
         return self.table(np.arange(size).reshape(shape), "int32", "counting")
 
-    def typed(self, value: Value, elem: str) -> tensors.Tensor:
+    def typed(self, value: Value, elem: str) -> kinds.Tensor:
         """Return an output of an element type of its own."""
         roots = frozenset().union(*(t.roots for t in self.inputs if t))
-        return tensors.Tensor(elem, value.shape, value, roots=roots)
+        return kinds.Tensor(elem, value.shape, value, roots=roots)
 
     def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
         """Raise `UnsupportedError` naming the node."""
@@ -325,7 +325,7 @@ class Context:
 
 
 # -- converters ----------------------------------------------------------------------------------
-Result = Value | tensors.Tensor
+Result = Value | kinds.Tensor
 Convert = Callable[[Context], Result | Sequence[Result]]
 
 
