@@ -57,10 +57,9 @@ class _Search:
         self.size: Ints = np.array([b.size_bytes for b in order], np.int64)
         self.alive = (self.low[:, None] <= section) & (section < self.up[:, None])
         self.capacity, self.deadline_s = capacity_bytes, deadline_s
+        # per section: where the next buffer would stand, and a closing 0; bytes still to place
         self.floor: Ints = np.zeros(len(times), np.int64)
-        """Per section, where the next buffer would stand, and a closing 0."""
         self.left: Ints = self.size @ self.alive
-        """Per section, bytes still to place."""
         self.rank: NDArray[Any] = np.arange(len(order))
         self.offset: Ints = np.zeros(len(order), np.int64)
         self.steps, self.failed = 0, set[bytes]()
