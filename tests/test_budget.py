@@ -29,7 +29,7 @@ LINES = {
     "data": 20,
     "dsl": 6475,
     "errors": 85,
-    "graph": 17720,
+    "graph": 17315,
     "isa": 3250,
     "kernels": 11375,
     "lab": 19000,

@@ -22,8 +22,8 @@ from ascend_lab.graph.lower import packed
 from ascend_lab.graph.network import PLAN, simulate_graph
 from ascend_lab.graph.placement import (
     aliases_of,
+    buffers_of,
     in_place_pairs,
-    lifetimes,
     places_of,
     plan_network,
 )
@@ -65,7 +65,7 @@ def test_slices_and_joins_of_a_batch_need_no_kernel():
     y = network.graph.node("cut0").inputs[0]
     assert found["cut0"] == Alias(y, 0) and found["cut1"] == Alias(y, 3 * image)
     assert found["part0"] == Alias("join", 0) and found["part1"] == Alias("join", 3 * image)
-    names = {life.name for life in lifetimes(network)}
+    names = {life.id for life in buffers_of(network)}
     assert {y, "join"} <= names and not names & set(found)
 
 

@@ -21,11 +21,11 @@ from ascend_lab.graph import (
     tasks,
 )
 from ascend_lab.graph.compile import account
+from ascend_lab.graph.memory import Buffer
 from ascend_lab.graph.network import network_events, write_network_trace
 from ascend_lab.graph.placement import (
-    Lifetime,
+    buffers_of,
     constant_bytes,
-    lifetimes,
     owners,
     tensor_bytes,
     workspaces,
@@ -311,14 +311,14 @@ CHAIN = """graph g (x: fp16[64, 8], i: fp16[4]) -> (d, b) {
 def test_lifetimes_by_hand():
     stages = stages_of(from_text(CHAIN), fusion=False)
     assert [t.name for t in stages.compiled.tasks] == ["a", "b", "v", "c", "d"]
-    found = {life.name: life for life in lifetimes(stages.compiled)}
+    found = {life.id: life for life in buffers_of(stages.compiled)}
     assert owners(stages.compiled) == {"v": "b"}
-    assert found["x"] == Lifetime("x", 0, 0, 1024)
-    assert found["i"] == Lifetime("i", 0, 0, 8)
-    assert found["a"] == Lifetime("a", 0, 1, 1024)
-    assert found["b"] == Lifetime("b", 1, 4, 1024)  # an output, read as v
-    assert found["c"] == Lifetime("c", 3, 4, 1024)
-    assert found["d"] == Lifetime("d", 4, 4, 1024)
+    assert found["x"] == Buffer("x", 0, 1, 1024)
+    assert found["i"] == Buffer("i", 0, 1, 8)
+    assert found["a"] == Buffer("a", 0, 2, 1024)
+    assert found["b"] == Buffer("b", 1, 5, 1024)  # an output, read as v
+    assert found["c"] == Buffer("c", 3, 5, 1024)
+    assert found["d"] == Buffer("d", 4, 5, 1024)
     assert "k" not in found and "v" not in found
     assert constant_bytes(stages.compiled) == {"k": 16}
 
@@ -332,11 +332,11 @@ def test_workspaces_live_inside_their_kernel():
     stages = stages_of(net.build(), B910)
     inner = {t.name: workspaces(t) for t in stages.compiled.tasks if workspaces(t)}
     assert inner
-    spans = {life.name: life for life in lifetimes(stages.compiled)}
+    spans = {life.id: life for life in buffers_of(stages.compiled)}
     sizes = tensor_bytes(stages.compiled)
     for place, task in enumerate(stages.compiled.tasks):
         for name in workspaces(task):
-            assert (spans[name].first, spans[name].last) == (place, place)
+            assert (spans[name].lower, spans[name].upper) == (place, place + 1)
             assert name.startswith(f"{task.name}/") and sizes[name] == spans[name].size_bytes > 0
 
 
@@ -344,19 +344,19 @@ def test_workspaces_live_inside_their_kernel():
 @given(graph=whole_graphs())
 def test_every_read_falls_into_a_lifetime(graph):
     found = stages_of(graph).compiled
-    spans = {life.name: life for life in lifetimes(found)}
+    spans = {life.id: life for life in buffers_of(found)}
     own = owners(found)
     for place, task in enumerate(found.tasks):
         for name in (*task.reads, *task.writes, *workspaces(task)):
             if name not in found.graph.constants and own.get(name, name) in spans:
                 life = spans[own.get(name, name)]
-                assert life.first <= place <= life.last, name
+                assert life.lower <= place < life.upper, name
             else:
                 assert own.get(name, name) in found.graph.constants, name
     end = len(found.tasks) - 1
     for name in found.graph.outputs:
         if own.get(name, name) in spans and found.tasks:
-            assert spans[own.get(name, name)].last == end
+            assert spans[own.get(name, name)].upper == end + 1
 
 
 # -- values ---------------------------------------------------------------------------------------

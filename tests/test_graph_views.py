@@ -28,41 +28,30 @@ def two_products():
 
 # -- table -----------------------------------------------------------------------------------------
 def test_rows_say_what_each_node_writes_and_costs():
-    rows = list(table(two_products()))
-    assert [(r.name, r.op, r.writes) for r in rows] == [
-        ("one", "matmul", "fp32[4, 8]"),
-        ("two", "matmul", "fp32[4, 8]"),
-        ("three", "relu", "fp32[4, 8]"),
+    lines = table(two_products()).splitlines()
+    assert [line.split() for line in lines] == [
+        list(HEAD),
+        ["one", "matmul", "fp32[4,", "8]", "64", "256"],
+        ["two", "matmul", "fp32[4,", "8]", "256"],  # its weights count where they are first read
+        ["three", "relu", "fp32[4,", "8]"],
+        ["twice", "3", "nodes", "64", "512"],
     ]
-    assert [r.weights for r in rows] == [64, 0, 0], "weights count where they are first read"
-    assert [r.macs for r in rows] == [4 * 8 * 8, 4 * 8 * 8, 0]
-
-
-def test_text_has_aligned_columns_and_totals():
-    lines = str(table(two_products())).splitlines()
-    assert lines[0].split() == list(HEAD)
-    assert lines[-1].split() == ["twice", "3", "nodes", "64", "512"]
-    assert len(lines) == 5
     assert all(line[lines[0].index("operator") - 2 :].startswith("  ") for line in lines[:-1])
-    assert repr(table(two_products())) == str(table(two_products()))
 
 
 def test_totals_of_a_model_are_its_counts():
     graph = zoo.build("resnet18")
-    found = table(graph, limit=3)
-    assert len(found) == len(graph.nodes)
-    assert sum(r.macs for r in found) == zoo.macs(graph)
-    assert sum(r.weights for r in found) == graph.parameter_count
-    lines = str(found).splitlines()
+    lines = table(graph, limit=3).splitlines()
     assert len(lines) == 1 + 3 + 1 + 1
     assert lines[-2].strip() == f"... {len(graph.nodes) - 3} more"
+    assert lines[-1].split()[-2:] == [f"{graph.parameter_count:,}", f"{zoo.macs(graph):,}"]
+    assert table(graph).splitlines()[-1].split() == lines[-1].split()
 
 
 def test_a_node_with_several_outputs_lists_their_types():
     net = GraphBuilder("split")
     net.output(*net.split(net.input("x", (4, 6)), sizes=(2, 4), axis=1))
-    (row,) = table(net.build())
-    assert row.writes == "fp32[4, 2], fp32[4, 4]"
+    assert "fp32[4, 2], fp32[4, 4]" in table(net.build()).splitlines()[1]
 
 
 # -- dispatch --------------------------------------------------------------------------------------

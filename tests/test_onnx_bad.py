@@ -13,7 +13,7 @@ from onnx_models import LIGHT, model_of, node, one_node
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
-from ascend_lab.graph.onnx import Limits, import_onnx
+from ascend_lab.graph.onnx import import_onnx, model_file
 
 REAL = (LIGHT / "light_squeezenet.onnx").read_bytes()
 
@@ -140,13 +140,15 @@ def test_sizes_below_zero_or_enormous_are_refused_before_any_work(shape, error):
         import_onnx(model)
 
 
-def test_a_model_of_too_many_nodes_or_bytes_is_refused(tmp_path):
+def test_a_model_of_too_many_nodes_or_bytes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_file, "MOST_NODES", 4)
     with pytest.raises(UnsupportedError, match="at most 4 nodes; got 5"):
-        import_onnx(small(), limits=Limits(nodes=4))
+        import_onnx(small())
     path = tmp_path / "model.onnx"
     path.write_bytes(REAL)
+    monkeypatch.setattr(model_file, "MOST_BYTES", 1000)
     with pytest.raises(InputError, match="at most 1000 bytes"):
-        import_onnx(path, limits=Limits(file_bytes=1000))
+        import_onnx(path)
 
 
 def test_a_weight_whose_numbers_do_not_fill_its_sizes():

@@ -11,7 +11,6 @@ from ascend_lab.graph.network import simulate_graph
 from ascend_lab.graph.placement import (
     buffers_of,
     in_place_pairs,
-    lifetimes,
     owners,
     places_of,
     plan_network,
@@ -124,9 +123,9 @@ def test_in_place_pairs_are_of_one_size_and_die_together():
     network = compiled(fusion=False)
     pairs = in_place_pairs(network)
     assert pairs
-    life = {x.name: x for x in lifetimes(network)}
+    life = {b.id: b for b in buffers_of(network)}
     for source, target in pairs:
-        assert life[source].last == life[target].first
+        assert life[source].upper == life[target].lower + 1
         assert life[source].size_bytes == life[target].size_bytes
         assert source not in network.graph.inputs
 

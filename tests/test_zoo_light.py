@@ -16,7 +16,6 @@ from ascend_lab.graph import (
 from ascend_lab.graph.onnx.export import export_onnx
 from ascend_lab.graph.zoo import why, why_lines
 from ascend_lab.graph.zoo.blocks import Net, rounded
-from ascend_lab.graph.zoo.convolutional import ghost
 
 # Counted on the definitions that `source` names (torchvision 0.28, timm 1.0.31,
 # megvii-model/ShuffleNet-Series, AAboys/MobileFormer): all trainable tensors, 1000 classes; MACs of
@@ -177,15 +176,6 @@ def test_a_shuffle_is_undone_by_a_shuffle_of_the_other_groups() -> None:
     once, twice = evaluate(graph, given).values()
     assert once[0, :4, 0, 0].tolist() == given["x"][0, [0, 4, 8, 1], 0, 0].tolist()
     np.testing.assert_array_equal(twice, given["x"])
-
-
-def test_a_ghost_module_of_ratio_1_is_a_plain_layer() -> None:
-    net = Net("ghost")
-    out = ghost(net, net.images(1, 8, 4), 6, "relu", "g", ratio=1)
-    net.output(out)
-    graph = net.build()
-    assert [node.op for node in graph.nodes] == ["conv2d", "batch_norm", "relu"]
-    assert out.shape == (1, 6, 4, 4)
 
 
 def test_rounding_loses_at_most_a_tenth() -> None:

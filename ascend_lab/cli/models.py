@@ -257,9 +257,9 @@ def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
 
     if model.startswith(PREFIX):
         return import_with(model).graph, False
-    stated = model_file.load(model, tensors.Limits())[0].graph
+    stated = model_file.load(model)[0].graph
     entries = {e.name: tensors.sizes_of(e) for e in stated.input}
-    common.wanted(entries.keys() - {t.name for t in stated.initializer}, arrays, "--calibration")
+    common.wanted({e.name for e in tensors.inputs_of(stated)}, arrays, "--calibration")
     heads = {name: sizes[0] for name, sizes in entries.items() if sizes and name in arrays}
     is_open = any(not isinstance(head, int) for head in heads.values())
     rows = {name: head if isinstance(head, int) else ROWS for name, head in heads.items()}

@@ -293,14 +293,14 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     from ascend_lab.graph.compile import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
-    chip = times.chip
-    total_s = times.time_s
+    chip, total_s = times.chip, times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
     if isinstance(times, TiledTimeline):
-        lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
-                        f"memory ask: {times.halo_share:.2%} of the multiply-accumulates twice; "
+        cut = times.tiled
+        lines.insert(1, f"in {cut.tile_count} tiles, as {cut.limit_bytes / 1e9:.3f} GB of device "
+                        f"memory ask: {cut.halo_share:.2%} of the multiply-accumulates twice; "
                         "time and bytes of a kernel are of all its runs")  # fmt: skip
     lines += [_line(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
     lines += ledger_table(ledger)

@@ -8,7 +8,7 @@ from ascend_lab.graph.compile import (
     Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, ledger, run_compiled,
 )
 from ascend_lab.graph.draft import Draft, GraphBuilder, Value, ordered, pruned
-from ascend_lab.graph.evaluate import Table, evaluate, evaluate_all, from_text, random_inputs, table
+from ascend_lab.graph.evaluate import evaluate, evaluate_all, from_text, random_inputs, table
 from ascend_lab.graph.fusion import fusion_rule, rules_restored
 from ascend_lab.graph.ir import (
     Constant, Fill, Graph, Node, Seeded, TensorType, infer, to_text, verify,
@@ -23,7 +23,7 @@ from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 
 __all__ = [
     "Bound", "Compiled", "Constant", "Draft", "Fill", "Graph", "GraphBuilder",
-    "NetworkTimeline", "Node", "OperatorTime", "Road", "Seeded", "Stages", "Table", "Task",
+    "NetworkTimeline", "Node", "OperatorTime", "Road", "Seeded", "Stages", "Task",
     "TensorType", "Value", "bound_of", "buffers_of", "channels_by_cube", "compile_graph",
     "compile_stages",
     "constant_bytes", "evaluate", "evaluate_all", "finish_stages", "from_text", "front_stages",

@@ -70,7 +70,10 @@ class _Aliases:
 
     def _join(self, node: Node) -> bool:
         """Place the operands of a concat inside its result, if they can be."""
-        offsets = join_offsets(self.graph, node)
+        whole, parts = self.graph.types[node.output], self.graph.in_types(node)
+        axis = int(node.attr("axis", 0)) % len(whole.shape)
+        ends = accumulate((kind.shape[axis] for kind in parts), initial=0)
+        offsets = _offsets(whole, parts, axis, list(pairwise(ends)))
         if offsets is None:
             return False
         bases = [self.base(name) for name in node.inputs]
@@ -222,14 +225,6 @@ def cut_offsets(graph: Graph, node: Node) -> list[int] | None:
     if cuts is None or node.inputs[0] in graph.constants:
         return None
     return _offsets(whole, graph.out_types(node), cuts[0], cuts[1])
-
-
-def join_offsets(graph: Graph, node: Node) -> list[int] | None:
-    """Return where each operand of a concat starts in the result; None if it must be copied."""
-    whole, parts = graph.types[node.output], graph.in_types(node)
-    axis = int(node.attr("axis", 0)) % len(whole.shape)
-    ends = accumulate((t.shape[axis] for t in parts), initial=0)
-    return _offsets(whole, parts, axis, list(pairwise(ends)))
 
 
 def _offsets(

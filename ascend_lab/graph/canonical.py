@@ -36,6 +36,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.graph.channels import channels_by_cube
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, only_reader
+from ascend_lab.graph.passes import images
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import get
@@ -66,7 +67,11 @@ def _attention_apart(graph: Graph, chip: Chip) -> Graph:
 def _attention(draft: Draft, node: Node, chip: Chip) -> str:
     """Insert what computes a node of attention on a chip; return the tensor of its result."""
     q, k, v, *mask = node.inputs
-    if _flash_applies(draft, node, chip):
+    operator, types = get(FLASH), [draft.type(n) for n in node.inputs]
+    call = operator.call([t.shape for t in types], [t.dtype for t in types], node.attrs)
+    ragged = bool(mask) and types[3].shape[-1] % 16 and mask[0] not in draft.constants
+    assert operator.template is not None
+    if not ragged and operator.template.applies(call, chip):  # it has the kernel, and reads masks
         whole = [_whole(draft, name, node) for name in mask]
         return draft.insert(FLASH, (q, k, v, *whole), {"scale": _scale(draft, node)}, node.name)
     scores = _scores(draft, f"{node.name}_scores", node)
@@ -85,15 +90,6 @@ def _scale(draft: Draft, node: Node) -> float:
 def _scores(draft: Draft, name: str, node: Node) -> str:
     scores = draft.insert("batch_matmul", node.inputs[:2], {"trans_b": True}, name)
     return draft.insert("muls", (scores,), {"number": _scale(draft, node)}, f"{node.name}_scaled")
-
-
-def _flash_applies(draft: Draft, node: Node, chip: Chip) -> bool:
-    """Tell whether the chip has the kernel for a node's shapes and a mask it can read."""
-    operator, types = get(FLASH), [draft.type(n) for n in node.inputs]
-    call = operator.call([t.shape for t in types], [t.dtype for t in types], node.attrs)
-    ragged = len(types) > 3 and types[3].shape[-1] % 16 and node.inputs[3] not in draft.constants
-    assert operator.template is not None
-    return not ragged and operator.template.applies(call, chip)
 
 
 def _whole(draft: Draft, mask: str, node: Node) -> str:
@@ -132,8 +128,8 @@ def _expand(graph: Graph) -> Graph:
             or (node.has("convolution") and node.inputs[2] not in draft.constants)
         ):
             made = _bias_apart(draft, node)
-        elif node.op == "batch_norm" and all(n in draft.constants for n in node.inputs[1:]):
-            made = _batch_norm(draft, node)
+        elif node.op == "batch_norm" and (found := images.affine_of(draft, node)):
+            made = _batch_norm(draft, node, found[1])
         if made:
             draft.replace(node.output, made)
     return draft.finish()
@@ -175,21 +171,19 @@ def _bias_apart(draft: Draft, node: Node) -> str:
     return draft.insert("add", (y, column), {}, f"{node.name}_bias")
 
 
-def _batch_norm(draft: Draft, node: Node) -> str:
-    """Return x * (scale / sqrt(variance + epsilon)) + the rest, per channel."""
-    x, *parts = node.inputs
-    kind, constants = draft.type(x), [draft.constants[n] for n in parts]
-    shape = (draft.type(parts[0]).shape[0], *(1,) * (len(kind.shape) - 2))
-    column, epsilon = TensorType(shape, kind.dtype), float(node.attr("epsilon", 1e-5))
+def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
+    """Return a x + c, per channel."""
+    kind = draft.type(node.inputs[0])
+    shape = (kind.shape[1], *(1,) * (len(kind.shape) - 2))
+    column = TensorType(shape, kind.dtype)
 
-    def normal() -> tuple[Values, Values]:
-        scale, bias, mean, variance = (c.array().astype(np.float64) for c in constants)
-        factor: Values = scale / np.sqrt(variance + epsilon)
-        return factor.reshape(shape), (bias - mean * factor).reshape(shape)
+    def part(place: int) -> Values:
+        found = affine.wide(tuple(constant.array() for constant in affine.sources))
+        return np.asarray(found[place]).reshape(shape)
 
-    factor = draft.add(Constant(column, lambda: normal()[0]), f"{node.name}_scale")
-    shift = draft.add(Constant(column, lambda: normal()[1]), f"{node.name}_shift")
-    y = draft.insert("mul", (x, factor), {}, node.name)
+    factor = draft.add(Constant(column, lambda: part(0)), f"{node.name}_scale")
+    shift = draft.add(Constant(column, lambda: part(1)), f"{node.name}_shift")
+    y = draft.insert("mul", (node.inputs[0], factor), {}, node.name)
     return draft.insert("add", (y, shift), {}, f"{node.name}_add")
 
 

@@ -58,12 +58,9 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """A graph after every stage, to look at; `compiled` is the end, `matches` counts rewrites."""
+class Stages(Front):
+    """A graph after every stage, to look at; `compiled` is the end."""
 
-    matches: Mapping[str, int]
-    rewritten: ir.Graph
-    laid_out: ir.Graph
     fused: Fused
     compiled: tasks.Compiled
 

@@ -12,7 +12,7 @@ import math
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,15 @@ class Value:
         return self.type.shape
 
 
+def free_name(wanted: str, *taken: Container[str]) -> str:
+    """Return `wanted`, with a number behind it where one of `taken` has it."""
+    name, number = wanted, 0
+    while any(name in names for names in taken):
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
 class GraphBuilder:
     """A graph under construction; every operator of the library is a method of that name."""
 
@@ -46,17 +55,11 @@ class GraphBuilder:
         self._nodes: list[ir.Node] = []
         self._types: dict[str, ir.TensorType] = {}
         self._constants: dict[str, ir.Constant] = {}
-        self._counts: dict[str, int] = {}
+        self._reserved: frozenset[str] = frozenset()
 
     def unique(self, wanted: str) -> str:
         """Return `wanted`, with a number behind it if a tensor has that name."""
-        if wanted not in self._types and wanted not in self._counts:
-            return wanted
-        while True:
-            self._counts[wanted] = self._counts.get(wanted, 0) + 1
-            name = f"{wanted}_{self._counts[wanted]}"
-            if name not in self._types:
-                return name
+        return free_name(wanted, self._types, self._reserved)
 
     def _add(self, name: str, kind: ir.TensorType) -> Value:
         if name in self._types:
@@ -107,16 +110,13 @@ class GraphBuilder:
         """Return the method that appends a node of operator `op`."""
         if op.startswith("_"):
             raise AttributeError(op)
-        found = op if op == "trans_data" else ir.operator_of(op.removesuffix("_")).name
+        found = ir.operator_of(op.removesuffix("_"))
 
         def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
-            return self.add_node(found, *inputs, name=name, **attrs)
+            return self.add_node(found.name, *inputs, name=name, **attrs)
 
-        operator = ir.operator_of(found)
-        append.__name__ = found
-        append.__doc__ = (
-            f"{operator.summary}\n\nInputs {operator.inputs}, attributes {operator.attrs}."
-        )
+        append.__name__ = found.name
+        append.__doc__ = f"{found.summary}\n\nInputs {found.inputs}, attributes {found.attrs}."
         return append
 
     def output(self, *values: Value) -> None:
@@ -226,11 +226,7 @@ class Draft:
 
     def new_name(self, wanted: str) -> str:
         """Return a tensor and node name that is free."""
-        name, number = wanted, 0
-        while name in self.types or name in self.nodes or name in self.reserved:
-            number += 1
-            name = f"{wanted}_{number}"
-        return name
+        return free_name(wanted, self.types, self.nodes, self.reserved)
 
     # -- adding ---------------------------------------------------------------------------------
     def add(self, constant: ir.Constant, name: str = "const") -> str:
@@ -271,13 +267,9 @@ class Draft:
             self.changes += 1
 
     def become(
-        self,
-        node: ir.Node,
-        op: str,
-        inputs: Sequence[str],
-        attrs: Mapping[str, Any] | None = None,
-        last: ir.Node | None = None,
-    ) -> bool:
+        self, node: ir.Node, op: str, inputs: Sequence[str],
+        attrs: Mapping[str, Any] | None = None, last: ir.Node | None = None,
+    ) -> bool:  # fmt: skip
         """Let a node compute something else; with `last` it writes what that node wrote."""
         given, outs = tuple(map(self.resolve, inputs)), (last or node).outputs
         self.put(ir.Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))
@@ -344,33 +336,27 @@ def ordered(graph: ir.Graph) -> ir.Graph:
     reader. Raises `GraphError` naming the nodes of a cycle.
     """
     done: dict[str, ir.Node] = {}
-    for node in graph.nodes:
-        _place(graph, node, done)
-    if len(done) == len(graph.nodes) and all(map(operator.is_, done.values(), graph.nodes)):
-        return graph
-    return replace(graph, nodes=tuple(done.values()))
-
-
-def _place(graph: ir.Graph, node: ir.Node, done: dict[str, ir.Node]) -> None:
-    """Append a node to `done`, what it reads before it."""
-    ahead = [node]
     open_: dict[str, None] = {}
+    ahead = list(graph.nodes[::-1])
     while ahead:
-        current = ahead[-1]
-        made = (graph.producers.get(name) for name in current.inputs)
+        node = ahead[-1]
+        made = (graph.producers.get(name) for name in node.inputs)
         missing = [n for n in made if n is not None and n.name not in done]
-        if current.name in done or not missing:
-            done.setdefault(current.name, current)
-            open_.pop(current.name, None)
+        if node.name in done or not missing:
+            done.setdefault(node.name, node)
+            open_.pop(node.name, None)
             ahead.pop()
             continue
-        open_[current.name] = None
+        open_[node.name] = None
         for before in reversed(missing):
             if before.name in open_:
                 names = list(open_)
                 loop = " -> ".join([*names[names.index(before.name) :], before.name])
                 raise GraphError(f"{graph.name}: a graph without cycles", loop, "cut one edge")
             ahead.append(before)
+    if len(done) == len(graph.nodes) and all(map(operator.is_, done.values(), graph.nodes)):
+        return graph
+    return replace(graph, nodes=tuple(done.values()))
 
 
 def pruned(graph: ir.Graph) -> ir.Graph:

@@ -21,54 +21,25 @@ from ascend_lab.errors import UnsupportedError
 CORE, CPU, MEDIA, HOST = "AI core", "AI CPU", "media unit", "host CPU"
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine of the published table: the lower its rank, the sooner the rule takes it."""
+RANKS = {CORE: 1, CPU: 3, MEDIA: 5, HOST: 10}
+"""The lower, the sooner the published rule takes an engine: AIcoreEngine, DNN_VM_AICPU_ASCEND,
+DNN_VM_DVPP, DNN_VM_HOST_CPU (CANN graph engine, docs/zh/design/features/engine.md).
+"""
+HOST_OVERHEAD_S, HOST_RATE_BYTES_PER_S, COPY_OVERHEAD_S = 5e-6, 1e10, 1e-5
+TRUST = "assumed"
+"""Of the server's processor: no source gives these numbers for operators.
 
-    name: str
-    rank: int
-    does: str
-    here: str = ""
-    """What it is called in this model; "": nothing here is placed on it."""
-
-
-ENGINES = (
-    Engine("DNN_VM_CUSTOM", 0, "kernels of users"),
-    Engine("AIcoreEngine", 1, "cube and vector operators", CORE),
-    Engine("ffts_plus", 1, "composite operators"),
-    Engine("VectorEngine", 2, "operators of vector cores"),
-    Engine("DSAEngine", 2, "random numbers"),
-    Engine("DNN_VM_RTS", 2, "control of streams"),
-    Engine("DNN_HCCL", 2, "collectives"),
-    Engine("DNN_VM_AICPU_ASCEND", 3, "operators without a kernel of the AI core", CPU),
-    Engine("DNN_VM_AICPU", 4, "TensorFlow's kernels"),
-    Engine("DNN_VM_DVPP", 5, "images: decode, resize, crop, colour", MEDIA),
-    Engine("DNN_VM_GE_LOCAL", 9, "constants and outputs: no task"),
-    Engine("DNN_VM_HOST_CPU", 10, "small operators of dynamic graphs", HOST),
-)
-"""CANN graph engine, docs/zh/design/features/engine.md."""
-RANKS = {engine.here: engine.rank for engine in ENGINES if engine.here}
+The driver's part of a copy comes on top of the chip's PCIe link.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The server's processor: no source gives these numbers for operators, all are assumed.
-
-    The driver's part of a copy comes on top of the chip's PCIe link.
-    """
-
-    overhead_s: float = 5e-6
-    rate_bytes_per_s: float = 1e10
-    copy_overhead_s: float = 1e-5
-    trust: str = "assumed"
-
-    def copy_s(self, chip: Chip, size_bytes: int) -> float:
-        """Return the seconds of a copy between host and device."""
-        link = chip.links.get("pcie")
-        if link is None:
-            needed = f"{chip.name}: a link to the host"
-            raise UnsupportedError(needed, "none", "add link.pcie to the chip file")
-        return self.copy_overhead_s + link.latency_s + size_bytes / link.rate_bytes_per_s
+def copy_s(chip: Chip, size_bytes: int) -> float:
+    """Return the seconds of a copy between host and device."""
+    link = chip.links.get("pcie")
+    if link is None:
+        needed = f"{chip.name}: a link to the host"
+        raise UnsupportedError(needed, "none", "add link.pcie to the chip file")
+    return COPY_OVERHEAD_S + link.latency_s + size_bytes / link.rate_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,34 +32,26 @@ def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]
 
     Raises `InputError` for inputs that are missing or of another shape.
     """
-    values = dict(_steps(graph, inputs, set(graph.outputs)))
-    return {name: values[name] for name in graph.outputs}
+    live, keep = dict(checked_inputs(graph, inputs)), set(graph.outputs)
+    left = {name: len(readers) for name, readers in graph.readers.items()}
+    found = {name: live[name] for name in keep.intersection(live)}
+    found |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
+    for node in graph.nodes:
+        arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
+        written = dict(zip(node.outputs, compute(graph, node, arrays), strict=True))
+        found |= {name: value for name, value in written.items() if name in keep}
+        live |= written
+        for name in dict.fromkeys(node.inputs):  # forget what has had its last reader
+            left[name] -= 1
+            if not left[name]:
+                live.pop(name, None)
+    return {name: found[name] for name in graph.outputs}
 
 
 def evaluate_all(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return every tensor of the graph by name, to see where two graphs part."""
-    return dict(_steps(graph, inputs, set(graph.types)))
-
-
-def _steps(
-    graph: ir.Graph, inputs: Mapping[str, Any], keep: set[str]
-) -> Iterator[tuple[str, ir.Values]]:
-    """Yield the tensors in `keep` in order; others are forgotten after their last reader."""
-    live = dict(checked_inputs(graph, inputs))
-    left = {name: len(readers) for name, readers in graph.readers.items()}
-    for name in (*graph.inputs, *graph.constants):
-        if name in keep:
-            yield name, live[name] if name in live else graph.constants[name].array()
-    for node in graph.nodes:
-        arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
-        for name, value in zip(node.outputs, compute(graph, node, arrays), strict=True):
-            if name in keep:
-                yield name, value
-            live[name] = value
-        for name in dict.fromkeys(node.inputs):
-            left[name] -= 1
-            if not left[name]:
-                live.pop(name, None)
+    names = (*graph.inputs, *graph.constants, *graph.producers)
+    return evaluate(replace(graph, outputs=names), inputs)
 
 
 def compute(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
@@ -125,10 +117,8 @@ def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
     for node in graph.nodes:
         operator = ir.operator_of(node.op)
         if operator.index_bounds:
-            shapes, settings = (
-                [t.shape for t in graph.in_types(node)],
-                operator.settings(node.attrs),
-            )
+            shapes = [t.shape for t in graph.in_types(node)]
+            settings = operator.settings(node.attrs)
             for place, limit in operator.index_limits(shapes, settings).items():
                 name = node.inputs[place]
                 limits[name] = min(limit, limits.get(name, limit))
@@ -196,71 +186,37 @@ def published_macs(graph: ir.Graph) -> int:
 HEAD = ("node", "operator", "writes", "weights", "MACs")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One node: name, operator, types written, elements of constants read, multiply-accumulates."""
+def table(graph: ir.Graph, *, limit: int | None = None) -> str:
+    """Return aligned columns, a line for each node (of the first `limit`), the last the totals.
 
-    name: str
-    op: str
-    writes: str
-    weights: int
-    macs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The rows of a graph; its text form is the table, the last line the totals."""
-
-    title: str
-    rows: tuple[Row, ...]
-    limit: int | None = None
-
-    def __iter__(self) -> Iterator[Row]:
-        """Walk all rows."""
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        """Return aligned columns, at most `limit` nodes; zeros are left empty."""
-        shown = self.rows if self.limit is None else self.rows[: self.limit]
-        lines: list[tuple[str, ...]] = [HEAD]
-        for row in shown:
-            counts = (f"{n:,}" if n else "" for n in (row.weights, row.macs))
-            lines.append((row.name, row.op, row.writes, *counts))
-        if len(shown) < len(self.rows):
-            lines.append((f"... {len(self.rows) - len(shown)} more", "", "", "", ""))
-        sums = (sum(row.weights for row in self), sum(row.macs for row in self))
-        lines.append((self.title, f"{len(self)} nodes", "", *(f"{n:,}" for n in sums)))
-        widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-        sides = "<<<>>"
-        return "\n".join(
-            "  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, sides, widths, strict=True)).rstrip()
-            for line in lines
-        )
-
-    __repr__ = __str__
-
-
-def table(graph: ir.Graph, *, limit: int | None = None) -> Table:
-    """Return the table of a graph; weights that several nodes read count where first read."""
+    Weights are elements of constants, counted where they are first read; zeros are left empty.
+    """
     seen: set[str] = set()
-    rows = []
+    rows: list[tuple[tuple[str, str, str], int, int]] = []
     for node in graph.nodes:
-        new = {name for name in node.inputs if name not in seen}
+        new = set(node.inputs) - seen
         weights = sum(graph.types[n].elements for n in new if n in graph.constants)
         writes = ", ".join(map(str, graph.out_types(node)))
-        rows.append(Row(node.name, node.op, writes, weights, node_macs(graph, node)))
-        seen.update(node.inputs)
-    return Table(graph.name, tuple(rows), limit)
+        rows.append(((node.name, node.op, writes), weights, node_macs(graph, node)))
+        seen |= new
+    lines: list[tuple[str, ...]] = [HEAD]
+    for texts, *counts in rows[:limit]:
+        lines.append((*texts, *(f"{n:,}" if n else "" for n in counts)))
+    if len(lines) <= len(rows):
+        lines.append((f"... {len(rows) + 1 - len(lines)} more", "", "", "", ""))
+    sums = (f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,}")
+    lines.append((graph.name, f"{len(rows)} nodes", "", *sums))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, "<<<>>", widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 # -- the text form, read back ---------------------------------------------------------------------
 _NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
 _TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
-_TYPED = re.compile(rf"({_NAME}): ({_TYPE})")
+_TYPED = re.compile(rf"({_NAME}): (\w+)\[([\d, ]*)\](?:@(\w+(?::\d+)?))?")
 _NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
 _INPUTS = rf"{_NAME}: {_TYPE}(?:, {_NAME}: {_TYPE})*"
 _HEAD = re.compile(rf"graph ({_NAME}) \(((?:{_INPUTS})?)\) -> \(({_NAMES})\) \{{$")
@@ -299,13 +255,6 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(_plain(found) for found in re.findall(_NAME, text))
 
 
-def _type(text: str) -> ir.TensorType:
-    dtype, _, rest = text.partition("[")
-    sizes, _, layout = rest.partition("]")
-    shape = tuple(int(n) for n in sizes.split(",") if n.strip())
-    return ir.TensorType(shape, dtype, layout.removeprefix("@") or "ND")
-
-
 class _Reader:
     """What the lines read so far amount to."""
 
@@ -316,12 +265,14 @@ class _Reader:
         self.nodes: list[ir.Node] = []
 
     def types(self, text: str) -> tuple[str, ...]:
-        found = [(_plain(name), _type(kind)) for name, kind in _TYPED.findall(text)]
-        for name, kind in found:
+        names = []
+        for found, dtype, sizes, layout in _TYPED.findall(text):
+            name, shape = _plain(found), tuple(int(n) for n in sizes.split(",") if n.strip())
             if name in self.known:
                 raise GraphError("every name once", f"{name} twice", "rename one")
-            self.known[name] = kind
-        return tuple(name for name, _ in found)
+            self.known[name] = ir.TensorType(shape, dtype, layout or "ND")
+            names.append(name)
+        return tuple(names)
 
     def line(self, line: str) -> None:
         halves = _LINE.match(line)
@@ -351,8 +302,6 @@ class _Reader:
 
 def _attrs(text: str) -> dict[str, Any]:
     """Read `key = literal, ...`; literals are Python's."""
-    if not text:
-        return {}
     call = ast.parse(f"dict({text})", mode="eval").body
     if not isinstance(call, ast.Call):
         raise ValueError("key = literal, ...")

@@ -14,6 +14,7 @@ on the device, as for networks without such nodes; what is constant lies on both
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,13 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.graph import engines
 from ascend_lab.graph.compile import FORMATS, compile_graph
-from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
+from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, TRUST, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, host as h, import_pinning
-from ascend_lab.graph.onnx.model_file import title
-from ascend_lab.graph.onnx.tensors import NUMPY, Limits
+from ascend_lab.graph.onnx.tensors import NUMPY, beyond_32_bits, inputs_of
 from ascend_lab.graph.tasks import CpuTimeline
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class Hosted:
     reasons: Mapping[str, str]
     values: Mapping[str, Any]
     """Every tensor for the inputs given, as the host computes it."""
-    host: Host
 
     @property
     def wanted(self) -> list[str]:
@@ -87,14 +87,12 @@ class Hosted:
         model = h.sub_model(self.model, part.nodes, reads, writes, known)
         if part.imported is not None:
             graph = part.imported.graph
-            try:
+            kinds = part.imported.output_types
+            with suppress(AscendLabError):  # numbers that a graph does not hold
                 narrow = (v.astype(np.int32) if v.dtype == np.int64 else v
                           for v in (known[n] for n in graph.inputs))  # fmt: skip
                 found = evaluate(graph, dict(zip(graph.inputs, narrow, strict=True)))
-            except AscendLabError:  # numbers that a graph does not hold
-                return h.run_on_host(model, known)
-            kinds = part.imported.output_types
-            return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
+                return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
         return h.run_on_host(model, known)
 
     def timeline(self) -> NetworkTimeline:
@@ -104,9 +102,9 @@ class Hosted:
         works = {work.name: work for work in self.problem.works}
         for part in self.parts:
             for node in part.nodes:
-                operators += self._copies(works[title(node)], copied)
+                operators += self._copies(works[node.name], copied)
                 if part.compiled is None:
-                    operators.append(self._node(node, works[title(node)]))
+                    operators.append(self._node(node, works[node.name]))
             if part.compiled is not None:
                 operators += simulate_graph(part.compiled).operators
         operators += self._copies(works[OUTPUTS], copied)
@@ -128,16 +126,16 @@ class Hosted:
             "copies": [name for name, _ in self.placement.copies],
             "nodes_s": self.placement.time_s,
             "cheapest_engine_s": rule.time_s,
-            "trust": self.host.trust,
+            "trust": TRUST,
         }
         return data
 
     def lines(self) -> list[str]:
         """Return in words what is off the core, why, and what the published rule would take."""
-        off, trust = self.off_core, self.host.trust
-        title_of = {title(node): node.op_type for part in self.parts for node in part.nodes}
+        off = self.off_core
+        title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
         found = [
-            f"{name} ({title_of[name]}) on the {engine} ({trust} rate): "
+            f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
             f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
             for name, engine in off.items()
         ]
@@ -154,7 +152,7 @@ class Hosted:
         to_host = self.placement.engines[work.name] == HOST
         new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
         copied.update(new)
-        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", self.host.copy_overhead_s
+        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", engines.COPY_OVERHEAD_S
         return [
             self._outside(tensor, kind, COPY, h.size_bytes(self.values[tensor]),
                           (over_s, self.problem.copy_s[tensor] - over_s)) for tensor in new
@@ -162,7 +160,7 @@ class Hosted:
 
     def _node(self, node: NodeProto, work: Work) -> OperatorTime:
         engine = self.placement.engines[work.name]
-        over_s = {HOST: self.host.overhead_s, MEDIA: self.chip.launch_overhead_s}.get(
+        over_s = {HOST: engines.HOST_OVERHEAD_S, MEDIA: self.chip.launch_overhead_s}.get(
             engine, self.chip.ai_cpu_overhead_s
         )
         seconds, size = (over_s, work.seconds[engine] - over_s), h.moved_bytes(node, self.values)
@@ -172,8 +170,8 @@ class Hosted:
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
         missed = 0 if engine == HOST else size
-        moved = (size, 0, 0, missed, 0.0)
-        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, engine, seconds))
+        moved = (size, 0, 0, missed, 0.0, engine)
+        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
 
 
 def place_model(
@@ -185,7 +183,6 @@ def place_model(
     batch: int | None = None,
     dtype: str = "fp16",
     seed: int = 0,
-    host: Host | None = None,
     media_pixels_per_s: float = 0.0,
 ) -> Hosted:
     """Return any ONNX model placed on a chip and its host, for the inputs given or random ones.
@@ -195,32 +192,30 @@ def place_model(
     Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
     one that neither ONNX Runtime nor the reference evaluator computes.
     """
-    limits = Limits()
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
-    parts = h.whole_parts(source, limits)
-    feed = dict(given or {}) or h.random_feed(parts, shapes or {}, batch, limits, seed)
-    if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
+    model = h.whole_model(source)
+    feed = dict(given or {}) or h.random_feed(model, shapes or {}, batch, seed)
+    if missing := [entry.name for entry in inputs_of(model.graph) if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
-    values = {**parts.constants(), **h.run_on_host(parts.model, feed, everything=True), **feed}
-    return _Placer(parts, chip, values, dtype, host or Host(), media_pixels_per_s).place()
+    values = {**h.constants_of(model), **h.run_on_host(model, feed, everything=True), **feed}
+    return _Placer(model, chip, values, dtype, media_pixels_per_s).place()
 
 
 class _Placer:
     """The steps of a placement: what each node costs where, the cut, the parts."""
 
     def __init__(
-        self, parts: h.Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host,
-        media_rate: float,
-    ) -> None:  # fmt: skip
-        self.model, self.chip, self.values = parts.model, chip, values
-        self.dtype, self.host, self.media_rate = dtype, host, media_rate
-        self.outputs = [entry.name for entry in self.model.graph.output]
-        self.known = set(parts.constants())
+        self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
+    ) -> None:
+        self.model, self.chip, self.values = model, chip, values
+        self.dtype, self.media_rate = dtype, media
+        self.outputs = [entry.name for entry in model.graph.output]
+        self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
-        self.inputs = [entry.name for entry in parts.inputs]
+        self.inputs = [entry.name for entry in inputs_of(model.graph)]
         used, live = set(self.outputs), []
-        for node in reversed(parts.nodes):
+        for node in reversed(model.graph.node):
             if used.intersection(node.output):
                 used.update(h.all_reads(node))
                 live.append(node)
@@ -241,7 +236,7 @@ class _Placer:
             Work(OUTPUTS, {CORE: 0.0}, tuple(dict.fromkeys(self.outputs)), ()),
         ]
         copy_s = {
-            name: self.host.copy_s(self.chip, h.size_bytes(self.values[name]))
+            name: engines.copy_s(self.chip, h.size_bytes(self.values[name]))
             for work in works
             for name in work.writes
             if h.is_numbers(self.values[name])
@@ -259,14 +254,15 @@ class _Placer:
             try:
                 parts = tuple(self._part(*group) for group in self._groups(placement))
             except _RefusedError as error:
-                self.reasons.update(dict.fromkeys(error.names, str(error)))
+                names, reason = error.args
+                self.reasons.update(dict.fromkeys(names, reason))
                 works = [replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
-                         if w.name in error.names else w for w in problem.works]  # fmt: skip
+                         if w.name in names else w for w in problem.works]  # fmt: skip
                 problem = Problem(works, problem.copy_s)
                 continue
             name = self.model.graph.name or "model"
             return Hosted(name, self.chip, self.model, parts, problem, placement, self.reasons,
-                          self.values, self.host)  # fmt: skip
+                          self.values)  # fmt: skip
 
     def _together(self, rule: Hosted) -> list[Work]:
         """Return the operators, those of the core at what their part's kernels take of them.
@@ -276,7 +272,7 @@ class _Placer:
         """
         shares: dict[str, float] = {}
         for part in rule.parts:
-            names = [title(node) for node in part.nodes] if part.compiled else []
+            names = [node.name for node in part.nodes] if part.compiled else []
             shares.update(dict.fromkeys(names, 0.0))
             last = names[0] if names else ""
             for op in simulate_graph(part.compiled).operators if part.compiled else ():
@@ -292,35 +288,38 @@ class _Placer:
     def _work(self, node: NodeProto) -> Work:
         """Return what a node costs on every engine that takes it."""
         moved = h.moved_bytes(node, self.values)
-        seconds = {HOST: self.host.overhead_s + moved / self.host.rate_bytes_per_s}
+        seconds = {HOST: engines.HOST_OVERHEAD_S + moved / engines.HOST_RATE_BYTES_PER_S}
         names = [name for name in (*h.all_reads(node), *node.output) if name]
         ends_of: list[Any] = [self.values.get(name) for name in names]
         numbers = all(h.is_numbers(value) for value in ends_of)
-        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not h.branches(node):
+        branches = any(one.HasField("g") or one.graphs for one in node.attribute)
+        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
-        if node.op_type == "Resize" and self.media_rate and h.is_picture(ends_of[0]):
+        first: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        picture = first is not None and first.dtype == np.uint8 and first.ndim == 4
+        if node.op_type == "Resize" and self.media_rate and picture and first.shape[1] in (1, 3):
             pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
             busy_s = len(ends_of[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
-            if not numbers or any(h.wide(value) for value in ends_of):
-                needed = f"{title(node)}: tensors of numbers in at most 32 bits"
+            if not numbers or any(beyond_32_bits(value) for value in ends_of):
+                needed = f"{node.name}: tensors of numbers in at most 32 bits"
                 raise UnsupportedError(needed, node.op_type)
             compiled = self._compiled((node,)).compiled
             assert compiled is not None
             seconds[CORE] = simulate_graph(compiled).time_s
         except AscendLabError as error:
-            self.reasons[title(node)] = str(error)
+            self.reasons[node.name] = str(error)
         reads = tuple(name for name in h.all_reads(node) if name not in self.known)
-        return Work(title(node), seconds, reads, tuple(name for name in node.output if name))
+        return Work(node.name, seconds, reads, tuple(name for name in node.output if name))
 
     def _groups(self, placement: Placement) -> list[tuple[bool, list[NodeProto]]]:
         """Return the nodes in parts, core and others in turn, each after all it reads."""
         place: dict[str, int] = {}
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
-            on_core = placement.engines[title(node)] == CORE
+            on_core = placement.engines[node.name] == CORE
             at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
             at += at % 2 == on_core  # even places are the core's
             place.update((name, at) for name in node.output)
@@ -333,7 +332,7 @@ class _Placer:
         try:
             return self._compiled(tuple(nodes))
         except AscendLabError as error:
-            raise _RefusedError({title(node) for node in nodes}, str(error)) from error
+            raise _RefusedError({node.name for node in nodes}, str(error)) from error
 
     def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
         """Return nodes as a graph and its kernels; what steers shapes is pinned."""
@@ -345,14 +344,10 @@ class _Placer:
         shapes = {name: self.values[name].shape for name in inner}
         imported = import_pinning(model, self.values, shapes=shapes)
         if shapes.keys() - imported.input_types.keys() and not imported.graph.nodes:
-            needed = f"{title(nodes[0])}: a result that sizes alone decide"
+            needed = f"{nodes[0].name}: a result that sizes alone decide"
             raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
 
 
 class _RefusedError(Exception):
-    """A part that the compiler does not take: its nodes, and why."""
-
-    def __init__(self, names: set[str], reason: str) -> None:
-        super().__init__(reason)
-        self.names = names
+    """A part that the compiler does not take: the titles of its nodes, and why."""

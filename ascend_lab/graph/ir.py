@@ -198,12 +198,8 @@ class Graph:
     @property
     def parameter_count(self) -> int:
         """Elements of all constants of floating point that nodes read: weights and biases."""
-        read = {name for node in self.nodes for name in node.inputs}
-        return sum(
-            c.type.elements
-            for name, c in self.constants.items()
-            if name in read and c.type.dtype in ("fp16", "bf16", "fp32")
-        )
+        read = (c.type for name, c in self.constants.items() if self.readers[name])
+        return sum(kind.elements for kind in read if kind.dtype in formats.FLOATS)
 
     def renamed(self, name: str) -> "Graph":
         """Return the same graph under another name."""

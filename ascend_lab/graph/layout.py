@@ -66,9 +66,7 @@ class Assigner:
 
     def converted(self, name: str, source: str, layout: str) -> str:
         """Append a conversion of one form of a tensor; return the new form's name."""
-        new = f"{name}.{layout}"
-        while new in self.draft.types:
-            new = f"{new}_"
+        new = self.draft.new_name(f"{name}.{layout}")
         kind = replace(self.draft.types[name], layout=layout)
         return self.draft.put(Node(new, "trans_data", (source,), (new,), {"layout": layout}), kind)
 

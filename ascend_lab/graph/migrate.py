@@ -28,8 +28,8 @@ from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
+from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, tensors
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
 
@@ -77,27 +77,27 @@ def migrate(
     """
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
     read = _from_torch(Path(str(source))) if is_program else source
-    parts = h.whole_parts(read, tensors.Limits())
-    feed = h.random_feed(parts, shapes or {}, batch, tensors.Limits(), 0)
+    whole = h.whole_model(read)
+    feed = h.random_feed(whole, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
-    titles = {model_file.title(node): node for node in parts.nodes}
+    titles = {node.name: node for node in whole.graph.node}
     data: dict[str, Any] = {
-        "model": parts.model.graph.name or "model", "chip": chip.name, "nodes": len(parts.nodes),
+        "model": whole.graph.name or "model", "chip": chip.name, "nodes": len(titles),
         "inputs": {name: list(shape) for name, shape in sizes.items()},
         "passes": {}, "moved": [], "padded": [],
     }  # fmt: skip
     imported = None
     try:
-        imported = import_model(parts.model, shapes=sizes)
+        imported = import_model(whole, shapes=sizes)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
     except AscendLabError as error:
-        model, became = _placed(parts, chip, feed, dtype, data, error)
+        model, became = _placed(whole, chip, feed, dtype, data, error)
     else:
         model, became = _whole(imported, compiled, data, titles)
-    errors = _errors(parts, feed, model, data, imported)
-    data["rows"] = _rows(became, errors, titles, parts)
+    errors = _errors(whole, feed, model, data, imported)
+    data["rows"] = _rows(became, errors, titles, whole)
     data["totals"] = {
         v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
     }
@@ -109,7 +109,7 @@ Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
 
 
 def _rows(
-    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], parts: h.Parts
+    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], whole: ModelProto
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the gravest first."""
     order = {verdict: i for i, verdict in enumerate(VERDICTS)}
@@ -117,7 +117,7 @@ def _rows(
         {
             "source_op": op, "count": len(names), "verdict": verdict, "replaced_by": list(by),
             "max_error": max((errors[name] for name in names if name in errors), default=None),
-            "advice": _advice(titles[names[0]], verdict, parts),
+            "advice": _advice(titles[names[0]], verdict, whole),
         }
         for (op, verdict, by), names in became.items()
     ]  # fmt: skip
@@ -160,7 +160,7 @@ def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Be
 
 
 def _placed(
-    parts: h.Parts, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
+    whole: ModelProto, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
     error: AscendLabError,
 ) -> tuple[ModelProto | None, Became]:  # fmt: skip
     """Return the source made ready to be placed, and what its nodes became; None if refused."""
@@ -168,17 +168,17 @@ def _placed(
 
     became: Became = defaultdict(list)
     try:
-        hosted = place_model(parts.model, chip, given=feed, dtype=dtype)
+        hosted = place_model(whole, chip, given=feed, dtype=dtype)
     except UnsupportedError as other:
         data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
-        for node in parts.nodes:
+        for node in whole.graph.node:
             ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
-            became[node.op_type, "direct" if ours else elsewhere, ()].append(model_file.title(node))
+            became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
         return None, became
-    kept = {model_file.title(node): node for part in hosted.parts for node in part.nodes}
+    kept = {node.name: node for part in hosted.parts for node in part.nodes}
     for part in hosted.parts:
-        own = {model_file.title(node): node for node in part.nodes}
+        own = {node.name: node for node in part.nodes}
         if part.imported is not None and part.compiled is not None:
             graph = part.imported.graph
             for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], own).items():
@@ -189,16 +189,16 @@ def _placed(
         became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
-    for node in parts.nodes:
-        if model_file.title(node) not in kept:
-            became[node.op_type, "folded", ()].append(model_file.title(node))
+    for node in whole.graph.node:
+        if node.name not in kept:
+            became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
-    ends = (parts.inputs, parts.model.graph.output)
+    ends = (tensors.inputs_of(whole.graph), whole.graph.output)
     inputs, names = ([entry.name for entry in entries] for entries in ends)
     written = {name for node in kept.values() for name in node.output}
     known = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *known]
-    return h.sub_model(parts.model, [*kept.values()], reads, names, hosted.values, known), became
+    return h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known), became
 
 
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
@@ -241,21 +241,21 @@ _NUMPY = {"double": "float64", "bfloat16": "float32"}
 
 
 def _errors(
-    parts: h.Parts, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
+    whole: ModelProto, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
     imported: Imported | None,
 ) -> dict[str, float]:  # fmt: skip
     """Return the largest error of each node's first output, and note those of the outputs."""
     if model is None:
         return {}
-    theirs = h.run_on_host(parts.model, feed, everything=True)
+    theirs = h.run_on_host(whole, feed, everything=True)
     ours = h.run_on_host(model, feed)
     data["max_error"] = {name: _error(ours[name], theirs[name]) for name in ours}
     if imported is None:
         return {}
     values = evaluate_all(imported.graph, {n: feed[n] for n in imported.graph.inputs})
     return {
-        model_file.title(node): _error(values[node.output[0]], theirs[node.output[0]])
-        for node in parts.nodes
+        node.name: _error(values[node.output[0]], theirs[node.output[0]])
+        for node in whole.graph.node
         if node.output[0] in values and node.output[0] in theirs
     }
 
@@ -272,37 +272,34 @@ def _error(ours: Any, theirs: Any) -> float:
 
 
 def _padded(graph: Graph) -> list[dict[str, Any]]:
-    """Return the tensors of a laid-out graph of which a good share is zeros that pad."""
+    """Return the tensors of which a good share is zeros that pad, and which sizes to raise."""
     found = []
     for node in graph.nodes:
         kind = graph.types[node.output]
         stored = int(np.prod(kind.stored_shape))
         zeros = 1 - kind.elements / stored if stored else 0.0
         if zeros >= PADDED and node.op != "trans_data":
+            fractal = kind.layout == "FRACTAL_NZ"
+            names = ("rows", "columns") if fractal else ("channels",)
+            sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
+            short = [name for name, size in sizes if size % 16]
+            more = ": a larger batch has more" if short == ["rows"] else ""
             found.append({
                 "tensor": node.output, "shape": list(kind.shape), "layout": kind.layout,
-                "zeros": zeros, "advice": _fuller(kind),
+                "zeros": zeros,
+                "advice": f"use {' and '.join(short or names)} in multiples of 16{more}",
             })  # fmt: skip
     return found
 
 
-def _fuller(kind: TensorType) -> str:
-    """Return which sizes of a padded tensor to raise."""
-    names = ("rows", "columns") if kind.layout == "FRACTAL_NZ" else ("channels",)
-    sizes = kind.shape[-2:] if kind.layout == "FRACTAL_NZ" else kind.shape[1:2]
-    short = [name for name, size in zip(names, sizes, strict=False) if size % 16]
-    more = ": a larger batch has more" if short == ["rows"] else ""
-    return f"use {' and '.join(short or names)} in multiples of 16{more}"
-
-
-def _advice(node: NodeProto, verdict: str, parts: h.Parts) -> str:
+def _advice(node: NodeProto, verdict: str, whole: ModelProto) -> str:
     if verdict == "unsupported":
         return "replace it by operators of the standard, or export its function with the model"
     if verdict != "host":
         return ""
     from onnx import TensorProto
 
-    entries = (*parts.model.graph.value_info, *parts.inputs, *parts.model.graph.output)
+    entries = (*whole.graph.value_info, *tensors.inputs_of(whole.graph), *whole.graph.output)
     ends = {*node.input, *node.output}
     kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
     if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:

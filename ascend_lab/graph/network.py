@@ -255,9 +255,9 @@ def early_cycles(task: Task, chip: Chip) -> int:
     return int(least)
 
 
-def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:
+def residency(compiled: Compiled) -> tuple[Mapping[str, float], ...]:
     """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
-    places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
+    places = places_of(compiled, plan_network(compiled, PLAN).offsets)
     found: dict[str, dict[str, float]] = {task.name: {} for task in compiled.tasks}
     for task, kernel, own in kernels_in_memory(compiled, sim.L2.of(compiled.chip), places):
         if isinstance(kernel, CpuKernel):

@@ -19,10 +19,9 @@ import math
 import sys
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,26 +31,8 @@ Offsets = dict[Hashable, int]
 """The first byte of each buffer, by id."""
 
 
-class Block(Protocol):
-    """What the search asks of a buffer."""
-
-    @property
-    def id(self) -> Hashable:
-        """Its name."""
-
-    @property
-    def lower(self) -> int:
-        """The time from which it needs its bytes."""
-
-    @property
-    def upper(self) -> int:
-        """The time at which it no longer does."""
-
-    @property
-    def size_bytes(self) -> int:
-        """How many it needs."""
-
-
+Block = Any
+"""A `memory.Buffer`: what it is asked for is id, lower, upper, size_bytes."""
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""
 MOST_STATES = 1_000_000
@@ -65,22 +46,23 @@ class _OutOfStepsError(Exception):
     """The steps of this round are used up."""
 
 
-@dataclass(slots=True)
 class _Search:
     """The problem as arrays over buffers and sections, and the partial plan."""
 
-    low: Ints
-    up: Ints
-    size: Ints
-    alive: NDArray[np.bool_]  # buffers x sections
-    capacity: int
-    deadline_s: float
-    rank: NDArray[Any]
-    floor: Ints  # per section, where the next buffer would stand, and a closing 0
-    left: Ints  # per section, bytes still to place
-    offset: Ints
-    steps: int = 0
-    failed: set[bytes] = field(default_factory=set)
+    def __init__(self, order: Sequence[Block], capacity_bytes: int, deadline_s: float) -> None:
+        times = np.unique([t for b in order for t in (b.lower, b.upper)])
+        section = np.arange(len(times) - 1)
+        self.low: Ints = np.searchsorted(times, [b.lower for b in order])
+        self.up: Ints = np.searchsorted(times, [b.upper for b in order])
+        self.size: Ints = np.array([b.size_bytes for b in order], np.int64)
+        self.alive = (self.low[:, None] <= section) & (section < self.up[:, None])
+        self.capacity, self.deadline_s = capacity_bytes, deadline_s
+        # per section: where the next buffer would stand, and a closing 0; bytes still to place
+        self.floor: Ints = np.zeros(len(times), np.int64)
+        self.left: Ints = self.size @ self.alive
+        self.rank: NDArray[Any] = np.arange(len(order))
+        self.offset: Ints = np.zeros(len(order), np.int64)
+        self.steps, self.failed = 0, set[bytes]()
 
     def solve(self, ids: Ints, lowest: int) -> bool:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""
@@ -145,7 +127,7 @@ def pack(
     offsets: Offsets = {b.id: 0 for b in buffers}
     if not order:
         return offsets
-    search = _start(order, capacity_bytes, time.perf_counter() + time_limit_s)
+    search = _Search(order, capacity_bytes, time.perf_counter() + time_limit_s)
     left = search.left.copy()
     depth = sys.getrecursionlimit()
     sys.setrecursionlimit(depth + 4 * len(order))  # up to two calls, each two deep, per buffer
@@ -162,19 +144,6 @@ def pack(
     finally:
         sys.setrecursionlimit(depth)
     raise TimeoutError(f"no answer within {time_limit_s} s")
-
-
-def _start(order: Sequence[Block], capacity_bytes: int, deadline_s: float) -> _Search:
-    times = np.unique([t for b in order for t in (b.lower, b.upper)])
-    low = np.searchsorted(times, [b.lower for b in order])
-    up = np.searchsorted(times, [b.upper for b in order])
-    size = np.array([b.size_bytes for b in order], np.int64)
-    section = np.arange(len(times) - 1)
-    alive = (low[:, None] <= section) & (section < up[:, None])
-    floor = np.zeros(len(times), np.int64)
-    left = size @ alive
-    rank, offset = np.arange(len(order)), np.zeros(len(order), np.int64)
-    return _Search(low, up, size, alive, capacity_bytes, deadline_s, rank, floor, left, offset)
 
 
 def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:

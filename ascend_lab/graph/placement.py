@@ -39,21 +39,10 @@ from ascend_lab.sim.l2 import L2, Access, Scratch
 ALIGN_BYTES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """A tensor with memory of its own: needed by tasks first .. last, both included."""
-
-    name: str
-    first: int
-    last: int
-    size_bytes: int
-
-
 # -- bytes alive, before anything is compiled ------------------------------------------------------
 def weight_bytes(graph: Graph) -> int:
     """Return the bytes of all constants that nodes read."""
-    read = {name for node in graph.nodes for name in node.inputs}
-    return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
+    return sum(c.type.size_bytes for name, c in graph.constants.items() if graph.readers[name])
 
 
 def spans(graph: Graph) -> dict[str, Range]:
@@ -115,8 +104,8 @@ def owners(compiled: Compiled) -> dict[str, str]:
     return {name: alias.owner for name, alias in aliases_of(compiled).items()}
 
 
-def lifetimes(compiled: Compiled) -> list[Lifetime]:
-    """Return the lifetimes of all activations, workspaces of kernels included."""
+def buffers_of(compiled: Compiled) -> list[Buffer]:
+    """Return all activations, workspaces of kernels included, as buffers; time counts tasks."""
     graph, owner, sizes = compiled.graph, owners(compiled), tensor_bytes(compiled)
     end = max(len(compiled.tasks) - 1, 0)
     span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
@@ -129,7 +118,8 @@ def lifetimes(compiled: Compiled) -> list[Lifetime]:
     for name in graph.outputs:
         if owner.get(name, name) in span:
             span[owner.get(name, name)][1] = end
-    return [Lifetime(n, a, b, sizes[n]) for n, (a, b) in span.items() if n not in graph.constants]
+    own = ((n, span[n]) for n in span if n not in graph.constants)
+    return [Buffer(n, first, last + 1, sizes[n]) for n, (first, last) in own]
 
 
 def workspaces(task: Task) -> tuple[str, ...]:
@@ -167,11 +157,6 @@ def _buffer_bytes(compiled: Compiled) -> list[tuple[str, int]]:
 
 
 # -- places ---------------------------------------------------------------------------------------
-def buffers_of(compiled: Compiled) -> list[Buffer]:
-    """Return all activations and workspaces as buffers; time counts tasks."""
-    return [Buffer(x.name, x.first, x.last + 1, x.size_bytes) for x in lifetimes(compiled)]
-
-
 def planned_bytes(compiled: Compiled) -> int:
     """Return the most bytes alive while a compiled network runs, constants included."""
     return sum(constant_bytes(compiled).values()) + memory.peak_live_bytes(buffers_of(compiled))
@@ -193,10 +178,13 @@ def plan_network(
 def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
     """Return (tensor read for the last time, tensor written over it) of elementwise kernels."""
     graph, owner, sizes = compiled.graph, owners(compiled), tensor_bytes(compiled)
-    last = {life.name: life.last for life in lifetimes(compiled)}
+    last = {life.id: life.upper - 1 for life in buffers_of(compiled)}
     pairs = []
     for i, task in enumerate(compiled.tasks):
-        if not _is_elementwise(task):
+        parts = task.piece.graph.nodes
+        if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
+            continue
+        if any(fusion.kind_of(node) != "elementwise" for node in parts):  # at the same address
             continue
         target = task.writes[0]
         for name in task.reads:
@@ -209,16 +197,9 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
     return pairs
 
 
-def _is_elementwise(task: Task) -> bool:
-    """Tell whether a kernel computes every element from the elements at the same address."""
-    if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
-        return False
-    return all(fusion.kind_of(node) == "elementwise" for node in task.piece.graph.nodes)
-
-
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
     """Return (address, bytes) of every tensor: activations by `offsets`, constants behind them."""
-    found = {x.name: (offsets[x.name], x.size_bytes) for x in lifetimes(compiled)}
+    found = {str(b.id): (offsets[b.id], b.size_bytes) for b in buffers_of(compiled)}
     top = max((low + size for low, size in found.values()), default=0)
     for name, size in constant_bytes(compiled).items():
         top = memory.aligned(top, ALIGN_BYTES)

@@ -11,7 +11,7 @@ AI CPU reads and writes through L2 as kernels do, but is not faster for what it 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,10 +59,11 @@ class CpuTimeline(sim.KernelTimeline):
     read_bytes: int
     written_bytes: int
     factor_bytes: int
-    missed_bytes: int
-    hit_share: float
+    memory_bytes: int = 0
+    l2_hit_rate: float = 0.0
     engine: str = NAME
-    seconds: tuple[float, float] | None = None
+    core_count: int = 1
+    seconds: tuple[float, float] | None = field(default=None, kw_only=True)
     """Of a launch and of the work itself, where the chip file does not say them: on the host."""
 
     @property
@@ -83,11 +84,6 @@ class CpuTimeline(sim.KernelTimeline):
         return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
 
     @property
-    def core_count(self) -> int:
-        """One core of the AI CPU."""
-        return 1
-
-    @property
     def busy_cycles(self) -> Mapping[str, int]:
         """Cycles it works, under its name as pipes have theirs."""
         return {self.engine: self.cycles}
@@ -96,16 +92,6 @@ class CpuTimeline(sim.KernelTimeline):
     def path_bytes(self) -> Mapping[tuple[str, str], int]:
         """Bytes moved per (src, dst)."""
         return {("GM", self.engine): self.read_bytes, (self.engine, "GM"): self.written_bytes}
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes read from and written to device memory."""
-        return self.missed_bytes
-
-    @property
-    def l2_hit_rate(self) -> float:
-        """Share of the bytes read that L2 holds."""
-        return self.hit_share
 
     @property
     def energy_j(self) -> float:
@@ -163,8 +149,7 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     hit = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
     from_memory = read - round(hit) + outcome.write_back_bytes
     share = hit / read if read else 0.0
-    factors = kernel.factor_bytes
-    moved = (read, written, factors, from_memory)
+    moved = (read, written, kernel.factor_bytes, from_memory)
     return CpuTimeline(kernel.name, chip, (), *moved, share, kernel.engine)
 
 

@@ -207,10 +207,7 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[
 class TiledTimeline(NetworkTimeline):
     """The times of a tiled network; `operators` repeats what runs for every tile."""
 
-    tiles: int
-    halo_share: float
-    peak_bytes: int
-    limit_bytes: int
+    tiled: Tiled
     fused: fusion.Fused
 
     def repeated(self) -> list[tuple[OperatorTime, int]]:
@@ -224,8 +221,9 @@ class TiledTimeline(NetworkTimeline):
             {**op.summary(), "time_s": op.time_s * count, "count": count}
             for op, count in self.repeated()
         ]
-        sizes = {"peak_bytes": self.peak_bytes, "limit_bytes": self.limit_bytes}
-        tiles = {"tiles": self.tiles, "halo_share": self.halo_share}
+        tiled = self.tiled
+        tiles = {"tiles": tiled.tile_count, "halo_share": tiled.halo_share}
+        sizes = {"peak_bytes": tiled.peak_bytes, "limit_bytes": tiled.limit_bytes}
         return {**NetworkTimeline.summary(self), "operators": rows, **tiles, **sizes}
 
 
@@ -279,10 +277,7 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
         chip,
         (*(replace(op, timeline=replace(op.timeline, start="cold")) for op in first), *others),
         work.written_back_bytes,
-        tiled.tile_count,
-        tiled.halo_share,
-        tiled.peak_bytes,
-        tiled.limit_bytes,
+        tiled,
         fusion.Fused((), work.counts),
     )
 

@@ -191,8 +191,10 @@ def compile_offline(
         front = front_stages(found.graph, chip, road)
         times, _ = tiled.simulate_within(front, chip, None, road)
         if isinstance(times, tiled.TiledTimeline):
-            needed = f"{chip.name} to hold the network: {times.limit_bytes:,} bytes of memory"
-            raise CapacityError(needed, f"{times.tiles} tiles", "compile it for a smaller batch")
+            needed = f"{chip.name} to hold the network: {times.tiled.limit_bytes:,} bytes of memory"
+            raise CapacityError(
+                needed, f"{times.tiled.tile_count} tiles", "compile it for a smaller batch"
+            )
         compiled = finish_stages(front, chip, road).compiled
         parts += [
             (Kind.GRAPH, number, _graphs(found, compiled, weights, kernels)),

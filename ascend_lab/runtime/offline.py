@@ -26,7 +26,7 @@ from ascend_lab.errors import AscendLabError, ChipError, InputError
 from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
-from ascend_lab.graph.onnx import CONVERTERS, Imported, Limits, tensors
+from ascend_lab.graph.onnx import CONVERTERS, Imported, tensors
 from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.ops.formats import numpy_type
@@ -258,7 +258,7 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
     `error` is what importing it raised: it is told at the node it names, and raised if it names
     none. Raises `InputError` for a file that is no model.
     """
-    model, _ = load(file, Limits())
+    model, _ = load(file)
     opset = opset_of(model)
     rows, seen = [], set[str]()
     for node in model.graph.node:

@@ -1,6 +1,5 @@
 """Gradients: rules, steps, recomputation and compiled graphs."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +34,9 @@ from ascend_lab.graph import (
     zoo,
 )
 from ascend_lab.graph.ir import infer
+from ascend_lab.graph.memory import peak_live_bytes
 from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.placement import lifetimes
+from ascend_lab.graph.placement import buffers_of
 from ascend_lab.isa import sanitize
 from ascend_lab.ops import OPERATORS, verify as verify_ops
 from ascend_lab.train import (
@@ -459,21 +459,13 @@ def test_values_are_equal_to_the_last_bit(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(wanted[name_], found[name_])
 
 
-def _peak(steps: Sequence[Any]) -> int:
-    """Return the most bytes of tensors needed at once."""
-    end = max(life.last for life in steps)
-    return max(
-        sum(life.size_bytes for life in steps if life.first <= i <= life.last)
-        for i in range(end + 1)
-    )
-
-
 def test_peak_memory_falls() -> None:
     forward = _chain(16)
     peaks = []
     for recompute in ((), 4):
         step = training_graph(forward, dtype="fp16", optimizer=None, recompute=recompute)
-        peaks.append(_peak(lifetimes(compile_training(step, "Ascend910A").compiled)))
+        compiled = compile_training(step, "Ascend910A").compiled
+        peaks.append(peak_live_bytes(buffers_of(compiled)))
     assert peaks[1] < 0.7 * peaks[0]
 
 

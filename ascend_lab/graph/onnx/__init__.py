@@ -24,14 +24,14 @@ from ascend_lab.graph.onnx.context import (
     CONVERTERS, Builder, Context, Converter, NeedsConstant, Result, converter,
 )
 # fmt: on
-from ascend_lab.graph.onnx.tensors import Limits, Tensor, check_size
+from ascend_lab.graph.onnx.tensors import Tensor, check_size
 from ascend_lab.limits import refuse_above
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, ModelProto, NodeProto
 
 __all__ = [
-    "CONVERTERS", "Context", "Converter", "Imported", "Limits", "NeedsConstant", "converter",
+    "CONVERTERS", "Context", "Converter", "Imported", "NeedsConstant", "converter",
     "export_onnx", "import_model", "import_onnx", "import_pinning", "save_onnx",
 ]  # fmt: skip
 
@@ -47,6 +47,8 @@ def __getattr__(name: str) -> Any:
 
 FAMILIES = (elementwise, moves, quantised, sequences, shapes, signals, sums, windows)
 """Modules whose import fills `CONVERTERS`."""
+OPERANDS = 4096
+"""Most inputs or outputs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,6 @@ def import_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
     pinned: Mapping[str, Any] | None = None,
-    limits: Limits | None = None,
 ) -> ir.Graph:
     """Return an ONNX model as a graph; names and formats are the model's, int64 is int32.
 
@@ -74,8 +75,7 @@ def import_onnx(
     `InputError` for a file that is no sound model, `GraphError` for a malformed graph,
     `UnsupportedError` for an operator, a case of one, or a type that is not supported.
     """
-    found = import_model(source, shapes=shapes, batch=batch, pinned=pinned, limits=limits)
-    return found.graph
+    return import_model(source, shapes=shapes, batch=batch, pinned=pinned).graph
 
 
 def import_model(
@@ -84,13 +84,11 @@ def import_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
     pinned: Mapping[str, Any] | None = None,
-    limits: Limits | None = None,
 ) -> Imported:
     """Return the graph of a model and its element types; arguments and errors as `import_onnx`."""
-    bounds = limits or Limits()
     try:
-        model, folder = file.load(source, bounds)
-        importer = _Importer(model, folder, bounds)
+        model, folder = file.load(source)
+        importer = _Importer(model, folder)
         importer.enter(shapes or {}, batch, pinned or {})
         for node in importer.nodes:
             importer.node(node)
@@ -121,12 +119,12 @@ def import_pinning(
 class _Importer:
     """A model on its way into a graph: the tensors known so far by the model's names."""
 
-    def __init__(self, model: ModelProto, folder: Path | None, limits: Limits) -> None:
-        self.proto, self.limits, self.folder = model.graph, limits, folder
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.proto, self.folder = model.graph, folder
         self.opset = file.opset_of(model)
-        self.nodes = file.checked_nodes(model, self.opset, limits)
+        self.nodes = file.checked_nodes(model, self.opset)
         self.tensors: dict[str, Tensor] = {
-            proto.name: file.tensor_of(proto, folder, limits) for proto in self.proto.initializer
+            proto.name: file.tensor_of(proto, folder) for proto in self.proto.initializer
         }
         reserved = {name for node in self.nodes for name in (*node.input, *node.output)}
         reserved |= {entry.name for entry in (*self.proto.input, *self.proto.output)}
@@ -140,34 +138,31 @@ class _Importer:
         self, shapes: Mapping[str, Sequence[int]], batch: int | None, pinned: Mapping[str, Any]
     ) -> None:
         """Declare the graph inputs that are no initialisers."""
-        entries = [e for e in self.proto.input if e.name not in self.tensors]
-        elems = {entry.name: kinds.element_of(entry) for entry in entries}
-        for name in pinned:
+        entries = {entry.name: entry for entry in kinds.inputs_of(self.proto)}
+        elems = {name: kinds.element_of(entry) for name, entry in entries.items()}
+        for name, value in pinned.items():
             if name not in elems:
                 raise InputError(f"an input ({', '.join(elems)}) to pin", name, "check the name")
-        for entry in entries:
-            name = entry.name
-            if name in pinned:
-                sizes = kinds.sizes_of(entry)
-                self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, pinned[name])
-        free = [entry for entry in entries if entry.name not in pinned]
+            sizes = kinds.sizes_of(entries[name])
+            self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, value)
+        free = [entry for name, entry in entries.items() if name not in pinned]
         old = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
         self.rebatch = (old, batch) if batch and old and not shapes else None
         open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
-        for name, shape in kinds.pinned_shapes(free, open_shapes, batch, self.limits).items():
-            value = self.net.input(name, shape, kinds.FORMATS[elems[name]])
-            self.tensors[name] = Tensor(elems[name], shape, value, roots=frozenset((name,)))
+        for name, shape in kinds.pinned_shapes(free, open_shapes, batch).items():
+            made = self.net.input(name, shape, kinds.FORMATS[elems[name]])
+            self.tensors[name] = Tensor(elems[name], shape, made, roots=frozenset((name,)))
             self.types[name] = elems[name]
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
         most = max(len(node.input), len(node.output))
-        refuse_above(f"{file.title(node)}: operands", most, self.limits.operands, "split the node")
+        refuse_above(f"{file.title(node)}: operands", most, OPERANDS, "split the node")
         how = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
             how.op, file.title(node), self.opset, self.net, inputs,
-            file.attributes(node, self.opset), len(node.output), "", self.limits, self.folder,
+            file.attributes(node, self.opset), len(node.output), "", self.folder,
             self.rebatch,
         )  # fmt: skip
         start = self.net.node_count
@@ -183,8 +178,8 @@ class _Importer:
         for name, found in results.items():
             if name and found.value is not None:
                 wanted.setdefault(found.value.name, name)
-        for kind in self.net.written_since(start):
-            check_size(ctx.where, kind.shape, self.limits)
+        for name in self.net.written(start):
+            check_size(ctx.where, self.net.type_of(name).shape)
         renamed = self.net.settle(start, ctx.name, wanted)
         for name, found in results.items():
             if found.value is not None:
@@ -192,24 +187,17 @@ class _Importer:
                 self.tensors[name] = replace(found, value=value)
             else:
                 self.tensors[name] = found if found.name else replace(found, name=name)
-            check_size(f"{ctx.where}: output", found.shape, self.limits)
+            check_size(f"{ctx.where}: output", found.shape)
 
     def finish(self) -> Imported:
         """Return the graph with the model's outputs."""
         elems: dict[str, str] = {}
         for entry in self.proto.output:
-            tensor = self.tensors[entry.name]
-            self.net.output(self._output(entry.name, tensor))
-            elems[entry.name] = tensor.elem
+            name, tensor = entry.name, self.tensors[entry.name]
+            value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
+            self.net.output(value if value.name == name else self.net.copy(value, name))
+            elems[name] = tensor.elem
         return Imported(draft.pruned(self.net.build()), self.types, elems)
-
-    def _output(self, name: str, tensor: Tensor) -> draft.Value:
-        """Return an output under its own name, copied if the tensor has another."""
-        if tensor.value is not None and tensor.value.name == name:
-            return tensor.value
-        ctx = Context("output", name, self.opset, self.net, [tensor], {}, 1, "", self.limits)
-        value = ctx.value(tensor)
-        return value if value.name == name else self.net.copy(value, name)
 
 
 # -- one node -------------------------------------------------------------------------------------
@@ -224,10 +212,7 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     results = _early(ctx, start, _converted(ctx))
     if ctx.result == "int64":
         ctx.net.narrow(start)
-    roots = frozenset().union(*(t.roots for t in ctx.inputs if t))
-    return [
-        r if isinstance(r, Tensor) else Tensor(ctx.result, r.shape, r, roots=roots) for r in results
-    ]
+    return [r if isinstance(r, Tensor) else ctx.typed(r, ctx.result) for r in results]
 
 
 def _converted(ctx: Context) -> Sequence[Result]:

@@ -17,7 +17,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph.evaluate import evaluate
-from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model, tensors
+from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model, import_pinning, tensors
 
 Values = np.ndarray
 KEPT = 8
@@ -30,8 +30,7 @@ class PreparedModel(BackendRep):
     def __init__(self, model: onnx.ModelProto) -> None:
         """Import the model now, unless sizes or shape-steering values come with the inputs."""
         self.model = model
-        weights = {tensor.name for tensor in model.graph.initializer}
-        entries = [entry for entry in model.graph.input if entry.name not in weights]
+        entries = tensors.inputs_of(model.graph)
         self.inputs = tuple(entry.name for entry in entries)
         self.outputs = tuple(entry.name for entry in model.graph.output)
         sizes = {e.name: tensors.sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
@@ -91,23 +90,20 @@ class PreparedModel(BackendRep):
 
     def _imported(self, feed: Mapping[str, Values]) -> Imported:
         """Return the graph for these inputs, from an earlier run if there is one."""
-        while True:
-            shapes = {name: feed[name].shape for name in self._open}
-            pinned = {name: feed[name] for name in sorted(self._steering)}
-            key = (*shapes.items(), *((n, a.shape, a.tobytes()) for n, a in pinned.items()))
-            if key in self._imports:
-                return self._imports[key]
-            try:
-                found = import_model(self.model, shapes=shapes, pinned=pinned)
-            except NeedsConstant as error:
-                if self._steering.issuperset(error.names):
-                    raise
-                self._steering.update(error.names)
-                continue
+        shapes = {name: feed[name].shape for name in self._open}
+        if (found := self._imports.get(self._key(feed))) is None:
+            found = import_pinning(self.model, feed, shapes=shapes)
+            self._steering |= feed.keys() - found.input_types.keys()
             while len(self._imports) >= KEPT:
                 self._imports.pop(next(iter(self._imports)))
-            self._imports[key] = found
-            return found
+            self._imports[self._key(feed)] = found
+        return found
+
+    def _key(self, feed: Mapping[str, Values]) -> tuple[Any, ...]:
+        """Return what an import depends on: open sizes, and values that steer shapes."""
+        steering = ((name, feed[name]) for name in sorted(self._steering))
+        sizes = ((name, feed[name].shape) for name in self._open)
+        return (*sizes, *((name, a.shape, a.tobytes()) for name, a in steering))
 
 
 class AscendLabBackend(Backend):
@@ -133,13 +129,6 @@ class AscendLabBackend(Backend):
         if not cls.supports_device(device):
             raise UnsupportedError("device CPU", device, "chips are simulated on the CPU")
         return PreparedModel(model)
-
-    @classmethod
-    def run_model(
-        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """Return the outputs of a model."""
-        return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
     def run_node(

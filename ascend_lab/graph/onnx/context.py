@@ -20,7 +20,7 @@ from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, TensorType
-from ascend_lab.graph.onnx import tensors, tensors as kinds
+from ascend_lab.graph.onnx import tensors as kinds
 from ascend_lab.ops.formats import numpy_type
 
 STEERING = 1024
@@ -40,14 +40,6 @@ class Builder(GraphBuilder):
         """Known tensors that are constants of the graph by now, by identity."""
         self._narrowed: set[str] = set()
 
-    def unique(self, wanted: str) -> str:
-        """Return `wanted` or a numbered form that neither the graph nor the model uses."""
-        if wanted in self._reserved:
-            self._counts.setdefault(wanted, 0)
-        while (name := super().unique(wanted)) in self._reserved:
-            pass
-        return name
-
     def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
         """Declare a constant under the model's name for it, or a free one."""
         free = name in self._reserved and name not in self._types
@@ -62,7 +54,7 @@ class Builder(GraphBuilder):
     def computed(self, start: int, results: Iterable[str]) -> dict[str, Any]:
         """Return what the nodes from `start` on, which read only constants, compute; drop them."""
         nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
-        written = [name for node in nodes for name in node.outputs]
+        written = self.written(start)
         names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
@@ -72,17 +64,17 @@ class Builder(GraphBuilder):
             del self._types[name]
         return found
 
+    def written(self, start: int) -> list[str]:
+        """Return what the nodes from `start` on write."""
+        return [name for node in self._nodes[start:] for name in node.outputs]
+
     def narrow(self, start: int) -> None:
         """Note that what the nodes from `start` on write is int64 in the model."""
-        self._narrowed |= {name for node in self._nodes[start:] for name in node.outputs}
+        self._narrowed.update(self.written(start))
 
     def build(self) -> Graph:
         """Return the verified graph."""
         return replace(super().build(), narrowed=frozenset(self._narrowed))
-
-    def written_since(self, start: int) -> list[TensorType]:
-        """Return the types of what the nodes from `start` on write."""
-        return [self._types[name] for node in self._nodes[start:] for name in node.outputs]
 
     @property
     def node_count(self) -> int:
@@ -95,8 +87,7 @@ class Builder(GraphBuilder):
         `wanted` maps present names to the model's; the result maps them to the renamed values.
         The node that writes the first is called `title`, its helpers after it.
         """
-        fresh = self._nodes[start:]
-        written = {name for node in fresh for name in node.outputs}
+        written = set(self.written(start))
         new = {old: name for old, name in wanted.items() if old in written}
         for old, name in new.items():
             self._types[name] = self._types.pop(old)
@@ -104,10 +95,9 @@ class Builder(GraphBuilder):
                 self._narrowed.remove(old)
                 self._narrowed.add(name)
         main = next(iter(new), "")
-        for at, node in enumerate(fresh, start):
-            own = kinds.free_name(
-                title if main in node.outputs else f"{title}/{node.op}", self._titles
-            )
+        for at, node in enumerate(self._nodes[start:], start):
+            own = title if main in node.outputs else f"{title}/{node.op}"
+            own = kinds.free_name(own, self._titles)
             reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
             self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
         return {old: Value(name, self._types[name]) for old, name in new.items()}
@@ -143,12 +133,11 @@ class Context:
     name: str
     opset: int
     net: Builder
-    inputs: Sequence[tensors.Tensor | None]
+    inputs: Sequence[kinds.Tensor | None]
     attrs: Mapping[str, Any]
     out_count: int
     result: str
     """Element type of the outputs; a converter may set it."""
-    limits: tensors.Limits
     folder: Path | None = None
     rebatch: tuple[int, int] | None = None
     """The batch the model fixes, and the one it is imported with instead."""
@@ -166,14 +155,14 @@ class Context:
         """Tell whether input i is given; optional ones may be left out."""
         return i < len(self.inputs) and self.inputs[i] is not None
 
-    def tensor(self, i: int) -> tensors.Tensor:
+    def tensor(self, i: int) -> kinds.Tensor:
         """Return input i, in the graph or known; raise `GraphError` if it is left out."""
         found = self.inputs[i] if i < len(self.inputs) else None
         if found is None:
             raise GraphError(f"{self.where}: input {i}", "none", "the standard requires it")
         return found
 
-    def shape(self, i: int) -> tensors.Shape:
+    def shape(self, i: int) -> kinds.Shape:
         """Return the shape of input i."""
         return self.tensor(i).shape
 
@@ -202,7 +191,7 @@ class Context:
         return self.emit("cast", value, dtype=dtype)
 
     # -- known inputs -----------------------------------------------------------------------------
-    def const(self, i: int) -> tensors.Values:
+    def const(self, i: int) -> kinds.Values:
         """Return the values of input i; raise `NeedsConstant` if graph inputs decide them."""
         tensor = self.tensor(i)
         if tensor.known is None:
@@ -248,7 +237,7 @@ class Context:
         found = self.net.add_node(op, *inputs, **attrs)
         return found if isinstance(found, tuple) else (found,)
 
-    def value(self, tensor: tensors.Tensor) -> Value:
+    def value(self, tensor: kinds.Tensor) -> Value:
         """Return a tensor as a value of the graph; a known one becomes a constant, once."""
         if tensor.value is not None:
             return tensor.value
@@ -263,7 +252,7 @@ class Context:
             found = self.net.emitted[id(tensor)] = (made, tensor)
         return found[0]
 
-    def _data(self, data: tensors.Known, tensor: tensors.Tensor) -> Data:
+    def _data(self, data: kinds.Known, tensor: kinds.Tensor) -> Data:
         """Return constant data in the graph's format; int64 beyond 32 bits is refused.
 
         Small data are read now: passes see the numbers of arrays, not of what is read later.
@@ -278,10 +267,9 @@ class Context:
             self.unsupported("int64 numbers that fit in 32 bits", beyond)
         return data if isinstance(data, Fill) else array.astype(np.int32)
 
-    def known(self, array: Any, elem: str) -> tensors.Tensor:
+    def known(self, array: Any, elem: str) -> kinds.Tensor:
         """Return a result that is known before the graph runs."""
-        values = np.asarray(array, kinds.NUMPY[elem])
-        return tensors.Tensor(elem, values.shape, known=values)
+        return kinds.known(array, elem)
 
     def table(self, array: Any, dtype: str, name: str = "table") -> Value:
         """Return a constant of the graph with these numbers."""
@@ -299,7 +287,7 @@ class Context:
             self.unsupported(f"an axis of a tensor of {rank} axes", str(axis))
         return axis % rank
 
-    def reshape(self, x: Value, shape: tensors.Shape) -> Value:
+    def reshape(self, x: Value, shape: kinds.Shape) -> Value:
         """Return x in another shape; itself if it has it."""
         return x if x.shape == shape else self.emit("reshape", x, shape=shape)
 
@@ -326,10 +314,10 @@ class Context:
         shape = tuple(size if i == axis else 1 for i in range(rank))
         return self.table(np.arange(size).reshape(shape), "int32", "counting")
 
-    def typed(self, value: Value, elem: str) -> tensors.Tensor:
+    def typed(self, value: Value, elem: str) -> kinds.Tensor:
         """Return an output of an element type of its own."""
         roots = frozenset().union(*(t.roots for t in self.inputs if t))
-        return tensors.Tensor(elem, value.shape, value, roots=roots)
+        return kinds.Tensor(elem, value.shape, value, roots=roots)
 
     def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
         """Raise `UnsupportedError` naming the node."""
@@ -337,7 +325,7 @@ class Context:
 
 
 # -- converters ----------------------------------------------------------------------------------
-Result = Value | tensors.Tensor
+Result = Value | kinds.Tensor
 Convert = Callable[[Context], Result | Sequence[Result]]
 
 

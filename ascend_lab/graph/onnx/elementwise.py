@@ -14,27 +14,27 @@ from ascend_lab.graph.onnx import quantised, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
 from ascend_lab.graph.onnx.tensors import BITS, FLOATS, INTEGERS, NUMBERS, WHOLE, Tensor, Values
 
-SAME = {
+_FLOAT = {
     "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Reciprocal": "rec", "Floor": "floor",
     "Ceil": "ceil", "Round": "round", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf",
-    "Softplus": "softplus", "HardSwish": "hard_swish", "Relu": "relu", "Abs": "abs", "Neg": "neg",
-    "Sign": "sign", "BitwiseNot": "not", "BitwiseAnd": "and", "BitwiseOr": "or", "Add": "add",
-    "Sub": "sub", "Mul": "mul", "Div": "div", "Pow": "pow", "Max": "max", "Min": "min",
-    "Equal": "equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "Less": "less",
-    "LessOrEqual": "less_equal",
+    "Softplus": "softplus", "HardSwish": "hard_swish",
 }  # fmt: skip
+_NUMBER = {"Relu": "relu", "Abs": "abs", "Neg": "neg", "Sign": "sign"}
+_BIT = {"BitwiseNot": "not", "BitwiseAnd": "and", "BitwiseOr": "or"}
+_COMPARED = {"Greater": "greater", "GreaterOrEqual": "greater_equal", "Less": "less",
+             "LessOrEqual": "less_equal"}  # fmt: skip
+COMPARISONS = {"Equal": "equal", **_COMPARED}
+_ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
+SAME = {**_FLOAT, **_NUMBER, **_BIT, **_ARITHMETIC, "Pow": "pow", "Max": "max", "Min": "min",
+        **COMPARISONS}  # fmt: skip
 """ONNX operators and those of the library that are the same, for reading and writing."""
 
 
 # -- one operand ----------------------------------------------------------------------------------
-@converter(
-    "Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Sigmoid", "Tanh", "Erf",
-    "Softplus", "HardSwish", types=(FLOATS,), since=6,
-)  # fmt: skip
-@converter("Relu", "Abs", "Neg", "Sign", types=(NUMBERS,), since=6)
-@converter("BitwiseNot", "BitwiseAnd", "BitwiseOr", types=(BITS,))
-@converter("Greater", "GreaterOrEqual", "Less", "LessOrEqual", types=(WHOLE,), result="bool",
-           since=7)  # fmt: skip
+@converter(*_FLOAT, types=(FLOATS,), since=6)
+@converter(*_NUMBER, types=(NUMBERS,), since=6)
+@converter(*_BIT, types=(BITS,))
+@converter(*_COMPARED, types=(WHOLE,), result="bool", since=7)
 def _same(ctx: Context) -> Value:
     return ctx.emit(SAME[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
 
@@ -151,7 +151,7 @@ def _is_inf(ctx: Context) -> Value:
 
 
 # -- two operands and more ------------------------------------------------------------------------
-@converter("Add", "Sub", "Mul", "Div", types=(WHOLE,), since=6)
+@converter(*_ARITHMETIC, types=(WHOLE,), since=6)
 def _arithmetic(ctx: Context) -> Value:
     x, y = ctx.input(0), _second(ctx)
     if ctx.op == "Div" and ctx.elem(0) not in FLOATS:

@@ -15,9 +15,9 @@ from onnx import helper
 
 from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
+from ascend_lab.graph.ir import Fill, Graph, operator_of
 from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
-from ascend_lab.graph.onnx.elementwise import SAME
+from ascend_lab.graph.onnx.elementwise import COMPARISONS, SAME
 from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 
@@ -46,7 +46,15 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
         else:
             writer.tensor(name, constant.array(), kind.dtype)
     for node in graph.nodes:
-        _export_node(writer, graph, node)
+        if node.op not in RULES:
+            needed = f"node {node.name}: an operator with an ONNX form"
+            remedy = "add a rule to graph.onnx.export_writer.RULES"
+            raise UnsupportedError(needed, node.op, remedy)
+        settings = operator_of(node.op).settings(node.attrs)
+        types = graph.in_types(node), graph.out_types(node)
+        writer.begin(node.name)
+        found = RULES[node.op](Site(node.op, writer, node.inputs, *types, settings))
+        writer.finish((found,) if isinstance(found, str) else found, node.outputs)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
     named, inside = graph.name or "graph", _infos(graph, inner)
@@ -74,18 +82,6 @@ def _check_size(graph: Graph, fill_nodes: bool) -> None:
         raise UnsupportedError(needed, f"{total:,}", "use a narrower format, or fill_nodes=True")
 
 
-def _export_node(writer: Writer, graph: Graph, node: Node) -> None:
-    rule = RULES.get(node.op)
-    if rule is None:
-        needed = f"node {node.name}: an operator with an ONNX form"
-        raise UnsupportedError(needed, node.op, "add a rule to graph.onnx.export_writer.RULES")
-    settings = operator_of(node.op).settings(node.attrs)
-    types = graph.in_types(node), graph.out_types(node)
-    writer.begin(node.name)
-    found = rule(Site(node.op, writer, node.inputs, *types, settings))
-    writer.finish((found,) if isinstance(found, str) else found, node.outputs)
-
-
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
     types = ((name, graph.types[name]) for name in names)
     return [
@@ -105,9 +101,8 @@ def compared(op: str) -> Rule:
     return lambda site: site.cast(site.one(op, *site.inputs), site.dtype)
 
 
-_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-RULES.update({ours: one(theirs) for theirs, ours in SAME.items() if theirs not in _COMPARISONS})
-RULES.update({SAME[theirs]: compared(theirs) for theirs in _COMPARISONS})
+RULES.update({ours: one(theirs) for theirs, ours in SAME.items()})
+RULES.update({ours: compared(theirs) for theirs, ours in COMPARISONS.items()})
 RULES |= {
     "embedding": one("Gather"),
     "global_max_pool": one("GlobalMaxPool"),
@@ -250,7 +245,7 @@ def _split(site: Site) -> Result:
 @rule("one_hot")
 def _one_hot(site: Site) -> Result:
     a, write = site.attrs, site.writer
-    values = write.numbers((a["off_value"], a["on_value"]), "fp32")
+    values = write.number((a["off_value"], a["on_value"]), "fp32")
     index = site.cast(site.inputs[0], "int64")
     return site.back(site.one("OneHot", index, write.ints((a["depth"],)), values))
 

@@ -73,13 +73,9 @@ class Writer:
         made = self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
         self.nodes.append(made)
 
-    def number(self, value: float, dtype: str) -> str:
-        """Return the name of a scalar initialiser; equal ones are shared."""
+    def number(self, value: float | Sequence[float], dtype: str) -> str:
+        """Return the name of an initialiser, a scalar or a list; equal ones are shared."""
         return self._shared(np.asarray(value).astype(numpy_type(dtype)), dtype)
-
-    def numbers(self, values: Sequence[float], dtype: str) -> str:
-        """Return the name of an initialiser that holds a list of numbers."""
-        return self._shared(np.asarray(values).astype(numpy_type(dtype)), dtype)
 
     def ints(self, values: Sequence[int]) -> str:
         """Return the name of an int64 initialiser: a shape, axes or bounds."""

@@ -9,7 +9,6 @@ import importlib.util
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,10 @@ import numpy as np
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
-from ascend_lab.graph.onnx.tensors import Limits, beyond_32_bits, pinned_shapes
+from ascend_lab.graph.onnx.tensors import inputs_of, pinned_shapes
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, ValueInfoProto
+    from onnx import ModelProto, NodeProto
 
 Values = np.ndarray
 MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
@@ -92,23 +91,14 @@ def _asking(model: ModelProto, names: list[str], onnx: Any) -> ModelProto:
 
 
 # -- whole models, nodes and values ---------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A sound model: its nodes in order, its inputs that are no initialisers."""
+def constants_of(model: ModelProto) -> dict[str, Any]:
+    """Return the initialisers' values by name."""
+    from onnx import numpy_helper
 
-    model: ModelProto
-    nodes: Sequence[NodeProto]
-    inputs: Sequence[ValueInfoProto]
-
-    def constants(self) -> dict[str, Any]:
-        """Return the initialisers' values by name."""
-        from onnx import numpy_helper
-
-        return {tensor.name: numpy_helper.to_array(tensor)
-                for tensor in self.model.graph.initializer}  # fmt: skip
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Parts:
+def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
 
     Its nodes have titles of their own, its own functions are written out, external data are read.
@@ -116,7 +106,7 @@ def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Part
     import onnx
     from onnx import inliner, numpy_helper
 
-    model, folder = load(source, limits)
+    model, folder = load(source)
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
@@ -124,9 +114,9 @@ def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Part
         model = inliner.inline_local_functions(model)
     for tensor in model.graph.initializer:
         if tensor.data_location == EXTERNAL:
-            array = tensor_of(tensor, folder, limits).array()
+            array = tensor_of(tensor, folder).array()
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    ordered = onnx.GraphProto(node=sound_nodes(model, limits))
+    ordered = onnx.GraphProto(node=sound_nodes(model))
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
     seen: Counter[str] = Counter()
@@ -134,9 +124,7 @@ def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Part
         name = title(node)
         node.name = f"{name}_{seen[name]}" if seen[name] else name
         seen[name] += 1
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [entry for entry in model.graph.input if entry.name not in weights]
-    return Parts(model, list(model.graph.node), inputs)
+    return model
 
 
 def all_reads(node: NodeProto) -> list[str]:
@@ -150,11 +138,6 @@ def all_reads(node: NodeProto) -> list[str]:
                 own.update(inner.output)
             found += [entry.name for entry in graph.output if entry.name not in own]
     return list(dict.fromkeys(found))
-
-
-def branches(node: NodeProto) -> bool:
-    """Tell whether a node holds graphs of its own: If, Loop, Scan, SequenceMap."""
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
 
 
 def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -207,17 +190,6 @@ def is_numbers(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufV"
 
 
-def is_picture(value: Any) -> bool:
-    """Tell whether a value is a batch of images of bytes, grey or in colour."""
-    bytes_ = is_numbers(value) and value.dtype == np.uint8
-    return bytes_ and value.ndim == 4 and value.shape[1] in (1, 3)
-
-
-def wide(value: Any) -> bool:
-    """Tell whether a tensor has whole numbers that 32 bits do not hold."""
-    return bool(beyond_32_bits(value))
-
-
 def size_bytes(value: Any) -> int:
     """Return the bytes of a tensor, of the texts or tensors of a list; 0 for none."""
     if isinstance(value, list | tuple):
@@ -242,17 +214,17 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
 
 
 def random_feed(
-    parts: Parts, shapes: Mapping[str, Sequence[int]], batch: int | None, limits: Limits, seed: int
+    model: ModelProto, shapes: Mapping[str, Sequence[int]], batch: int | None, seed: int
 ) -> dict[str, Values]:
     """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
     from onnx import helper
 
-    rng, found = np.random.default_rng(seed), {}
-    for entry in parts.inputs:
+    rng, found, entries = np.random.default_rng(seed), {}, inputs_of(model.graph)
+    for entry in entries:
         if not entry.type.HasField("tensor_type"):
             raise UnsupportedError(f"{entry.name}: a tensor", "another type", "give the inputs")
-    for name, shape in pinned_shapes(parts.inputs, shapes, batch, limits).items():
-        number = {e.name: e.type.tensor_type.elem_type for e in parts.inputs}[name]
+    for name, shape in pinned_shapes(entries, shapes, batch).items():
+        number = {e.name: e.type.tensor_type.elem_type for e in entries}[name]
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(number))
         if kind.kind in "biu":
             found[name] = rng.integers(0, 2, shape).astype(kind)

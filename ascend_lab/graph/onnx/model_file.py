@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -19,7 +19,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.onnx.context import CONVERTERS, Converter
-from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Limits, Tensor, Values, check_size
+from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Tensor, Values, check_size
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -29,30 +29,32 @@ NEWEST_OPSET = 28
 """The newest version of the standard's operators these converters were written for."""
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
+MOST_BYTES, MOST_NODES = 2**31, 20_000
+"""Of a file, and of the nodes in it: more is refused before any work."""
 
 
-def load(source: str | Path | bytes | ModelProto, limits: Limits) -> tuple[ModelProto, Path | None]:
+def load(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
     """Return the model and the folder its external data may lie in.
 
     Raises `InputError` for a file that cannot be read, is too large or is no model.
     """
     if not isinstance(source, str | Path | bytes):
         return source, None
-    data = source if isinstance(source, bytes) else _bytes(Path(source), limits)
-    if len(data) > limits.file_bytes:
-        raise InputError(f"a model of at most {limits.file_bytes} bytes", str(len(data)), "split")
+    data = source if isinstance(source, bytes) else _bytes(Path(source))
+    if len(data) > MOST_BYTES:
+        raise InputError(f"a model of at most {MOST_BYTES} bytes", str(len(data)), "split")
     where = "bytes" if isinstance(source, bytes) else str(source)
     folder = None if isinstance(source, bytes) else Path(source).resolve().parent
     return _parsed(data, where), folder
 
 
-def _bytes(path: Path, limits: Limits) -> bytes:
+def _bytes(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise InputError("a model file", f"{path}, which is none", "give the file's path")
         size = path.stat().st_size
-        if size > limits.file_bytes:
-            needed = f"a model file of at most {limits.file_bytes} bytes"
+        if size > MOST_BYTES:
+            needed = f"a model file of at most {MOST_BYTES} bytes"
             raise InputError(needed, f"{size} bytes in {path}", "move its weights out")
         return path.read_bytes()
     except (OSError, ValueError) as error:
@@ -92,26 +94,30 @@ def opset_of(model: ModelProto) -> int:
 
 
 # -- before any work: names written once, nothing missing, no cycle -------------------------------
-def checked_nodes(model: ModelProto, opset: int, limits: Limits) -> Sequence[NodeProto]:
+def checked_nodes(model: ModelProto, opset: int) -> Sequence[NodeProto]:
     """Return the nodes in an order in which each reads what is there.
 
     Raises `UnsupportedError` for too many nodes or one that cannot be converted, `GraphError` for
     names written twice, names nothing writes and cycles.
     """
-    nodes = sound_nodes(model, limits)
+    nodes = sound_nodes(model)
     for node in model.graph.node:
         find(node, opset)
     return nodes
 
 
-def sound_nodes(model: ModelProto, limits: Limits) -> Sequence[NodeProto]:
+def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
     """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
     graph = model.graph
-    if len(graph.node) > limits.nodes:
-        raise UnsupportedError(f"at most {limits.nodes} nodes", str(len(graph.node)), "split it")
+    if len(graph.node) > MOST_NODES:
+        raise UnsupportedError(f"at most {MOST_NODES} nodes", str(len(graph.node)), "split it")
     if graph.sparse_initializer:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
-    _check_text(graph)
+    nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
+    ends = (entry.name for entry in (*graph.input, *graph.output, *graph.initializer))
+    for name in (graph.name, *ends, *nodes):  # damaged files hold any bytes
+        if not isinstance(name, str) or not name.isprintable():
+            raise InputError("names of printable text", repr(name)[:40], "export the model again")
     return _ordered(graph, _names(graph))
 
 
@@ -140,15 +146,6 @@ def _names(graph: GraphProto) -> set[str]:
     if len(set(outs)) < len(outs):
         raise InputError("each output name once", ", ".join(outs)[:80], "drop the repeat")
     return {*entries, *weights}
-
-
-def _check_text(graph: GraphProto) -> None:
-    """Raise `InputError` for names that are not text: damaged files hold any bytes."""
-    nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
-    ends = (entry.name for entry in (*graph.input, *graph.output, *graph.initializer))
-    for name in (graph.name, *ends, *nodes):
-        if not isinstance(name, str) or not name.isprintable():
-            raise InputError("names of printable text", repr(name)[:40], "export the model again")
 
 
 def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
@@ -205,7 +202,7 @@ def signature(op: str, opset: int) -> Signature | None:
         kinds[name] = int(attribute.type)
         given = attribute.default_value
         empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
-        defaults[name] = read(given, op) if given.name else empty
+        defaults[name] = read_with_kind(given, op)[1] if given.name else empty
     required = frozenset(n for n, a in schema.attributes.items() if a.required)
     return Signature(schema.min_input, schema.max_input, defaults, kinds, required)
 
@@ -287,11 +284,6 @@ def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
     return kind, tuple(map(_decoded, value)) if field in _LISTS else _decoded(value)
 
 
-def read(attribute: AttributeProto, where: str) -> Any:
-    """Return the value of an attribute."""
-    return read_with_kind(attribute, where)[1]
-
-
 def _decoded(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
@@ -303,7 +295,7 @@ _FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
 EXTERNAL = 1
 
 
-def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor:
+def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     """Return a stored tensor, its size checked; its values are read when asked for.
 
     Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
@@ -313,11 +305,11 @@ def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor
         raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
     elem = ELEMENTS[proto.data_type][0]
     shape = tuple(int(n) for n in proto.dims)
-    check_size(where, shape, limits)
+    check_size(where, shape)
     if proto.HasField("segment"):
         raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
     if proto.data_location == EXTERNAL:
-        return Tensor(elem, shape, known=_External(proto, folder).read, name=proto.name)
+        return Tensor(elem, shape, known=_external(proto, folder), name=proto.name)
     count = math.prod(shape)
     if proto.HasField("raw_data"):
         got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
@@ -335,36 +327,36 @@ def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor
     return Tensor(elem, shape, known=made, name=proto.name)
 
 
-class _External:
-    """A tensor in a file beside the model; the constructor checks, `read` maps the file.
+def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
+    """Return the reader of a tensor in a file beside the model, its place checked now.
 
     Read is from the folder of the model only: no absolute path, no way up, no link out.
     """
+    kind, shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    where = f"external data of {proto.name}"
+    if folder is None:
+        raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
+    path = _inside(where, folder, entries.get("location", ""))
+    size_bytes = math.prod(shape) * kind.itemsize
+    offset = _number(where, entries.get("offset", "0"))
+    length = _number(where, entries.get("length", str(size_bytes)))
+    there = path.stat().st_size
+    if length != size_bytes or offset + length > there:
+        needed = f"{where}: {size_bytes} bytes from {offset} on in {path.name}"
+        got = f"length {length} in a file of {there}"
+        raise InputError(needed, got, "copy the whole data file beside the model")
 
-    def __init__(self, proto: TensorProto, folder: Path | None) -> None:
-        self.kind, self.shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
-        entries = {entry.key: entry.value for entry in proto.external_data}
-        where = f"external data of {proto.name}"
-        if folder is None:
-            raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
-        self.path = _inside(where, folder, entries.get("location", ""))
-        self.size_bytes = math.prod(self.shape) * self.kind.itemsize
-        self.offset = _number(where, entries.get("offset", "0"))
-        length = _number(where, entries.get("length", str(self.size_bytes)))
-        there = self.path.stat().st_size
-        if length != self.size_bytes or self.offset + length > there:
-            needed = f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}"
-            got = f"length {length} in a file of {there}"
-            raise InputError(needed, got, "copy the whole data file beside the model")
-
-    def read(self) -> Values:
-        if not self.size_bytes:
-            return np.zeros(self.shape, self.kind)
+    def read() -> Values:
+        if not size_bytes:
+            return np.zeros(shape, kind)
         try:
-            flat: Values = np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,))
+            flat: Values = np.memmap(path, np.uint8, "r", offset, (size_bytes,))
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.path}: readable", str(error), "check the file") from None
-        return np.frombuffer(flat, self.kind).reshape(self.shape)
+            raise InputError(f"{path}: readable", str(error), "check the file") from None
+        return np.frombuffer(flat, kind).reshape(shape)
+
+    return read
 
 
 def _number(where: str, text: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
-from ascend_lab.graph.onnx import shapes, tensors, tensors as kinds
+from ascend_lab.graph.onnx import shapes, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
 
 
@@ -31,7 +31,7 @@ def _split(ctx: Context) -> Sequence[Result]:
     """
     (at,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
     size, count = ctx.shape(0)[at], ctx.attr("num_outputs") or ctx.out_count
-    sizes: tensors.Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
+    sizes: kinds.Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
             ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
@@ -56,7 +56,7 @@ def _split(ctx: Context) -> Sequence[Result]:
 def _slice(ctx: Context) -> Result:
     """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
     x = ctx.tensor(0)
-    given: list[tensors.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
+    given: list[kinds.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
     if ctx.opset >= 10:
         given = [ctx.ints(i) if ctx.has(i) else () for i in range(1, 5)]
     starts, ends, axes, *more = given
@@ -80,13 +80,12 @@ def _slice(ctx: Context) -> Result:
 
 
 def _bounds(size: int, start: int, end: int, step: int) -> slice:
-    """Return the bounds clamped as the standard says; an end of -1 below a step < 0 is None."""
-    start += size if start < 0 else 0
-    end += size if end < 0 else 0
-    if step > 0:
-        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
-    last = min(max(end, -1), size - 1)
-    return slice(min(max(start, 0), size - 1), None if last < 0 else last, step)
+    """Return the bounds clamped as Python does, a start before the first element at it.
+
+    An end in front of the first element, for a step below 0, is None.
+    """
+    first, last, _ = slice(max(start, -size), end, step).indices(size)
+    return slice(first, None if last < 0 else last, step)
 
 
 def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
@@ -102,7 +101,7 @@ def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     return value
 
 
-def _picked(ctx: Context, x: Value, places: tensors.Values, axis: int) -> Value:
+def _picked(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
     return ctx.emit("gather", x, ctx.value(ctx.known(places, "int32")), axis=axis)
 
@@ -127,7 +126,7 @@ def _expand(ctx: Context) -> Result:
     if shape == x.shape:
         return x
     if isinstance(x.known, Fill):
-        return tensors.Tensor(x.elem, shape, known=x.known)
+        return kinds.Tensor(x.elem, shape, known=x.known)
     return ctx.emit("expand", ctx.input(0), shape=shape)
 
 
@@ -288,19 +287,19 @@ _TYPES = (kinds.ANY, kinds.INTEGERS, kinds.ANY)
 _MOST = 2**22
 
 
-def _strides(shape: tensors.Shape) -> tensors.Values:
+def _strides(shape: kinds.Shape) -> kinds.Values:
     """Return the elements between neighbours along each axis, row-major."""
     return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
 
 
-def _counted(ctx: Context, indices: Value, sizes: tensors.Values) -> Value:
+def _counted(ctx: Context, indices: Value, sizes: kinds.Values) -> Value:
     """Return indices counted from 0: those below 0 grow by the sizes."""
     below = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
     raised = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
     return ctx.choose(below, raised, indices)
 
 
-def _elements(ctx: Context, shape: tensors.Shape, axis: int) -> Value:
+def _elements(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
     """Return the row-major numbers of the elements that indices name along one axis."""
     indices = ctx.input(1, "int32")
     if len(indices.shape) != len(shape) or any(
@@ -346,7 +345,7 @@ def _way(ctx: Context) -> str:
     return way
 
 
-def _rows(ctx: Context, shape: tensors.Shape, batch: int = 0) -> tuple[Value, tensors.Shape]:
+def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kinds.Shape]:
     """Return the numbers of the slices that index tuples name, and the shape of a slice."""
     indices = ctx.input(1, "int32")
     depth = indices.shape[-1] if indices.shape else 0

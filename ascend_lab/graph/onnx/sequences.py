@@ -7,7 +7,6 @@ keys times values, which forgets, learns and is read by queries.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -132,17 +131,21 @@ _MOST_STEPS, _MOST_TOKENS = 512, 256
 States = tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class _Layer:
-    """One direction of a layer: its weights, and how a pre-activation becomes an activation."""
+    """One direction of a layer: its weights, and how a pre-activation becomes an activation.
 
-    ctx: Context
-    hidden: int
-    functions: tuple[str, ...]
-    weights: tuple[Value, Value]
-    """Of the input and of the state before."""
-    biases: tuple[Value, Value] | None
-    peepholes: Value | None
+    `weights` and `biases` are those of the input and of the state before.
+    """
+
+    def __init__(self, ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> None:
+        self.ctx, self.hidden, self.functions = ctx, hidden, functions
+        self.biases: tuple[Value, Value] | None = None
+        if ctx.has(3):
+            both = _own(ctx, ctx.input(3), d)
+            half = both.shape[0] // 2
+            self.biases = ctx.part(both, 0, 0, half), ctx.part(both, 0, half, 2 * half)
+        self.peepholes = _own(ctx, ctx.input(7), d) if ctx.has(7) else None
+        self.weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
 
     def gate(self, values: Value, begin: int, end: int, axis: int = 1) -> Value:
         """Return the part of gates begin to end."""
@@ -234,7 +237,7 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     names = _functions(ctx, default * directions)
     outs, lasts = [], []
     for d, way in enumerate(order):
-        layer = _layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
+        layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
         now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
         hiddens = []
         for step in range(steps)[::way]:
@@ -261,18 +264,6 @@ def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
     if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
         ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
     return names
-
-
-def _layer(ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> _Layer:
-    """Return the weights of one direction."""
-    biases = None
-    if ctx.has(3):
-        both = _own(ctx, ctx.input(3), d)
-        half = both.shape[0] // 2
-        biases = ctx.part(both, 0, 0, half), ctx.part(both, 0, half, 2 * half)
-    peepholes = _own(ctx, ctx.input(7), d) if ctx.has(7) else None
-    weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
-    return _Layer(ctx, hidden, functions, weights, biases, peepholes)
 
 
 def _own(ctx: Context, value: Value, d: int) -> Value:

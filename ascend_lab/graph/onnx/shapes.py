@@ -1,7 +1,7 @@
 """Operators that move no element: reshape, casts, constants; what is known stays known."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,15 +146,13 @@ def _cast(ctx: Context) -> Result:
 
 def _recast(tensor: Tensor, elem: str) -> Tensor:
     """Return a known tensor in another element type, as C and NumPy cast."""
-    kind = kinds.NUMPY[elem]
 
-    def made() -> Values:
+    def made(source: Tensor = tensor) -> Values:
         with np.errstate(all="ignore"):
-            return tensor.array().astype(kind)
+            return source.array().astype(kinds.NUMPY[elem])
 
     if isinstance(tensor.known, ir.Fill):
-        with np.errstate(all="ignore"):
-            value = np.array(tensor.known.value, kinds.NUMPY[tensor.elem]).astype(kind).item()
+        value = made(Tensor(tensor.elem, (), known=tensor.known)).item()
         return Tensor(elem, tensor.shape, known=ir.Fill(value))
     return Tensor(elem, tensor.shape, known=made)
 
@@ -176,13 +174,13 @@ def _stored(ctx: Context) -> Tensor:
     proto = ctx.attr("value")
     if not hasattr(proto, "dims"):
         ctx.unsupported("a tensor as value", repr(proto)[:40])
-    return model_file.tensor_of(proto, ctx.folder, ctx.limits)
+    return model_file.tensor_of(proto, ctx.folder)
 
 
 @converter("ConstantOfShape")
 def _constant_of_shape(ctx: Context) -> Tensor:
     shape: Shape = ctx.ints(0)
-    check_size(f"{ctx.where}: shape", shape, ctx.limits)
+    check_size(f"{ctx.where}: shape", shape)
     if ctx.attr("value") is None:
         return Tensor("float32", shape, known=ir.Fill(0.0))
     one = _stored(ctx)
@@ -232,10 +230,7 @@ def _trilu(ctx: Context) -> draft.Value | Tensor:
         return Tensor(x.elem, x.shape, known=lambda: half(x.array(), k))
     value = ctx.value(x)
     kind = ir.TensorType((rows, columns), value.type.dtype)
-
-    def mask() -> Values:
-        return half(np.ones((rows, columns), np.float32), k)
-
+    mask: Callable[[], Values] = lambda: half(np.ones(kind.shape, np.float32), k)  # noqa: E731
     kept = ctx.net.lasting(mask, kind, f"{ctx.name}/mask")
     return ctx.emit("select", kept, value, ctx.number(0, value.type.dtype))
 

@@ -153,7 +153,7 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
 def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
     """Refuse more elements than a tensor may have, and weights that would take too long."""
     shape = [changes[i].out if i in changes else n for i, n in enumerate(ctx.input(0).shape)]
-    check_size(ctx.where, tuple(shape), ctx.limits)
+    check_size(ctx.where, tuple(shape))
     if mixes and any(c.out > ROWS or c.out * c.length > WEIGHTS for c in changes.values()):
         got = ", ".join(f"{c.length} to {c.out}" for c in changes.values())
         ctx.unsupported(f"sizes of at most {ROWS}, old times new at most {WEIGHTS}", got)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ascend_lab.graph import draft, ir
-from ascend_lab.graph.onnx import shapes, tensors, tensors as kinds
+from ascend_lab.graph.onnx import shapes, tensors as kinds
 from ascend_lab.graph.onnx.context import Context, Result, converter
 
 
-@converter("Gemm", types=(tensors.FLOATS,), since=6)
+@converter("Gemm", types=(kinds.FLOATS,), since=6)
 def _gemm(ctx: Context) -> draft.Value:
     trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
     a, b, alpha = ctx.input(0), ctx.input(1), ctx.attr("alpha")
@@ -23,7 +23,7 @@ def _gemm(ctx: Context) -> draft.Value:
     return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
 
 
-@converter("MatMul", types=((*tensors.FLOATS, "int32"),))
+@converter("MatMul", types=((*kinds.FLOATS, "int32"),))
 def _matmul(ctx: Context) -> draft.Value:
     """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
     a, b = ctx.input(0), ctx.input(1)
@@ -47,7 +47,7 @@ _DOTS = "0123456789"
 """Names of the axes that an ellipsis stands for, counted from the last."""
 
 
-@converter("Einsum", types=(tensors.FLOATS,), since=12)
+@converter("Einsum", types=(kinds.FLOATS,), since=12)
 def _einsum(ctx: Context) -> draft.Value:
     terms, result = _parsed(ctx)
     x: Named = (ctx.input(0), terms[0])
@@ -122,7 +122,7 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """About the largest number of each type, which an infinite maximum is limited to."""
 
 
-def _axes(ctx: Context) -> tensors.Shape:
+def _axes(ctx: Context) -> kinds.Shape:
     """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
     rank, given = len(ctx.shape(0)), shapes.axes_given(ctx)
     if not given:
@@ -136,7 +136,7 @@ def _fold(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = None
 
 
 @converter("ReduceSum", "ReduceProd", types=(kinds.NUMBERS, kinds.INTEGERS))
-@converter("ReduceMean", types=(tensors.FLOATS, kinds.INTEGERS))
+@converter("ReduceMean", types=(kinds.FLOATS, kinds.INTEGERS))
 @converter("ReduceMax", "ReduceMin", types=(kinds.ANY, kinds.INTEGERS))
 def _reduced(ctx: Context) -> Result:
     """Fold; without an axis to fold the input is the result, without elements the least value."""
@@ -151,11 +151,11 @@ def _empty(ctx: Context) -> bool:
     return any(ctx.shape(0)[a] == 0 for a in _axes(ctx))
 
 
-def _least(ctx: Context, sign: int) -> tensors.Tensor:
+def _least(ctx: Context, sign: int) -> kinds.Tensor:
     """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
     kind, axes, kept = kinds.NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
-    if ctx.elem(0) in tensors.FLOATS:
+    if ctx.elem(0) in kinds.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
     low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
@@ -163,32 +163,27 @@ def _least(ctx: Context, sign: int) -> tensors.Tensor:
 
 @converter(
     "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-    types=(tensors.FLOATS, kinds.INTEGERS),
+    types=(kinds.FLOATS, kinds.INTEGERS),
 )  # fmt: skip
 def _composed(ctx: Context) -> Result:
     """Fold with functions before and behind."""
     x, op = ctx.input(0), ctx.op.removeprefix("Reduce")
     if not _axes(ctx):
         ctx.unsupported("axes to fold", "none")
-    if op == "LogSumExp":
-        return _log_sum_exp(ctx, x)
+    if op == "LogSumExp" and _empty(ctx):
+        return _least(ctx, 1)
+    if op == "LogSumExp":  # max + log sum exp(x - max): nothing overflows, nor is infinity - itself
+        largest: float = _LARGEST[ctx.elem(0)]
+        top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
+        total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
+        return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
     before = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
     total = _fold(ctx, "reduce_sum", ctx.emit(before, x) if before else x)
     behind = {"L2": "sqrt", "LogSum": "log"}.get(op)
     return ctx.emit(behind, total) if behind else total
 
 
-def _log_sum_exp(ctx: Context, x: draft.Value) -> Result:
-    """Return max + log sum exp(x - max): no exponential can overflow, nor infinity less itself."""
-    if _empty(ctx):
-        return _least(ctx, 1)
-    largest: float = _LARGEST[ctx.elem(0)]
-    top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
-    total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
-    return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
-
-
-@converter("Softmax", "LogSoftmax", types=(tensors.FLOATS,))
+@converter("Softmax", "LogSoftmax", types=(kinds.FLOATS,))
 def _softmax(ctx: Context) -> draft.Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
@@ -204,7 +199,7 @@ def _softmax(ctx: Context) -> draft.Value:
     return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
 
 
-@converter("LpNormalization", types=(tensors.FLOATS,))
+@converter("LpNormalization", types=(kinds.FLOATS,))
 def _lp_norm(ctx: Context) -> draft.Value:
     """Divide by the norm along an axis; zeros stay zeros."""
     x, p = ctx.input(0), ctx.attr("p")
@@ -218,7 +213,7 @@ def _lp_norm(ctx: Context) -> draft.Value:
 
 
 # -- normalisation --------------------------------------------------------------------------------
-@converter("BatchNormalization", types=(tensors.FLOATS,), since=6)
+@converter("BatchNormalization", types=(kinds.FLOATS,), since=6)
 def _batch_norm(ctx: Context) -> Sequence[Result]:
     """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
     if ctx.attr("spatial") == 0:
@@ -234,7 +229,7 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 
 
-@converter("LRN", types=(tensors.FLOATS,))
+@converter("LRN", types=(kinds.FLOATS,))
 def _lrn(ctx: Context) -> draft.Value:
     """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
     x, size = ctx.input(0), ctx.attr("size")
@@ -243,7 +238,7 @@ def _lrn(ctx: Context) -> draft.Value:
     return ctx.emit("lrn", x, **ctx.attrs)
 
 
-@converter("LayerNormalization", types=(tensors.FLOATS,))
+@converter("LayerNormalization", types=(kinds.FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
     x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
@@ -260,21 +255,21 @@ def _layer_norm(ctx: Context) -> Sequence[Result]:
     return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
 
 
-@converter("RMSNormalization", types=(tensors.FLOATS,))
+@converter("RMSNormalization", types=(kinds.FLOATS,))
 def _rms_norm(ctx: Context) -> draft.Value:
     tail = _tail(ctx)
     scale = _stretched(ctx, ctx.input(1), tail)
     return ctx.emit("rms_norm", ctx.input(0), scale, axis=-len(tail), epsilon=ctx.attr("epsilon"))
 
 
-def _tail(ctx: Context) -> tensors.Shape:
+def _tail(ctx: Context) -> kinds.Shape:
     shape, axis = ctx.shape(0), ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
         ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
     return shape[axis % len(shape) :]
 
 
-def _stretched(ctx: Context, value: draft.Value, shape: tensors.Shape) -> draft.Value:
+def _stretched(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
     """Return a scale broadcast to the normalised axes."""
     extra = value.shape[: max(0, len(value.shape) - len(shape))]
     own = value.shape[len(extra) :]
@@ -284,13 +279,13 @@ def _stretched(ctx: Context, value: draft.Value, shape: tensors.Shape) -> draft.
     return value if own == shape else ctx.emit("expand", value, shape=shape)
 
 
-def _fill(ctx: Context, like: draft.Value, shape: tensors.Shape, number: float) -> draft.Value:
+def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:
     kind = ir.TensorType(shape, like.type.dtype)
     return ctx.net.lasting(ir.Fill(number), kind, f"{ctx.name}/fill")
 
 
-@converter("InstanceNormalization", types=(tensors.FLOATS,), since=6)
-@converter("GroupNormalization", types=(tensors.FLOATS,))
+@converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)
+@converter("GroupNormalization", types=(kinds.FLOATS,))
 def _group_norm(ctx: Context) -> draft.Value:
     """Scale and bias are one per channel, before opset 21 of groups one per group."""
     x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"

@@ -21,7 +21,7 @@ from ascend_lab.graph import draft, ir
 from ascend_lab.isa.memory import numpy_type
 
 if TYPE_CHECKING:
-    from onnx import ValueInfoProto
+    from onnx import GraphProto, ValueInfoProto
 
 
 Values = np.ndarray
@@ -55,6 +55,8 @@ BITS = ("int32", "int8", "uint8")
 """Types of whole numbers whose bits a graph holds: int64 does not fit."""
 SMALL = 2**18
 """Most elements of a tensor that is computed while importing."""
+LARGEST = 2**28
+"""Most elements of any tensor."""
 
 
 def in_type(values: Any, kind: str) -> Any:
@@ -73,26 +75,13 @@ def beyond_32_bits(array: Values) -> str:
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
-    """Return `wanted`, with a number behind it if it is taken, and take it."""
-    name, number = wanted, 0
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
+    """Return a name that is not taken yet, and take it."""
+    name = draft.free_name(wanted, taken)
     taken.add(name)
     return name
 
 
 Known = Values | ir.Fill | Callable[[], Values]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What is refused before any work: larger files, longer models, larger tensors."""
-
-    file_bytes: int = 2**31
-    nodes: int = 20_000
-    elements: int = 2**28
-    operands: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +129,12 @@ def known(array: Any, elem: str | None = None) -> Tensor:
     return Tensor(name, values.shape, known=values)
 
 
-def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
+def check_size(where: str, shape: tuple[int, ...]) -> None:
     """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
     if any(n < 0 for n in shape) or len(shape) > 16:
         raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
-    if math.prod(shape) > limits.elements:
-        needed = f"{where}: at most {limits.elements} elements"
+    if math.prod(shape) > LARGEST:
+        needed = f"{where}: at most {LARGEST} elements"
         raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")
 
 
@@ -159,6 +148,12 @@ NO_NAME = re.compile(
 )
 """What exporters write where a size has no name; each stands for a size of its own."""
 BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
+
+
+def inputs_of(graph: GraphProto) -> list[ValueInfoProto]:
+    """Return a model's inputs that are no initialisers."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [entry for entry in graph.input if entry.name not in weights]
 
 
 def element_of(entry: ValueInfoProto) -> str:
@@ -190,7 +185,6 @@ def pinned_shapes(
     entries: Sequence[ValueInfoProto],
     shapes: Mapping[str, Sequence[int]],
     batch: int | None,
-    limits: Limits,
 ) -> dict[str, Shape]:
     """Return a shape of numbers for each input.
 
@@ -217,7 +211,7 @@ def pinned_shapes(
             if bound.setdefault(symbol, size) != size:
                 got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
                 raise InputError(f"one size for {symbol}", got, "check the input shape")
-    return {name: _closed(name, sizes, bound, limits) for name, sizes in found.items()}
+    return {name: _closed(name, sizes, bound) for name, sizes in found.items()}
 
 
 def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
@@ -274,7 +268,7 @@ def fixed_batch(found: Mapping[str, Sizes]) -> int:
     return head if isinstance(head, int) else 0
 
 
-def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -> Shape:
+def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
     """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
     filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
     if sizes is None or any(isinstance(s, str) for s in filled):
@@ -287,7 +281,7 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
         remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
         raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
     shape = tuple(int(s) for s in filled)
-    check_size(f"input {name}", shape, limits)
+    check_size(f"input {name}", shape)
     return shape
 
 

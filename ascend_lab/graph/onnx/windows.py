@@ -13,6 +13,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.draft import Value
+from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.onnx.context import Context, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
 
@@ -66,7 +67,7 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
     if any(n < 0 for side in pads for n in side):
         ctx.unsupported("pads of at least 0", str(pads))
     padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
-    check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded), ctx.limits)
+    check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded))
     lead: Any = (1,) * (2 - rank)
     none: Any = ((0, 0),) * (2 - rank)
     return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
@@ -170,7 +171,7 @@ def _conv_transpose(ctx: Context) -> Value:
         if less := [-total for total in totals if total < 0]:
             ctx.unsupported("an output_shape that needs no output_padding", f"{less[0]} missing")
         window = replace(window, pads=(_halves(totals[0], auto), _halves(totals[1], auto)))
-    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole), ctx.limits)
+    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
     settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}
@@ -287,17 +288,14 @@ def _pool_settings(window: Window) -> dict[str, Any]:
 
 
 def _counts(size: Shape, window: Window, include: bool) -> Values:
-    """Return how many elements each window of a dilated kernel averages."""
-    rows = []
-    for i, n in enumerate(size):
-        (before, after), extra = window.pads[i], window.extra[i]
-        real = np.zeros(before + n + after + extra)
-        real[: before + n + after] = include
-        real[before : before + n] = 1
-        taps = np.arange(window.kernel[i]) * window.dilation[i]
-        first = np.arange(0, len(real) - window.reach[i] + 1, window.stride[i])
-        rows.append(real[first[:, None] + taps].sum(axis=1))
-    return np.outer(*rows)
+    """Return how many elements each window of a dilated kernel averages: a mask convolved."""
+    mask = np.pad(np.ones(size), window.pads, constant_values=include)
+    mask = np.pad(mask, tuple((0, n) for n in window.extra))
+    ones = np.ones((1, 1, *window.kernel))
+    conv = operator_of("conv2d")
+    how = conv.settings({"stride": window.stride, "dilation": window.dilation})
+    counts: Values = np.asarray(conv.formula(mask[None, None], ones, **how))[0, 0]
+    return counts
 
 
 def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:

@@ -13,8 +13,9 @@ import numpy as np
 from ascend_lab.graph import ir
 from ascend_lab.graph.draft import Draft, given_attrs
 from ascend_lab.graph.evaluate import evaluate, random_inputs
-from ascend_lab.graph.passes.quantised import PRODUCTS, fold
+from ascend_lab.graph.passes.quantised import fold
 from ascend_lab.graph.passes.rewrite import Pass, derived
+from ascend_lab.graph.passes.simplify import PRODUCTS
 from ascend_lab.ops.formats import FLOATS
 
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
@@ -81,7 +82,10 @@ class _Conversion:
         before = tuple(t.dtype for t in self.graph.in_types(node))
         main = rule.main(names, before)
         attrs = operator.settings(node.attrs)
-        kept = self.scales_sums(node, before)
+        casts = node.op == "cast" and before[0] == "int32" and node.attr("dtype") == self.source
+        if casts:
+            self.sums.add(node.output)
+        kept = casts or (node.op == "muls" and node.inputs[0] in self.sums)  # it scales sums
         if not kept:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
         if node.op == "cast" or kept:
@@ -111,13 +115,6 @@ class _Conversion:
             draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
         cast = ir.Node(title, "cast", (old,), (name,), {"dtype": self.dtype})
         draft.put(cast, replace(kind, dtype=self.dtype))
-
-    def scales_sums(self, node: ir.Node, before: tuple[str, ...]) -> bool:
-        """Tell whether a node casts int32 to the old format, or scales what such a cast gave."""
-        casts = node.op == "cast" and before[0] == "int32" and node.attr("dtype") == self.source
-        if casts:
-            self.sums.add(node.output)
-        return casts or (node.op == "muls" and node.inputs[0] in self.sums)
 
 
 def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:

@@ -28,9 +28,7 @@ from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
-PRODUCTS = ("matmul", "batch_matmul", "gemm")
 MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
-LIMITED = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 WINDOW = ("stride", "pad", "dilation")
 MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
@@ -58,25 +56,20 @@ def bytes_of(draft: Draft, name: str) -> Bytes | None:
 
 
 # -- uint8 ----------------------------------------------------------------------------------------
-def in_int8(graph: Graph) -> tuple[Graph, int]:
+def in_int8(draft: Draft, node: Node) -> bool:
     """Let uint8 be int8 where only dequantising nodes read it, zero points 128 lower."""
-    draft, count = Draft(graph), 0
-    for node in draft:
-        out = node.output
-        readers = graph.readers[out]
-        pure = out not in graph.outputs and all(r.op == "dequantise" for r in readers)
-        if node.op != "quantise" or draft.type(out).dtype != "uint8" or not pure:
-            continue
-        lower = node.attr("offset", 0) - 128
-        new = draft.insert("quantise", node.inputs, {**node.attrs, "dtype": "int8",
-                                                     "offset": lower}, out)  # fmt: skip
-        for reader in readers:
-            attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
-            others = draft.current(reader.name).inputs[1:]
-            made = draft.insert("dequantise", (new, *others), attrs, reader.name)
-            draft.replace(reader.output, made)
-        count += 1
-    return draft.finish(), count
+    out, readers = node.output, draft.graph.readers[node.output]
+    pure = out not in draft.outputs and all(r.op == "dequantise" for r in readers)
+    if draft.type(out).dtype != "uint8" or not pure:
+        return False
+    attrs = {**node.attrs, "dtype": "int8", "offset": node.attr("offset", 0) - 128}
+    new = draft.insert("quantise", node.inputs, attrs, out)
+    for reader in readers:
+        attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
+        others = draft.current(reader.name).inputs[1:]
+        made = draft.insert("dequantise", (new, *others), attrs, reader.name)
+        draft.replace(reader.output, made)
+    return True
 
 
 # -- integer layers -------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ def _weight(
     if maker is None or maker.op != "dequantise" or len(maker.inputs) > 2:
         return None
     whole = draft.constant(maker.inputs[0])
-    if whole is None or (node.op in PRODUCTS and len(whole.type.shape) != 2):
+    if whole is None or (node.op in simplify.PRODUCTS and len(whole.type.shape) != 2):
         return None
     low = 128 if whole.type.dtype == "uint8" else 0
     if maker.attr("offset", 0) != low or whole.type.dtype not in ("int8", "uint8"):
@@ -141,7 +134,7 @@ def _weight(
     if scales is None or maker.attr("scale", 1.0) != 1:
         return None
     sides = (1,) * (rank - len(scales.type.shape)) + scales.type.shape
-    last = node.op in PRODUCTS and not options.get("trans_b")
+    last = node.op in simplify.PRODUCTS and not options.get("trans_b")
     axis = rank - 1 if last else 0
     fits = all(n == 1 or d == axis for d, n in enumerate(sides))
     return (whole, scales) if fits else None
@@ -180,11 +173,11 @@ def _whole_bias(
     *bias: Values,
 ) -> Values:  # fmt: skip
     """round(b / (sx sw)) - ox sum qw, as int32 holds it."""
-    total: Values = -x.offset * weight.astype(np.int64).sum(axes).reshape(-1)
+    total: Values = -x.offset * weight.astype(np.float64).sum(axes).reshape(-1)
     if bias:
         step = scales.astype(np.float64).reshape(-1) * x.scale
-        total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step).astype(np.int64)
-    return np.clip(total, -(2**31), 2**31 - 1).reshape(shape)
+        total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step)
+    return total.reshape(shape)
 
 
 # -- what lies between ----------------------------------------------------------------------------
@@ -246,10 +239,10 @@ def requantised(draft: Draft, node: Node) -> bool:
 
 def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
     """Return what is cut to a range, and whether at 0, if bytes cut the rest themselves."""
-    node = draft.only(name, "clip", *LIMITED)
+    node = draft.only(name, "clip", *simplify.LIMITS)
     if node is None:
         return None
-    low, high = LIMITED.get(node.op, (node.attr("low"), node.attr("high")))
+    low, high = simplify.LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     below = low / own.scale + own.offset <= -128
     above = high / own.scale + own.offset >= 127
@@ -297,7 +290,10 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
 
 
 def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float:
-    """Dequantise in steps of a sum, less what is taken from that; return what is left to take."""
+    """Dequantise in steps of a sum, less what is taken from that; return what is left to take.
+
+    A bias of sums is half a sum off at most.
+    """
     attrs: dict[str, Any] = {"dtype": head.attr("dtype", "fp32")}
     inputs = head.inputs
     if len(inputs) == 1:
@@ -306,7 +302,7 @@ def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float
         return shift + float(head.attr("offset", 0) * attrs["scale"])
     inputs = (inputs[0], _divided(draft, head, step), inputs[2])
     scales, bias = (draft.constants[name] for name in inputs[1:])
-    less = derived(bias.type, partial(_moved_on, shift), bias, scales)
+    less = derived(bias.type, lambda b, s: b - np.rint(shift / s.astype(np.float64)), bias, scales)
     attrs |= _small(less) if head.attr("small_bias") else {}
     draft.become(head, "dequantise", (*inputs[:2], draft.add(less, f"{head.name}_bias")), attrs)
     return 0.0
@@ -342,34 +338,20 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
 
 def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Values:
     """Return a bias of sums and what is added to the other's, in the first's steps."""
-    steps = other.astype(np.float64) * (other_scale / scale.astype(np.float64))
-    total: Values = bias.astype(np.int64) + np.rint(steps).astype(np.int64)
-    return np.clip(total, -(2**31), 2**31 - 1)
+    return np.asarray(bias + np.rint(other * (other_scale / scale.astype(np.float64))))
 
 
-def _moved_on(shift: float, bias: Values, scales: Values) -> Values:
-    """Return a bias of sums less what is taken from them later: half a sum off at most."""
-    steps: Values = bias.astype(np.int64) - np.rint(shift / scales.astype(np.float64))
-    return np.clip(steps, -(2**31), 2**31 - 1)
-
-
-def shared(graph: Graph) -> tuple[Graph, int]:
-    """Let sums read a tensor as the layer beside them does: in bytes, half a step off at most."""
-    draft, count = Draft(graph), 0
-    for node in draft:
-        if node.op != "add":
-            continue
-        inputs = list(node.inputs)
-        for place, name in enumerate(node.inputs):
-            readers = graph.readers.get(name, ())
-            byte = next((r for r in readers if r.op == "quantise"), None)
-            if byte is not None and byte.attr("dtype", "int8") == "int8":
-                attrs = {key: byte.attr(key) for key in ("scale", "offset") if byte.attr(key)}
-                attrs["dtype"] = draft.type(name).dtype
-                inputs[place] = draft.insert("dequantise", (byte.output,), attrs, f"{name}_shared")
-        if tuple(inputs) != node.inputs:
-            count += draft.become(node, "add", inputs)
-    return draft.finish(), count
+def shared(draft: Draft, node: Node) -> bool:
+    """Let a sum read a tensor as the layer beside it does: in bytes, half a step off at most."""
+    inputs = list(node.inputs)
+    for place, name in enumerate(node.inputs):
+        readers = draft.graph.readers.get(name, ())
+        byte = next((r for r in readers if r.op == "quantise"), None)
+        if byte is not None and byte.attr("dtype", "int8") == "int8":
+            attrs = {key: byte.attr(key) for key in ("scale", "offset") if byte.attr(key)}
+            attrs["dtype"] = draft.type(name).dtype
+            inputs[place] = draft.insert("dequantise", (byte.output,), attrs, f"{name}_shared")
+    return tuple(inputs) != node.inputs and draft.become(node, "add", inputs)
 
 
 def before_pool(draft: Draft, node: Node) -> bool:
@@ -386,10 +368,10 @@ def fold(graph: Graph) -> tuple[Graph, int]:
     total = 0
     for apply in (
         simplify.COMMON.apply,
-        in_int8,
+        sweep(in_int8, "quantise"),
         sweep(before_pool, "quantise"),
-        shared,
-        sweep(integer_layer, *CONVOLUTIONS, *PRODUCTS),
+        sweep(shared, "add"),
+        sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCTS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),
         sweep(requantised, "quantise"),

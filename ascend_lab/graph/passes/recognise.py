@@ -148,11 +148,8 @@ def product_bias(draft: Draft, node: Node) -> bool:
 
 def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) -> bool:
     """Let one gemm compute product + bias if formats and shapes fit; `split`: reshaped between."""
-    kind, wanted, shape = (
-        draft.type(product.output),
-        draft.type(node.output),
-        draft.type(bias).shape,
-    )
+    kind, wanted = draft.type(product.output), draft.type(node.output)
+    shape = draft.type(bias).shape
     if kind.dtype != draft.type(product.inputs[0]).dtype or kind.dtype not in FLOATS:
         return False
     attrs = {key: product.attr(key, False) for key in ("trans_a", "trans_b")}

@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab.graph.draft import SMALL, Draft, pruned
 from ascend_lab.graph.evaluate import compute
 from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Values
-from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings
+from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings, sweep
 from ascend_lab.ops.formats import FLOATS
 
 
@@ -22,19 +22,13 @@ def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
     return (kept, gone) if gone else (graph, 0)
 
 
-def fold_constants(graph: Graph) -> tuple[Graph, int]:
-    """Compute nodes of constants: small results now, large ones when asked for.
+def fold_constants(draft: Draft, node: Node) -> bool:
+    """Compute a node of constants: small results now, large ones when asked for.
 
     A node whose result is far larger than what it reads (expand) stays, unless it is a `Fill`.
     """
-    draft, count = Draft(graph), 0
-    for node in draft:
-        if node.op != "trans_data" and node.inputs and draft.outputs.isdisjoint(node.outputs):
-            count += _fold(draft, node)
-    return (draft.finish(), count) if count else (graph, 0)
-
-
-def _fold(draft: Draft, node: Node) -> bool:
+    if node.op == "trans_data" or not node.inputs or not draft.outputs.isdisjoint(node.outputs):
+        return False
     known = [c for c in map(draft.constant, node.inputs) if c is not None]
     kinds = [draft.type(name) for name in node.outputs]
     limit = max(SMALL, sum(c.type.elements for c in known))
@@ -97,7 +91,10 @@ DEAD_CODE = Pass(
     "DeadCodeEliminationPass", "prepare", remove_dead_code, "drops what no output depends on"
 )
 FOLDING = Pass(
-    "ConstantFoldingPass", "prepare", fold_constants, "computes what depends on constants only"
+    "ConstantFoldingPass",
+    "prepare",
+    sweep(fold_constants),
+    "computes what depends on constants only",
 )
 COMMON = Pass(
     "CommonSubexpressionEliminationPass", "prepare", merge_common, "computes equal expressions once"
@@ -202,7 +199,8 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         return _reciprocal(draft, node)
     if node.op in ("add", "sub"):
         return draft.become(node, "adds", [x], {"number": number if node.op == "add" else -number})
-    if node.op == "mul" or (node.op == "div" and is_power_of_two(number)):
+    power_of_two = abs(math.frexp(number)[0]) == 0.5  # multiplying by 1 / number is as exact
+    if node.op == "mul" or (node.op == "div" and power_of_two):
         factor = number if node.op == "mul" else 1 / number
         return draft.become(node, "muls", [x], {"number": factor})
     if node.op == "pow" and number in POWERS:
@@ -211,11 +209,6 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         low, high = (number, math.inf) if node.op == "max" else (-math.inf, number)
         return draft.become(node, "clip", [x], {"low": low, "high": high})
     return False
-
-
-def is_power_of_two(number: float) -> bool:
-    """Tell whether dividing by a number is exactly multiplying by its reciprocal."""
-    return number != 0 and math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
 
 
 def _reciprocal(draft: Draft, node: Node) -> bool:

@@ -17,7 +17,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import bound, ir, onnx
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.evaluate import macs, parameters, published_macs
-from ascend_lab.graph.onnx.tensors import FORMATS, Limits, check_size
+from ascend_lab.graph.onnx.tensors import FORMATS, check_size
 from ascend_lab.graph.zoo import convolutional as c, formers, mobile, transformers as t
 
 _TORCH = "torchvision's definition"
@@ -184,20 +184,17 @@ def why(
 
 def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return the rows of `why` as a table."""
-    lines = [
-        (
-            f"{'model':<19}{'GMAC':>7}{'time us':>9}{'bound':>8}{'MB':>7}{'launches':>9}"
-            f"{'of time':>8}{'no cube':>8}{'fill':>6}{'padded':>7}"
-        )
-    ]
-    lines += [
+    head = (
+        f"{'model':<19}{'GMAC':>7}{'time us':>9}{'bound':>8}{'MB':>7}{'launches':>9}"
+        f"{'of time':>8}{'no cube':>8}{'fill':>6}{'padded':>7}"
+    )
+    return [head] + [
         f"{row['name']:<19}{row['macs'] / 1e9:>7.3f}{row['time_s'] * 1e6:>9.1f}"
         f"{row['bound_s'] * 1e6:>8.1f}{row['memory_bytes'] / 1e6:>7.1f}{row['launches']:>9}"
         f"{row['launch_share']:>8.0%}{row['vector_share']:>8.0%}{row['cube_fill']:>6.1%}"
         f"{row['padded']:>7.1f}"
         for row in rows
     ]
-    return lines
 
 
 # -- a file, or `zoo:NAME` -----------------------------------------------------------------------
@@ -248,7 +245,7 @@ def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -
     graph = build(name, **settings)
     for node in graph.nodes:
         for kind in graph.out_types(node):
-            check_size(f"{name}, node {node.name}", kind.shape, Limits())
+            check_size(f"{name}, node {node.name}", kind.shape)
     for key, shape in sizes.items():
         if key not in graph.inputs or graph.types[key].shape != tuple(shape):
             wanted = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)

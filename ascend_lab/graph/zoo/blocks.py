@@ -9,7 +9,8 @@ otherwise double the variance.
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ascend_lab.errors import InputError
@@ -87,17 +88,20 @@ class Net(GraphBuilder):
         y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
         return self.act(y, act, name=f"{name}.{act}")
 
+    def depthwise(self, x: Value, kernel: int | tuple[int, int] = 3, **how: Any) -> Value:
+        """Append a filter for each channel, batch norm, and an activation if one is named."""
+        how = {"act": "", "groups": x.shape[1], **how}
+        return self.conv_norm(x, x.shape[1], kernel, **how)
+
     def conv_act(
         self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu", **conv: Any
     ) -> Value:
         """Append convolution with bias, activation."""
         return self.act(self.conv(x, features, kernel, name=name, **conv), act, name=f"{name}.act")
 
-    def dense(
-        self, x: Value, features: int, *, name: str, scale: float | None = None, bias: bool = True
-    ) -> Value:
+    def dense(self, x: Value, features: int, *, name: str, bias: bool = True) -> Value:
         """Append a fully connected layer on (rows, inputs); weights lie (features, inputs)."""
-        weight = self.weight((features, x.shape[1]), f"{name}.weight", scale=scale)
+        weight = self.weight((features, x.shape[1]), f"{name}.weight")
         if not bias:
             return self.matmul(x, weight, trans_b=True, name=name)
         offset = self.seeded(f"{name}.bias", (features,), 0.02)
@@ -202,6 +206,16 @@ def image_network(
         return builder
 
     return keep
+
+
+def family(
+    prefix: str, layers: Layers, rows: Mapping[str, tuple[Any, ...]], **how: Any
+) -> tuple[Callable[..., Graph], ...]:
+    """Return the builders of a family: its layers, called with each row first; `how` as above."""
+    return tuple(
+        image_network(name=f"{prefix}{name}", **how)(partial(layers, *row))
+        for name, row in rows.items()
+    )
 
 
 def rounded(channels: float, divisor: int = 8, most_lost: float = 0.1) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
+from ascend_lab.graph.zoo.blocks import BRANCH, Net, family, image_network, rounded
 
 Block = Callable[[Net, Value, int, int, str], Value]
 
@@ -54,13 +54,6 @@ def vgg16(net: Net, x: Value, classes: int) -> Value:
     return _classifier(net, x, classes)
 
 
-def _fire(net: Net, x: Value, squeezed: int, expanded: int, name: str) -> Value:
-    """Append 1 x 1 down to `squeezed`, then 1 x 1 and 3 x 3 side by side."""
-    x = net.conv_act(x, squeezed, name=f"{name}.squeeze")
-    sides = [net.conv_act(x, expanded, k, name=f"{name}.expand{k}") for k in (1, 3)]
-    return net.concat(*sides, axis=1, name=f"{name}.concat")
-
-
 SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
 
 
@@ -72,19 +65,18 @@ def _squeezenet(
     for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
-        x = _fire(net, x, squeezed, expanded, f"fire{i}")
+        x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")
+        sides = [net.conv_act(x, expanded, k, name=f"fire{i}.expand{k}") for k in (1, 3)]
+        x = net.concat(*sides, axis=1, name=f"fire{i}.concat")
     x = net.conv_act(x, classes, name="classifier")
     return net.flat(net.global_avg_pool(x, name="pool"))
 
 
-SQUEEZENETS = tuple(
-    image_network(name=name)(partial(_squeezenet, stem, pooled))
-    for name, stem, pooled in (
-        ("squeezenet", (3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
-        ("squeezenet_1_0", (7, 96), (2, 5, 9)),
-        ("squeezenet_1_1", (3, 64), (2, 4, 6)),
-    )
-)
+SQUEEZENETS = family("squeezenet", _squeezenet, {
+    "": ((3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
+    "_1_0": ((7, 96), (2, 5, 9)),
+    "_1_1": ((3, 64), (2, 4, 6)),
+})  # fmt: skip
 
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
@@ -192,16 +184,6 @@ def _norm_conv(net: Net, x: Value, features: int, kernel: int, name: str) -> Val
     return net.conv(x, features, kernel, bias=False, name=f"{name}.conv")
 
 
-def _dense_block(net: Net, x: Value, depth: int, growth: int, name: str) -> Value:
-    """Append layers that each read all before them and add `growth` channels."""
-    parts = [x]
-    for i in range(depth):
-        y = net.concat(*parts, axis=1, name=f"{name}.{i}.concat") if i else x
-        y = _norm_conv(net, y, 4 * growth, 1, f"{name}.{i}.1")
-        parts.append(_norm_conv(net, y, growth, 3, f"{name}.{i}.2"))
-    return net.concat(*parts, axis=1, name=f"{name}.concat")
-
-
 @image_network()
 def densenet121(net: Net, x: Value, classes: int) -> Value:
     """Return DenseNet-121 (Huang et al. 2017): growth 32, blocks of 6, 12, 24, 16 layers."""
@@ -210,7 +192,13 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
         if block > 1:
             x = _norm_conv(net, x, x.shape[1] // 2, 1, f"transition{block - 1}")
             x = net.avg_pool2d(x, kernel=2, name=f"transition{block - 1}.pool")
-        x = _dense_block(net, x, depth, 32, f"block{block}")
+        parts = [x]  # each layer reads all before it, and adds 32 channels
+        for i in range(depth):
+            name = f"block{block}.{i}"
+            y = net.concat(*parts, axis=1, name=f"{name}.concat") if i else x
+            y = _norm_conv(net, y, 128, 1, f"{name}.1")
+            parts.append(_norm_conv(net, y, 32, 3, f"{name}.2"))
+        x = net.concat(*parts, axis=1, name=f"block{block}.concat")
     x = net.act(net.norm(x, name="last.bn"), "relu", name="last.relu")
     return net.head(x, classes)
 
@@ -247,8 +235,7 @@ def _grouped(
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, groups, name=name)
-    y = net.conv_norm(y, inner, 3, stride=2 if first else 1, groups=inner, act="",
-                      name=f"{name}.depthwise")  # fmt: skip
+    y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
     width = features - x.shape[1] if first else features
     y = net.conv_norm(y, width, groups=groups, act="", scale=1.0 if first else BRANCH,
                       name=f"{name}.expand")  # fmt: skip
@@ -274,8 +261,7 @@ def _shufflenet_v1(
 # -- ShuffleNet V2 --------------------------------------------------------------------------------
 def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
     """Append a depthwise 3 x 3 without activation, then 1 x 1 to `width`."""
-    own = x.shape[1]
-    x = net.conv_norm(x, own, 3, stride=stride, groups=own, act="", name=f"{name}.depthwise")
+    x = net.depthwise(x, stride=stride, name=f"{name}.depthwise")
     return net.conv_norm(x, width, name=f"{name}.pointwise")
 
 
@@ -302,15 +288,11 @@ def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, cla
 
 
 # -- GhostNet V1 and V2 ---------------------------------------------------------------------------
-def ghost(
-    net: Net, x: Value, features: int, act: str, name: str, ratio: int = 2, scale: float = 1.0
-) -> Value:
-    """Append a ghost module: 1 x 1 to a part of the features, the others depthwise from these."""
-    own = math.ceil(features / ratio)
+def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float = 1.0) -> Value:
+    """Append a ghost module: 1 x 1 to half of the features, the others depthwise from these."""
+    own = math.ceil(features / 2)
     first = net.conv_norm(x, own, act=act, scale=scale, name=f"{name}.primary")
-    if ratio == 1:
-        return first
-    rest = net.conv_norm(first, own * (ratio - 1), 3, groups=own, act=act, name=f"{name}.cheap")
+    rest = net.depthwise(first, act=act, name=f"{name}.cheap")
     both = net.concat(first, rest, axis=1)
     n, channels, h, w = both.shape
     if channels == features:
@@ -324,7 +306,7 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
     for part, kernel in (("row", (1, 5)), ("column", (5, 1))):
-        g = net.conv_norm(g, c, kernel, groups=c, act="", name=f"{name}.{part}")
+        g = net.depthwise(g, kernel, name=f"{name}.{part}")
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
@@ -335,19 +317,17 @@ def _ghost_bottleneck(
     """Append two ghost modules, a depthwise layer between them where the size halves."""
     kernel, expanded, features, squeezes, stride = row
     inner, features = (rounded(n * width, 4) for n in (expanded, features))
-    start, y = x, ghost(net, x, inner, "relu", f"{name}.ghost1")
+    start, y = x, _ghost(net, x, inner, "relu", f"{name}.ghost1")
     if gated:
         y = _gated(net, x, y, f"{name}.gate")
     if stride > 1:
-        y = net.conv_norm(y, inner, kernel, stride=stride, groups=inner, act="", name=f"{name}.dw")
+        y = net.depthwise(y, kernel, stride=stride, name=f"{name}.dw")
     if squeezes:
         y = net.squeeze_excite(y, rounded(inner / 4, 4), name=f"{name}.se", act="relu",
                                gate="hard_sigmoid")  # fmt: skip
-    y = ghost(net, y, features, "", f"{name}.ghost2", scale=BRANCH)
+    y = _ghost(net, y, features, "", f"{name}.ghost2", scale=BRANCH)
     if stride > 1 or x.shape[1] != features:
-        own = x.shape[1]
-        start = net.conv_norm(x, own, kernel, stride=stride, groups=own, act="",
-                              name=f"{name}.short.dw")  # fmt: skip
+        start = net.depthwise(x, kernel, stride=stride, name=f"{name}.short.dw")
         start = net.conv_norm(start, features, act="", name=f"{name}.short")
     return net.add(start, y, name=f"{name}.add")
 
@@ -363,16 +343,9 @@ def _ghostnet(gates: bool, net: Net, x: Value, classes: int, width: float = 1.0)
 
 
 SHUFFLED: tuple[Callable[..., Graph], ...] = (
-    *(
-        image_network(name=f"shufflenet_v1_{name}")(partial(_shufflenet_v1, *row))
-        for name, row in SHUFFLE_V1.items()
-    ),
-    *(
-        image_network(name=f"shufflenet_v2{name}")(partial(_shufflenet_v2, *row))
-        for name, row in SHUFFLE_V2.items()
-    ),
-    image_network(scaled=True, name="ghostnet")(partial(_ghostnet, False)),
-    image_network(scaled=True, name="ghostnet_v2")(partial(_ghostnet, True)),
+    *family("shufflenet_v1_", _shufflenet_v1, SHUFFLE_V1),
+    *family("shufflenet_v2", _shufflenet_v2, SHUFFLE_V2),
+    *family("ghostnet", _ghostnet, {"": (False,), "_v2": (True,)}, scaled=True),
 )
 
 

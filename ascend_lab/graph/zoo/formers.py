@@ -1,15 +1,13 @@
 """Convolutions and attention side by side: Mobile-Former, EfficientFormer V1 and V2."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import Net, image_network
+from ascend_lab.graph.zoo.blocks import Net, family
 from ascend_lab.graph.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of
 
 # -- Mobile-Former: learned tokens beside the image -----------------------------------------------
@@ -123,8 +121,7 @@ def _former_block(
     else:
         y = _point(net, x, own * expansion, g, g, f"{name}.point1")
         y = _dynamic_relu(net, y, t, f"{name}.act1")
-        inner = y.shape[1]
-        y = net.conv_norm(y, inner, 3, groups=inner, act="", name=f"{name}.depthwise")
+        y = net.depthwise(y, name=f"{name}.depthwise")
         y = _dynamic_relu(net, y, t, f"{name}.act2")
         y = _point(net, y, features, g, g, f"{name}.point2")
     y = _image_looks(net, y, t, f"{name}.look")
@@ -329,13 +326,8 @@ def _efficientformer_v2(
     return _two_heads(net, net.flat(net.global_avg_pool(x, name="pool")), classes)
 
 
-FAMILIES: tuple[tuple[str, Callable[..., Value], dict[str, tuple[Any, ...]]], ...] = (
-    ("mobile_former", _mobile_former, FORMER),
-    ("efficientformer", _efficientformer, FORMER_V1),
-    ("efficientformer_v2", _efficientformer_v2, FORMER_V2),
-)
-BUILDERS: tuple[Callable[..., Graph], ...] = tuple(
-    image_network(multiple=32, name=f"{family}_{size}")(partial(layers, *row))
-    for family, layers, rows in FAMILIES
-    for size, row in rows.items()
+BUILDERS: tuple[Callable[..., Graph], ...] = (
+    *family("mobile_former_", _mobile_former, FORMER, multiple=32),
+    *family("efficientformer_", _efficientformer, FORMER_V1, multiple=32),
+    *family("efficientformer_v2_", _efficientformer_v2, FORMER_V2, multiple=32),
 )

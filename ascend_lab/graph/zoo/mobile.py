@@ -11,7 +11,7 @@ from functools import partial
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import BRANCH, Net, image_network, rounded
+from ascend_lab.graph.zoo.blocks import BRANCH, Net, family, image_network, rounded
 
 Rows = tuple[tuple[int, ...], ...]
 
@@ -78,8 +78,8 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     start, channels, eps = x, x.shape[1], block.epsilon
     if block.expanded != channels:
         x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
-    x = net.conv_norm(x, block.expanded, block.kernel, stride=block.stride, act=block.act,
-                      groups=block.expanded, epsilon=eps, name=f"{name}.depthwise")  # fmt: skip
+    x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, epsilon=eps,
+                      name=f"{name}.depthwise")  # fmt: skip
     if block.squeezed:
         x = net.squeeze_excite(x, block.squeezed, name=f"{name}.se", act=block.squeeze_act,
                                gate=block.gate)  # fmt: skip
@@ -126,8 +126,7 @@ def mobilenet_v1(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MobileNet V1 (Howard et al. 2017)."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, name="stem")
     for i, (features, stride) in enumerate(V1, 1):
-        own = x.shape[1]
-        x = net.conv_norm(x, own, 3, stride=stride, groups=own, name=f"layer{i}.depthwise")
+        x = net.depthwise(x, stride=stride, act=R, name=f"layer{i}.depthwise")
         x = net.conv_norm(x, rounded(features * width), name=f"layer{i}.pointwise")
     return net.head(x, classes)
 
@@ -145,8 +144,7 @@ def mobilenet_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
 def mnasnet(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MnasNet-B1 (Tan et al. 2019), without squeeze and excite."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, name="stem")
-    own = x.shape[1]
-    x = net.conv_norm(x, own, 3, groups=own, name="first.depthwise")
+    x = net.depthwise(x, act=R, name="first.depthwise")
     x = net.conv_norm(x, rounded(16 * width), act="", name="first.project")
     x = _staged(net, x, MNAS, lambda channels: rounded(channels * width), act=R)
     return net.head(net.conv_norm(x, 1280, name="last"), classes)
@@ -176,10 +174,9 @@ def _mobilenet_v3(
     return net.dense(x, classes, name="fc2")
 
 
-MOBILENETS_V3 = tuple(
-    image_network(scaled=True, name=f"mobilenet_v3_{name}")(partial(_mobilenet_v3, rows, wide))
-    for name, rows, wide in (("large", V3_LARGE, 1280), ("small", V3_SMALL, 1024))
-)
+MOBILENETS_V3 = family("mobilenet_v3_", _mobilenet_v3, {"large": (V3_LARGE, 1280),
+                                                        "small": (V3_SMALL, 1024)},
+                       scaled=True)  # fmt: skip
 
 
 # -- EfficientNet V1 and V2 -----------------------------------------------------------------------
@@ -246,12 +243,10 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
     own, stays = x.shape[1], stride == 1 and x.shape[1] == features
     hybrid = "hybrid" in net.name
     if first:
-        x = net.conv_norm(x, own, first, stride=1 if middle else stride, groups=own, act="",
-                          name=f"{name}.first")  # fmt: skip
+        x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
     x = net.conv_norm(x, rounded(own * expansion), name=f"{name}.expand")
     if middle:
-        inner = x.shape[1]
-        x = net.conv_norm(x, inner, middle, stride=stride, groups=inner, name=f"{name}.middle")
+        x = net.depthwise(x, middle, stride=stride, act=R, name=f"{name}.middle")
     scale = BRANCH if stays and not hybrid else 1.0
     x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
     if hybrid and stays:
@@ -272,7 +267,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
     for part in "kv":
         m = y
         if stride > 1:
-            m = net.conv_norm(m, c, 3, stride=stride, groups=c, act="", name=f"{name}.{part}.down")
+            m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
         maps.append(net.reshape(m, shape=(n, depth, -1)))
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))

@@ -15,7 +15,7 @@ import numpy as np
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, Graph, TensorType
-from ascend_lab.graph.zoo.blocks import Net, image_network, rounded
+from ascend_lab.graph.zoo.blocks import Net, family, image_network, rounded
 from ascend_lab.graph.zoo.mobile import Inverted, inverted
 
 SPREAD = 0.02
@@ -88,10 +88,15 @@ def rows_of(net: Net, context: Value, *, name: str) -> Value:
     return net.reshape(rows, shape=(batch * length, count * depth), name=f"{name}.reshape")
 
 
-def attention_of(
-    net: Net, q: Value, k: Value, v: Value, size: Size, mask: Value | None, *, name: str
+def self_attention(
+    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, joined: bool = False
 ) -> Value:
-    """Append softmax(q k^T / sqrt(depth) + mask) v on (tokens, width) matrices."""
+    """Append softmax(q k^T / sqrt(depth) + mask) v and linear layers; `joined`: q, k, v in one."""
+    if joined:
+        wide = linear(net, x, 3 * size.width, name=f"{name}.qkv")
+        q, k, v = net.split(wide, sizes=3, axis=1, name=f"{name}.split")
+    else:
+        q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
         heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
@@ -99,29 +104,16 @@ def attention_of(
     )
     shares = net.shares(queries, keys, mask, name=name)
     context = net.batch_matmul(shares, values, name=f"{name}.context")
-    return rows_of(net, context, name=name)
-
-
-def self_attention(
-    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, joined: bool = False
-) -> Value:
-    """Append attention of x to itself with its four linear layers; `joined`: q, k, v in one."""
-    if joined:
-        wide = linear(net, x, 3 * size.width, name=f"{name}.qkv")
-        q, k, v = net.split(wide, sizes=3, axis=1, name=f"{name}.split")
-    else:
-        q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
-    context = attention_of(net, q, k, v, size, mask, name=name)
-    return linear(net, context, size.width, name=f"{name}.out")
+    return linear(net, rows_of(net, context, name=name), size.width, name=f"{name}.out")
 
 
 def encoder_block(
     net: Net, x: Value, size: Size, mask: Value | None, *, name: str, act: str = "gelu",
-    inner: int = 0, joined: bool = True,
+    inner: int = 0,
 ) -> Value:  # fmt: skip
     """Append a block that norms before each half (GPT-2, ViT); `inner` is 4 widths unless given."""
     y = norm(net, x, size.epsilon, name=f"{name}.norm1")
-    y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=joined)
+    y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
     x = net.add(x, y, name=f"{name}.add1")
     y = norm(net, x, size.epsilon, name=f"{name}.norm2")
     y = mlp(net, y, inner or 4 * size.width, act, name=f"{name}.mlp")
@@ -224,17 +216,6 @@ def gpt2_small(
 
 
 # -- ViT ------------------------------------------------------------------------------------------
-def _patches(net: Net, x: Value, size: Size, patch: int) -> Value:
-    """Append patch embedding, class token and positions: (tokens, width)."""
-    x = net.conv(x, size.width, patch, stride=patch, pad=(0, 0), name="patches")
-    x = net.transpose(net.reshape(x, shape=(size.batch, size.width, -1)), perm=(0, 2, 1))
-    token = net.seeded("class_token", (1, 1, size.width), SPREAD)
-    first = net.expand(token, shape=(size.batch, 1, size.width), name="class_token.expand")
-    x = net.concat(first, x, axis=1, name="tokens")
-    places = net.seeded("positions", (1, size.length, size.width), SPREAD)
-    return net.reshape(net.add(x, places), shape=(size.tokens, size.width), name="tokens.rows")
-
-
 def vit_b16(
     batch: int = 1, *, size: int = 224, dtype: str = "fp32", classes: int = 1000, layers: int = 12
 ) -> Graph:
@@ -243,7 +224,14 @@ def vit_b16(
         raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
     net, length = Net("vit_b16", dtype), (size // 16) ** 2 + 1
     dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
-    x = _patches(net, net.images(batch, 3, size), dims, 16)
+    x = net.images(batch, 3, size)
+    x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")
+    x = net.transpose(net.reshape(x, shape=(batch, dims.width, -1)), perm=(0, 2, 1))
+    token = net.seeded("class_token", (1, 1, dims.width), SPREAD)
+    first = net.expand(token, shape=(batch, 1, dims.width), name="class_token.expand")
+    x = net.concat(first, x, axis=1, name="tokens")
+    places = net.seeded("positions", (1, length, dims.width), SPREAD)
+    x = net.reshape(net.add(x, places), shape=(dims.tokens, dims.width), name="tokens.rows")
     for i in range(layers):
         x = encoder_block(net, x, dims, None, name=f"layer{i}")
     x = net.reshape(norm(net, x, dims.epsilon, name="norm"), shape=(batch, length, dims.width))
@@ -359,7 +347,7 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
 def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
     """Append a depthwise layer and blocks of linear attention over the places of 2 x 2 patches."""
     c = x.shape[1]
-    x = net.conv_norm(x, c, 3, groups=c, act="silu", name=f"{name}.local")
+    x = net.depthwise(x, act="silu", name=f"{name}.local")
     x = net.conv(x, width, bias=False, name=f"{name}.up")
     shape = x.shape
     x = _unfolded(net, x, (0, 1, 3, 2))
@@ -388,9 +376,6 @@ def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value
 
 
 MOBILEVITS = (
-    *(
-        image_network(size=256, multiple=64, name=f"mobilevit_{name}")(partial(_mobilevit, *row))
-        for name, row in VIT_SIZES.items()
-    ),
+    *family("mobilevit_", _mobilevit, VIT_SIZES, size=256, multiple=64),
     image_network(size=256, multiple=64, scaled=True, name="mobilevit_v2")(_mobilevit_v2),
 )
