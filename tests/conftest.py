@@ -19,8 +19,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What is collected is no garbage: looking for some takes a fifth of the time.
 gc.disable()
 
-# No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples.
-settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+# No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples,
+# and many; a test that says how many takes so many every time.
+settings.register_profile(
+    "repeatable", max_examples=25, deadline=None, derandomize=True, print_blob=True
+)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import CHIPS, bytes_or_numbers, conv_operands, conv_sums, on
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 from test_conv import SIDES, conv_shapes, sum_of_parts
 
 from ascend_lab.chip import load_chip
@@ -37,7 +37,6 @@ from ascend_lab.sim import execute, simulate, simulate_kernel
 # -- explicit im2col -------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
 @given(conv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(1, 1, 1, 1, 1, 1, 1, 1, (0, 3, 3, 0)), "Toy", 0)
 @example(ConvShape(1, 17, 3, 5, 2, 2, 3, 1, (3, 3, 0, 0), "int8"), "Ascend910B2", 0)
@@ -121,7 +120,6 @@ def assert_depthwise(shape, chip, seed=0, order=None):
     return launch
 
 
-@settings(max_examples=60)
 @given(depthwise_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(1, 16, 1, 1, 16, 1, 1, 1, (0, 3, 3, 0), groups=16), "Toy", 0)
 @example(ConvShape(2, 16, 40, 33, 16, 3, 3, 2, 1, groups=16), "Toy", 1)
@@ -257,7 +255,6 @@ def assert_deconv(shape, chip, seed=0, order=None):
     return kernel
 
 
-@settings(max_examples=60)
 @given(deconv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(DeconvShape(1, 1, 1, 1, 1, 1, 1, 3, 0, output_pad=2), "Toy", 0)
 @example(DeconvShape(1, 1, 1, 1, 1, 2, 2, 2, 1, dilation=3), "Toy", 0)

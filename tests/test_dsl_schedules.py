@@ -342,7 +342,6 @@ def matrices(shape, batch=()):
     return a, b, te.renamed(te.matmul(x, y, out_dtype=shape.out_dtype), "c")
 
 
-@settings(max_examples=40)
 @given(gemm_cases())
 def test_matmul_by_primitives_is_the_kernel(case):
     """Same tiling: the cycles of gemm_launch and its values, ragged sizes, both kinds of core."""

@@ -98,7 +98,7 @@ def check(s, arrays):
     check_text_and_replay(s)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["gelu", "residual", "scaled_rows", "clipped"]),
     st.tuples(*[st.integers(1, 150)] * 3),

@@ -235,7 +235,6 @@ def padded(data, shape, dtype):
 
 
 @pytest.mark.parametrize("move", [turned, reshaped, sliced, padded])
-@settings(max_examples=20)
 @given(shapes(limit=700), DTYPES, st.data())
 def test_move(move, shape, dtype, data):
     """A move of an input, of a computed value, and one that a computation follows."""
@@ -248,7 +247,6 @@ def test_move(move, shape, dtype, data):
         check_on_few(outputs, arrays, chip, whole=False)
 
 
-@settings(max_examples=20)
 @given(shapes(limit=700), DTYPES, st.data())
 def test_concat(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -262,7 +260,6 @@ def test_concat(shape, dtype, data):
         check_on_few([concat(order, axis).named("y")], arrays, chip, whole=False)
 
 
-@settings(max_examples=20)
 @given(shapes(limit=700), DTYPES, st.data())
 def test_gather(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -506,7 +503,6 @@ KINDS_OF_PROGRAMS = (BYTES, {"kinds": FUSABLE}, {"kinds": ANYTHING, "limit": 700
 
 @pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("options", KINDS_OF_PROGRAMS, ids=["elementwise", "folds", "moves"])
-@settings(max_examples=40)
 @given(data=st.data())
 def test_random_programs(options, chip, data):
     program = data.draw(programs(**options))

@@ -79,7 +79,6 @@ def tensors_of(program):
     }
 
 
-@settings(max_examples=60)
 @given(kernels(budget=25))
 def test_values_do_not_depend_on_the_order_of_the_pipes(case):
     program, chip = case
@@ -90,7 +89,6 @@ def test_values_do_not_depend_on_the_order_of_the_pipes(case):
             same(value, other[name])
 
 
-@settings(max_examples=60)
 @given(kernels(budget=40, kind="vector"), st.sampled_from(SEEDS))
 def test_vector_kernels_compute_what_numpy_computes(case, seed):
     program, chip = case
@@ -311,7 +309,6 @@ def test_a_stride_of_zero_broadcasts():
 # -- moves -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 def test_a_strided_copy_is_a_layout_change(rows, columns, skip):
     """ND (16 rows, 16 columns of fractals) to fractal columns: what strides are for."""
@@ -431,7 +428,6 @@ def im2col(image, kernel, stride, pad, dilation):
     return np.array(rows).reshape(len(rows), c1 * kernel[0] * kernel[1] * c0)
 
 
-@settings(max_examples=60)
 @given(
     st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 9)),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),

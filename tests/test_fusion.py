@@ -64,7 +64,6 @@ def test_dominators_by_hand():
     assert names == {"b", "c", "d"}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_dominators_are_those_of_the_definition(data):
     """d post-dominates n if no path from n to an output is left when d is taken out."""
@@ -397,7 +396,7 @@ def random_net(rng):
     return net.build()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.randoms(use_true_random=False), st.sampled_from([A910, B2]))
 def test_fused_values_are_right_and_never_slower(rng, chip):
     graph = random_net(rng)

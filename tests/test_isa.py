@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import AlignmentError, AscendLabError, CapacityError, PathError, ProgramError
@@ -345,7 +345,6 @@ def test_hand_made_instructions_are_checked_like_built_ones(instruction):
         check_instruction(TOY, instruction)
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_no_region_makes_a_constructor_fail_untyped(data):
     """Whatever regions it is given, a constructor returns or raises the error family."""

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -336,7 +336,6 @@ def test_copies_and_kernels_take_their_engines_one_after_the_other(device):
 
 
 @given(times=st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=8))
-@settings(max_examples=20)
 def test_elapsed_times_add_up(times):
     PROCESSES.clear()
     acl.init()
@@ -358,7 +357,6 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=40)
 def test_events_make_streams_compute_what_one_after_the_other_does(steps):
     """Copies and kernels on shared buffers, in any streams, each behind what it depends on."""
     PROCESSES.clear()

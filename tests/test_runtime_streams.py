@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import simpy
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.errors import InputError
 from ascend_lab.runtime import (
@@ -71,14 +71,12 @@ def by_simpy(streams):
     return found
 
 
-@settings(max_examples=60)
 @given(programs())
 def test_simpy_says_the_same(streams):
     spans = run_streams(streams)
     assert {s.name: (s.stream, s.start_s, s.end_s) for s in spans} == by_simpy(streams)
 
 
-@settings(max_examples=60)
 @given(programs())
 def test_streams_are_in_order_engines_are_not_shared_and_bounds_hold(streams):
     spans = run_streams(streams)

@@ -53,21 +53,18 @@ RELU = "V vrelu t[0 | 8:128,128:1] <- t[0 | 8:128,128:1]"
 # -- legal programs ------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
 @given(kernels(budget=40))
 def test_builder_kernels_are_clean(case):
     program, chip = case
     assert sanitize(program, chip) == []
 
 
-@settings(max_examples=25)
 @given(launches(budget=20))
 def test_launches_of_several_cores_are_clean(case):
     launch, chip = case
     assert sanitize(launch, chip) == []
 
 
-@settings(max_examples=20)
 @given(gemm_cases())
 def test_matrix_products_are_clean(case):
     shape, schedule, chip = case
@@ -112,7 +109,6 @@ def test_deleted_flags_between_two_pipes_are_found(case, data):
     assert found & {"race", "uninitialised-read"}, pair
 
 
-@settings(max_examples=60)
 @given(kernels(budget=30, kind="vector"), st.data())
 def test_a_swapped_slot_is_found(case, data):
     program, chip = case

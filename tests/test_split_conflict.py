@@ -40,7 +40,7 @@ def expected(inputs):
     return y
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.sampled_from([TOY, A910, B2, A310]),
     st.integers(1, 40),

@@ -338,7 +338,6 @@ def test_better_means_newer_model_then_cycles_then_proof_then_bound():
 
 
 @given(st.tuples(entries(), entries(), entries()))
-@settings(max_examples=25)
 def test_the_better_of_several_is_the_same_in_any_order(three):
     a, b, c = (replace(e, key=KEY) for e in three)
     assert better(a, b) == better(b, a)
@@ -395,7 +394,6 @@ with TemporaryDirectory() as _folder:
 @given(st.lists(st.integers(0, len(WHOLE) * 8 - 1), min_size=1, max_size=3))
 @example([100 * 8]).via("the root of the schema")
 @example([4096 * 8]).via("the root of the entries")
-@settings(max_examples=25, deadline=None)
 def test_flipped_bits_never_lose_a_bank_or_show_what_was_not_there(bits):
     data, said = bytearray(WHOLE), []
     for bit in bits:

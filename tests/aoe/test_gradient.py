@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from gradient_cases import costs, profiles, rows_of, waiting_chain
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.aoe import gradient
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
@@ -39,7 +39,6 @@ limits = st.one_of(st.none(), st.integers(1, 5))
 
 
 @given(profiles(), costs(), limits)
-@settings(max_examples=60, deadline=None)
 def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
     found = plan(rows, cost, most)
     table, price = table_of(rows), price_of(cost)
@@ -50,7 +49,6 @@ def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
 
 
 @given(profiles(formats=2), costs(), st.integers(1, 2000))
-@settings(max_examples=60, deadline=None)
 def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
     found = plan(rows, cost, max_bytes=most_bytes)
     table, price = table_of(rows, most_bytes), price_of(cost)
@@ -63,7 +61,6 @@ def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
 
 
 @given(profiles(most=30, formats=2), costs(), st.one_of(st.none(), st.integers(30, 40)))
-@settings(max_examples=60, deadline=None)
 def test_no_baseline_within_the_limits_is_better(rows, cost, most):
     found = plan(rows, cost, most)
     assert set(found.baselines) == set(gradient.BASELINES)
@@ -74,7 +71,6 @@ def test_no_baseline_within_the_limits_is_better(rows, cost, most):
 
 
 @given(profiles(most=14), costs())
-@settings(max_examples=60, deadline=None)
 def test_the_bound_is_below_and_the_tail_above_zero(rows, cost):
     found = plan(rows, cost)
     assert gradient.bound(rows, cost) <= found.end_s * (1 + 1e-12)
@@ -83,7 +79,6 @@ def test_the_bound_is_below_and_the_tail_above_zero(rows, cost):
 
 
 @given(profiles(most=12), costs())
-@settings(max_examples=40, deadline=None)
 def test_more_segments_are_never_worse(rows, cost):
     ends = [plan(rows, cost, most).end_s for most in range(1, len(rows) + 1)]
     assert ends == sorted(ends, reverse=True)
@@ -120,7 +115,6 @@ def test_one_gradient_and_gradients_without_bytes():
 
 
 @given(profiles(most=8), costs())
-@settings(max_examples=30, deadline=None)
 def test_times_out_of_order_are_their_running_maximum(rows, cost):
     ready = np.maximum.accumulate([row.ready_s for row in rows]).tolist()
     ordered = rows_of(ready, [row.size_bytes for row in rows])
@@ -205,7 +199,6 @@ def test_measured_tables_are_made_to_rise():
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
 def test_a_table_never_falls(values):
     table = Piecewise(tuple(map(float, range(1, len(values) + 1))), tuple(values))
     found = table.many(np.linspace(0, 20, 101))
@@ -277,7 +270,6 @@ ONE = AlphaBeta(1.0, 1.0)
 
 
 @given(profiles(), costs())
-@settings(max_examples=60, deadline=None)
 def test_undisturbed_it_is_what_the_plan_minimises(rows, cost):
     scenario = Scenario(cost)
     for split in list(all_splits(len(rows)))[:8]:
@@ -285,7 +277,6 @@ def test_undisturbed_it_is_what_the_plan_minimises(rows, cost):
 
 
 @given(profiles(), costs(), st.integers(1, 4), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
 def test_free_sharing_never_hurts_and_losses_never_help(rows, cost, streams, slowdown):
     split = tuple((i, i) for i in range(len(rows)))
     alone = evaluate(split, rows, Scenario(cost))
@@ -331,7 +322,6 @@ scenarios = st.builds(Scenario, costs(), *how)
 
 
 @given(profiles(most=7), scenarios, st.one_of(st.none(), st.integers(1, 4)))
-@settings(max_examples=40, deadline=None)
 def test_the_search_is_never_worse_than_the_plan_nor_better_than_all(rows, scenario, most):
     found = gradient.improve(rows, scenario, max_segments=most, budget=200)
     planned = evaluate(plan(rows, scenario.cost, most).segments, rows, scenario)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from gradient_cases import costs, profiles, rows_of
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import by_size, forms_of, split_by_size
@@ -177,7 +177,6 @@ def test_traces_without_gradients_say_what_is_missing(tmp_path):
 
 
 @given(profiles(most=30), costs())
-@settings(max_examples=60, deadline=None)
 def test_forms_say_the_same_as_the_plan(rows, cost):
     found = plan(rows, cost)
     forms = forms_of(found, rows, cost)
@@ -205,7 +204,6 @@ def test_forms_follow_the_published_examples():
 
 
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=40), st.data())
-@settings(max_examples=40, deadline=None)
 def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     rows = rows_of([0.0] * len(sizes), [1000 + size for size in sizes])
     cuts = data.draw(st.sets(st.integers(0, len(sizes) - 2), max_size=7))

@@ -15,7 +15,7 @@ from ascend_lab.isa import sanitize
 from ascend_lab.lab.tuning import optimum
 from ascend_lab.sim import simulate_kernel
 
-SOME = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=15, suppress_health_check=list(HealthCheck))
 
 
 def tensor(*shape, dtype="fp16", name="x"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
@@ -368,7 +368,6 @@ def test_shardings_divide_every_tensor(network: str) -> None:
 EMPTY = Problem("empty", (), (), 0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_exact_equals_brute_force(problem: Problem) -> None:
     optimum = best(problem)
@@ -383,7 +382,6 @@ def test_exact_equals_brute_force(problem: Problem) -> None:
     assert found.peak_usage == again.peak_usage
 
 
-@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_the_heuristic_is_allowed_and_never_better_than_the_optimum(problem: Problem) -> None:
     optimum = best(problem)
@@ -396,7 +394,6 @@ def test_the_heuristic_is_allowed_and_never_better_than_the_optimum(problem: Pro
     assert not found.proven or found.cost == optimum
 
 
-@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_reduction_keeps_the_optimum(problem: Problem) -> None:
     try:
