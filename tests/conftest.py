@@ -22,7 +22,7 @@ gc.disable()
 # No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples,
 # and many; a test that says how many takes so many every time.
 settings.register_profile(
-    "repeatable", max_examples=25, deadline=None, derandomize=True, print_blob=True
+    "repeatable", max_examples=20, deadline=None, derandomize=True, print_blob=True
 )
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
