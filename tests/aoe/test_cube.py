@@ -260,8 +260,9 @@ def test_warm_operands_lower_the_bound():
 SMALL = (GemmShape(70, 100, 90), ConvShape(1, 24, 12, 10, 40, 3, 3, 1, 1))
 
 
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-@pytest.mark.parametrize("name", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(
+    ("shape", "name"), zip(SMALL, ("Ascend310", "Ascend910B2"), strict=True), ids=str
+)
 def test_the_proven_optimum_is_that_of_the_whole_table(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, "fp16"))
