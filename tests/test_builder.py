@@ -184,8 +184,6 @@ def test_loops_of_no_turns_leave_nothing_behind():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def builder(name: str = "bad") -> KernelBuilder:
     return KernelBuilder(name, TOY)
 

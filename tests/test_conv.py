@@ -228,8 +228,6 @@ def test_zeros_of_grouped_channels_cost_what_channels_cost():
 
 
 # -- shapes and refusals ---------------------------------------------------------------------------
-
-
 def test_equal_sides_are_one_number():
     shape = ConvShape(1, 4, 8, 8, 4, 3, 3, (2, 2), (1, 1, 1, 1), dilation=[1, 1])
     assert shape == ConvShape(1, 4, 8, 8, 4, 3, 3, 2, 1)

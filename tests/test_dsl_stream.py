@@ -213,8 +213,6 @@ def test_slots_hide_the_round_trip_through_l2_where_tiles_are_short():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def matrix(m=64, k=32, n=48):
     a, b = te.placeholder((m, k), name="a"), te.placeholder((k, n), name="b")
     return te.renamed(te.matmul(a, b), "c")

@@ -156,8 +156,6 @@ def test_aliases_name_the_same_formats():
 
 
 # -- broadcasts and folds --------------------------------------------------------------------------
-
-
 KINDS = ("sum", "max", "min", "prod")
 
 
@@ -200,8 +198,6 @@ def test_a_long_sum_is_shared_by_the_cores():
 
 
 # -- moves -----------------------------------------------------------------------------------------
-
-
 DTYPES = st.sampled_from(("fp16", "fp32", "int32", "int8"))
 
 
@@ -302,8 +298,6 @@ def test_scatter_with_repeated_indices(mode, dtype, rows, tail, picks):
 
 
 # -- formulas --------------------------------------------------------------------------------------
-
-
 def test_formulas_of_elements():
     rng = np.random.default_rng(4)
     arrays = {"a": array(rng, (19, 37), "fp32"), "b": array(rng, (37,), "fp32", 0.5)}
@@ -345,8 +339,6 @@ def test_window_formula():
 
 
 # -- windows and the cube --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("mode", ["max", "avg"])
 @pytest.mark.parametrize(
@@ -495,8 +487,6 @@ def test_conv2d(size, weights, options, chip):
 
 
 # -- random programs -------------------------------------------------------------------------------
-
-
 BYTES = {"kinds": ELEMENTWISE, "dtypes": ("fp16", "fp32", "int32", "int8", "uint8")}
 KINDS_OF_PROGRAMS = (BYTES, {"kinds": FUSABLE}, {"kinds": ANYTHING, "limit": 700})
 

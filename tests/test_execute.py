@@ -68,8 +68,6 @@ def numbers(dtype, shape=(3, 64), seed=0, low=-100, high=100):
 
 
 # -- any legal order of the pipes gives the same values --------------------------------------------
-
-
 def tensors_of(program):
     rng = np.random.default_rng(0)
     return {
@@ -118,8 +116,6 @@ def test_without_its_flags_a_kernel_depends_on_the_order(pair):
 
 
 # -- poison ----------------------------------------------------------------------------------------
-
-
 def test_a_missing_copy_shows_as_poison():
     k = KernelBuilder("no_copy", TOY)
     y = k.tensor("y", "fp16", 128)
@@ -307,8 +303,6 @@ def test_a_stride_of_zero_broadcasts():
 
 
 # -- moves -----------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 def test_a_strided_copy_is_a_layout_change(rows, columns, skip):
     """ND (16 rows, 16 columns of fractals) to fractal columns: what strides are for."""
@@ -479,8 +473,6 @@ def test_scalar_copies_one_element():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 RELU = elementwise_program(TOY, 1024, op="vrelu", tile=1024)
 GOOD = np.zeros(1024, np.float16)
 

@@ -37,8 +37,6 @@ def ops_of(fused: Fused) -> list[str]:
 
 
 # -- dominators ------------------------------------------------------------------------------------
-
-
 def net_of(edges: dict[str, str], outputs: str, width: int = 16):
     """A graph of additions: `edges` maps a node to the nodes it reads, "x" is the input."""
     net = GraphBuilder("dag", "fp16")
@@ -216,8 +214,6 @@ def test_the_report_is_the_vendors_file():
 
 
 # -- rules of one's own ----------------------------------------------------------------------------
-
-
 def adds(count: int, width: int = 4096):
     net = GraphBuilder("adds", "fp16")
     y = net.input("x0", (width,))
@@ -278,8 +274,6 @@ def test_a_gap_or_a_second_result_has_no_effect():
 
 
 # -- automatic groups ------------------------------------------------------------------------------
-
-
 def test_kinds():
     net = GraphBuilder("kinds", "fp16")
     x = net.input("x", (1, 16, 8, 8))

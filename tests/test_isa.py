@@ -52,8 +52,6 @@ environments = st.fixed_dictionaries({n: st.integers(0, 6) for n in NAMES})
 
 
 # -- addresses -------------------------------------------------------------------------------------
-
-
 @given(affines, affines, st.integers(-9, 9), environments)
 def test_affine_arithmetic_is_arithmetic(a, b, factor, env):
     assert (a + b).at(env) == a.at(env) + b.at(env)
@@ -155,8 +153,6 @@ def test_data_types_refuse_nonsense(make, message):
 
 
 # -- instructions ----------------------------------------------------------------------------------
-
-
 def at(space: str, elements: int = 4096, dtype: str = "fp16", address: int = 0) -> Buffer:
     return Buffer(space.lower(), space, dtype, elements, address=address)
 
@@ -381,8 +377,6 @@ def test_no_region_makes_a_constructor_fail_untyped(data):
 
 
 # -- programs --------------------------------------------------------------------------------------
-
-
 def count(program: Program, pipe: str) -> int:
     return sum(1 for _ in pipe_stream(program, pipe, {}))
 

@@ -152,8 +152,6 @@ def test_a_window_too_large_for_l1_is_refused():
 
 
 # -- how a student's values are judged -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("got", "expected", "error", "good"),
     [

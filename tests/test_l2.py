@@ -29,8 +29,6 @@ MIB = 1 << 20
 
 
 # -- the cache -------------------------------------------------------------------------------------
-
-
 class Bytewise:
     """The same rule with a list of single units of memory, most recently used last."""
 
@@ -219,8 +217,6 @@ def test_pieces_that_do_not_fit_are_refused(size, piece):
 
 
 # -- a launch on a warm L2 -------------------------------------------------------------------------
-
-
 def shares(names, low, high):
     return st.fixed_dictionaries({name: st.floats(low, high) for name in names})
 
@@ -282,8 +278,6 @@ def test_impossible_states_are_refused(warm, back):
 
 
 # -- kernels on one memory -------------------------------------------------------------------------
-
-
 @given(st.one_of(gemm_cases().map(lambda c: (gemm_launch(c[0], c[2], c[1]), c[2])), launches()))
 def test_a_first_kernel_on_a_cold_memory_takes_what_it_takes_alone(case):
     launch, chip = case

@@ -58,8 +58,6 @@ def values(shape, dtype, start=1):
 
 
 # -- what is published ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "stored"),
     [
@@ -107,8 +105,6 @@ def test_published_formulas(dtype, seed):
 
 
 # -- the map ----------------------------------------------------------------------------------
-
-
 @given(cases())
 def test_every_element_has_one_place_inside_the_storage(case):
     name, _, shape, dtype = case
@@ -198,8 +194,6 @@ def test_boxes_cover_source_and_target_once(case):
 
 
 # -- values -----------------------------------------------------------------------------------
-
-
 @given(cases())
 def test_round_trips_are_exact_for_all_pairs(case):
     _, _, shape, dtype = case
@@ -225,8 +219,6 @@ def test_conversion_of_storage_forms():
 
 
 # -- programs ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))
 @given(case=cases(), start=st.integers(1, 50))
 def test_programs_convert_on_every_chip(chip_name, case, start):

@@ -161,8 +161,6 @@ def test_scalar_iteration_is_the_scoreboard_by_hand():
 
 
 # --- divergence -----------------------------------------------------------------------------
-
-
 def test_mixed_mask_costs_both_sides():
     kernel = machines.two_sided(32 * 64, depth=8)
     inputs = sample_inputs(kernel)
@@ -210,8 +208,6 @@ def test_simd_pays_both_sides_whatever_the_mask():
 
 
 # --- memory ----------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 40))
 def test_sectors_and_banks_match_brute_force(seed, groups, spread):
     rng = np.random.default_rng(seed)
@@ -263,8 +259,6 @@ def test_interleaved_reduction_conflicts_and_is_slower():
 
 
 # --- warps -----------------------------------------------------------------------------------
-
-
 def test_occupancy_limits_by_hand():
     assert occupancy(Simt())["all"] == 64
     assert occupancy(Simt(registers_per_thread=64))["all"] == 32
@@ -309,8 +303,6 @@ def test_schedule_issues_every_instruction_in_order():
 
 
 # --- systolic and cube ----------------------------------------------------------------------
-
-
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.data())
 def test_systolic_values_are_exact(m, k, n, rows, data):
     columns = data.draw(st.integers(1, 7))
@@ -388,8 +380,6 @@ def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles, buffers):
 
 
 # --- vector instructions ---------------------------------------------------------------------
-
-
 @given(st.integers(1, 40_000), st.sampled_from(["float32", "float16"]))
 def test_plain_ops_cover_exactly_and_are_counted(n, dtype):
     room = -(-n // 16) * 16
@@ -412,8 +402,6 @@ def test_one_thousand_elements_in_one_instruction():
 
 
 # --- bad input --------------------------------------------------------------------------------
-
-
 def _bad_programs() -> dict:
     load = Load("x", "x")
     return {
@@ -479,8 +467,6 @@ def test_bad_input_is_a_typed_error_with_remedy(name):
 
 
 # --- facts ------------------------------------------------------------------------------------
-
-
 def test_every_fact_has_a_known_source_and_a_unit():
     units = ("_tops", "_w", "_hz", "_bytes", "_bytes_per_s", "_cycles")
     suffixes = (*units, "_repeat", "_lanes", "_core", "cores")
@@ -534,8 +520,6 @@ def test_upgrades_never_slow_down():
 
 
 # --- roofline ---------------------------------------------------------------------------------
-
-
 def test_roofline_by_hand():
     hbm, l2 = Level("HBM", 1e12), Level("L2", 4e12)
     assert ridge_point(200e12, hbm) == 200
@@ -579,8 +563,6 @@ def test_roofline_refuses_nonsense(make):
 
 
 # --- figures and checks -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("lanes", [16, 128])
 @pytest.mark.parametrize("run_length", [1, 256])
 @pytest.mark.parametrize("density", [0.0, 1.0])

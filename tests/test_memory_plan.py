@@ -227,8 +227,6 @@ def test_bad_buffers_and_questions_are_refused():
 
 
 # -- sharing and L2 --------------------------------------------------------------------------------
-
-
 def test_shared_buffers_become_one_and_chain():
     chain = [Buffer(k, k, k + 2, 10 + k) for k in range(3)]
     assert peak_live_bytes(chain) == 23

@@ -68,8 +68,6 @@ def static_instructions(launch):
 
 
 # -- strided copies --------------------------------------------------------------------------------
-
-
 @given(chips, formats, st.lists(SMALL, min_size=1, max_size=3), st.data())
 def test_slices_are_numpys(chip, dtype, shape, data):
     slices = []
@@ -169,8 +167,6 @@ def test_moves_of_several_tensors_share_one_launch():
 
 
 # -- transpose -------------------------------------------------------------------------------------
-
-
 @given(chips, formats, SIZES, SIZES, st.sampled_from(["auto", "strided"]), seeds)
 def test_transposes_of_matrices(chip, dtype, rows, columns, method, seed):
     x = numbers(np.random.default_rng(seed), (rows, columns), dtype)

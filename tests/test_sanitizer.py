@@ -51,8 +51,6 @@ RELU = "V vrelu t[0 | 8:128,128:1] <- t[0 | 8:128,128:1]"
 
 
 # -- legal programs ------------------------------------------------------------------------------
-
-
 @given(kernels(budget=40))
 def test_builder_kernels_are_clean(case):
     program, chip = case
@@ -72,8 +70,6 @@ def test_matrix_products_are_clean(case):
 
 
 # -- races ---------------------------------------------------------------------------------------
-
-
 ORDER = ("MTE2", "MTE1", "M", "FIX", "V", "MTE3")
 
 
@@ -187,8 +183,6 @@ def test_order_passes_through_a_third_pipe():
 
 
 # -- the other kinds -----------------------------------------------------------------------------
-
-
 def test_uninitialised_read():
     (finding,) = sanitize(raw(STORE, t=64), TOY)
     assert finding.kind == "uninitialised-read"
@@ -315,8 +309,6 @@ def test_two_events_may_not_share_an_id():
 
 
 # -- several cores -------------------------------------------------------------------------------
-
-
 def one_core(source: str, target: str, at: int, name: str) -> Program:
     """Copy 128 elements from tensor to tensor through UB, from and to element core * at."""
     k = KernelBuilder(name, TOY)
@@ -367,8 +359,6 @@ def test_many_readers_of_one_tensor_are_fine():
 
 
 # -- limits --------------------------------------------------------------------------------------
-
-
 def test_findings_in_a_loop_are_reported_once():
     program = without_flags(relu(tiles=16), "MTE2", "V")
     found = sanitize(program, TOY)

@@ -227,8 +227,6 @@ def test_the_summary_is_plain_data():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def test_too_many_spans_are_refused():
     program = Program("long", (), (Loop("i", 10**6, (Instruction("scalar", "S"),)),))
     timeline = simulate(program, TOY)

@@ -509,8 +509,6 @@ def test_a_network_without_parameters_has_nothing_to_send():
 
 
 # -- the command -----------------------------------------------------------------------------------
-
-
 def run(capsys, *words):
     code = aoe([str(word) for word in words])
     captured = capsys.readouterr()

@@ -85,8 +85,6 @@ def test_the_bank_of_the_published_tuner_is_read(tmp_path):
 
 
 # -- traces ----------------------------------------------------------------------------------------
-
-
 def event(name, ts, dur=1.0, cat="cpu_op", **args):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
 
@@ -174,8 +172,6 @@ def test_traces_without_gradients_say_what_is_missing(tmp_path):
 
 
 # -- forms -----------------------------------------------------------------------------------------
-
-
 @given(profiles(most=30), costs())
 def test_forms_say_the_same_as_the_plan(rows, cost):
     found = plan(rows, cost)
