@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 # No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples,
-# and many; a test that says how many takes so many every time.
+# a hundred; a test that says how many takes so many in both, a cheap one as many.
 settings.register_profile(
     "repeatable", max_examples=20, deadline=None, derandomize=True, print_blob=True
 )

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from cube_checks import CHIPS, assert_conv, on
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
@@ -145,6 +145,7 @@ def test_rows_too_long_for_l1_are_cut_and_not_refused():
     assert conv_launch(shape, chip).core_count == chip.core_count
 
 
+@settings(max_examples=100)
 @given(conv_shapes(), st.integers(1, 4), st.booleans())
 def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
     from ascend_lab.kernels.conv_windows import runs_of, tiles_per_image, window_sides

@@ -303,6 +303,7 @@ def test_a_stride_of_zero_broadcasts():
 
 
 # -- moves -----------------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 def test_a_strided_copy_is_a_layout_change(rows, columns, skip):
     """ND (16 rows, 16 columns of fractals) to fractal columns: what strides are for."""
@@ -422,6 +423,7 @@ def im2col(image, kernel, stride, pad, dilation):
     return np.array(rows).reshape(len(rows), c1 * kernel[0] * kernel[1] * c0)
 
 
+@settings(max_examples=100)
 @given(
     st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 9)),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import GraphError, ShapeError
 from ascend_lab.graph import (
@@ -120,6 +120,7 @@ def test_any_order_can_be_sorted(graph, data):
     assert all(np.array_equal(one[n], two[n], equal_nan=True) for n in graph.outputs)
 
 
+@settings(max_examples=100)
 @given(graph=whole_graphs())
 def test_pruning_keeps_values_and_leaves_nothing_unread(graph):
     small = verify(pruned(graph))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import GraphError, InputError, ShapeError, TypeMismatchError
 from ascend_lab.graph import (
@@ -222,6 +222,7 @@ def test_verifier_names_what_is_wrong(name):
 
 
 # -- text -----------------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(graph=whole_graphs())
 def test_text_round_trip(graph):
     data = {name: c.array() for name, c in graph.constants.items()}

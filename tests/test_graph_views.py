@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -80,6 +80,7 @@ def test_three_kernels_by_hand():
     assert found["sink"].busy_share == pytest.approx(12 / 19)
 
 
+@settings(max_examples=100)
 @given(TIMES, st.floats(1e-6, 1e-5), st.floats(0, 1))
 def test_the_three_ways_are_ordered_and_follow_their_equations(times, launch, part):
     task = part * launch

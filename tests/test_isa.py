@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import AlignmentError, AscendLabError, CapacityError, PathError, ProgramError
@@ -52,6 +52,7 @@ environments = st.fixed_dictionaries({n: st.integers(0, 6) for n in NAMES})
 
 
 # -- addresses -------------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(affines, affines, st.integers(-9, 9), environments)
 def test_affine_arithmetic_is_arithmetic(a, b, factor, env):
     assert (a + b).at(env) == a.at(env) + b.at(env)
@@ -64,6 +65,7 @@ def test_affine_arithmetic_is_arithmetic(a, b, factor, env):
     assert a - a == Affine(0)
 
 
+@settings(max_examples=100)
 @given(affines, st.fixed_dictionaries({n: st.integers(1, 5) for n in NAMES}))
 def test_affine_bounds_are_reached(a, ranges):
     values = [
@@ -83,6 +85,7 @@ def test_affine_refuses_what_is_no_whole_number(factor):
         var("i") + factor
 
 
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(-20, 20)), min_size=1, max_size=3),
     st.integers(0, 30),
@@ -341,6 +344,7 @@ def test_hand_made_instructions_are_checked_like_built_ones(instruction):
         check_instruction(TOY, instruction)
 
 
+@settings(max_examples=100)
 @given(st.data())
 def test_no_region_makes_a_constructor_fail_untyped(data):
     """Whatever regions it is given, a constructor returns or raises the error family."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases, launches
 
 from ascend_lab.chip import load_chip, presets
@@ -92,16 +92,19 @@ def assert_same(case: list[list[Access]], size: int, unit: int) -> None:
     assert l2.flush() == 0
 
 
+@settings(max_examples=100)
 @given(phases(), st.integers(1, 150))
 def test_it_is_an_lru_of_bytes(case, size):
     assert_same(case, size, 1)
 
 
+@settings(max_examples=100)
 @given(phases(unit=8), st.integers(1, 150))
 def test_it_is_an_lru_of_whole_pieces(case, size):
     assert_same(case, size, 8)
 
 
+@settings(max_examples=100)
 @given(phases(), st.integers(1, 150), st.lists(st.tuples(*[st.integers(0, 4 * SLOT)] * 2)))
 def test_what_is_discarded_is_neither_held_nor_written(case, size, ranges):
     l2, plain = L2(size, 7 if size > 7 else 1), Bytewise(size)
@@ -141,6 +144,7 @@ def test_what_is_skipped_in_the_middle_of_a_large_phase_is_counted():
     assert sum(sorted(visited)[:-3]) < 8 * PIECES < 700 * MIB // l2.piece_bytes
 
 
+@settings(max_examples=100)
 @given(phases(), st.integers(1, 80), st.integers(0, 80))
 def test_a_larger_cache_never_hits_less(case, size, more):
     small, large = L2(size, 1), L2(size + more, 1)
@@ -149,6 +153,7 @@ def test_a_larger_cache_never_hits_less(case, size, more):
         assert all(few.hits[n] <= many.hits[n] for n in few.hits)
 
 
+@settings(max_examples=100)
 @given(phases(), st.integers(8, 200), st.integers(1, 8))
 def test_odd_tensors_never_hold_more_than_fits(case, size, piece):
     l2 = L2(size, piece)
@@ -173,6 +178,14 @@ def test_what_lies_between_two_tensors_of_a_piece_is_no_hit():
     assert l2.held_bytes == 3 * 4096
 
 
+def test_what_is_written_over_the_end_of_another_is_written_from_its_start():
+    l2 = L2(1 << 20, 1 << 18)
+    for low in (0, 32):
+        l2.touch([Access(f"y{low}", low, 64, True)])
+    assert l2.flush() == 96
+
+
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=4), st.integers(0, 40))
 def test_every_byte_written_gets_to_memory_once(sizes, low):
     """Odd sizes and addresses, in phases smaller and much larger than L2."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.errors import MachineError
 from ascend_lab.lab import figures, machines
@@ -106,6 +106,7 @@ def test_machines_compute_what_numpy_computes(machine, name, n):
     assert_bounds(one)
 
 
+@settings(max_examples=100)
 @given(
     st.integers(1, 70),
     st.integers(1, 70),
@@ -187,6 +188,7 @@ def _without_branch(kernel: Kernel) -> tuple:
     )
 
 
+@settings(max_examples=100)
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.05, 0.5, 1.0]))
 def test_divergent_warps_and_issues_match_brute_force(n, seed, density):
     kernel = machines.two_sided(n, depth=5)
@@ -208,6 +210,7 @@ def test_simd_pays_both_sides_whatever_the_mask():
 
 
 # --- memory ----------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 40))
 def test_sectors_and_banks_match_brute_force(seed, groups, spread):
     rng = np.random.default_rng(seed)
@@ -229,6 +232,7 @@ def test_known_bank_patterns():
     ]
 
 
+@settings(max_examples=100)
 @given(st.integers(1, 400), st.integers(1, 20))
 def test_coalescing_counts_of_a_run_match_brute_force(n, stride):
     one = run(Simt(), machines.strided_copy(n, stride))
@@ -303,6 +307,7 @@ def test_schedule_issues_every_instruction_in_order():
 
 
 # --- systolic and cube ----------------------------------------------------------------------
+@settings(max_examples=100)
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.data())
 def test_systolic_values_are_exact(m, k, n, rows, data):
     columns = data.draw(st.integers(1, 7))
@@ -355,6 +360,7 @@ def test_folding_fills_the_blocks():
     assert folded.cycles * 7 < naive.cycles
 
 
+@settings(max_examples=100)
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.sampled_from([1, 16]))
 def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
     local = 64 * 1024
@@ -365,6 +371,7 @@ def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
     assert cut.tiles == math.ceil(m / cut.rows) * math.ceil(n / cut.columns)
 
 
+@settings(max_examples=100)
 @given(
     st.floats(0, 1e6),
     st.floats(0, 1e6),
@@ -380,6 +387,7 @@ def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles, buffers):
 
 
 # --- vector instructions ---------------------------------------------------------------------
+@settings(max_examples=100)
 @given(st.integers(1, 40_000), st.sampled_from(["float32", "float16"]))
 def test_plain_ops_cover_exactly_and_are_counted(n, dtype):
     room = -(-n // 16) * 16

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
@@ -69,6 +69,7 @@ def test_every_method_gives_a_valid_plan(method, buffers, alignment):
         assert found.gap == 0
 
 
+@settings(max_examples=100)
 @given(buffers=instances(most=6))
 def test_the_search_is_exact(buffers):
     lowest = brute_force(buffers)
@@ -190,6 +191,7 @@ def test_overlap_and_overrun_are_caught_on_paper_and_on_bytes(offsets):
         simulate_writes(TWO, wrong)
 
 
+@settings(max_examples=100)
 @given(buffers=instances(), data=st.data())
 def test_bytes_and_paper_judge_alike(buffers, data):
     offsets = {b.id: data.draw(st.integers(0, 20)) for b in buffers}

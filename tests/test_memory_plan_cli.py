@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.data import data_path
@@ -118,6 +118,7 @@ def test_files_that_are_absent_huge_long_or_no_text(capsys, tmp_path, monkeypatc
         assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+@settings(max_examples=100)
 @given(st.binary(max_size=120))
 def test_noise_is_read_or_refused(tmp_path_factory, data):
     file = tmp_path_factory.getbasetemp() / "noise.csv"

@@ -68,6 +68,7 @@ def static_instructions(launch):
 
 
 # -- strided copies --------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(chips, formats, st.lists(SMALL, min_size=1, max_size=3), st.data())
 def test_slices_are_numpys(chip, dtype, shape, data):
     slices = []

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INT64, assert_close, model_of, one_node, run_onnx
@@ -304,6 +304,7 @@ def windows(draw, dilated=True):
     return (draw(st.integers(1, 2)), draw(st.sampled_from((2, 4))), *size), attrs
 
 
+@settings(max_examples=100)
 @given(windows(), st.sampled_from((1, 2)), st.booleans())
 def test_convolutions(window, groups, biased):
     shape, attrs = window
@@ -321,6 +322,7 @@ def test_transposed_convolutions(data, window, groups):
     agree(one_node("ConvTranspose", arrays, group=groups, output_padding=extra, **attrs), arrays)
 
 
+@settings(max_examples=100)
 @given(windows(), st.booleans())
 def test_maximum_pooling(window, ceiling):
     shape, attrs = window
@@ -340,6 +342,7 @@ def test_average_pooling(window, ceiling, include):
 BOUNDS = (2**63 - 1, -(2**63), -1, 0, 1, 2, 3, -2, -3, 5, -5, 10)
 
 
+@settings(max_examples=100)
 @given(st.data())
 def test_slices(data):
     shape = (3, 4, 5)
@@ -353,6 +356,7 @@ def test_slices(data):
     agree(model, {"x": numbers(shape)}, 0)
 
 
+@settings(max_examples=100)
 @given(st.lists(st.integers(-1, 2), min_size=6, max_size=6),
        st.sampled_from(("constant", "edge", "reflect")))  # fmt: skip
 def test_pads(pads, mode):

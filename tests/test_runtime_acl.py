@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -335,6 +335,7 @@ def test_copies_and_kernels_take_their_engines_one_after_the_other(device):
     assert rt.now_s() == 1.0
 
 
+@settings(max_examples=100)
 @given(times=st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=8))
 def test_elapsed_times_add_up(times):
     PROCESSES.clear()
@@ -356,6 +357,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=100)
 @given(STEPS)
 def test_events_make_streams_compute_what_one_after_the_other_does(steps):
     """Copies and kernels on shared buffers, in any streams, each behind what it depends on."""

@@ -117,6 +117,7 @@ def test_epilogues_of_convolutions_work_with_every_choice(extra, chip_name):
     assert_conv(shape, chip, schedule, epilogue)
 
 
+@settings(max_examples=100)
 @given(tilings(), choices(conv=False))
 def test_schedules_survive_plain_data(tiling, extra):
     schedule = replace(tiling, **extra)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.lab.figures import fig_knee
 from ascend_lab.serving import (
@@ -272,6 +272,7 @@ def by_simpy(times, tau, instances, most, delay_s):
     return ends
 
 
+@settings(max_examples=100)
 @given(
     rate=st.floats(0.2, 3), instances=st.integers(1, 3), most=st.integers(1, 5),
     delay_s=st.sampled_from((0.0, 0.3, 2.0)), seed=st.integers(0, 99),
@@ -371,6 +372,7 @@ def test_one_request_and_all_at_once_have_rates_too():
     assert found.throughput_per_s == pytest.approx(1)
 
 
+@settings(max_examples=100)
 @given(
     closed=st.booleans(), instances=st.integers(1, 3), most=st.integers(2, 5),
     delay_s=st.sampled_from((0.0, 0.7)), limit=st.sampled_from((0, 2)), loss=st.booleans(),

@@ -46,6 +46,7 @@ def test_launches_keep_the_bounds(case):
     assert_bounds(simulate(*case))
 
 
+@settings(max_examples=100)
 @given(gemm_cases())
 def test_matrix_products_keep_the_bounds(case):
     shape, schedule, chip = case

@@ -70,6 +70,7 @@ def test_path_bytes_of_several_cores(case):
     assert moved == counted_paths(launch)
 
 
+@settings(max_examples=100)
 @given(gemm_cases())
 def test_what_fits_in_l2_is_fetched_once(case):
     shape, schedule, chip = case

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from gradient_cases import costs, profiles, rows_of, waiting_chain
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import gradient
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
@@ -38,6 +38,7 @@ from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, 
 limits = st.one_of(st.none(), st.integers(1, 5))
 
 
+@settings(max_examples=100)
 @given(profiles(), costs(), limits)
 def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
     found = plan(rows, cost, most)
@@ -48,6 +49,7 @@ def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
     assert most is None or len(found.segments) <= most
 
 
+@settings(max_examples=100)
 @given(profiles(formats=2), costs(), st.integers(1, 2000))
 def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
     found = plan(rows, cost, max_bytes=most_bytes)
@@ -70,6 +72,7 @@ def test_no_baseline_within_the_limits_is_better(rows, cost, most):
     assert not found.over_limit  # there are at most 30 buckets, and baselines cut at formats
 
 
+@settings(max_examples=100)
 @given(profiles(most=14), costs())
 def test_the_bound_is_below_and_the_tail_above_zero(rows, cost):
     found = plan(rows, cost)
@@ -114,6 +117,7 @@ def test_one_gradient_and_gradients_without_bytes():
     assert plan(rows_of([0, 0], [0, 0]), AlphaBeta(0.0, 0.0)).gain("one_bucket") == 0.0
 
 
+@settings(max_examples=100)
 @given(profiles(most=8), costs())
 def test_times_out_of_order_are_their_running_maximum(rows, cost):
     ready = np.maximum.accumulate([row.ready_s for row in rows]).tolist()
@@ -198,6 +202,7 @@ def test_measured_tables_are_made_to_rise():
     assert line(0) == line(1) == 1.5
 
 
+@settings(max_examples=100)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
 def test_a_table_never_falls(values):
     table = Piecewise(tuple(map(float, range(1, len(values) + 1))), tuple(values))
@@ -269,6 +274,7 @@ def test_a_thousand_gradients_with_few_segments():
 ONE = AlphaBeta(1.0, 1.0)
 
 
+@settings(max_examples=100)
 @given(profiles(), costs())
 def test_undisturbed_it_is_what_the_plan_minimises(rows, cost):
     scenario = Scenario(cost)
@@ -276,6 +282,7 @@ def test_undisturbed_it_is_what_the_plan_minimises(rows, cost):
         assert evaluate(split, rows, scenario) == pytest.approx(end_of(split, rows, cost))
 
 
+@settings(max_examples=100)
 @given(profiles(), costs(), st.integers(1, 4), st.floats(0, 1))
 def test_free_sharing_never_hurts_and_losses_never_help(rows, cost, streams, slowdown):
     split = tuple((i, i) for i in range(len(rows)))

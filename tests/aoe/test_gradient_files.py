@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from gradient_cases import costs, profiles, rows_of
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import by_size, forms_of, split_by_size
@@ -199,6 +199,7 @@ def test_forms_follow_the_published_examples():
     assert split_by_size((60, 20, 20), rows) == ((0, 95), (96, 127), (128, 159))
 
 
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=40), st.data())
 def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     rows = rows_of([0.0] * len(sizes), [1000 + size for size in sizes])

@@ -35,6 +35,7 @@ def space_of(points):
     return TableSpace(("a", "b", "c"), list(zip(*points, strict=True)))
 
 
+@settings(max_examples=100)
 @given(TABLES)
 def test_options_lead_to_all_points_and_to_no_others(points):
     space = space_of(points)
@@ -46,6 +47,7 @@ def test_options_lead_to_all_points_and_to_no_others(points):
     assert [space.point(space.row(point)) for point in found] == found
 
 
+@settings(max_examples=100)
 @given(TABLES, st.integers(0, 2**32 - 1))
 def test_moves_are_legal_and_do_what_they_say(points, seed):
     space, rng, legal = space_of(points), np.random.default_rng(seed), set(points)

@@ -416,6 +416,7 @@ def test_no_time_leaves_the_network_whole_or_better(tight):
     assert result.after_s <= result.before_s
 
 
+@settings(max_examples=100)
 @given(data=st.data(), count=st.integers(1, 6))
 def test_dynamic_programming_is_exact(data, count):
     """On random costs it finds what trying every chain finds."""

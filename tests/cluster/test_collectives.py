@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from collective_cases import CASES, FLAT, LEVELLED, RANKS, check, divisors, inputs, rows, slowed
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab import cluster
 from ascend_lab.cluster import (
@@ -120,6 +120,7 @@ def test_values_of_algorithms_in_levels(op: str, name: str) -> None:
                 check(made, inputs(op, p, count, seed=each))
 
 
+@settings(max_examples=100)
 @given(st.sampled_from(CASES), st.integers(1, 17), st.integers(0, 70), st.integers(1, 5), st.data())
 def test_values_of_floats_of_any_size(
     case: tuple[str, str], p: int, count: int, chunks: int, data: st.DataObject
@@ -130,6 +131,7 @@ def test_values_of_floats_of_any_size(
     check(made, inputs(case[0], p, count, seed=count, kind="float64"), exact=False)
 
 
+@settings(max_examples=100)
 @given(
     st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"]),
     st.sampled_from(sorted(GATHERS)),
@@ -402,6 +404,7 @@ TOPOLOGIES = ("910a-server", "910b-server", "910a-roce:16", "910b-roce:16", "eth
 SHAPES = (*TOPOLOGIES, "star:9", "mesh:6", "ring:7", "star:1", "ring:2")
 
 
+@settings(max_examples=100)
 @given(st.sampled_from(SHAPES), st.sampled_from(CASES), st.floats(0, 1e9), st.data())
 def test_no_time_is_below_the_bound(
     shape: str, case: tuple[str, str], size_bytes: float, data: st.DataObject
@@ -517,6 +520,7 @@ def filled(paths: list[list[int]], capacity: list[int]) -> list[Fraction]:
     return rates
 
 
+@settings(max_examples=100)
 @given(cases())
 def test_rates_equal_exact_filling_and_are_max_min_fair(case: Case) -> None:
     paths, capacity = case
@@ -533,6 +537,7 @@ def test_rates_equal_exact_filling_and_are_max_min_fair(case: Case) -> None:
         )
 
 
+@settings(max_examples=100)
 @given(cases(), st.data())
 def test_every_flow_carries_its_bytes_between_its_start_and_its_end(
     case: Case, data: st.DataObject

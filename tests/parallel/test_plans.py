@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
@@ -82,6 +82,7 @@ class Counted:
 
 
 # -- memory ---------------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(parameters=st.integers(1, 10**9), sharers=st.sampled_from([1, 2, 8, 64]))
 def test_zero_memory_is_the_published_closed_form(parameters: int, sharers: int) -> None:
     k = 12
@@ -235,6 +236,7 @@ def test_units_are_cut_so_that_the_dearest_stage_is_cheapest() -> None:
 
 
 # -- places ---------------------------------------------------------------------------------------
+@settings(max_examples=100)
 @given(
     d=st.sampled_from([1, 2, 3, 4]), t=st.sampled_from([1, 2, 4]), p=st.sampled_from([1, 2, 3]),
     order=st.permutations(AXES),
@@ -409,6 +411,7 @@ def test_degrees_divide_the_heads(model: GraphModel) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@settings(max_examples=100)
 @given(stages=st.integers(1, 8), micro_batches=st.integers(1, 20), ratio=st.floats(0.5, 3.0))
 def test_the_bubble_of_equal_stages_is_the_formula(
     schedule: str, stages: int, micro_batches: int, ratio: float
@@ -431,6 +434,7 @@ def test_interleaving_divides_the_bubble(stages: int, groups: int, virtual: int)
     assert found.bubble == pytest.approx(bubble_share(stages, m, virtual))
 
 
+@settings(max_examples=100)
 @given(stages=st.integers(1, 8), micro_batches=st.integers(1, 20))
 def test_held_micro_batches(stages: int, micro_batches: int) -> None:
     few = orders("1f1b", stages, micro_batches)

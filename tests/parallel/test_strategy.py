@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
@@ -382,6 +382,7 @@ def test_exact_equals_brute_force(problem: Problem) -> None:
     assert found.peak_usage == again.peak_usage
 
 
+@settings(max_examples=100)
 @given(problems())
 def test_the_heuristic_is_allowed_and_never_better_than_the_optimum(problem: Problem) -> None:
     optimum = best(problem)
@@ -394,6 +395,7 @@ def test_the_heuristic_is_allowed_and_never_better_than_the_optimum(problem: Pro
     assert not found.proven or found.cost == optimum
 
 
+@settings(max_examples=100)
 @given(problems())
 def test_reduction_keeps_the_optimum(problem: Problem) -> None:
     try:

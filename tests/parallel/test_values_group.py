@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from values_cases import SGD, case, distance
 
 from ascend_lab import ops
@@ -255,6 +255,7 @@ def test_first_choices_and_earlier_tokens_come_first() -> None:
     assert sent[:, 2].tolist() == [[0, 0], [1, 0], [0, 1]]
 
 
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 6))
 def test_slots_hold_one_token_and_tokens_go_to_their_best(
     seed: int, top: int, capacity: int
