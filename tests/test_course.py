@@ -118,8 +118,8 @@ def test_students_have_instances_of_their_own(name):
     task, _ = drawn(name)
     given = [json.dumps([[c.call.arguments, dict(c.call.files)]
                          for c in task.cases("public", f"s{i}")])
-             for i in range(12)]  # fmt: skip
-    assert len(set(given)) > 6
+             for i in range(6)]  # fmt: skip
+    assert len(set(given)) > 3
     assert task.cases("hidden", "s1", "one secret here") != task.cases(
         "hidden", "s1", "another one"
     )
