@@ -30,11 +30,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 LONGEST = (
     "test_exercises.py", "21_subgraph_tuner.ipynb", "test_ops_matrix.py", "test_course.py",
     "25_tuning_networks.ipynb", "test_course_exercises.py", "19_vector_tuner_mcts.ipynb",
-    "test_cube.py",
-    "test_graph_lower.py", "validation.ipynb", "test_dsl_values.py", "17_smaller_models.ipynb",
-    "20_cube_tuner_ga.ipynb", "test_network.py", "test_vector.py", "test_engine.py", "test_zoo.py",
-    "test_command.py", "test_dsl_rows.py", "test_dsl_schedules.py", "23_parallel_training.ipynb",
-    "15_memory_planning.ipynb",
+    "test_cube.py", "test_graph_lower.py", "validation.ipynb", "test_dsl_values.py",
+    "17_smaller_models.ipynb", "20_cube_tuner_ga.ipynb", "test_network.py", "test_vector.py",
+    "test_engine.py", "test_zoo.py", "test_command.py", "test_dsl_rows.py", "test_dsl_schedules.py",
+    "23_parallel_training.ipynb", "15_memory_planning.ipynb",
 )  # fmt: skip
 
 
