@@ -164,7 +164,7 @@ def make_venv() -> None:
 def pip_install(*arguments: str) -> None:
     """Install with pip, showing one line that counts; its errors pass through."""
     command = [str(venv_python()), "-m", "pip", "install", "--disable-pip-version-check"]
-    command += ["--no-input", *arguments]
+    command += ["--no-input", "--no-compile", *arguments]  # Python compiles what it imports
     process = subprocess.Popen(
         command, cwd=str(ROOT), env=child_environment(), stdout=subprocess.PIPE, text=True
     )

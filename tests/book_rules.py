@@ -280,8 +280,6 @@ FIGURE_TEXTS = (("figure", "caption"), ("image", "alt"))
 
 
 # --- the parts every chapter has ------------------------------------------------------------------
-
-
 def wide_complaints(cells: list[Cell]) -> list[str]:
     """No line of code is wider than the page's column."""
     return [

@@ -183,8 +183,6 @@ def select(condition: Known, a: Known, b: Known) -> Known:
 
 
 # -- folds -----------------------------------------------------------------------------------------
-
-
 def fold(kind: str, a: Known, axes: int | tuple[int, ...], *, keepdims: bool = False) -> Known:
     """Sums and products in fp32 (whole numbers: exactly), in any order, rounded once at the end."""
     tensor = getattr(te, f"reduce_{kind}")(a.tensor, axes, keepdims)
@@ -215,8 +213,6 @@ def _count(a: Known, axes: int | tuple[int, ...]) -> int:
 
 
 # -- elements that only move -----------------------------------------------------------------------
-
-
 def moved(tensor: te.Tensor, change: Callable[[Values], Values], *sources: Known) -> Known:
     """The same change of place for values and slack."""
     value = change(*(s.value for s in sources))

@@ -92,8 +92,6 @@ def shapes(
 
 
 # -- what every kernel must be ---------------------------------------------------------------------
-
-
 def verify(
     outputs: Sequence[Known],
     arrays: dict[str, Values],
@@ -207,8 +205,6 @@ def sum_of_parts(phase: Timeline) -> int:
 
 
 # -- random tensor programs ------------------------------------------------------------------------
-
-
 class Program:
     """Outputs and inputs of a random program; prints as the reader of a failed test wants it."""
 

@@ -197,8 +197,6 @@ def test_every_citation_has_an_entry() -> None:
 
 
 # --- the rules bite -------------------------------------------------------------------------------
-
-
 def code_cell(source: str, **metadata: Any) -> Cell:
     return {"cell_type": "code", "source": source, "metadata": metadata, "outputs": []}
 

@@ -21,7 +21,7 @@ from types import ModuleType
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from scripts import load_script
 
 pytestmark = pytest.mark.browser
@@ -120,12 +120,20 @@ def site() -> Iterator[str]:
         yield f"{address}/"
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """One for all pages: what one has fetched, the next one finds."""
     context = browser.new_context(viewport={"width": 1280, "height": 1600})
     context.set_default_timeout(10_000)
-    yield context.new_page()
+    yield context
     context.close()
+
+
+@pytest.fixture
+def page(window: BrowserContext) -> Iterator[Page]:
+    page = window.new_page()
+    yield page
+    page.close()
 
 
 def test_there_is_a_book_to_look_at(site: str) -> None:
@@ -134,7 +142,7 @@ def test_there_is_a_book_to_look_at(site: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_complete_and_offline(browser: Browser, site: str, page: Page, name: str) -> None:
+def test_a_page_is_complete_and_offline(site: str, page: Page, name: str) -> None:
     watch = Watch(page, site)
     page.goto(site + name, wait_until="networkidle")
     check_math(page)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import kernels
 
 from ascend_lab.chip import load_chip
@@ -54,7 +54,6 @@ def test_a_queue_becomes_flags_both_ways():
     assert body[-4:] == ["wait_flag V>MTE2:0x2"] * 2 + ["wait_flag MTE3>V:0x2"] * 2
 
 
-@settings(max_examples=80)
 @given(kernels())
 def test_every_flag_is_set_as_often_as_it_is_waited_for(case):
     program, chip = case
@@ -185,8 +184,6 @@ def test_loops_of_no_turns_leave_nothing_behind():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def builder(name: str = "bad") -> KernelBuilder:
     return KernelBuilder(name, TOY)
 

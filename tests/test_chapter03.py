@@ -48,8 +48,6 @@ def stream(chip: Chip, size: int, passes: int, cores: int) -> Timeline:
 
 
 # --- levels and dots ------------------------------------------------------------------------------
-
-
 def test_the_layer_of_the_question_is_on_both_sides() -> None:
     dot, levels = rf.level_dot("layer", layer()), rf.levels_of(layer())
     above = [dot.ops_per_byte(lv.name) / rf.ridge_point(PEAK, lv) for lv in levels]
@@ -115,8 +113,6 @@ def test_a_launch_without_a_matmul_has_no_levels() -> None:
 
 
 # --- what the chapter claims ----------------------------------------------------------------------
-
-
 def test_the_sum_on_mte2_explains_what_the_roofs_do_not() -> None:
     for m, k, n in ((32, 256, 32), (64, 256, 64), (128, 128, 128), (128, 64, 256)):
         run = matmul(CHIP, 4096, 4096, 4096, m, k, n, 4, 4, 8)
@@ -165,8 +161,6 @@ def test_the_tile_of_the_deliberate_failure_overflows_l0c() -> None:
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
 def test_the_widget_figure_moves_and_refuses() -> None:
     small, large = (figures.fig_tile_roofline(side, side) for side in (32, 128))
     assert small.alt_text != large.alt_text

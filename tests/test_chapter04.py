@@ -58,8 +58,6 @@ def timeline() -> Timeline:
 
 
 # --- Gantt ----------------------------------------------------------------------------------------
-
-
 def bars(ax: Any) -> list[tuple[int, float, float, tuple[float, ...]]]:
     """Return (row, start, end, colour) of every bar in the axes."""
     return [
@@ -156,8 +154,6 @@ def test_too_many_instructions_are_refused() -> None:
 
 
 # --- figures of the chapter -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("times", "slowest"),
     [((300, 100, 0, 0, 2), "load"), ((100, 300, 50, 9, 2), "compute"), ((9, 9, 90, 0, 3), "slots")],
@@ -206,8 +202,6 @@ def test_overlap_figure_answers_to_every_slider() -> None:
 
 
 # --- exercises ------------------------------------------------------------------------------------
-
-
 def test_max_plus_product_is_the_longest_path() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 99, (2, 4, 4)).astype(float)

@@ -27,8 +27,6 @@ def exact_softmax(x: Any) -> Any:
 
 
 # --- the three nests ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(16, 16), (70, 600), (33, 1100)])
 def test_three_nests_give_the_same_bits(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(1).normal(size=shape).astype(np.float16)
@@ -74,8 +72,6 @@ def test_long_rows_fit_only_in_pieces() -> None:
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
 def test_a_nest_is_read_off_its_schedule() -> None:
     (cores,) = ns.nest_of(fx.whole_rows(fx.softmax(matrix(4096, 512)), CHIP))
     assert isinstance(cores, ns.Box)
@@ -103,8 +99,6 @@ def test_formulas_keep_their_brackets() -> None:
 
 
 # --- what the text says about expressions ---------------------------------------------------------
-
-
 def test_a_formula_is_called_once_and_broadcasts_are_explicit() -> None:
     calls: list[int] = []
     te.compute((50,), lambda i: [calls.append(1), matrix(1, 50)[0, i] * 2.0][1])

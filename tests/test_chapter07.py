@@ -15,9 +15,8 @@ from ascend_lab.sim import execute, simulate
 CHIP = load_chip("Ascend910A")
 DEEP = GemmShape(64, 65536, 64)
 
+
 # --- figures --------------------------------------------------------------------------------------
-
-
 def reds(ax: Any) -> list[int]:
     """Return the rows of the bars that are hatched as too much."""
     return [round(p.get_y() + p.get_height() / 2) for p in ax.patches if p.get_hatch() == "xxx"]
@@ -39,8 +38,6 @@ def test_what_overflows_is_red_and_named(chip_name: str) -> None:
 
 
 # --- the nest -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_computes_the_product(order: str) -> None:
     trips, rng = {"m": 2, "k": 3, "n": 4}, np.random.default_rng(3)
@@ -65,8 +62,6 @@ def test_the_split_chip_cannot_bring_sums_back() -> None:
 
 
 # --- what the chapter says ------------------------------------------------------------------------
-
-
 def test_what_the_chapter_says_about_its_deep_product_holds() -> None:
     """The text says that longer stages are faster, and that the rule's choice is not the best."""
     rule = default_schedule(DEEP, CHIP)

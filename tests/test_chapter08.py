@@ -19,8 +19,6 @@ CHIP = load_chip("Ascend910A")
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
 def test_copies_are_counted_by_hand() -> None:
     matrix, copies = copies_of(ConvShape(1, 1, 3, 3, 1, 2, 2))
     assert matrix.tolist() == [[1, 2, 4, 5], [2, 3, 5, 6], [4, 5, 7, 8], [5, 6, 8, 9]]
@@ -59,8 +57,6 @@ def test_the_window_figure_answers_to_every_slider() -> None:
 
 
 # --- exercises ------------------------------------------------------------------------------------
-
-
 def test_addresses_are_those_of_the_kernels() -> None:
     """The matrix that the im2col kernel writes, from an image of its own addresses."""
     shape = ConvShape(1, 32, 4, 5, 16, 3, 2, (1, 2), 1, dilation=(1, 2))
@@ -83,8 +79,6 @@ def test_folding_an_image_moves_parities_into_channels() -> None:
 
 
 # --- claims of the text ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["Ascend310", "Ascend910A", "Ascend910B2"])
 def test_what_the_chapter_says_holds_on_the_chips_it_names(name: str) -> None:
     chip = load_chip(name)

@@ -23,8 +23,6 @@ TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
 
 
 # -- figures ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("each", ["relu", "add"])
 @pytest.mark.parametrize("length", [1, 2, 3, 6])
 @pytest.mark.parametrize(("chip", "elements"), [(TOY, 2**20), (A910, 2**22), (A910, 2**24)])
@@ -53,8 +51,6 @@ def test_other_chains_are_refused(length, each):
 
 
 # -- what the chapter says -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("length", "each"), [(2, "relu"), (5, "relu"), (2, "add"), (5, "add")])
 def test_the_closed_form_is_what_memory_counts(length, each):
     before, after = (simulate_kernel(k, TOY) for k in chain_kernels(TOY, length, 2**21, each))
@@ -106,8 +102,6 @@ def test_a_rule_for_all_three_saves_launches_only():
 
 
 # -- checks ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "groups", "complaint"),
     [

@@ -49,8 +49,6 @@ def folded(shape, axis, fold="sum", wide=False):
 
 
 # -- the library -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip", [TOY, A910, B910], ids=lambda c: c.name)
 @pytest.mark.parametrize(
     ("way", "shape", "axis", "fold", "wide"),
@@ -160,8 +158,6 @@ def test_what_cannot_be_cut_says_why():
 
 
 # -- figures ---------------------------------------------------------------------------------------
-
-
 def test_shares_and_teeth_by_counting():
     for units in (1, 7, 63, 64):
         for cores in (1, 5, 31, 32, 48):
@@ -174,8 +170,6 @@ def test_shares_and_teeth_by_counting():
 
 
 # -- what the chapter says -------------------------------------------------------------------------
-
-
 def test_thirty_one_cores_are_as_fast_as_twenty_one():
     cycles = {n: timed(kept(row_sums(1000, 1024), A910, n)).cycles for n in (20, 21, 22, 31, 32)}
     assert cycles[21] == cycles[22] == cycles[31] < cycles[20]

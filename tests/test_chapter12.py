@@ -15,8 +15,6 @@ TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
 
 
 # -- figures ---------------------------------------------------------------------------------------
-
-
 def test_drawn_indices_repeat_as_often_as_asked():
     for share, fresh in ((0.0, 16), (0.25, 12), (0.5, 8), (0.9, 2)):
         index = draw_indices(16, 16, share, seed=3)
@@ -36,8 +34,6 @@ def test_conflicts_are_rows_of_several_cores():
 
 
 # -- what the chapter says -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(256, 512), (512, 1024)])
 def test_single_elements_have_a_wire_block_each(shape):
     """Element-wise transposes load 16 times the bytes: 8 times a copy, which moves them twice."""

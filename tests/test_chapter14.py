@@ -106,8 +106,6 @@ def test_a_dead_channel_folds_in_fp32_only():
 
 
 # -- the checks -----------------------------------------------------------------------------------
-
-
 def test_the_reference_leaves_single_transposes_alone():
     graph = chain_graph([3, 6, 4], [])
     assert rewritten(merge_transposes, graph) is graph

@@ -17,8 +17,6 @@ HEAD = FlashShape(1, 4096, 4096, 64, 64, 0.125)
 
 
 # -- exercises -------------------------------------------------------------------------------------
-
-
 def test_merging_is_associative():
     rng = np.random.default_rng(0)
     a, b, c = ((float(m), 1.5, rng.normal(size=2)) for m in (1, -3, 2))

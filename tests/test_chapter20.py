@@ -40,8 +40,6 @@ def from_table(space, costs):
 
 
 # -- exercises -------------------------------------------------------------------------------------
-
-
 def test_the_interval_covers_the_mean_as_often_as_it_says():
     rng = np.random.default_rng(0)
     draws = [interval(rng.normal(1.0, 2.0, 30)) for _ in range(400)]

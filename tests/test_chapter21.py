@@ -42,8 +42,6 @@ def time_of(net, *regions):
 
 
 # -- exercises -------------------------------------------------------------------------------------
-
-
 def test_the_least_number_of_slices_by_hand():
     assert least_slices(16, 0, 10, 0, 160) == 1
     assert least_slices(16, 2, 10, 20, 100) == 3  # 6 rows and 2 more are 80 bytes

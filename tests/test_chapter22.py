@@ -7,9 +7,8 @@ from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_bytes
 from ascend_lab.lab.figures import fig_holdings
 
+
 # -- exercises -------------------------------------------------------------------------------------
-
-
 def test_the_crossover_is_where_the_simulated_times_meet():
     size, net = crossover_bytes(8, 1e-5, 1e-10), star(8, 1e-5, 1e-10)
     times = [

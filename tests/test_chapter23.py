@@ -23,9 +23,8 @@ from ascend_lab.parallel.values import (
     transformer,
 )
 
+
 # -- exercises -------------------------------------------------------------------------------------
-
-
 def test_least_micro_batches_by_trying_all() -> None:
     for stages, bubble in ((1, 0.5), (4, 0.3), (8, 0.123), (16, 0.0499)):
         m = least_micro_batches(stages, bubble)

@@ -135,8 +135,6 @@ def test_reports_hold_every_number():
 
 
 # -- files of one's own ----------------------------------------------------------------------------
-
-
 def load(tmp_path: Path, text: str | bytes):
     file = tmp_path / "mine.toml"
     if isinstance(text, bytes):
@@ -350,8 +348,6 @@ def test_data_from_elsewhere_is_checked_alike():
 
 
 # -- figures of other chips ------------------------------------------------------------------------
-
-
 def test_a_figure_of_another_chip_is_borrowed(tmp_path):
     chips, vector = presets(), "vector_op.vadd.slope_cycles"
     levels = {name: chip.facts[vector].trust for name, chip in chips.items()}

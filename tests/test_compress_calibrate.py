@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from command_lines import refused, run, run_json
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
@@ -174,19 +174,20 @@ def test_other_refusals_name_what_is_wrong():
 NUMBERS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
 
 
-@settings(max_examples=60)
 @given(NUMBERS, st.booleans(), st.sampled_from([4, 8]))
 def test_values_inside_a_range_come_back_to_half_a_step(numbers, asymmetric, bits):
     values = np.array(numbers, np.float32)
     found = calibrate(values, "minmax", bits=bits, asymmetric=asymmetric)
     whole = found.quantise(values)
     assert np.all(whole == np.rint(whole))
-    assert np.all(abs(found.fake(values) - values) <= found.scale * (1.0 if asymmetric else 0.501))
+    # Where the largest number is negative, a positive one may be cut, by less than a step.
+    held = values if asymmetric else np.minimum(values, found.scale * (2 ** (bits - 1) - 1))
+    assert np.all(values - held <= found.scale * 1.001)
+    assert np.all(abs(found.fake(values) - held) <= found.scale * (1.0 if asymmetric else 0.501))
     assert np.array_equal(found.fake(found.fake(values)), found.fake(values))
     assert found.fake(np.zeros(1, np.float32)) == 0.0, "zero stays exact"
 
 
-@settings(max_examples=25)
 @given(NUMBERS, st.integers(1, 5))
 def test_all_rules_but_hfmg_see_one_tensor_however_it_is_cut(numbers, parts):
     values = np.array(numbers, np.float32)

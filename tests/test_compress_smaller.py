@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ascend_lab.compress import fewer_weights, pruning
@@ -38,6 +38,7 @@ def test_indexes_are_the_published_ones(row, kept, indexes):
     assert tuple(packed.kept[0, 0].tolist()) == kept
 
 
+@settings(max_examples=100)
 @given(hnp.arrays(np.int8, st.tuples(st.integers(1, 5), st.integers(3, 21))))
 def test_packed_weights_unpack_and_take_five_eighths(weights):
     wide = weights.astype(np.int64)  # |-128| is no int8

@@ -45,7 +45,6 @@ def conv_shapes(draw):
     return ConvShape(n, c, h, w, k, *kernel, stride, pads, dtype, "", dilation, groups)
 
 
-@settings(max_examples=60)
 @given(conv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(1, 1, 1, 1, 1, 3, 3, 1, 1), "Toy", 0)
 @example(ConvShape(1, 3, 5, 1, 2, 1, 1, (3, 2), (0, 3, 2, 1)), "Ascend910B2", 1)
@@ -146,7 +145,7 @@ def test_rows_too_long_for_l1_are_cut_and_not_refused():
     assert conv_launch(shape, chip).core_count == chip.core_count
 
 
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(conv_shapes(), st.integers(1, 4), st.booleans())
 def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
     from ascend_lab.kernels.conv_windows import runs_of, tiles_per_image, window_sides
@@ -230,8 +229,6 @@ def test_zeros_of_grouped_channels_cost_what_channels_cost():
 
 
 # -- shapes and refusals ---------------------------------------------------------------------------
-
-
 def test_equal_sides_are_one_number():
     shape = ConvShape(1, 4, 8, 8, 4, 3, 3, (2, 2), (1, 1, 1, 1), dilation=[1, 1])
     assert shape == ConvShape(1, 4, 8, 8, 4, 3, 3, 2, 1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import CHIPS
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
@@ -57,7 +57,6 @@ def both(chip, step, taps, sizes, k, seed, window=""):
 SIZES = st.tuples(*(st.integers(1, top) for top in (3, 50, 50, 9, 20)))
 
 
-@settings(max_examples=25)
 @given(
     st.sampled_from(CHIPS), st.integers(1, 3), st.sampled_from((1, 3)), SIZES,
     st.integers(1, 70), st.integers(0, 99), st.sampled_from(("", "stacked")),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import CHIPS, bytes_or_numbers, conv_operands, conv_sums, on
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 from test_conv import SIDES, conv_shapes, sum_of_parts
 
 from ascend_lab.chip import load_chip
@@ -34,10 +34,8 @@ from ascend_lab.lab.kernels import (
 from ascend_lab.lab.kernels.convolution_ways import explicit_gemm
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
+
 # -- explicit im2col -------------------------------------------------------------------------------
-
-
-@settings(max_examples=50)
 @given(conv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(1, 1, 1, 1, 1, 1, 1, 1, (0, 3, 3, 0)), "Toy", 0)
 @example(ConvShape(1, 17, 3, 5, 2, 2, 3, 1, (3, 3, 0, 0), "int8"), "Ascend910B2", 0)
@@ -96,8 +94,6 @@ def test_explicit_im2col_refuses_groups_and_rows_too_wide():
 
 
 # -- depthwise on the vector unit ------------------------------------------------------------------
-
-
 def small(shape, seed=0):
     """Operands whose products and sums are exact in fp16."""
     rng = np.random.default_rng(seed)
@@ -121,7 +117,6 @@ def assert_depthwise(shape, chip, seed=0, order=None):
     return launch
 
 
-@settings(max_examples=60)
 @given(depthwise_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(1, 16, 1, 1, 16, 1, 1, 1, (0, 3, 3, 0), groups=16), "Toy", 0)
 @example(ConvShape(2, 16, 40, 33, 16, 3, 3, 2, 1, groups=16), "Toy", 1)
@@ -169,8 +164,6 @@ def test_what_depthwise_cannot_do_is_refused(shape, error, message):
 
 
 # -- 1x1 -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip_name", on(*CHIPS))
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 @pytest.mark.parametrize(("c", "h", "w", "k"), [(16, 4, 4, 16), (17, 2, 8, 31), (64, 7, 16, 5)])
@@ -198,8 +191,6 @@ def test_1x1_is_free_under_conditions_only(change):
 
 
 # -- transposed ------------------------------------------------------------------------------------
-
-
 @st.composite
 def deconv_shapes(draw):
     """Transposed convolutions of any stride, pads, dilation and groups that leave an output."""
@@ -257,7 +248,6 @@ def assert_deconv(shape, chip, seed=0, order=None):
     return kernel
 
 
-@settings(max_examples=60)
 @given(deconv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(DeconvShape(1, 1, 1, 1, 1, 1, 1, 3, 0, output_pad=2), "Toy", 0)
 @example(DeconvShape(1, 1, 1, 1, 1, 2, 2, 2, 1, dilation=3), "Toy", 0)
@@ -302,8 +292,6 @@ def test_what_is_no_transposed_convolution_is_refused(change, message):
 
 
 # -- references ------------------------------------------------------------------------------------
-
-
 def loops(x, weight, stride, pads, dilation, groups):
     """The sum of the definition, one product at a time."""
     n, _, h, w = x.shape

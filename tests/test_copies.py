@@ -38,8 +38,6 @@ def code_of(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 # --- what stands in a copy ------------------------------------------------------------------------
-
-
 @each_notebook
 def test_nothing_of_the_books_machinery_is_left(made, file: Path) -> None:
     copy = made[file.name]
@@ -170,8 +168,6 @@ def test_only_what_serves_the_text_leaves_the_code(copies: ModuleType) -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
 def test_a_changed_copy_is_kept_and_an_older_one_renewed(
     copies: ModuleType, made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

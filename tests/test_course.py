@@ -33,11 +33,20 @@ ROOT = Path(__file__).parent.parent
 COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"
 NAMES = ("A1", "A2", "A3", "A4", "A5")
 SECRET = "a secret of this test"
-WRONG = [
-    (path.parent.name[:2], title)
-    for path in sorted(COURSE.glob("keys/*/wrong.toml"))
-    for title in tomllib.loads(path.read_text("utf-8"))
-]
+
+
+def mistakes():
+    """Yield (assignment, kept mistake); of those that break the same property the first counts."""
+    seen = set()
+    for path in sorted(COURSE.glob("keys/*/wrong.toml")):
+        name = path.parent.name[:2]
+        for title, table in tomllib.loads(path.read_text("utf-8")).items():
+            more = (name, table["fails"]) in seen
+            yield pytest.param(name, title, marks=[pytest.mark.full] * more)
+            seen.add((name, table["fails"]))
+
+
+WRONG = list(mistakes())
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +110,7 @@ def test_a_wrong_answer_fails_in_the_part_it_should(name, title):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_at_least_six_wrong_answers(name):
-    assert sum(one == name for one, _ in WRONG) >= 6
+    assert sum(one.values[0] == name for one in WRONG) >= 6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,8 +118,8 @@ def test_students_have_instances_of_their_own(name):
     task, _ = drawn(name)
     given = [json.dumps([[c.call.arguments, dict(c.call.files)]
                          for c in task.cases("public", f"s{i}")])
-             for i in range(12)]  # fmt: skip
-    assert len(set(given)) > 6
+             for i in range(6)]  # fmt: skip
+    assert len(set(given)) > 3
     assert task.cases("hidden", "s1", "one secret here") != task.cases(
         "hidden", "s1", "another one"
     )

@@ -29,9 +29,9 @@ HERE = Path(__file__).parent
 CODED = [name.removeprefix("check_") for name in checks.check_names()]
 TRAVEL = [name for name in CODED if name not in book.NOT_BY_MACHINE]
 OF_EACH_KIND = ("ex_01_2", "ex_02_2", "ex_04_3", "ex_05_2", "ex_08_4", "ex_13_2", "ex_14_2",
-                "ex_14_4", "ex_15_2", "ex_19_5", "ex_24_3")  # fmt: skip
+                "ex_14_4", "ex_15_2", "ex_24_3")  # fmt: skip
 """Dataclasses, programs, callbacks, errors, arrays, builders, drafts, what may not be written,
-generators, objects that are called."""
+objects that are called; generators, of many calls, in a full run and in a test of the wire."""
 
 
 @cache
@@ -96,8 +96,8 @@ def test_nearly_all_exercises_are_graded_by_machine():
     assert len(TRAVEL) / len(CODED) > 0.9
 
 
-def try_both_sides(exercise, verdicts):
-    wrong = mistakes_in(exercise)
+def try_both_sides(exercise, verdicts, most=None):
+    wrong = mistakes_in(exercise)[:most]
     answers = [answer_to(exercise)[1], *(source for source, _ in wrong)]
     right, *said = verdicts(exercise, answers)
     assert right == ""
@@ -108,11 +108,11 @@ def try_both_sides(exercise, verdicts):
 
 @pytest.mark.parametrize("exercise", OF_EACH_KIND)
 def test_solutions_pass_and_mistakes_fail_through_the_wall(exercise, verdicts):
-    try_both_sides(exercise, verdicts)
+    try_both_sides(exercise, verdicts, most=2)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("exercise", [name for name in TRAVEL if name not in OF_EACH_KIND])
+@pytest.mark.parametrize("exercise", TRAVEL)
 def test_every_solution_passes_and_every_mistake_fails(exercise, verdicts):
     try_both_sides(exercise, verdicts)
 

@@ -120,7 +120,10 @@ ATTACKS = {
 
 @pytest.fixture(scope="module")
 def task():
-    return load("A0", COURSE)
+    """A task whose grader is, after all attacks of this file, what it was."""
+    task = load("A0", COURSE)
+    yield task
+    assert graded(task, GOOD).total == 80, "an attack reached the next hand-in"
 
 
 def graded(task, source, student="ada"):
@@ -141,7 +144,6 @@ def test_an_attack_earns_nothing_and_leaves_nothing(task, attack):
     got = graded(task, ATTACKS[attack])
     assert got.total < 20, f"{attack}: {got.points}"
     assert _children() - before == set()
-    assert graded(task, GOOD).total == 80, f"{attack} reached the next hand-in"
 
 
 @linux

@@ -60,8 +60,6 @@ def adam(count):
 
 
 # -- how near the roofline -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip", REAL)
 def test_a_large_add_runs_at_the_speed_of_memory(chip):
     chip = chip_of(chip)
@@ -131,8 +129,6 @@ def test_large_work_uses_all_cores(chip):
 
 
 # -- awkward shapes: they lower, are free of races, and keep the bounds of time --------------------
-
-
 def column(x, axis=1):
     return te.broadcast(te.reduce_sum(x, axis, True), x.shape)
 
@@ -265,8 +261,6 @@ def test_awkward_expressions_get_a_default_schedule(name, chip):
 
 
 # -- programs that once went wrong -----------------------------------------------------------------
-
-
 def chained(x, count):
     """x + x, and so on: the outputs y0, y1, ..., each of the one before."""
     out = [x]

@@ -157,8 +157,6 @@ def check(kind, make, *words):
 
 
 # -- schedules -------------------------------------------------------------------------------------
-
-
 def start(chip=TOY):
     """total = sum over k of e = exp(x); y = total[i] * x[i, j]: x (8, 48) fp32."""
     x = te.placeholder((8, 48), "fp32", name="x")
@@ -334,8 +332,6 @@ def test_steps(name):
 
 
 # -- what shows later: buffers, arrays, indices ----------------------------------------------------
-
-
 def test_a_tile_larger_than_ub_says_so():
     y = te.renamed(te.vadd(tensor(1 << 20, name="a"), tensor(1 << 20, name="b")), "y")
     s = te.create_schedule(y, TOY)

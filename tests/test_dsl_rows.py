@@ -13,6 +13,8 @@ from ascend_lab.sim import simulate_kernel
 from bench.rows import ROWS as OPERATORS
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
+LIKE_OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in ("Ascend310", "Ascend910A")]
+each_chip = pytest.mark.parametrize("chip", ["Ascend310P3", "Ascend910B2", *LIKE_OTHERS])
 ROWS = ((5, 197), (1, 1000), (37, 30), (2, 3, 97), (33, 17), (40, 3), (9, 10))
 
 
@@ -36,7 +38,7 @@ def test_ragged_rows_have_the_right_values(shape, dtype):
             check_auto([y.named("y")], {"x": x.value}, chip)
 
 
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+@each_chip
 @pytest.mark.parametrize("shape", [(3, 50257), (9, 32768)], ids=str)
 def test_long_rows_have_the_right_values(shape, chip):
     """In parts, through tiles computed over others, and shared by the cores with a shorter end."""
@@ -56,7 +58,7 @@ def long_values(name: str, x: np.ndarray, chip: str) -> tuple[te.Schedule, np.nd
     return schedule, te.run(schedule, {"x": x})["y"].astype(np.float64)
 
 
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+@each_chip
 def test_parts_of_rows_begin_without_the_fold_before(chip):
     """Softmax with parts that are -inf throughout, norms far off 0 and with outliers in front."""
     rng = np.random.default_rng(3)
@@ -115,7 +117,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+@each_chip
 @pytest.mark.parametrize("shape", NEAR, ids=str)
 def test_defaults_are_near_their_certified_bound(shape, chip):
     """Whole blocks within 1.3, ragged rows within 1.6, launch included; wide rows in few tiles."""

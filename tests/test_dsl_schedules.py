@@ -204,8 +204,6 @@ def test_schedules_differ_in_steps_outputs_and_chip():
 
 
 # -- each primitive does what its docstring says ---------------------------------------------------
-
-
 def trips(program):
     """Trip counts of the loops of a program by name."""
     found = {}
@@ -329,8 +327,6 @@ def test_reorder_and_fuse_change_the_loops():
 
 
 # -- a matrix product by primitives ----------------------------------------------------------------
-
-
 def matrices(shape, batch=()):
     rng = np.random.default_rng(shape.m + shape.k + shape.n)
     sizes = (*batch, shape.m, shape.k), (*batch, shape.k, shape.n)
@@ -342,7 +338,6 @@ def matrices(shape, batch=()):
     return a, b, te.renamed(te.matmul(x, y, out_dtype=shape.out_dtype), "c")
 
 
-@settings(max_examples=40)
 @given(gemm_cases())
 def test_matmul_by_primitives_is_the_kernel(case):
     """Same tiling: the cycles of gemm_launch and its values, ragged sizes, both kinds of core."""
@@ -385,8 +380,6 @@ def test_batched_products_by_primitives(dtype, chip):
 
 
 # -- the cost of lowering --------------------------------------------------------------------------
-
-
 def size_of(kernel):
     """Static instructions of all programs of a kernel."""
     parts = [part for phase in kernel.phases for part in phase.parts]

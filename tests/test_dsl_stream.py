@@ -98,7 +98,7 @@ def check(s, arrays):
     check_text_and_replay(s)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["gelu", "residual", "scaled_rows", "clipped"]),
     st.tuples(*[st.integers(1, 150)] * 3),
@@ -213,8 +213,6 @@ def test_slots_hide_the_round_trip_through_l2_where_tiles_are_short():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def matrix(m=64, k=32, n=48):
     a, b = te.placeholder((m, k), name="a"), te.placeholder((k, n), name="b")
     return te.renamed(te.matmul(a, b), "c")

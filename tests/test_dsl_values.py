@@ -156,8 +156,6 @@ def test_aliases_name_the_same_formats():
 
 
 # -- broadcasts and folds --------------------------------------------------------------------------
-
-
 KINDS = ("sum", "max", "min", "prod")
 
 
@@ -200,8 +198,6 @@ def test_a_long_sum_is_shared_by_the_cores():
 
 
 # -- moves -----------------------------------------------------------------------------------------
-
-
 DTYPES = st.sampled_from(("fp16", "fp32", "int32", "int8"))
 
 
@@ -235,7 +231,6 @@ def padded(data, shape, dtype):
 
 
 @pytest.mark.parametrize("move", [turned, reshaped, sliced, padded])
-@settings(max_examples=20)
 @given(shapes(limit=700), DTYPES, st.data())
 def test_move(move, shape, dtype, data):
     """A move of an input, of a computed value, and one that a computation follows."""
@@ -248,7 +243,6 @@ def test_move(move, shape, dtype, data):
         check_on_few(outputs, arrays, chip, whole=False)
 
 
-@settings(max_examples=20)
 @given(shapes(limit=700), DTYPES, st.data())
 def test_concat(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -262,7 +256,6 @@ def test_concat(shape, dtype, data):
         check_on_few([concat(order, axis).named("y")], arrays, chip, whole=False)
 
 
-@settings(max_examples=20)
 @given(shapes(limit=700), DTYPES, st.data())
 def test_gather(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
@@ -305,8 +298,6 @@ def test_scatter_with_repeated_indices(mode, dtype, rows, tail, picks):
 
 
 # -- formulas --------------------------------------------------------------------------------------
-
-
 def test_formulas_of_elements():
     rng = np.random.default_rng(4)
     arrays = {"a": array(rng, (19, 37), "fp32"), "b": array(rng, (37,), "fp32", 0.5)}
@@ -348,8 +339,6 @@ def test_window_formula():
 
 
 # -- windows and the cube --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("mode", ["max", "avg"])
 @pytest.mark.parametrize(
@@ -498,15 +487,12 @@ def test_conv2d(size, weights, options, chip):
 
 
 # -- random programs -------------------------------------------------------------------------------
-
-
 BYTES = {"kinds": ELEMENTWISE, "dtypes": ("fp16", "fp32", "int32", "int8", "uint8")}
 KINDS_OF_PROGRAMS = (BYTES, {"kinds": FUSABLE}, {"kinds": ANYTHING, "limit": 700})
 
 
 @pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("options", KINDS_OF_PROGRAMS, ids=["elementwise", "folds", "moves"])
-@settings(max_examples=40)
 @given(data=st.data())
 def test_random_programs(options, chip, data):
     program = data.draw(programs(**options))

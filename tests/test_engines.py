@@ -43,7 +43,7 @@ def assert_engines_agree(launch, chip):
     return fast
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(kernels())
 def test_fast_equals_reference_on_random_kernels(case):
     program, chip = case
@@ -52,7 +52,6 @@ def test_fast_equals_reference_on_random_kernels(case):
     assert_engines_agree(program, chip)
 
 
-@settings(max_examples=40)
 @given(launches())
 def test_fast_equals_reference_on_several_cores_with_a_tail(case):
     launch, chip = case
@@ -60,7 +59,6 @@ def test_fast_equals_reference_on_several_cores_with_a_tail(case):
     assert timeline.core_count == launch.core_count
 
 
-@settings(max_examples=40)
 @given(gemm_cases())
 def test_fast_equals_reference_on_random_matrix_products(case):
     shape, schedule, chip = case
@@ -81,7 +79,6 @@ def test_short_and_long_programs_take_equally_long_in_every_engine():
 
 
 @needs_numba
-@settings(max_examples=60)
 @given(kernels())
 def test_compiled_reference_equals_plain_reference(case):
     program, chip = case
@@ -91,7 +88,6 @@ def test_compiled_reference_equals_plain_reference(case):
     assert plain == quick
 
 
-@settings(max_examples=60)
 @given(kernels(), st.integers(0, 2**32 - 1))
 def test_every_candidate_of_a_batch_equals_the_reference(case, seed):
     program, chip = case
@@ -138,7 +134,7 @@ STUCK = Program(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(flag_programs())
 @example(STUCK)
 def test_raw_flags_end_alike_in_both_engines_and_in_the_sanitizer(program):

@@ -15,7 +15,7 @@ from cube_checks import (
     pack_pixels,
     values,
 )
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
@@ -438,7 +438,6 @@ def epilogues(draw):
     return Epilogue(operands, tuple(steps), formats[len(steps) - 1])
 
 
-@settings(max_examples=40)
 @given(
     epilogues(),
     st.sampled_from(COUPLED),

@@ -68,8 +68,6 @@ def numbers(dtype, shape=(3, 64), seed=0, low=-100, high=100):
 
 
 # -- any legal order of the pipes gives the same values --------------------------------------------
-
-
 def tensors_of(program):
     rng = np.random.default_rng(0)
     return {
@@ -79,7 +77,6 @@ def tensors_of(program):
     }
 
 
-@settings(max_examples=60)
 @given(kernels(budget=25))
 def test_values_do_not_depend_on_the_order_of_the_pipes(case):
     program, chip = case
@@ -90,7 +87,6 @@ def test_values_do_not_depend_on_the_order_of_the_pipes(case):
             same(value, other[name])
 
 
-@settings(max_examples=60)
 @given(kernels(budget=40, kind="vector"), st.sampled_from(SEEDS))
 def test_vector_kernels_compute_what_numpy_computes(case, seed):
     program, chip = case
@@ -120,8 +116,6 @@ def test_without_its_flags_a_kernel_depends_on_the_order(pair):
 
 
 # -- poison ----------------------------------------------------------------------------------------
-
-
 def test_a_missing_copy_shows_as_poison():
     k = KernelBuilder("no_copy", TOY)
     y = k.tensor("y", "fp16", 128)
@@ -309,9 +303,7 @@ def test_a_stride_of_zero_broadcasts():
 
 
 # -- moves -----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 def test_a_strided_copy_is_a_layout_change(rows, columns, skip):
     """ND (16 rows, 16 columns of fractals) to fractal columns: what strides are for."""
@@ -431,7 +423,7 @@ def im2col(image, kernel, stride, pad, dilation):
     return np.array(rows).reshape(len(rows), c1 * kernel[0] * kernel[1] * c0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 9)),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -483,8 +475,6 @@ def test_scalar_copies_one_element():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 RELU = elementwise_program(TOY, 1024, op="vrelu", tile=1024)
 GOOD = np.zeros(1024, np.float16)
 

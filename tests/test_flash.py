@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cube_checks import on
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
@@ -72,7 +72,6 @@ def test_values_are_those_of_attention(shapes, chip):
     st.sampled_from(("", "rows", "full")),
     st.sampled_from(CHIPS),
 )
-@settings(max_examples=40)
 def test_any_sizes(sizes, mask, chip):
     b, n, t, d, e = sizes
     masks = {"": [], "rows": [(1, t)], "full": [(b, n, t)]}[mask]
@@ -170,7 +169,6 @@ def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, c
     st.integers(1, 6), st.integers(1, 6), st.sampled_from(CHIPS),
     st.sampled_from(((16, 16), (32, 48), (160, 32))),
 )  # fmt: skip
-@settings(max_examples=30)
 def test_any_entries_and_heads_on_any_cores(entries, heads, chip, sides):
     sizes, chip = (entries, heads, *sides, 16, 16), load_chip(chip)
     arrays = case(*((entries, heads, n, 16) for n in (sides[0], sides[1], sides[1])))
@@ -244,7 +242,6 @@ def test_program_size_does_not_grow_with_the_sequence():
     st.sampled_from(("", "rows", "full")),
     st.sampled_from(((16, 16), (32, 64), (64, 32))),
 )
-@settings(max_examples=40)
 def test_bytes_of_the_program_are_those_of_the_formula(sizes, mask, tile):
     shape, tiling = FlashShape(*sizes, 1.0, mask), FlashTiling(*tile)
     got = flash_traffic(shape, load_chip("Ascend910A"), tiling)
@@ -333,7 +330,6 @@ def test_every_pipeline_gives_the_same_values(tiling):
     st.tuples(*(st.integers(1, n) for n in (5, 130, 200, 40, 40))),
     st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 6), st.integers(1, 2)),
 )
-@settings(max_examples=20)
 def test_any_pipeline_runs_ahead_of_something_and_is_right(sizes, cut):
     """Tiles, blocks or matrices are ahead, whatever there are enough of."""
     b, n, t, d, e = sizes

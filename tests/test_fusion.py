@@ -37,8 +37,6 @@ def ops_of(fused: Fused) -> list[str]:
 
 
 # -- dominators ------------------------------------------------------------------------------------
-
-
 def net_of(edges: dict[str, str], outputs: str, width: int = 16):
     """A graph of additions: `edges` maps a node to the nodes it reads, "x" is the input."""
     net = GraphBuilder("dag", "fp16")
@@ -64,7 +62,6 @@ def test_dominators_by_hand():
     assert names == {"b", "c", "d"}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_dominators_are_those_of_the_definition(data):
     """d post-dominates n if no path from n to an output is left when d is taken out."""
@@ -217,8 +214,6 @@ def test_the_report_is_the_vendors_file():
 
 
 # -- rules of one's own ----------------------------------------------------------------------------
-
-
 def adds(count: int, width: int = 4096):
     net = GraphBuilder("adds", "fp16")
     y = net.input("x0", (width,))
@@ -279,8 +274,6 @@ def test_a_gap_or_a_second_result_has_no_effect():
 
 
 # -- automatic groups ------------------------------------------------------------------------------
-
-
 def test_kinds():
     net = GraphBuilder("kinds", "fp16")
     x = net.input("x", (1, 16, 8, 8))
@@ -397,7 +390,7 @@ def random_net(rng):
     return net.build()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.randoms(use_true_random=False), st.sampled_from([A910, B2]))
 def test_fused_values_are_right_and_never_slower(rng, chip):
     graph = random_net(rng)

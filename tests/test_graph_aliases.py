@@ -289,7 +289,7 @@ def moved(draw, kind, array):
     return op, {"shape": array.shape}, replace(kind, shape=array.shape), array
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_chain_is_a_view_exactly_if_all_bytes_stay(data):
     sizes = st.lists(st.sampled_from([1, 2, 16, 32]), min_size=2, max_size=3)

@@ -225,7 +225,7 @@ def run_by_addresses(whole, part, axis, span):
     return low * 2 if fits else None
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_run_is_where_all_addresses_say(data):
     layout = data.draw(st.sampled_from(["ND", "NC1HWC0", "FRACTAL_NZ"]))

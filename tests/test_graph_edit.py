@@ -109,7 +109,6 @@ def shuffled(graph, order):
     return Graph(graph.name, graph.inputs, graph.outputs, nodes, graph.types, graph.constants)
 
 
-@settings(max_examples=40)
 @given(graph=whole_graphs(), data=st.data())
 def test_any_order_can_be_sorted(graph, data):
     order = data.draw(st.permutations(range(len(graph.nodes))))
@@ -121,7 +120,7 @@ def test_any_order_can_be_sorted(graph, data):
     assert all(np.array_equal(one[n], two[n], equal_nan=True) for n in graph.outputs)
 
 
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(graph=whole_graphs())
 def test_pruning_keeps_values_and_leaves_nothing_unread(graph):
     small = verify(pruned(graph))

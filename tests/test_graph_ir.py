@@ -222,7 +222,7 @@ def test_verifier_names_what_is_wrong(name):
 
 
 # -- text -----------------------------------------------------------------------------------------
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(graph=whole_graphs())
 def test_text_round_trip(graph):
     data = {name: c.array() for name, c in graph.constants.items()}
@@ -250,7 +250,6 @@ def odd_graph(a, b):
     return Graph(a, (names[0],), (names[2], names[1]), nodes, kinds, constants)
 
 
-@settings(max_examples=60)
 @given(
     a=st.one_of(st.sampled_from(TRICKY), st.text(max_size=5)),
     b=st.one_of(st.sampled_from(TRICKY), st.text(max_size=5)).map(lambda text: f"{text}|"),

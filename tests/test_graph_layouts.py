@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs
-from hypothesis import given, settings
+from hypothesis import given
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import (
@@ -189,7 +189,6 @@ def test_names_of_conversions_do_not_clash():
 COUNTS = {"following": 0, "alone": 0}
 
 
-@settings(max_examples=60)
 @given(graph=whole_graphs(most=8))
 def test_layouts_change_no_value(graph):
     laid, lonely = assign_layouts(graph), assign_layouts(graph, follow=False)
@@ -222,7 +221,6 @@ def cleaned(graph):
     )
 
 
-@settings(max_examples=60)
 @given(graph=whole_graphs(most=8))
 def test_padding_is_refilled_only_between_products(graph):
     laid = assign_layouts(graph)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_strategies import smooth_graphs, whole_graphs, whole_inputs
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
@@ -201,7 +201,6 @@ def small(graph, inputs):
 
 
 @pytest.mark.parametrize("chip", EACH)
-@settings(max_examples=35)
 @given(graph=whole_graphs(), fusion=st.booleans())
 def test_whole_numbers_come_out_bit_for_bit(graph, fusion, chip):
     inputs = whole_inputs(graph)
@@ -214,7 +213,6 @@ def test_whole_numbers_come_out_bit_for_bit(graph, fusion, chip):
         assert np.array_equal(got[own], wanted[name]), name
 
 
-@settings(max_examples=40)
 @given(graph=smooth_graphs(), chip=st.sampled_from(NAMES), fusion=st.booleans())
 def test_graphs_with_exponentials(graph, chip, fusion):
     inputs = whole_inputs(graph)
@@ -345,7 +343,6 @@ def test_attention_does_the_moves_of_heads_around_it(moved, chip):
     st.integers(1, 4), st.integers(1, 4), st.integers(1, 50), st.integers(1, 50),
     st.integers(1, 40), st.sampled_from(NAMES), st.sampled_from(["qkvy", "ky", "q"]),
 )  # fmt: skip
-@settings(max_examples=25)
 def test_heads_of_any_size(batch, heads, rows, keys, width, chip, moved):
     """Ragged ones are moved by kernels of their own."""
     graph = by_heads(moved, batch, heads, rows, keys, width)
@@ -625,7 +622,6 @@ def with_layouts(graph):
 COUNTS = {"one copy": 0, "refused": 0}
 
 
-@settings(max_examples=60)
 @given(graph=chains(), chip=st.sampled_from(NAMES))
 def test_chains_of_moves(graph, chip):
     """One kernel for the whole chain, or a typed refusal; then the nodes one by one."""

@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs
-from hypothesis import given, settings
+from hypothesis import given
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -132,7 +132,6 @@ def test_json_contract():
     assert totals["launch_time_s"] < found["time_s"] and totals["macs"] > 0
 
 
-@settings(max_examples=25)
 @given(graph=whole_graphs())
 def test_bounds_hold_in_random_networks(graph):
     for chip in (TOY, B910):
@@ -340,7 +339,6 @@ def test_workspaces_live_inside_their_kernel():
             assert name.startswith(f"{task.name}/") and sizes[name] == spans[name].size_bytes > 0
 
 
-@settings(max_examples=30)
 @given(graph=whole_graphs())
 def test_every_read_falls_into_a_lifetime(graph):
     found = stages_of(graph).compiled

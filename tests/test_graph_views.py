@@ -69,8 +69,8 @@ def test_three_kernels_by_hand():
     assert found["sink"].busy_share == pytest.approx(12 / 19)
 
 
+@settings(max_examples=100)
 @given(TIMES, st.floats(1e-6, 1e-5), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
 def test_the_three_ways_are_ordered_and_follow_their_equations(times, launch, part):
     task = part * launch
     waits, ahead, sink = (dispatch(times, way, launch, task) for way in WAYS)

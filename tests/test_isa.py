@@ -52,8 +52,7 @@ environments = st.fixed_dictionaries({n: st.integers(0, 6) for n in NAMES})
 
 
 # -- addresses -------------------------------------------------------------------------------------
-
-
+@settings(max_examples=100)
 @given(affines, affines, st.integers(-9, 9), environments)
 def test_affine_arithmetic_is_arithmetic(a, b, factor, env):
     assert (a + b).at(env) == a.at(env) + b.at(env)
@@ -66,6 +65,7 @@ def test_affine_arithmetic_is_arithmetic(a, b, factor, env):
     assert a - a == Affine(0)
 
 
+@settings(max_examples=100)
 @given(affines, st.fixed_dictionaries({n: st.integers(1, 5) for n in NAMES}))
 def test_affine_bounds_are_reached(a, ranges):
     values = [
@@ -85,6 +85,7 @@ def test_affine_refuses_what_is_no_whole_number(factor):
         var("i") + factor
 
 
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(-20, 20)), min_size=1, max_size=3),
     st.integers(0, 30),
@@ -155,8 +156,6 @@ def test_data_types_refuse_nonsense(make, message):
 
 
 # -- instructions ----------------------------------------------------------------------------------
-
-
 def at(space: str, elements: int = 4096, dtype: str = "fp16", address: int = 0) -> Buffer:
     return Buffer(space.lower(), space, dtype, elements, address=address)
 
@@ -345,7 +344,7 @@ def test_hand_made_instructions_are_checked_like_built_ones(instruction):
         check_instruction(TOY, instruction)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(st.data())
 def test_no_region_makes_a_constructor_fail_untyped(data):
     """Whatever regions it is given, a constructor returns or raises the error family."""
@@ -382,8 +381,6 @@ def test_no_region_makes_a_constructor_fail_untyped(data):
 
 
 # -- programs --------------------------------------------------------------------------------------
-
-
 def count(program: Program, pipe: str) -> int:
     return sum(1 for _ in pipe_stream(program, pipe, {}))
 

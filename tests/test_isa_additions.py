@@ -65,8 +65,6 @@ def run_once(chip, program, tensors):
 
 
 # -- bf16 ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "Ascend910B2"])
 def test_only_the_second_generation_has_bf16(name):
     chip = load_chip(name)
@@ -111,8 +109,6 @@ def test_the_mmad_error_names_what_the_chip_multiplies():
 
 
 # -- compare, select, round ------------------------------------------------------------------------
-
-
 def test_select_takes_a_condition_tile_or_a_mask():
     rng = np.random.default_rng(2)
     cond = rng.integers(-1, 2, 64).astype(np.float16)
@@ -141,8 +137,6 @@ def test_vconv_rounds_as_asked_and_saturates(rounding, f, out):
 
 
 # -- blocks ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "int32"])
 def test_vbrcb_spreads_each_element_over_a_block(dtype):
     c0 = 32 // numpy_type(dtype)().itemsize
@@ -201,8 +195,6 @@ def test_every_chip_knows_the_cost_of_meeting_between_two_phases():
 
 
 # -- atomic adds -----------------------------------------------------------------------------------
-
-
 def adding_launch(chip, dtype, cores=2, *, atomic="add", everywhere=True):
     """Every core adds its row of x (cores, 64) to the 64 numbers of y."""
     k = KernelBuilder("adding", chip)
@@ -261,8 +253,6 @@ def test_atomic_places_may_repeat():
 
 
 # -- rows picked at run time -----------------------------------------------------------------------
-
-
 def pick_launch(chip, table_rows, picks, *, store=False, cores=1, atomic=None, split=True):
     """y[i] = x[index[i]], or y[index[i]] = x[i]: 32-byte rows of fp32, indices through S."""
     k = KernelBuilder("pick", chip)

@@ -58,8 +58,6 @@ TWO = Kernel("double and add", (double("x", "partial"), total("partial", "y")))
 
 
 # -- the kernel as data ----------------------------------------------------------------------------
-
-
 def test_tensors_stand_once_and_cores_are_those_of_the_widest_phase():
     assert [t.name for t in TWO.tensors] == ["x", "partial", "y"]
     assert TWO.core_count == 2
@@ -84,8 +82,6 @@ def test_a_tensor_is_the_same_one_in_all_phases():
 
 
 # -- values ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_a_phase_reads_what_all_cores_wrote_before(seed):
     x = np.arange(LANES * CORES, dtype=np.float16) % 61
@@ -108,8 +104,6 @@ def test_an_input_may_be_overwritten_in_a_later_phase():
 
 
 # -- faults ----------------------------------------------------------------------------------------
-
-
 def test_written_in_an_earlier_phase_counts_as_filled():
     assert sanitize(TWO, TOY) == []
     assert "uninitialised-read" in [f.kind for f in sanitize(Kernel("w", TWO.phases[::-1]), TOY)]
@@ -128,8 +122,6 @@ def test_between_two_phases_all_cores_wait():
 
 
 # -- time ------------------------------------------------------------------------------------------
-
-
 def test_cycles_are_those_of_the_phases_and_of_the_barrier():
     timeline = simulate_kernel(TWO, TOY)
     phases = [simulate(phase, TOY) for phase in TWO.phases]

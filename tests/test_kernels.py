@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cube_checks import assert_gemm, on
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from strategies import gemm_cases
 
 from ascend_lab.chip import PRESETS, load_chip
@@ -29,7 +29,6 @@ from ascend_lab.sim import execute, simulate
 TOY = load_chip("Toy")
 
 
-@settings(max_examples=40)
 @given(gemm_cases(), st.integers(0, 1000))
 def test_matrix_products_equal_numpy(case, seed):
     shape, schedule, chip = case
@@ -153,8 +152,6 @@ def test_a_window_too_large_for_l1_is_refused():
 
 
 # -- how a student's values are judged -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("got", "expected", "error", "good"),
     [

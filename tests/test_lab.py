@@ -35,8 +35,6 @@ def run_lab(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 # --- Python and venv ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [(3, 8), (3, 10), (3, 14), (4, 0)])
 def test_an_unsuitable_python_gets_one_line(lab, version):
     line = lab.python_problem(version)
@@ -81,8 +79,6 @@ def test_a_missing_venv_module_gets_one_line(lab):
 
 
 # --- the environment ------------------------------------------------------------------------------
-
-
 def test_the_stamp_follows_place_and_pins(lab, checkout):
     first = lab.wanted_stamp(checkout)
     assert first["root"] == str(checkout)
@@ -168,8 +164,6 @@ def test_children_see_the_environment_and_not_the_users_own(lab, monkeypatch):
 
 
 # --- verbs ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
 def test_help_names_every_verb(lab, capsys, words):
     assert lab.main(words) == 0
@@ -371,8 +365,6 @@ def test_clean_keeps_sources_and_environment(checkout):
 
 
 # --- notebooks ------------------------------------------------------------------------------------
-
-
 def write_notebook(path: Path, *sources: str) -> nbformat.NotebookNode:
     notebook = nbformat.v4.new_notebook(metadata={"custom": 1})
     notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]

@@ -58,8 +58,6 @@ def values(shape, dtype, start=1):
 
 
 # -- what is published ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "stored"),
     [
@@ -86,7 +84,7 @@ def test_accumulators_have_16_columns():
     assert address_map("FRACTAL_NZ", (40, 40), "fp32", c0=16).storage_shape == (3, 3, 16, 16)
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(st.sampled_from(["fp16", "int8", "fp32"]), st.integers(0, 10**6))
 def test_published_formulas(dtype, seed):
     c0 = 32 // np.dtype(TYPES[dtype]).itemsize
@@ -108,9 +106,7 @@ def test_published_formulas(dtype, seed):
 
 
 # -- the map ----------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(cases())
 def test_every_element_has_one_place_inside_the_storage(case):
     name, _, shape, dtype = case
@@ -150,7 +146,7 @@ def common_runs(source, target):
     return [len(run) + 1 for run in runs]
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(cases())
 def test_bursts_are_common_runs(case):
     """Where two images meet, last and first element may be neighbours by chance: no burst."""
@@ -183,7 +179,7 @@ def test_bursts_by_hand(source, target, shape, dtype, burst):
     assert burst_bytes(*maps) == burst
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(cases())
 def test_boxes_cover_source_and_target_once(case):
     first, second, shape, dtype = case
@@ -202,9 +198,6 @@ def test_boxes_cover_source_and_target_once(case):
 
 
 # -- values -----------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
 @given(cases())
 def test_round_trips_are_exact_for_all_pairs(case):
     _, _, shape, dtype = case
@@ -230,10 +223,7 @@ def test_conversion_of_storage_forms():
 
 
 # -- programs ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))
-@settings(max_examples=25, deadline=None)
 @given(case=cases(), start=st.integers(1, 50))
 def test_programs_convert_on_every_chip(chip_name, case, start):
     chip = load_chip(chip_name)
@@ -305,7 +295,7 @@ def test_few_elements_go_through_the_scalar_unit():
     assert 0 < single < 16 * 2 * launch.core_count
 
 
-@settings(max_examples=80)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=3), st.sampled_from([8, 16, 32]))
 def test_whole_blocks_are_whole_and_lose_nothing(sizes, c0):
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]

@@ -106,7 +106,7 @@ def test_machines_compute_what_numpy_computes(machine, name, n):
     assert_bounds(one)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 70),
     st.integers(1, 70),
@@ -162,8 +162,6 @@ def test_scalar_iteration_is_the_scoreboard_by_hand():
 
 
 # --- divergence -----------------------------------------------------------------------------
-
-
 def test_mixed_mask_costs_both_sides():
     kernel = machines.two_sided(32 * 64, depth=8)
     inputs = sample_inputs(kernel)
@@ -190,7 +188,7 @@ def _without_branch(kernel: Kernel) -> tuple:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.05, 0.5, 1.0]))
 def test_divergent_warps_and_issues_match_brute_force(n, seed, density):
     kernel = machines.two_sided(n, depth=5)
@@ -212,9 +210,7 @@ def test_simd_pays_both_sides_whatever_the_mask():
 
 
 # --- memory ----------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 40))
 def test_sectors_and_banks_match_brute_force(seed, groups, spread):
     rng = np.random.default_rng(seed)
@@ -236,7 +232,7 @@ def test_known_bank_patterns():
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 400), st.integers(1, 20))
 def test_coalescing_counts_of_a_run_match_brute_force(n, stride):
     one = run(Simt(), machines.strided_copy(n, stride))
@@ -267,8 +263,6 @@ def test_interleaved_reduction_conflicts_and_is_slower():
 
 
 # --- warps -----------------------------------------------------------------------------------
-
-
 def test_occupancy_limits_by_hand():
     assert occupancy(Simt())["all"] == 64
     assert occupancy(Simt(registers_per_thread=64))["all"] == 32
@@ -313,9 +307,7 @@ def test_schedule_issues_every_instruction_in_order():
 
 
 # --- systolic and cube ----------------------------------------------------------------------
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.data())
 def test_systolic_values_are_exact(m, k, n, rows, data):
     columns = data.draw(st.integers(1, 7))
@@ -368,7 +360,7 @@ def test_folding_fills_the_blocks():
     assert folded.cycles * 7 < naive.cycles
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.sampled_from([1, 16]))
 def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
     local = 64 * 1024
@@ -379,6 +371,7 @@ def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
     assert cut.tiles == math.ceil(m / cut.rows) * math.ceil(n / cut.columns)
 
 
+@settings(max_examples=100)
 @given(
     st.floats(0, 1e6),
     st.floats(0, 1e6),
@@ -394,9 +387,7 @@ def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles, buffers):
 
 
 # --- vector instructions ---------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 40_000), st.sampled_from(["float32", "float16"]))
 def test_plain_ops_cover_exactly_and_are_counted(n, dtype):
     room = -(-n // 16) * 16
@@ -419,8 +410,6 @@ def test_one_thousand_elements_in_one_instruction():
 
 
 # --- bad input --------------------------------------------------------------------------------
-
-
 def _bad_programs() -> dict:
     load = Load("x", "x")
     return {
@@ -486,8 +475,6 @@ def test_bad_input_is_a_typed_error_with_remedy(name):
 
 
 # --- facts ------------------------------------------------------------------------------------
-
-
 def test_every_fact_has_a_known_source_and_a_unit():
     units = ("_tops", "_w", "_hz", "_bytes", "_bytes_per_s", "_cycles")
     suffixes = (*units, "_repeat", "_lanes", "_core", "cores")
@@ -541,8 +528,6 @@ def test_upgrades_never_slow_down():
 
 
 # --- roofline ---------------------------------------------------------------------------------
-
-
 def test_roofline_by_hand():
     hbm, l2 = Level("HBM", 1e12), Level("L2", 4e12)
     assert ridge_point(200e12, hbm) == 200
@@ -586,8 +571,6 @@ def test_roofline_refuses_nonsense(make):
 
 
 # --- figures and checks -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("lanes", [16, 128])
 @pytest.mark.parametrize("run_length", [1, 256])
 @pytest.mark.parametrize("density", [0.0, 1.0])

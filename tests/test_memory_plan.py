@@ -57,7 +57,6 @@ def brute_force(buffers: list[Buffer]) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=40, deadline=None)
 @given(buffers=instances(), alignment=st.sampled_from([1, 4, 512]))
 def test_every_method_gives_a_valid_plan(method, buffers, alignment):
     found = plan(buffers, method=method, alignment_bytes=alignment, time_limit_s=2)
@@ -70,7 +69,7 @@ def test_every_method_gives_a_valid_plan(method, buffers, alignment):
         assert found.gap == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100)
 @given(buffers=instances(most=6))
 def test_the_search_is_exact(buffers):
     lowest = brute_force(buffers)
@@ -167,7 +166,6 @@ def test_what_the_search_cannot_do_in_time_goes_to_cpsat_if_there(monkeypatch, i
 
 
 @pytest.mark.skipif(not cpsat_available(), reason="OR-tools is optional")
-@settings(max_examples=20, deadline=None)
 @given(buffers=instances(most=6))
 def test_cpsat_agrees_with_the_search(buffers):
     lowest = brute_force(buffers)
@@ -193,7 +191,7 @@ def test_overlap_and_overrun_are_caught_on_paper_and_on_bytes(offsets):
         simulate_writes(TWO, wrong)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100)
 @given(buffers=instances(), data=st.data())
 def test_bytes_and_paper_judge_alike(buffers, data):
     offsets = {b.id: data.draw(st.integers(0, 20)) for b in buffers}
@@ -231,8 +229,6 @@ def test_bad_buffers_and_questions_are_refused():
 
 
 # -- sharing and L2 --------------------------------------------------------------------------------
-
-
 def test_shared_buffers_become_one_and_chain():
     chain = [Buffer(k, k, k + 2, 10 + k) for k in range(3)]
     assert peak_live_bytes(chain) == 23

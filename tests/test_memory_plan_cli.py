@@ -118,7 +118,7 @@ def test_files_that_are_absent_huge_long_or_no_text(capsys, tmp_path, monkeypatc
         assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=120))
 def test_noise_is_read_or_refused(tmp_path_factory, data):
     file = tmp_path_factory.getbasetemp() / "noise.csv"

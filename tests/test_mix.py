@@ -29,7 +29,7 @@ from ascend_lab.kernels.mix import share_of
 from ascend_lab.kernels.tiles import Area
 from ascend_lab.sim import execute, simulate
 
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 GEMM = GemmShape(150, 70, 100, out_dtype="fp16")
 TWICE = (2 * np.eye(16)).astype(np.float16).ravel()
 

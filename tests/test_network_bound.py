@@ -78,7 +78,7 @@ def test_the_zoo_is_above_its_bound(row):
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(graph=whole_graphs() | smooth_graphs())
 def test_random_graphs_are_above_their_bound(chip, graph):
     chip = replace(

@@ -304,7 +304,7 @@ def windows(draw, dilated=True):
     return (draw(st.integers(1, 2)), draw(st.sampled_from((2, 4))), *size), attrs
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(windows(), st.sampled_from((1, 2)), st.booleans())
 def test_convolutions(window, groups, biased):
     shape, attrs = window
@@ -314,7 +314,6 @@ def test_convolutions(window, groups, biased):
     agree(one_node("Conv", arrays, group=groups, **attrs), arrays)
 
 
-@settings(max_examples=25)
 @given(st.data(), windows(), st.sampled_from((1, 2)))
 def test_transposed_convolutions(data, window, groups):
     shape, attrs = window
@@ -323,7 +322,7 @@ def test_transposed_convolutions(data, window, groups):
     agree(one_node("ConvTranspose", arrays, group=groups, output_padding=extra, **attrs), arrays)
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(windows(), st.booleans())
 def test_maximum_pooling(window, ceiling):
     shape, attrs = window
@@ -331,7 +330,6 @@ def test_maximum_pooling(window, ceiling):
     agree(one_node("MaxPool", arrays, ceil_mode=int(ceiling), **attrs), arrays)
 
 
-@settings(max_examples=25)
 @given(windows(), st.booleans(), st.booleans())
 def test_average_pooling(window, ceiling, include):
     shape, attrs = window
@@ -344,7 +342,7 @@ def test_average_pooling(window, ceiling, include):
 BOUNDS = (2**63 - 1, -(2**63), -1, 0, 1, 2, 3, -2, -3, 5, -5, 10)
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(st.data())
 def test_slices(data):
     shape = (3, 4, 5)
@@ -358,7 +356,7 @@ def test_slices(data):
     agree(model, {"x": numbers(shape)}, 0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-1, 2), min_size=6, max_size=6),
        st.sampled_from(("constant", "edge", "reflect")))  # fmt: skip
 def test_pads(pads, mode):

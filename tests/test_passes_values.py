@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from pass_cases import CASES, CHANGING, Case, text
 from test_passes import name_of, thousand
 
@@ -203,7 +203,6 @@ def graphs(draw: st.DrawFn) -> Graph:
     return net.build()
 
 
-@settings(max_examples=60)
 @given(graphs())
 def test_all_passes_together_keep_the_values_of_random_graphs(graph: Graph) -> None:
     after, report = run_passes(graph)
@@ -213,14 +212,12 @@ def test_all_passes_together_keep_the_values_of_random_graphs(graph: Graph) -> N
     assert run_passes(after)[0] is after
 
 
-@settings(max_examples=60)
 @given(graphs())
 def test_exact_passes_keep_every_bit_of_random_graphs(graph: Graph) -> None:
     after, _ = run_passes(graph, EXACT)
     assert_same(graph, after, exact=True)
 
 
-@settings(max_examples=30)
 @given(graphs())
 def test_orders_are_orders(graph: Graph) -> None:
     for mode in MODES:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.chip import load_chip
@@ -67,7 +67,6 @@ def run(shape, end, chip, schedule, seed=0):
     return got, windows[:, :, ::down, ::across].max((4, 5)), launch
 
 
-@settings(max_examples=30)
 @given(
     st.tuples(*(st.integers(1, top) for top in (3, 40, 24, 24, 70))),
     st.sampled_from(((1, 1, 0), (3, 1, 1), (3, 2, 0), (7, 2, 3))),

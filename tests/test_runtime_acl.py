@@ -335,8 +335,8 @@ def test_copies_and_kernels_take_their_engines_one_after_the_other(device):
     assert rt.now_s() == 1.0
 
 
+@settings(max_examples=100)
 @given(times=st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=8))
-@settings(max_examples=20)
 def test_elapsed_times_add_up(times):
     PROCESSES.clear()
     acl.init()
@@ -357,8 +357,8 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=100)
 @given(STEPS)
-@settings(max_examples=40)
 def test_events_make_streams_compute_what_one_after_the_other_does(steps):
     """Copies and kernels on shared buffers, in any streams, each behind what it depends on."""
     PROCESSES.clear()

@@ -71,14 +71,13 @@ def by_simpy(streams):
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(programs())
 def test_simpy_says_the_same(streams):
     spans = run_streams(streams)
     assert {s.name: (s.stream, s.start_s, s.end_s) for s in spans} == by_simpy(streams)
 
 
-@settings(max_examples=60)
 @given(programs())
 def test_streams_are_in_order_engines_are_not_shared_and_bounds_hold(streams):
     spans = run_streams(streams)
@@ -108,6 +107,7 @@ def test_streams_are_in_order_engines_are_not_shared_and_bounds_hold(streams):
                 assert max(ends, default=0.0) <= min(after)
 
 
+@settings(max_examples=100)
 @given(times=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=6))
 def test_independent_kernels_take_the_longest_or_the_sum(times):
     apart = run_streams([[Task(f"k{i}", f"engine {i}", t)] for i, t in enumerate(times)])
@@ -118,6 +118,7 @@ def test_independent_kernels_take_the_longest_or_the_sum(times):
     assert max(s.end_s for s in both) == (len(times) + 1) // 2
 
 
+@settings(max_examples=100)
 @given(
     items=st.integers(1, 30), streams=st.sampled_from((1, 3, 4, 7)),
     times=st.tuples(*[st.integers(1, 1000)] * 3),

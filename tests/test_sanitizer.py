@@ -51,23 +51,18 @@ RELU = "V vrelu t[0 | 8:128,128:1] <- t[0 | 8:128,128:1]"
 
 
 # -- legal programs ------------------------------------------------------------------------------
-
-
-@settings(max_examples=80)
 @given(kernels(budget=40))
 def test_builder_kernels_are_clean(case):
     program, chip = case
     assert sanitize(program, chip) == []
 
 
-@settings(max_examples=25)
 @given(launches(budget=20))
 def test_launches_of_several_cores_are_clean(case):
     launch, chip = case
     assert sanitize(launch, chip) == []
 
 
-@settings(max_examples=20)
 @given(gemm_cases())
 def test_matrix_products_are_clean(case):
     shape, schedule, chip = case
@@ -75,8 +70,6 @@ def test_matrix_products_are_clean(case):
 
 
 # -- races ---------------------------------------------------------------------------------------
-
-
 ORDER = ("MTE2", "MTE1", "M", "FIX", "V", "MTE3")
 
 
@@ -112,7 +105,6 @@ def test_deleted_flags_between_two_pipes_are_found(case, data):
     assert found & {"race", "uninitialised-read"}, pair
 
 
-@settings(max_examples=60)
 @given(kernels(budget=30, kind="vector"), st.data())
 def test_a_swapped_slot_is_found(case, data):
     program, chip = case
@@ -191,8 +183,6 @@ def test_order_passes_through_a_third_pipe():
 
 
 # -- the other kinds -----------------------------------------------------------------------------
-
-
 def test_uninitialised_read():
     (finding,) = sanitize(raw(STORE, t=64), TOY)
     assert finding.kind == "uninitialised-read"
@@ -319,8 +309,6 @@ def test_two_events_may_not_share_an_id():
 
 
 # -- several cores -------------------------------------------------------------------------------
-
-
 def one_core(source: str, target: str, at: int, name: str) -> Program:
     """Copy 128 elements from tensor to tensor through UB, from and to element core * at."""
     k = KernelBuilder(name, TOY)
@@ -371,8 +359,6 @@ def test_many_readers_of_one_tensor_are_fine():
 
 
 # -- limits --------------------------------------------------------------------------------------
-
-
 def test_findings_in_a_loop_are_reported_once():
     program = without_flags(relu(tiles=16), "MTE2", "V")
     found = sanitize(program, TOY)

@@ -50,7 +50,6 @@ def tilings(draw):
 SIDES = st.sampled_from((1, 15, 16, 33, 64, 70, 97, 130))
 
 
-@settings(max_examples=60)
 @given(
     st.tuples(SIDES, SIDES, SIDES),
     st.sampled_from(("fp16", "int8")),
@@ -80,7 +79,6 @@ def conv_shapes(draw):
     return ConvShape(n, c, h, w, k, r, s, stride, pads, dtype, groups=groups)
 
 
-@settings(max_examples=60)
 @given(conv_shapes(), tilings(), choices(conv=True), st.sampled_from(CHIPS), st.integers(0, 99))
 @example(ConvShape(2, 33, 5, 5, 16, 1, 1), GemmSchedule(32, 32, 16, 2, 2, 1),
          {**PLAIN, "window": "stacked"}, "Toy", 0)  # fmt: skip
@@ -98,7 +96,6 @@ def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
 
 
-@settings(max_examples=30)
 @given(choices(conv=False), st.sampled_from(("Ascend310", "Ascend910A", "Ascend910B2")))
 def test_epilogues_of_products_work_with_every_choice(extra, chip_name):
     chip = load_chip(chip_name)
@@ -120,6 +117,7 @@ def test_epilogues_of_convolutions_work_with_every_choice(extra, chip_name):
     assert_conv(shape, chip, schedule, epilogue)
 
 
+@settings(max_examples=100)
 @given(tilings(), choices(conv=False))
 def test_schedules_survive_plain_data(tiling, extra):
     schedule = replace(tiling, **extra)

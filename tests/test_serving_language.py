@@ -39,7 +39,7 @@ def test_the_last_block_wastes_half_of_itself_on_average():
 
 
 # -- the cache ------------------------------------------------------------------------------------
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from("afd"), st.integers(0, 5), st.integers(0, 5),
                           st.integers(1, 9)), max_size=60), st.integers(1, 4))  # fmt: skip
 def test_every_sequence_reads_what_it_wrote(program, block_tokens):
@@ -101,7 +101,7 @@ def some(n, seed=0, rate=1.0, longest=40):
 TIME = lm.StepTime(0.02, 0.0005, 0.001, 0.00001)
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 999), policy=st.sampled_from(lm.POLICIES), blocks=st.integers(20, 60),
        batch=st.integers(1, 9), budget=st.integers(1, 90))  # fmt: skip
 def test_everybody_gets_all_tokens_in_the_end(seed, policy, blocks, batch, budget):

@@ -272,7 +272,7 @@ def by_simpy(times, tau, instances, most, delay_s):
     return ends
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(
     rate=st.floats(0.2, 3), instances=st.integers(1, 3), most=st.integers(1, 5),
     delay_s=st.sampled_from((0.0, 0.3, 2.0)), seed=st.integers(0, 99),
@@ -372,7 +372,7 @@ def test_one_request_and_all_at_once_have_rates_too():
     assert found.throughput_per_s == pytest.approx(1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     closed=st.booleans(), instances=st.integers(1, 3), most=st.integers(2, 5),
     delay_s=st.sampled_from((0.0, 0.7)), limit=st.sampled_from((0, 2)), loss=st.booleans(),

@@ -23,8 +23,6 @@ MIB = 2**20
 
 
 # -- the kernel ------------------------------------------------------------------------------------
-
-
 def drawn(sizes, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((sizes.points, sizes.group, sizes.channels)).astype(np.float16)
@@ -40,7 +38,7 @@ def expected(inputs):
     return y
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.sampled_from([TOY, A910, B2, A310]),
     st.integers(1, 40),
@@ -80,8 +78,6 @@ def test_a_group_that_does_not_fit_is_refused():
 
 
 # -- one split for all -----------------------------------------------------------------------------
-
-
 def test_the_points_are_the_split_all_three_agree_on():
     graph = case.case_graph(FITS)
     found = case.common_split(graph, graph.nodes)
@@ -181,8 +177,6 @@ def test_the_split_is_what_cut_says(piece):
 
 
 # -- owners ----------------------------------------------------------------------------------------
-
-
 def test_neighbours_apart_split_along_different_axes():
     maps = case.owner_maps(Points(512, 2, 512, 512), A910)
     point, channel = np.arange(512)[:, None] // 16, np.arange(512)[None, :] // 16
@@ -200,8 +194,6 @@ def test_owners_need_a_row_per_channel():
 
 
 # -- what both ways cost ---------------------------------------------------------------------------
-
-
 def costs(sizes, chip) -> tuple[case.Cost, case.Cost, case.Cost]:
     apart = case.apart_kernels(sizes, chip)
     return (

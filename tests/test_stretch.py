@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from strategies import gemm_cases, launches
 
 from ascend_lab.chip import load_chip
@@ -49,7 +49,6 @@ def halved(launch, chip, around, cycles) -> float:
     return low
 
 
-@settings(max_examples=25)
 @given(
     st.one_of(gemm_cases().map(lambda c: (gemm_launch(c[0], c[2], c[1]), c[2])), launches()),
     st.floats(1.0, 40.0),

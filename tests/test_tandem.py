@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.chip import load_chip
@@ -81,7 +81,6 @@ def run(tandem, schedule, chip, seed=0):
 SIZES = st.tuples(*(st.integers(1, top) for top in (3, 40, 12, 12, 70)))
 
 
-@settings(max_examples=60)
 @given(
     SIZES, st.sampled_from((1, 3, 5)), st.integers(1, 2), st.booleans(),
     st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4)), st.integers(1, 3),

@@ -27,14 +27,12 @@ def test_random_kernels_round_trip(case):
     assert_round_trip(case.program)
 
 
-@settings(max_examples=30)
 @given(launches())
 def test_programs_of_several_cores_round_trip(case):
     for part in case.program.parts:
         assert_round_trip(part.program)
 
 
-@settings(max_examples=30)
 @given(gemm_cases())
 def test_matrix_products_round_trip(case):
     shape, schedule, chip = case

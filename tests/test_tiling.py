@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
@@ -117,7 +117,6 @@ def chain(kinds, size):
     return net.build()
 
 
-@settings(max_examples=40)
 @given(
     st.lists(layers(), min_size=1, max_size=4),
     st.tuples(st.integers(9, 24), st.integers(9, 24)),

@@ -41,20 +41,18 @@ def test_cycles_lie_between_the_busiest_pipe_and_no_overlap_at_all(case):
     assert_bounds(simulate(*case))
 
 
-@settings(max_examples=30)
 @given(launches())
 def test_launches_keep_the_bounds(case):
     assert_bounds(simulate(*case))
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(gemm_cases())
 def test_matrix_products_keep_the_bounds(case):
     shape, schedule, chip = case
     assert_bounds(simulate(gemm_launch(shape, chip, schedule), chip))
 
 
-@settings(max_examples=60)
 @given(kernels(budget=40))
 def test_spans_fill_each_pipe_in_order(case):
     timeline = simulate(*case)
@@ -73,7 +71,6 @@ def test_spans_fill_each_pipe_in_order(case):
     assert max((end + tails[pipe] for pipe, end in free.items()), default=0) == timeline.cycles
 
 
-@settings(max_examples=60)
 @given(kernels(budget=40))
 def test_stalls_add_up_and_name_their_cause(case):
     timeline = simulate(*case)
@@ -83,7 +80,6 @@ def test_stalls_add_up_and_name_their_cause(case):
         assert cause.split(">")[1].startswith(f"{pipe}:")
 
 
-@settings(max_examples=60)
 @given(kernels(budget=40))
 def test_the_critical_path_is_a_chain_from_start_to_end(case):
     timeline = simulate(*case)
@@ -232,8 +228,6 @@ def test_the_summary_is_plain_data():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def test_too_many_spans_are_refused():
     program = Program("long", (), (Loop("i", 10**6, (Instruction("scalar", "S"),)),))
     timeline = simulate(program, TOY)

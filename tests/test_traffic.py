@@ -56,7 +56,6 @@ def touched_bytes(launch) -> dict[str, int]:
     return {name: len(found) * size[name] for name, found in seen.items()}
 
 
-@settings(max_examples=60)
 @given(kernels(budget=40))
 def test_path_bytes_are_what_the_instructions_move(case):
     program, chip = case
@@ -64,7 +63,6 @@ def test_path_bytes_are_what_the_instructions_move(case):
     assert moved == counted_paths(program)
 
 
-@settings(max_examples=25)
 @given(launches(budget=15))
 def test_path_bytes_of_several_cores(case):
     launch, chip = case
@@ -72,7 +70,7 @@ def test_path_bytes_of_several_cores(case):
     assert moved == counted_paths(launch)
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(gemm_cases())
 def test_what_fits_in_l2_is_fetched_once(case):
     shape, schedule, chip = case
@@ -85,7 +83,6 @@ def test_what_fits_in_l2_is_fetched_once(case):
     assert all(0 < share <= 1 for share in reads.values())
 
 
-@settings(max_examples=40)
 @given(kernels(budget=30))
 def test_memory_never_sends_less_than_the_distinct_bytes_nor_more_than_is_asked(case):
     program, chip = case
@@ -94,7 +91,7 @@ def test_memory_never_sends_less_than_the_distinct_bytes_nor_more_than_is_asked(
     assert sum(touched_bytes(program).values()) <= traffic.memory_read_bytes <= asked
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(-9, 9)), max_size=4))
 def test_unique_elements_is_an_upper_bound(dims):
     points = {

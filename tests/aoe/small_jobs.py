@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -56,7 +57,7 @@ class SmallJob:
     operator: Tunable
     search: str = "exhaustive"
 
-    @property
+    @cached_property
     def default(self):
         """The tiling that tuning starts from."""
         tiling = lower(self.operator.piece, self.operator.chip).tiling

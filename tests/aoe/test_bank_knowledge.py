@@ -30,8 +30,6 @@ OLD = MODEL_VERSION - 1
 
 
 # -- the built-in bank -----------------------------------------------------------------------------
-
-
 @given(banks)
 @settings(max_examples=15)
 def test_the_built_in_bank_finds_what_was_written(entries):
@@ -80,8 +78,6 @@ def test_a_damaged_built_in_bank_is_named(tmp_path, damage):
 
 
 # -- both banks ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def builtin(tmp_path):
     file = tmp_path / "builtin.gz"
@@ -197,8 +193,6 @@ def test_the_summary_counts_under_the_published_names():
 
 
 # -- where the bank lies ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """A home folder, and no word of the environment about banks."""

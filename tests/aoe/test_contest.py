@@ -260,7 +260,6 @@ def loop_latency(problem, operations, granularity, order):
     return total
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     operations=st.sampled_from([(0,), (1,), (2,), (0, 1), (1, 2), (2, 3), (0, 1, 2), (0, 1, 2, 3)]),
     w=st.integers(1, 45),
@@ -347,13 +346,12 @@ def problems(draw, most=6):
     return problem_of(widths, heights, inputs, outputs, costs, kinds, room, rate, [8, 8])
 
 
-@settings(max_examples=20, deadline=None)
 @given(problem=problems())
 def test_any_graph_gets_a_legal_schedule_between_the_bounds(problem):
     check(problem, solve(problem, None, 60))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(problem=problems(most=4))
 def test_no_search_beats_the_exact_one(problem):
     prices = Prices(problem)

@@ -18,7 +18,7 @@ from cube_cases import (
     gemm_shapes,
     rows_of,
 )
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of, prove, schedule_of
 from ascend_lab.aoe.cube.bound import Bounds
@@ -57,7 +57,6 @@ def values_of(space, schedule):
     return tuple(word_of(name, int(row[name][0])) for name in space.names)
 
 
-@settings(max_examples=20, deadline=None)
 @given(cases(), st.integers(0, 100))
 def test_every_point_builds_and_comes_back(case, seed):
     measure = case.measure
@@ -70,7 +69,6 @@ def test_every_point_builds_and_comes_back(case, seed):
         assert values_of(space, schedule) == point
 
 
-@settings(max_examples=25, deadline=None)
 @given(gemm_shapes(), st.sampled_from(CHIPS), st.data())
 def test_a_product_of_legal_genes_is_a_point(shape, name, data):
     chip = load_chip(name)
@@ -93,7 +91,6 @@ def test_a_product_of_legal_genes_is_a_point(shape, name, data):
         assert _has_more_slots(space, point)
 
 
-@settings(max_examples=25, deadline=None)
 @given(conv_shapes(), st.sampled_from(CHIPS), st.data())
 def test_a_convolution_of_legal_genes_is_a_point(shape, name, data):
     space = conv_space(shape, load_chip(name))
@@ -187,7 +184,6 @@ def test_a_problem_without_room_names_it():
         conv_space(LAYERS[3], tiny)  # type: ignore[arg-type]
 
 
-@settings(max_examples=25, deadline=None)
 @given(cases(), st.integers(0, 100))
 def test_bounds_stay_below_the_simulator(case, seed):
     measure = case.measure
@@ -264,8 +260,9 @@ def test_warm_operands_lower_the_bound():
 SMALL = (GemmShape(70, 100, 90), ConvShape(1, 24, 12, 10, 40, 3, 3, 1, 1))
 
 
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-@pytest.mark.parametrize("name", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(
+    ("shape", "name"), [(SMALL[0], "Ascend310"), (SMALL[1], "Ascend910B2")], ids=str
+)
 def test_the_proven_optimum_is_that_of_the_whole_table(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, "fp16"))

@@ -38,8 +38,8 @@ from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, 
 limits = st.one_of(st.none(), st.integers(1, 5))
 
 
+@settings(max_examples=100)
 @given(profiles(), costs(), limits)
-@settings(max_examples=60, deadline=None)
 def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
     found = plan(rows, cost, most)
     table, price = table_of(rows), price_of(cost)
@@ -49,8 +49,8 @@ def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
     assert most is None or len(found.segments) <= most
 
 
+@settings(max_examples=100)
 @given(profiles(formats=2), costs(), st.integers(1, 2000))
-@settings(max_examples=60, deadline=None)
 def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
     found = plan(rows, cost, max_bytes=most_bytes)
     table, price = table_of(rows, most_bytes), price_of(cost)
@@ -63,7 +63,6 @@ def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
 
 
 @given(profiles(most=30, formats=2), costs(), st.one_of(st.none(), st.integers(30, 40)))
-@settings(max_examples=60, deadline=None)
 def test_no_baseline_within_the_limits_is_better(rows, cost, most):
     found = plan(rows, cost, most)
     assert set(found.baselines) == set(gradient.BASELINES)
@@ -73,8 +72,8 @@ def test_no_baseline_within_the_limits_is_better(rows, cost, most):
     assert not found.over_limit  # there are at most 30 buckets, and baselines cut at formats
 
 
+@settings(max_examples=100)
 @given(profiles(most=14), costs())
-@settings(max_examples=60, deadline=None)
 def test_the_bound_is_below_and_the_tail_above_zero(rows, cost):
     found = plan(rows, cost)
     assert gradient.bound(rows, cost) <= found.end_s * (1 + 1e-12)
@@ -83,7 +82,6 @@ def test_the_bound_is_below_and_the_tail_above_zero(rows, cost):
 
 
 @given(profiles(most=12), costs())
-@settings(max_examples=40, deadline=None)
 def test_more_segments_are_never_worse(rows, cost):
     ends = [plan(rows, cost, most).end_s for most in range(1, len(rows) + 1)]
     assert ends == sorted(ends, reverse=True)
@@ -119,8 +117,8 @@ def test_one_gradient_and_gradients_without_bytes():
     assert plan(rows_of([0, 0], [0, 0]), AlphaBeta(0.0, 0.0)).gain("one_bucket") == 0.0
 
 
+@settings(max_examples=100)
 @given(profiles(most=8), costs())
-@settings(max_examples=30, deadline=None)
 def test_times_out_of_order_are_their_running_maximum(rows, cost):
     ready = np.maximum.accumulate([row.ready_s for row in rows]).tolist()
     ordered = rows_of(ready, [row.size_bytes for row in rows])
@@ -204,8 +202,8 @@ def test_measured_tables_are_made_to_rise():
     assert line(0) == line(1) == 1.5
 
 
+@settings(max_examples=100)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
 def test_a_table_never_falls(values):
     table = Piecewise(tuple(map(float, range(1, len(values) + 1))), tuple(values))
     found = table.many(np.linspace(0, 20, 101))
@@ -276,16 +274,16 @@ def test_a_thousand_gradients_with_few_segments():
 ONE = AlphaBeta(1.0, 1.0)
 
 
+@settings(max_examples=100)
 @given(profiles(), costs())
-@settings(max_examples=60, deadline=None)
 def test_undisturbed_it_is_what_the_plan_minimises(rows, cost):
     scenario = Scenario(cost)
     for split in list(all_splits(len(rows)))[:8]:
         assert evaluate(split, rows, scenario) == pytest.approx(end_of(split, rows, cost))
 
 
+@settings(max_examples=100)
 @given(profiles(), costs(), st.integers(1, 4), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
 def test_free_sharing_never_hurts_and_losses_never_help(rows, cost, streams, slowdown):
     split = tuple((i, i) for i in range(len(rows)))
     alone = evaluate(split, rows, Scenario(cost))
@@ -331,7 +329,6 @@ scenarios = st.builds(Scenario, costs(), *how)
 
 
 @given(profiles(most=7), scenarios, st.one_of(st.none(), st.integers(1, 4)))
-@settings(max_examples=40, deadline=None)
 def test_the_search_is_never_worse_than_the_plan_nor_better_than_all(rows, scenario, most):
     found = gradient.improve(rows, scenario, max_segments=most, budget=200)
     planned = evaluate(plan(rows, scenario.cost, most).segments, rows, scenario)
@@ -519,8 +516,6 @@ def test_a_network_without_parameters_has_nothing_to_send():
 
 
 # -- the command -----------------------------------------------------------------------------------
-
-
 def run(capsys, *words):
     code = aoe([str(word) for word in words])
     captured = capsys.readouterr()

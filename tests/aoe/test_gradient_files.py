@@ -85,8 +85,6 @@ def test_the_bank_of_the_published_tuner_is_read(tmp_path):
 
 
 # -- traces ----------------------------------------------------------------------------------------
-
-
 def event(name, ts, dur=1.0, cat="cpu_op", **args):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
 
@@ -174,10 +172,7 @@ def test_traces_without_gradients_say_what_is_missing(tmp_path):
 
 
 # -- forms -----------------------------------------------------------------------------------------
-
-
 @given(profiles(most=30), costs())
-@settings(max_examples=60, deadline=None)
 def test_forms_say_the_same_as_the_plan(rows, cost):
     found = plan(rows, cost)
     forms = forms_of(found, rows, cost)
@@ -204,8 +199,8 @@ def test_forms_follow_the_published_examples():
     assert split_by_size((60, 20, 20), rows) == ((0, 95), (96, 127), (128, 159))
 
 
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=40), st.data())
-@settings(max_examples=40, deadline=None)
 def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     rows = rows_of([0.0] * len(sizes), [1000 + size for size in sizes])
     cuts = data.draw(st.sets(st.integers(0, len(sizes) - 2), max_size=7))

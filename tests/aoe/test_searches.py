@@ -35,8 +35,8 @@ def space_of(points):
     return TableSpace(("a", "b", "c"), list(zip(*points, strict=True)))
 
 
+@settings(max_examples=100)
 @given(TABLES)
-@settings(max_examples=20, deadline=None)
 def test_options_lead_to_all_points_and_to_no_others(points):
     space = space_of(points)
     found = [()]
@@ -47,8 +47,8 @@ def test_options_lead_to_all_points_and_to_no_others(points):
     assert [space.point(space.row(point)) for point in found] == found
 
 
+@settings(max_examples=100)
 @given(TABLES, st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
 def test_moves_are_legal_and_do_what_they_say(points, seed):
     space, rng, legal = space_of(points), np.random.default_rng(seed), set(points)
     one, two = space.sample(rng), space.sample(rng)
@@ -155,7 +155,7 @@ def test_costs_that_are_all_equal_or_zero_or_no_numbers(name):
 
 
 @given(st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_small_table_is_searched_to_its_end(data):
     points = data.draw(
         st.lists(st.tuples(*[st.integers(0, 3)] * 3), unique=True, min_size=1, max_size=12)

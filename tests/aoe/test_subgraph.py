@@ -118,7 +118,6 @@ def sizes_of(draw, total, most=4):
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_images_on_every_axis(data):
     draw = data.draw
@@ -183,7 +182,7 @@ def test_shared_weights_stay_shared():
     assert readers == [3] * len(readers)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data(), axis=st.sampled_from(["batch", "sequence"]))
 def test_attention(data, axis):
     graph = attention()
@@ -289,7 +288,6 @@ def test_what_is_refused():
         Region("a", "b", "batch", (1, 1), "sideways")
 
 
-@settings(max_examples=25, deadline=None)
 @given(graph=whole_graphs(), data=st.data())
 def test_any_region_of_any_graph_keeps_its_values(graph, data):
     """Whole numbers: results are equal bit for bit, or the region is refused."""
@@ -418,7 +416,7 @@ def test_no_time_leaves_the_network_whole_or_better(tight):
     assert result.after_s <= result.before_s
 
 
-@settings(max_examples=20)
+@settings(max_examples=100)
 @given(data=st.data(), count=st.integers(1, 6))
 def test_dynamic_programming_is_exact(data, count):
     """On random costs it finds what trying every chain finds."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster.fit import (
@@ -41,7 +41,6 @@ def ring_rows(
 
 
 # -- synthetic ------------------------------------------------------------------------------------
-@settings(max_examples=40)
 @given(
     alpha_s=st.floats(1e-7, 1e-3),
     rate_bytes_per_s=st.floats(1e8, 1e12),
@@ -79,7 +78,6 @@ def test_noise_alone_makes_no_bands() -> None:
     assert len(fit_collective(rows).bands) == 1
 
 
-@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(0, 30), st.integers(2, 16), st.floats(1e-6, 1.0)),

@@ -120,7 +120,7 @@ def test_values_of_algorithms_in_levels(op: str, name: str) -> None:
                 check(made, inputs(op, p, count, seed=each))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(CASES), st.integers(1, 17), st.integers(0, 70), st.integers(1, 5), st.data())
 def test_values_of_floats_of_any_size(
     case: tuple[str, str], p: int, count: int, chunks: int, data: st.DataObject
@@ -131,7 +131,7 @@ def test_values_of_floats_of_any_size(
     check(made, inputs(case[0], p, count, seed=count, kind="float64"), exact=False)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"]),
     st.sampled_from(sorted(GATHERS)),
@@ -206,7 +206,6 @@ MIXED_SHAPES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(MIXED_SHAPES), st.integers(1, 40), st.floats(1, 1e8), st.integers(0, 999))
 def test_straight_lines_and_events_agree(
     shape: str, messages: int, block_bytes: float, seed: int
@@ -405,7 +404,7 @@ TOPOLOGIES = ("910a-server", "910b-server", "910a-roce:16", "910b-roce:16", "eth
 SHAPES = (*TOPOLOGIES, "star:9", "mesh:6", "ring:7", "star:1", "ring:2")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(SHAPES), st.sampled_from(CASES), st.floats(0, 1e9), st.data())
 def test_no_time_is_below_the_bound(
     shape: str, case: tuple[str, str], size_bytes: float, data: st.DataObject
@@ -521,7 +520,7 @@ def filled(paths: list[list[int]], capacity: list[int]) -> list[Fraction]:
     return rates
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(cases())
 def test_rates_equal_exact_filling_and_are_max_min_fair(case: Case) -> None:
     paths, capacity = case
@@ -538,7 +537,7 @@ def test_rates_equal_exact_filling_and_are_max_min_fair(case: Case) -> None:
         )
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(cases(), st.data())
 def test_every_flow_carries_its_bytes_between_its_start_and_its_end(
     case: Case, data: st.DataObject

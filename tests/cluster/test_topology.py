@@ -53,7 +53,7 @@ def least_cut(topology: Topology) -> float:
     return min(cuts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(st.data())
 def test_the_bisection_is_the_least_cut(data: st.DataObject) -> None:
     """Ford and Fulkerson: the greatest flow is the least cut."""
@@ -143,7 +143,7 @@ def quickest(topology: Topology) -> float | None:
     return min(costs, default=None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(rooms())
 def test_a_route_is_as_quick_as_the_best_of_all_ways(topology: Topology) -> None:
     best = quickest(topology)

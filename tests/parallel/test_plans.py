@@ -82,7 +82,7 @@ class Counted:
 
 
 # -- memory ---------------------------------------------------------------------------------------
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(parameters=st.integers(1, 10**9), sharers=st.sampled_from([1, 2, 8, 64]))
 def test_zero_memory_is_the_published_closed_form(parameters: int, sharers: int) -> None:
     k = 12
@@ -200,7 +200,6 @@ def test_gradients_hide_behind_the_last_backward() -> None:
     assert slow.exposed_s > quick.exposed_s
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     shape=st.sampled_from([(4, 1, 1), (1, 4, 1), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2)]),
     zero=st.integers(0, 3),
@@ -237,7 +236,7 @@ def test_units_are_cut_so_that_the_dearest_stage_is_cheapest() -> None:
 
 
 # -- places ---------------------------------------------------------------------------------------
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(
     d=st.sampled_from([1, 2, 3, 4]), t=st.sampled_from([1, 2, 4]), p=st.sampled_from([1, 2, 3]),
     order=st.permutations(AXES),
@@ -412,7 +411,7 @@ def test_degrees_divide_the_heads(model: GraphModel) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(stages=st.integers(1, 8), micro_batches=st.integers(1, 20), ratio=st.floats(0.5, 3.0))
 def test_the_bubble_of_equal_stages_is_the_formula(
     schedule: str, stages: int, micro_batches: int, ratio: float
@@ -435,7 +434,7 @@ def test_interleaving_divides_the_bubble(stages: int, groups: int, virtual: int)
     assert found.bubble == pytest.approx(bubble_share(stages, m, virtual))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100)
 @given(stages=st.integers(1, 8), micro_batches=st.integers(1, 20))
 def test_held_micro_batches(stages: int, micro_batches: int) -> None:
     few = orders("1f1b", stages, micro_batches)

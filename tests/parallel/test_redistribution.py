@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ascend_lab.errors import LayoutError
 from ascend_lab.parallel.redistribution import (
@@ -65,7 +65,6 @@ def test_every_pair_of_layouts_moves_the_right_values(
             assert all(map(np.array_equal, found, goal)), (source, target, steps)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_larger_matrices_move_the_right_values(data: st.DataObject) -> None:
     matrix, shape = (2, 2, 2), (8, 16, 8)

@@ -368,7 +368,6 @@ def test_shardings_divide_every_tensor(network: str) -> None:
 EMPTY = Problem("empty", (), (), 0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_exact_equals_brute_force(problem: Problem) -> None:
     optimum = best(problem)
@@ -383,7 +382,7 @@ def test_exact_equals_brute_force(problem: Problem) -> None:
     assert found.peak_usage == again.peak_usage
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(problems())
 def test_the_heuristic_is_allowed_and_never_better_than_the_optimum(problem: Problem) -> None:
     optimum = best(problem)
@@ -396,7 +395,7 @@ def test_the_heuristic_is_allowed_and_never_better_than_the_optimum(problem: Pro
     assert not found.proven or found.cost == optimum
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100)
 @given(problems())
 def test_reduction_keeps_the_optimum(problem: Problem) -> None:
     try:

@@ -255,7 +255,7 @@ def test_first_choices_and_earlier_tokens_come_first() -> None:
     assert sent[:, 2].tolist() == [[0, 0], [1, 0], [0, 1]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 6))
 def test_slots_hold_one_token_and_tokens_go_to_their_best(
     seed: int, top: int, capacity: int

@@ -153,7 +153,7 @@ def test_separate_buckets_by_hand() -> None:
     assert found.tail_s == pytest.approx(0.0074) == found.exposed_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100)
 @given(cuts=st.sets(st.integers(1, 3)), beta=st.floats(0, 1e-8))
 def test_lanes_never_overlap_and_bandwidth_never_hurts(cuts: set[int], beta: float) -> None:
     edges = [0, *sorted(cuts), 4]
@@ -192,7 +192,7 @@ def test_the_cost_of_an_all_reduce_keeps_to_its_bound() -> None:
     assert all_reduce_cost(star(1, 1e-6, 1e-9))(1e9) == 0.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100)
 @given(size=st.floats(1.0, 1e9))
 def test_straight_lines_are_interpolated_exactly(size: float) -> None:
     calls: list[float] = []
