@@ -232,7 +232,7 @@ def test_auto_takes_the_faster_way():
 
 
 IMAGES = st.sampled_from(
-    [(2, 64, 5, 7), (1, 32, 9, 9), (3, 96, 1, 33), (2, 20, 6, 6), (1, 116, 9, 9)]
+    [(2, 64, 5, 7), (1, 32, 9, 9), (3, 96, 1, 33), (2, 20, 6, 6), (1, 116, 9, 9), (2, 1, 3, 6)]
 )
 ENDS = st.permutations(["NCHW", "NHWC", "NC1HWC0"])
 

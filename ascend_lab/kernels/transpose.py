@@ -55,7 +55,7 @@ class Permutation:
         """Tell whether blocks can be turned: single elements move, two axes are long enough."""
         turn = turn_of(dtype)
         long = self.row.count >= turn.rows and self.column.count >= turn.columns
-        return self.kept_run == 1 and long
+        return self.kept_run == 1 and long and self.row != self.column
 
 
 def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
