@@ -8,19 +8,28 @@ of A, a stage is a whole number of channel blocks, and bundles of groups are pro
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
-from ascend_lab.kernels import conv_windows, default_schedules, gemm_schedule
+from ascend_lab.kernels import conv_tiles, conv_windows, default_schedules, gemm_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, Tilings, check_schedule
 
 STAGES = (1, 2, 4, 8, 16, 32)
+CHANGED = {"stacked": stacked, "rows": conv_tiles.in_rows, "line": conv_tiles.as_line}
+"""Kinds of windows of a convolution that is seen as another one."""
+FOR = {
+    "stacked": "images that fill tiles better together, one group, no bytes",
+    "rows": "several rows of taps, a channel block to a bundle,",
+    "line": "one tap and a stride of 1",
+}
+"""What they are for."""
 
 
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
@@ -49,11 +58,11 @@ def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
     A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
     A schedule that names the window decides; pixels of few lanes stay whole rows.
     """
-    if shape.lanes or shape.pool:
+    if shape.lanes or shape.pool or shape.columns:
         return False
     if schedule.window:
-        return schedule.window == "strip"
-    long_rows = shape.out_hw[1] >= 2 * schedule.base_m
+        return schedule.window in ("strip", "line")
+    long_rows = shape.out_hw[1] >= 2 * schedule.base_m or shape.out_hw[0] == 1
     return long_rows or stage_bytes(shape, schedule) > chip.buffers["L1"]
 
 
@@ -71,6 +80,15 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
     if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
         wanted = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
         raise errors.CapacityError(wanted, str(schedule.base_m), "use two kernels")
+    if shape.columns:
+        slots, high = schedule.a_l0_slots, schedule.base_m // FRACTAL
+        high = min(high, up(shape.out_hw[0] * shape.out_hw[1], FRACTAL))
+        size = slots * (high + conv_tiles.more_fractals(shape)) * area_bytes(shape)
+        every = (schedule.b_l0_slots or 2) * (units_of(shape).every + 1) * area_bytes(shape)
+        for space, needed in (("L0A", size), ("L0B", every)):
+            if needed > chip.buffers[space]:
+                wanted = f"{space} for rows of taps together: {needed} bytes"
+                raise errors.CapacityError(wanted, str(chip.buffers[space]), "use a smaller base_m")
     needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
@@ -128,39 +146,39 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
                    instructions=demand.instructions + HEADS * (pool.r - 1))  # fmt: skip
 
 
-def stacked_schedule(
-    shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
+def window_schedule(
+    shape: ConvShape, chip: Chip, window: str, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the best candidate whose tiles go on in the next image, or None.
+    """Return the best candidate with windows of a kind of `CHANGED`, or None.
 
-    See `stacked`. None for what it leaves as it is, and where even its estimate is no better than
-    that of tiles that end with their image.
+    None for what they leave as it is, and where even the estimate is no better than that of tiles
+    that end with their image.
     """
-    demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
+    demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), CHANGED[window](shape)
     if one != shape:
         with suppress(errors.CapacityError):  # of large images, each a row then
             least, found = _least(one, chip_left(chip, demand), demand)
             if least < _least(shape, chip_left(chip, demand), demand)[0]:
-                return replace(found, window="stacked")
+                return replace(found, window=window)
     return None
 
 
-def as_one_image(
-    shape: ConvShape, place: conv_windows.Placement | None
+def as_seen(
+    shape: ConvShape, place: conv_windows.Placement | None, window: str
 ) -> tuple[ConvShape, conv_windows.Placement]:
-    """Return a convolution with all images as one, and where its pixels go; see `stacked`.
+    """Return what a kind of windows makes of a convolution, and where its pixels go.
 
-    Raises `InputError` for another convolution, or planes with gaps.
+    Raises `InputError` for a convolution it leaves as it is, or planes with gaps.
     """
-    one = stacked(shape)
+    one = CHANGED[window](shape)
     if one == shape:
-        wanted = "images that fill tiles better together, one group, no bytes for stacked tiles"
+        wanted = f"{FOR[window]} for {window} tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
         raise errors.InputError(wanted, got, "leave the window out")
     if place != conv_windows.dense_placement(shape):
         remedy = "pass place=dense_placement(shape)"
-        raise errors.InputError("planes without gaps for stacked tiles", str(place), remedy)
+        raise errors.InputError(f"planes without gaps for {window} tiles", str(place), remedy)
     return one, conv_windows.dense_placement(one)
 
 
@@ -199,17 +217,24 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     if shape.pool:  # what so many rows of windows see
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
     m, n = np.minimum(m, pixels), np.minimum(n, default_schedules.each_up(bundle.n1, inside))
-    if shape.mixed > 1:  # cut as evenly as can be
+    if shape.columns:  # L0A holds one tap's
+        m = np.minimum(2 * m, pixels)
+    if shape.mixed > 1 or shape.columns:  # cut as evenly as can be
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
+    if shape.columns:  # in whole rows
+        row = ow // gcd(ow, FRACTAL)
+        m = np.minimum(default_schedules.each_up(m, row) * row, pixels)
     stage = np.minimum(stage, units.count)
     new, _ = default_schedules.distinct(len(STAGES), m, n, stage)
     m, n, stage, rows, cols = (x[new] for x in (m, n, stage, rows, cols))
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
-    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
+    high = m + conv_tiles.more_fractals(shape)
+    room = np.minimum(chip.buffers["L0A"] // high, chip.buffers["L0B"] // n) // (2 * area)
     # with taps several to a fractal, or something beside, the last step may be short
     uneven = bool(shape.lanes or shape.beside)
     depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
+    depths = depths[:1] if shape.columns else depths
     place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
     step = default_schedules.each_up(stage * taps, k)
@@ -217,8 +242,8 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     flat, strip = (
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
-    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
-    strips &= not (shape.lanes or shape.mixed > 1 or shape.pool)
+    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"]) | (oh == 1)
+    strips &= not (shape.lanes or shape.mixed > 1 or shape.pool or shape.columns)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, default_schedules.each_up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
@@ -270,6 +295,8 @@ def conv_estimate(
     down = default_schedules.each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
     tiles = down * default_schedules.each_up(bundle.count, shares) * across
     cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
+    if shape.columns:
+        mte1 = _row_loads(shape, chip, t.m)
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
@@ -284,6 +311,16 @@ def conv_estimate(
     cycles: Floats = (
         tiles * pace + first + drain + sum(default_schedules.after_cycles(chip, t, demand))
     )
+    return cycles
+
+
+def _row_loads(shape: ConvShape, chip: Chip, m: Array) -> Floats:
+    """Cycles of loads of rows of taps that see the same rows, for one tile on MTE1."""
+    path, ow = chip.path("L1", "L0A"), shape.out_hw[1]
+    cycles: Floats = np.zeros(len(m))
+    for taps in conv_tiles.tap_rows(shape):
+        size = (m + taps[-1][1] * ow // FRACTAL) * area_bytes(shape)
+        cycles += shape.s * (path.startup_cycles + size / path.rate_bytes_per_cycle)
     return cycles
 
 

@@ -88,10 +88,11 @@ def lower_conv(
         refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not single:
         return _by_cube(piece, chip, tiling)
-    found, failure = [], None
-    for vector in (True, False):
+    found, failure = list[Lowered](), None
+    ways = partial(_lower_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
+    for way in ways:
         try:
-            found.append(_lower_conv(piece, chip, vector=vector))
+            found.append(way())
         except AscendLabError as error:
             failure = error
     if not found and failure:
@@ -100,17 +101,16 @@ def lower_conv(
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
-    """Return the convolution on the cube; without a tiling, tiles of all images are timed, too."""
-    plain, node = _lower_conv(piece, chip, vector=False, tiling=tiling), piece.graph.nodes[0]
-    if tiling or piece.type(node.inputs[0]).shape[0] == 1:
-        return plain
+    """Return the convolution on the cube; without a tiling, other windows are timed, too."""
+    ways = [_lower_conv(piece, chip, vector=False, tiling=tiling)]
+    if tiling:
+        return ways[0]
     shape, epilogue, _ = conv_job(piece, chip)
-    together = conv_schedules.stacked_schedule(shape, chip, epilogue)
-    if together is None:
-        return plain
-    other = _lower_conv(piece, chip, vector=False, tiling=together)
-    ways = (plain, replace(other, tiling=together))
-    return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip))
+    for window in conv_schedules.CHANGED:
+        if found := conv_schedules.window_schedule(shape, chip, window, epilogue):
+            way = _lower_conv(piece, chip, vector=False, tiling=found)
+            ways.append(replace(way, tiling=found))
+    return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip)) if ways[1:] else ways[0]
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
