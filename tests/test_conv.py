@@ -361,3 +361,17 @@ def test_only_images_that_fill_tiles_better_go_together(changes, dense):
     schedule = GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked")
     with pytest.raises(InputError, match="for stacked tiles"):
         conv_launch(shape, chip, schedule, dense_placement(shape) if dense else None)
+
+
+def test_what_rows_of_taps_share_must_fit():
+    chip = load_chip("Ascend910B2")
+    shape = ConvShape(1, 16, 112, 112, 16, 3, 3, 1, 1, groups=16)
+    schedule, place = GemmSchedule(1024, 16, 16, 1, 1, 1, window="rows"), dense_placement(shape)
+    with pytest.raises(CapacityError, match="L0A for rows of taps"):  # 64 fractals, and 14 more
+        conv_launch(shape, chip, schedule, place)
+    with pytest.raises(InputError, match="for rows tiles"):
+        conv_launch(replace(shape, r=1, pad=(0, 1)), chip, schedule, place)
+    with pytest.raises(InputError, match="planes without gaps for rows tiles"):
+        conv_launch(shape, chip, replace(schedule, base_m=112))
+    with pytest.raises(InputError, match="one tap and a stride of 1 for line tiles"):
+        conv_launch(shape, chip, replace(schedule, window="line"), place)

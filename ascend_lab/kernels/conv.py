@@ -142,32 +142,28 @@ class _Writer(Walk):
         self.fractal, (tile_m, tile_n) = FRACTAL * self.c0, job.sides(n_own)
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
         self.units, self.stage = units, stage
-        tile_k = 1 if shape.columns else min(schedule.base_k // self.c0, stage * units.depth)
-        self.tile_k = tile_k
-        self.image, more = (
-            stage * n for n in conv_windows.unit_elements(shape, job.tile, strip=job.strip)
-        )
-        image, weights = self.image + more, stage * units.depth * tile_n * self.fractal
-        out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
-        self._declare_operands()
-        if not job.after:
-            self.y = k.tensor("y", out_dtype, job.elements)
+        deep = 1 if shape.columns else stage * units.depth
+        self.tile_k = tile_k = min(schedule.base_k // self.c0, deep)
+        each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
+        self.image, image = stage * each, stage * (each + more)
+        weights = stage * units.depth * tile_n * self.fractal
+        self._declare_tensors()
         self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
         self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
-        high = tile_m + conv_tiles.more_fractals(shape)
-        left, right = (side * tile_k * self.fractal for side in (high, tile_n))
+        left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
+        left += conv_tiles.more_fractals(shape) * self.fractal
         bias = job.epilogue.bias if job.epilogue else ""
         every = (units.every + bool(bias)) * tile_n * self.fractal
         fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
-        self.near = (job.turns > 1 or shape.columns > 0) and stage >= units.count and fits
+        self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        two = tile_n * shape.sums
-        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
+        slots = schedule.c_l0_slots
+        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
@@ -177,8 +173,8 @@ class _Writer(Walk):
         self.finish = self.pooled.finish if self.pooled else own
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
-    def _declare_operands(self) -> None:
-        """Declare the tensors of images and weights."""
+    def _declare_tensors(self) -> None:
+        """Declare the tensors of images, weights and, unless others store it, the result."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
         (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
         taps = shape.phase[0] * shape.s or shape.taps
@@ -190,6 +186,9 @@ class _Writer(Walk):
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
+        if not self.job.after:
+            out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
+            self.y = k.tensor("y", out_dtype, self.job.elements)
 
     # -- one tile ---------------------------------------------------------------------------------
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:

@@ -8,7 +8,6 @@ of A, a stage is a whole number of channel blocks, and bundles of groups are pro
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
 
 import numpy as np
 
@@ -81,14 +80,7 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         wanted = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
         raise errors.CapacityError(wanted, str(schedule.base_m), "use two kernels")
     if shape.columns:
-        slots, high = schedule.a_l0_slots, schedule.base_m // FRACTAL
-        high = min(high, up(shape.out_hw[0] * shape.out_hw[1], FRACTAL))
-        size = slots * (high + conv_tiles.more_fractals(shape)) * area_bytes(shape)
-        every = (schedule.b_l0_slots or 2) * (units_of(shape).every + 1) * area_bytes(shape)
-        for space, needed in (("L0A", size), ("L0B", every)):
-            if needed > chip.buffers[space]:
-                wanted = f"{space} for rows of taps together: {needed} bytes"
-                raise errors.CapacityError(wanted, str(chip.buffers[space]), "use a smaller base_m")
+        _check_rows(shape, schedule, chip)
     needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
@@ -98,6 +90,18 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
         other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
         raise errors.CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
+
+
+def _check_rows(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
+    """Raise `CapacityError` if what rows of taps share, or all weights, do not fit L0."""
+    pixels = up(shape.out_hw[0] * shape.out_hw[1], FRACTAL)
+    high = min(schedule.base_m // FRACTAL, pixels) + conv_tiles.more_fractals(shape)
+    weights = (schedule.b_l0_slots or 2) * (units_of(shape).every + 1)
+    for space, fractals in (("L0A", schedule.a_l0_slots * high), ("L0B", weights)):
+        needed = fractals * area_bytes(shape)
+        if needed > chip.buffers[space]:
+            wanted = f"{space} for rows of taps that share loads: {needed} bytes"
+            raise errors.CapacityError(wanted, str(chip.buffers[space]), "use a smaller base_m")
 
 
 # -- the default of a convolution -----------------------------------------------------------------
@@ -217,13 +221,7 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     if shape.pool:  # what so many rows of windows see
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
     m, n = np.minimum(m, pixels), np.minimum(n, default_schedules.each_up(bundle.n1, inside))
-    if shape.columns:  # L0A holds one tap's
-        m = np.minimum(2 * m, pixels)
-    if shape.mixed > 1 or shape.columns:  # cut as evenly as can be
-        m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
-    if shape.columns:  # in whole rows
-        row = ow // gcd(ow, FRACTAL)
-        m = np.minimum(default_schedules.each_up(m, row) * row, pixels)
+    m = _evenly(shape, m, pixels) if shape.mixed > 1 or shape.columns else m
     stage = np.minimum(stage, units.count)
     new, _ = default_schedules.distinct(len(STAGES), m, n, stage)
     m, n, stage, rows, cols = (x[new] for x in (m, n, stage, rows, cols))
@@ -250,6 +248,17 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
     every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
     return every.take(np.flatnonzero(fits))
+
+
+def _evenly(shape: ConvShape, m: Array, pixels: int) -> Array:
+    """Return heights that cut the pixels as evenly as can be; of a tap that shares loads, rows."""
+    if shape.columns:
+        m = np.minimum(2 * m, pixels)  # L0A holds one tap's
+    m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
+    if shape.columns:
+        row = np.array(shape.out_hw[1] // np.gcd(shape.out_hw[1], FRACTAL))
+        m = np.minimum(default_schedules.each_up(m, row) * row, pixels)
+    return m
 
 
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:

@@ -4,11 +4,9 @@ The programs of a cube core, and of the vector cores behind it, walk through the
 brings rows of the image to sums in L0C.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Any
 
 from ascend_lab import isa
@@ -392,11 +390,11 @@ def tap_rows(shape: ConvShape) -> list[list[tuple[int, int]]]:
     Row t of the taps sees for row y of the results what row 0 sees for row y + t d / s, with
     dilation d and stride s: if that is whole, and so many rows are whole fractals.
     """
-    found, period = defaultdict[tuple[int, int], list[tuple[int, int]]](list), shape.out_hw[1]
-    period = isa.FRACTAL // gcd(period, isa.FRACTAL)
+    period = 2 if shape.out_hw[1] % isa.FRACTAL else 1  # rows are whole or half fractals
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for tap in range(shape.r):
         down, phase = divmod(tap * shape.dilations[0], shape.strides[0])
-        found[phase, down % period].append((tap, down))
+        found.setdefault((phase, down % period), []).append((tap, down))
     return [[(tap, down - taps[0][1]) for tap, down in taps] for taps in found.values()]
 
 

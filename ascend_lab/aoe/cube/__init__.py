@@ -20,12 +20,7 @@ from ascend_lab.graph import lower, tasks
 from ascend_lab.graph.lower import conv, matmul
 from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
 from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
-from ascend_lab.kernels.conv_schedules import (
-    CHANGED,
-    conv_candidates,
-    conv_estimate,
-    conv_schedule,
-)  # fmt: skip
+from ascend_lab.kernels.conv_schedules import CHANGED, conv_candidates, conv_estimate, conv_schedule
 from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
@@ -398,8 +393,8 @@ class JointJob(TableJob):
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
-        kinds = {change(shape): window for window, change in CHANGED.items()} | {shape: ""}
-        for one, window in kinds.items():
+        kinds = {change(shape): window for window, change in CHANGED.items()}
+        for one, window in (kinds | {shape: ""}).items():
             some = conv_candidates(one, chip)
             some = some.take(fitting(demand, chip, some.tilings))
             cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings

@@ -21,7 +21,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, c0_of
 from ascend_lab.kernels import conv_schedules, conv_windows, gemm_schedule
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
-from ascend_lab.kernels.conv_tiles import as_line
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.tiles import chunks
 
@@ -87,7 +86,7 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
     found = set()
     together = stacked(shape)
     joint = together == shape or together.beside
-    line = as_line(shape) != shape
+    line = seen_as(shape, LINE)[0] != shape
     possible = {0: True, STRIP: not shape.lanes, STACKED: not joint, LINE: line}
     for window in (kind for kind, is_one in possible.items() if is_one):
         own, strip = seen_as(shape, window)
@@ -162,8 +161,8 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
 
 def seen_as(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
     """Return what a kind of window makes of a convolution, and whether its tiles are strips."""
-    seen = {STACKED: stacked, LINE: as_line}
-    return seen[window](shape) if window in seen else shape, window in (STRIP, LINE)
+    change = conv_schedules.CHANGED.get(space.TEXTS["window"][window])
+    return change(shape) if change else shape, window in (STRIP, LINE)
 
 
 def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:
