@@ -31,7 +31,7 @@ LINES = {
     "errors": 85,
     "graph": 17720,
     "isa": 3250,
-    "kernels": 11545,
+    "kernels": 11560,
     "lab": 19000,
     "layout": 835,
     "limits": 240,

@@ -92,14 +92,14 @@ NOW: Times = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Least seconds by what limits them; `time_s` is the bound."""
+    """Least seconds by what limits them; `time_s` is the bound: 0 of what takes no kernel."""
 
-    cube: float
-    vector: float
-    results: float
-    memory: float
-    chain: float
-    launch: float
+    cube: float = 0.0
+    vector: float = 0.0
+    results: float = 0.0
+    memory: float = 0.0
+    chain: float = 0.0
+    launch: float = 0.0
 
     @property
     def limit(self) -> str:
@@ -129,7 +129,7 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     """Return what a graph takes on a chip at least, however it is compiled: 0 without a kernel."""
     work = _Work(graph, chip)
     if all(map(moves, work.nodes)):
-        return Bound(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return Bound()
     either = work.products()
     work.compared()
     cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))

@@ -162,6 +162,7 @@ def window_schedule(
     if one != shape:
         with suppress(errors.CapacityError):  # of large images, each a row then
             least, found = _least(one, chip_left(chip, demand), demand)
+            check_conv(one, found, chip_left(chip, demand))
             if least < _least(shape, chip_left(chip, demand), demand)[0]:
                 return replace(found, window=window)
     return None
