@@ -101,16 +101,31 @@ def lower_conv(
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
-    """Return the convolution on the cube; without a tiling, other windows are timed, too."""
-    ways = [_lower_conv(piece, chip, vector=False, tiling=tiling)]
+    """Return the convolution on the cube; without a tiling, other windows are timed, too.
+
+    Windows that change how an image is read are no slower where L2 holds all of it, either.
+    """
+    best = _lower_conv(piece, chip, vector=False, tiling=tiling)
     if tiling:
-        return ways[0]
+        return best
     shape, epilogue, _ = conv_job(piece, chip)
     for window in conv_schedules.CHANGED:
-        if found := conv_schedules.window_schedule(shape, chip, window, epilogue):
-            way = _lower_conv(piece, chip, vector=False, tiling=found)
-            ways.append(replace(way, tiling=found))
-    return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip)) if ways[1:] else ways[0]
+        found = conv_schedules.window_schedule(shape, chip, window, epilogue)
+        if found is None:
+            continue
+        way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
+        both = way.kernel, best.kernel
+        near, before = (near_cycles(kernel, piece, chip) for kernel in both)
+        held, others = (_held_cycles(kernel, piece, chip) for kernel in both)
+        if near < before and (window == "stacked" or held <= others):
+            best = way
+    return best
+
+
+def _held_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a kernel that finds in L2 all it reads, however large that is."""
+    every = sim.DeviceMemory.holding(chip, kernel.tensors, {*piece.graph.inputs})
+    return sim.simulate_kernel(kernel, chip, every).cycles
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
