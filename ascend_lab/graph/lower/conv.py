@@ -101,31 +101,24 @@ def lower_conv(
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
-    """Return the convolution on the cube; without a tiling, other windows are timed, too.
-
-    Windows that change how an image is read are no slower where L2 holds all of it, either.
-    """
+    """Return the convolution on the cube; without a tiling, other windows are timed, too."""
     best = _lower_conv(piece, chip, vector=False, tiling=tiling)
     if tiling:
         return best
     shape, epilogue, _ = conv_job(piece, chip)
     for window in conv_schedules.CHANGED:
-        found = conv_schedules.window_schedule(shape, chip, window, epilogue)
-        if found is None:
-            continue
-        way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
-        both = way.kernel, best.kernel
-        near, before = (near_cycles(kernel, piece, chip) for kernel in both)
-        held, others = (_held_cycles(kernel, piece, chip) for kernel in both)
-        if near < before and (window == "stacked" or held <= others):
-            best = way
+        if found := conv_schedules.window_schedule(shape, chip, window, epilogue):
+            way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
+            (near, held), (before, whole) = (_times(one.kernel, piece, chip) for one in (way, best))
+            if near < before and (window == "stacked" or held <= whole):
+                best = way
     return best
 
 
-def _held_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
-    """Return the cycles of a kernel that finds in L2 all it reads, however large that is."""
+def _times(kernel: isa.Kernel, piece: Piece, chip: Chip) -> tuple[int, int]:
+    """Return the cycles of a kernel with what others wrote in L2, and with all of that there."""
     every = sim.DeviceMemory.holding(chip, kernel.tensors, {*piece.graph.inputs})
-    return sim.simulate_kernel(kernel, chip, every).cycles
+    return near_cycles(kernel, piece, chip), sim.simulate_kernel(kernel, chip, every).cycles
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
