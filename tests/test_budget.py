@@ -31,7 +31,7 @@ LINES = {
     "errors": 85,
     "graph": 17315,
     "isa": 3250,
-    "kernels": 11375,
+    "kernels": 11560,
     "lab": 19000,
     "layout": 835,
     "limits": 240,

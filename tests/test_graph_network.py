@@ -9,6 +9,7 @@ import pytest
 from graph_strategies import whole_graphs
 from hypothesis import given
 
+from ascend_lab.aoe.subgraph import SlicePlan, compiled, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import (
@@ -71,6 +72,23 @@ def test_a_network_is_the_sum_of_its_kernels(chip, fusion):
     assert times.memory_bytes == times.written_back_bytes + sum(
         op.timeline.memory_bytes for op in times.operators
     )
+
+
+def test_vector_cores_that_wait_for_their_cube_hide_no_less_of_a_barrier():
+    """They begin when it has loaded and multiplied: its weights may come before the barrier."""
+    net = GraphBuilder("limited", "fp16")
+    x = net.input("x", (1, 64, 14, 14))
+    for _ in range(2):
+        x = net.clip(net.conv2d(x, net.weight((64, 64, 3, 3)), pad=1), low=-1.0, high=6.0)
+    net.output(x)
+    plan = SlicePlan(one_launch=True, inside=True)
+    found = plan.launched(compiled(prepared(net.build(), B910), B910, plan.road(B910)))
+    one = simulate_graph(found)
+    second = [op.timeline for op in one.operators if op.type == "conv2d+clip"][1]
+    assert second.start == "both"
+    path = B910.path("GM", "L1")
+    assert second.early_cycles > path.startup_cycles
+    assert second.launch_cycles < round(3 * B910.barrier_s * B910.clock_hz)
 
 
 @pytest.mark.parametrize("chip", [A910, B910], ids=lambda chip: chip.name)

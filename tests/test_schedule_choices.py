@@ -18,8 +18,7 @@ from ascend_lab.kernels import (
     gemm_launch,
     tile_bytes,
 )
-from ascend_lab.kernels.conv_schedules import check_conv, stage_bytes
-from ascend_lab.kernels.conv_shape import stacked
+from ascend_lab.kernels.conv_schedules import CHANGED, check_conv, stage_bytes
 from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
 from ascend_lab.kernels.timed_schedules import time_tilings
 from ascend_lab.sim import simulate, simulate_kernel
@@ -68,6 +67,11 @@ def test_products_equal_numpy(sizes, dtype, tiling, extra, chip_name, seed):
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
 
 
+def unchanged(extra):
+    """Choices without a window that makes another convolution of one."""
+    return extra | {"window": "" if extra["window"] in CHANGED else extra["window"]}
+
+
 @st.composite
 def conv_shapes(draw):
     pair = st.sampled_from((1, 2, 3))
@@ -84,15 +88,25 @@ def conv_shapes(draw):
          {**PLAIN, "window": "stacked"}, "Toy", 0)  # fmt: skip
 @example(ConvShape(6, 33, 5, 6, 40, 3, 3, 2, 1), GemmSchedule(32, 48, 16, 6, 2, 1),
          {**PLAIN, "window": "stacked"}, "Ascend310", 1)  # fmt: skip
+@example(ConvShape(2, 33, 5, 9, 40, 1, 1), GemmSchedule(32, 32, 16, 2, 2, 1),
+         {**PLAIN, "window": "line"}, "Ascend910B2", 2)  # fmt: skip
+@example(ConvShape(2, 40, 9, 14, 40, 3, 3, 1, 1, groups=40), GemmSchedule(48, 16, 16, 1, 2, 2),
+         {**PLAIN, "window": "rows"}, "Ascend910B2", 3)  # fmt: skip
+@example(ConvShape(1, 33, 15, 14, 33, 5, 3, 2, (2, 1), groups=33),
+         GemmSchedule(16, 16, 16, 1, 2, 1),
+         {**PLAIN, "window": "rows"}, "Ascend310", 4)  # fmt: skip
+@example(ConvShape(1, 16, 19, 20, 16, 3, 2, 1, (0, 2), dilation=(2, 1)),
+         GemmSchedule(32, 16, 16, 1, 2, 1),
+         {**PLAIN, "window": "rows", "a_l0_slots": 1}, "Ascend910A", 5)  # fmt: skip
 def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
-    together = extra["window"] == "stacked" and stacked(shape) != shape
-    extra = extra if together else extra | {"window": extra["window"].replace("stacked", "")}
+    one = CHANGED.get(extra["window"], lambda shape: shape)(shape)
+    extra = extra if one != shape else unchanged(extra)
     chip, schedule = load_chip(chip_name), replace(tiling, **extra)
     try:
-        check_conv(stacked(shape) if together else shape, schedule, chip)
+        check_conv(one, schedule, chip)
     except CapacityError:
         assume(False)
-    launch = assert_conv(shape, chip, schedule, seed=seed, dense=together)
+    launch = assert_conv(shape, chip, schedule, seed=seed, dense=one != shape)
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
 
 
@@ -112,8 +126,7 @@ def test_epilogues_of_convolutions_work_with_every_choice(extra, chip_name):
     chip = load_chip(chip_name)
     epilogue = RESIDUAL if chip.combined else PIPE["all"]
     shape = ConvShape(2, 20, 3, 40, 40, 3, 3, 1, 1)
-    extra = extra | {"window": extra["window"].replace("stacked", "")}
-    schedule = GemmSchedule(32, 48, 16, 6, 1, 1, **extra)
+    schedule = GemmSchedule(32, 48, 16, 6, 1, 1, **unchanged(extra))
     assert_conv(shape, chip, schedule, epilogue)
 
 
@@ -262,7 +275,7 @@ def test_choices_that_are_none(extra, words):
     [
         ({"keep": "a"}, "keep and bypass of '' for a convolution"),
         ({"bypass": "b"}, "keep and bypass of '' for a convolution"),
-        ({"window": "row"}, "window of '', 'flat', 'strip', 'stacked'; got 'row'"),
+        ({"window": "row"}, "window of '', 'flat', 'strip', 'stacked', 'rows', 'line'; got 'row'"),
         ({"a_l1_slots": 3}, "a_l1_slots of 1, 2; got 3"),
     ],
 )

@@ -108,8 +108,9 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         if by_vector(shape) and not _multiplied(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
         tiling = lowered.tiling
-        together = tiling and tiling.window == "stacked" and stacked(shape).beside
-        return ("joint" if together else "cube"), ""
+        window = tiling.window if tiling else ""
+        joint = window == "rows" or (window == "stacked" and stacked(shape).beside)
+        return ("joint" if joint else "cube"), ""
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"

@@ -220,7 +220,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     times = hosted.timeline()
     if arguments.trace:
         network.write_network_trace(times, arguments.trace)
-    nodes, found = sum(len(part.nodes) for part in hosted.parts), account(times, bound.UNBOUND)
+    nodes, found = sum(len(part.nodes) for part in hosted.parts), account(times, bound.Bound())
     lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
     emit(arguments.json, {**hosted.summary(), **found}, lines)
     return 0

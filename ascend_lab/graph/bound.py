@@ -1,6 +1,6 @@
 """Seconds that no schedule, fusion, slicing or order of a network's operators goes below.
 
-    time >= max(cube, vector, results, memory, chain) + one launch
+    time >= max(cube, vector, results, memory, chain) + launch
 
 Each holds by itself, for any number of kernels, because whoever computes the operators of a graph,
 each result that is needed at least once and by its definition,
@@ -41,6 +41,8 @@ chain     adds up what comes one after another, on as many cores as you like. It
              to be multiplied. A part may lie in L2, if that is a cache, and in the buffers of the
              core that has the number: others hear of it at a barrier, which empties theirs, or,
              apart from vector units, by flags. The rest comes from memory, or by those cores' path.
+launch    starts a kernel. With cores of two kinds one launch is either of both, which starts later,
+          or numbers that a product leaves to a function, or this to that, go from launch to launch.
 
 Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
 two weights) is a pass, not a schedule, and the bound is that of the graph after passes, in the
@@ -55,7 +57,7 @@ from typing import NamedTuple
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.needs import BY_ROW, PRODUCTS, Needs, moves
-from ascend_lab.sim import least_ways, told_cycles
+from ascend_lab.sim import least_ways, rate_of, told_cycles
 
 CURVES = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
@@ -90,14 +92,14 @@ NOW: Times = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Least seconds by what limits them; `time_s` is the bound."""
+    """Least seconds by what limits them; `time_s` is the bound: 0 of what takes no kernel."""
 
-    cube: float
-    vector: float
-    results: float
-    memory: float
-    chain: float
-    launch: float
+    cube: float = 0.0
+    vector: float = 0.0
+    results: float = 0.0
+    memory: float = 0.0
+    chain: float = 0.0
+    launch: float = 0.0
 
     @property
     def limit(self) -> str:
@@ -123,17 +125,11 @@ class Bound:
         return self.work_s + self.launch
 
 
-UNBOUND = Bound(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Of what may be done without a kernel."""
-
-
 def bound_of(graph: Graph, chip: Chip) -> Bound:
-    """Return what a graph takes on a chip at least, however it is compiled; see the module.
-
-    All is 0 for a graph that may be done without a kernel.
-    """
-    if not (work := _Work(graph, chip)).computes:
-        return UNBOUND
+    """Return what a graph takes on a chip at least, however it is compiled: 0 without a kernel."""
+    work = _Work(graph, chip)
+    if all(map(moves, work.nodes)):
+        return Bound()
     either = work.products()
     work.compared()
     cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))
@@ -142,14 +138,16 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
         ways.sort(key=lambda way: way[0] / way[1])
         vector, leaving = _balanced(vector, leaving, ways)
     clock = chip.clock_hz
-    overhead = min(chip.launch_overhead_s, chip.ai_cpu_overhead_s or chip.launch_overhead_s)
+    on_cpu, starts = chip.ai_cpu_overhead_s, (chip.launch_overhead_s, chip.queued_launch_s)
+    cold, next_s = (min(s, on_cpu or s) for s in starts)
+    apart = work.more_launches() * round(next_s * clock)
     return Bound(
         cube / clock,
         vector / clock,
         leaving / clock,
         work.memory_bytes() / chip.device_memory.rate_bytes_per_s,
         work.chain() / clock,
-        round(overhead * clock) / clock,
+        (round(cold * clock) + min(apart, round(chip.mix_start_s * clock))) / clock,
     )
 
 
@@ -189,7 +187,8 @@ class _Work:
         self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
         self.width = 1 if self.bytes else 2
         self.needs = Needs(graph)
-        self.any_way, self.to_vector = self._rate(("L0C",)), self._rate(CUBE_SIDE, ("GM", "UB"))
+        out, to_vector = rate_of(chip, ("L0C",)), rate_of(chip, CUBE_SIDE, ("GM", "UB"))
+        self.any_way, self.to_vector = out * chip.core_count, to_vector * chip.core_count
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node for node in once.values()
@@ -198,20 +197,6 @@ class _Work:
         self.needed = {node.name for node in self.nodes}
         self.weights = self.needs.weights(self.nodes)
         self.loads, self.begun = list[_Load](), dict[str, float]()
-
-    @property
-    def computes(self) -> bool:
-        """Whether some kernel has to run."""
-        return not all(map(moves, self.nodes))
-
-    def _rate(self, sources: Sequence[str], targets: Sequence[str] = ()) -> float:
-        """Return the bytes a cycle on the quickest path of each pipe out of buffers, all cores."""
-        pipes: dict[str, float] = {}
-        for (source, target), path in self.chip.paths.items():
-            if source in sources and (not targets or target in targets):
-                rate = max(pipes.get(path.pipe, 0.0), path.rate_bytes_per_cycle)
-                pipes[path.pipe] = rate
-        return sum(pipes.values()) * self.chip.core_count or inf
 
     # -- cube ---------------------------------------------------------------------------------
     def products(self) -> list[tuple[int, float, float]]:
@@ -331,8 +316,8 @@ class _Work:
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
         """Return the cycles of what comes one after another; what `loads` notes has to be there."""
-        away, since, ready = least_ways(self.chip), 0, dict.fromkeys(self.graph.inputs, NOW)
-        ready |= dict.fromkeys(self.graph.inputs, away["GM"])
+        away, since = least_ways(self.chip), 0
+        ready: dict[str, Times] = dict.fromkeys(self.graph.inputs, away["GM"])
         for at, node in enumerate(self.graph.nodes):
             if not self.needs.varies.issuperset(node.outputs):
                 continue
@@ -349,6 +334,20 @@ class _Work:
         ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
         return max(self._done() if since else 0.0, self._read(), *ends)
 
+    def more_launches(self) -> int:
+        """Return how many kernels come after the first, at least, if none has cores of two kinds.
+
+        `ready` counts kernels before those where cube, vector unit and memory have a tensor.
+        """
+        ready = dict[str, Times]()
+        for node in self.graph.nodes:
+            cube, vector, memory = self._into(node, ready)
+            ends = {"L0C": (cube, cube + 1, cube), "UB": (vector + 1, vector, vector)}
+            end = ends.get(self._wait(node)[1], (cube, vector, memory))
+            ready.update(dict.fromkeys(node.outputs, end))
+        both = all(any(load.cycles[unit] for load in self.loads) for unit in (0, 1))
+        return int(max(both, *(ready.get(name, NOW)[2] for name in self.graph.outputs)))
+
     def _read(self) -> float:
         """Return when the weights can be read that are used after a tensor's last number.
 
@@ -356,11 +355,11 @@ class _Work:
         """
         chip, at = self.chip, {n: at for at, o in enumerate(self.graph.nodes) for n in o.outputs}
         cores = 1 if chip.combined else chip.core_count
-        held = sum(chip.buffers.values()) * cores
-        held += chip.l2.size_bytes if chip.l2.kind == "cache" else 0
+        cached = chip.l2.size_bytes if chip.l2.kind == "cache" else 0
+        held = cached + sum(chip.buffers.values()) * cores
         if sum(self.graph.types[name].data_bytes for name in self.weights) <= held:
             return 0.0
-        rate = self._rate(("GM",)) * cores / chip.core_count
+        rate = rate_of(chip, ("GM",)) * cores
         rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
         found, total, loads = 0.0, NOW, sorted((at[x.tensor], x.cycles) for x in self.loads)
         for name, size in reversed(self.needs.later(self.weights).items()):

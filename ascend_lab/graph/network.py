@@ -11,12 +11,12 @@ What L2 keeps, and what is fetched ahead, stands in `placement`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ascend_lab import output, sim
+from ascend_lab import isa, output, sim
 from ascend_lab.chip import Chip
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
@@ -238,21 +238,30 @@ def early_cycles(task: Task, chip: Chip) -> int:
     """Return the cycles that a kernel of a super kernel works before its barrier, on every core.
 
     Each core tells the others that it is done and goes on: it fetches the first tile of each of its
-    weights, which depend on no kernel, and waits before it loads what another core has written.
+    weights, which depend on no kernel, and waits before it loads what another core has written. Of
+    a core that first waits for another of its own AI core that one tells.
     """
     assert task.lowered is not None
-    phase, own, least = task.lowered.kernel.phases[0], task.piece.constants, float("inf")
-    for part in phase.parts:
-        first: dict[str, float] = {}
-        for instruction, _ in part.program.instructions():
-            src = instruction.srcs[0] if instruction.srcs else None
-            if src and src.space == "GM" and src.buffer.name.partition(".")[0] in own:
-                dst = instruction.dst
-                path = chip.path("GM", dst.space if dst else "")
-                cycles = path.startup_cycles + src.size_bytes / path.rate_bytes_per_cycle
-                first.setdefault(src.buffer.name, cycles)
-        least = min(least, sum(first.values()))
-    return int(least)
+    parts, own = task.lowered.kernel.phases[0].parts, task.piece.constants
+    return int(min(_cycles_ahead(part.program, own, chip) for part in parts))
+
+
+def _cycles_ahead(program: isa.Program, own: Collection[str], chip: Chip) -> float:
+    """Return the cycles of the first loads of a program's `own` tensors, infinite if it waits."""
+    first, loaded = dict[str, float](), False
+    for instruction, _ in program.instructions():
+        src, dst = instruction.srcs[0] if instruction.srcs else None, instruction.dst
+        if instruction.op == "cross_wait" and not loaded:
+            return float("inf")
+        if src is None or src.space != "GM":
+            continue
+        if src.buffer.name.partition(".")[0] not in own:
+            loaded = True
+            continue
+        path = chip.path("GM", dst.space if dst else "")
+        cycles = path.startup_cycles + src.size_bytes / path.rate_bytes_per_cycle
+        first.setdefault(src.buffer.name, cycles)
+    return sum(first.values())
 
 
 def residency(compiled: Compiled) -> tuple[Mapping[str, float], ...]:

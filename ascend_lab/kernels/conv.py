@@ -52,8 +52,8 @@ def conv_launch(
     check_epilogue(head, chip, sums)
     check_pool(shape, chip, epilogue)
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
-    if schedule.window == "stacked":
-        shape, place = conv_schedules.as_one_image(shape, place)
+    if schedule.window in conv_schedules.CHANGED:
+        shape, place = conv_schedules.as_seen(shape, place, schedule.window)
     left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
@@ -124,7 +124,11 @@ class _AfterWriter(Walk):
     def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
         """Do the steps on a share of a tile."""
         before = bundle.index * self.bundle.n1
-        self.write.tile(self.area(at, n, before), n, before, held.channels)
+        area = self.area(at, n, before)
+        if self.shape.columns:  # what arrives is in one piece
+            pixels = sum(length for _, _, length in area.pieces)
+            area = replace(area, pieces=((0, area.pieces[0][1], pixels),), pixels=pixels)
+        self.write.tile(area, n, before, held.channels)
 
 
 class _Writer(Walk):
@@ -138,30 +142,28 @@ class _Writer(Walk):
         self.fractal, (tile_m, tile_n) = FRACTAL * self.c0, job.sides(n_own)
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
         self.units, self.stage = units, stage
-        self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * units.depth)
-        self.image, more = (
-            stage * n for n in conv_windows.unit_elements(shape, job.tile, strip=job.strip)
-        )
-        image, weights = self.image + more, stage * units.depth * tile_n * self.fractal
-        out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
-        self._declare_operands()
-        if not job.after:
-            self.y = k.tensor("y", out_dtype, job.elements)
+        deep = 1 if shape.columns else stage * units.depth
+        self.tile_k = tile_k = min(schedule.base_k // self.c0, deep)
+        each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
+        self.image, image = stage * each, stage * (each + more)
+        weights = stage * units.depth * tile_n * self.fractal
+        self._declare_tensors()
         self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
         a, b = schedule.a_l1_slots, schedule.b_l1_slots
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
         self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
+        left += conv_tiles.more_fractals(shape) * self.fractal
         bias = job.epilogue.bias if job.epilogue else ""
         every = (units.every + bool(bias)) * tile_n * self.fractal
         fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
-        self.near = job.turns > 1 and stage >= units.count and fits
+        self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        two = tile_n * shape.sums
-        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, two, schedule.c_l0_slots)
+        slots = schedule.c_l0_slots
+        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
@@ -171,8 +173,8 @@ class _Writer(Walk):
         self.finish = self.pooled.finish if self.pooled else own
         self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
 
-    def _declare_operands(self) -> None:
-        """Declare the tensors of images and weights."""
+    def _declare_tensors(self) -> None:
+        """Declare the tensors of images, weights and, unless others store it, the result."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
         (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
         taps = shape.phase[0] * shape.s or shape.taps
@@ -184,6 +186,9 @@ class _Writer(Walk):
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
+        if not self.job.after:
+            out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
+            self.y = k.tensor("y", out_dtype, self.job.elements)
 
     # -- one tile ---------------------------------------------------------------------------------
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
@@ -207,9 +212,14 @@ class _Writer(Walk):
                 x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
                 sources, sizes = (x, w, held.near), (n[1], *stage)
-                conv_tiles.add_stage(
-                    self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts
-                )
+                if self.shape.columns:
+                    assert held.near is not None
+                    view = conv_tiles.view_of(self.shape, x, at.window, 0, stage[1])
+                    add_rows(self.k, self.shape, self.left, c, at.window, view, held.near, bias)
+                else:
+                    conv_tiles.add_stage(
+                        self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts
+                    )
                 for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
                     if tile is None:
                         queue.free()
@@ -311,7 +321,8 @@ class _Writer(Walk):
         place, acc, out = self.job.place, self.acc, self.out
         if self.ring:
             sizes = (at.window.fractals, n[1])
-            to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels)
+            parted = self.area(at, n, before) if self.shape.columns else None
+            to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels, parted)
             return
         if self.pooled:
             where, tile = self.plane(at, n, before), (n[1], at.window.fractals, at.windows[1])
@@ -326,3 +337,34 @@ class _Writer(Walk):
             store_area(self.k, acc, out, self.y, area)
         else:
             epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
+
+
+def add_rows(
+    k: isa.KernelBuilder,
+    shape: ConvShape,
+    left: isa.Queue,
+    c: isa.Tile,
+    window: conv_windows.Window,
+    view: isa.Region,
+    near: isa.Tile,
+    bias: isa.Region | None,
+) -> None:
+    """Add the products of one channel block: a load for each column of taps that share rows."""
+    m, c0, ow = window.fractals, isa.c0_of(shape.dtype), shape.out_hw[1]
+    area, first = isa.FRACTAL * c0, True
+    for taps in conv_tiles.tap_rows(shape):
+        below = taps[-1][1]
+        windows = conv_tiles.windows_of(shape, window, below)
+        with tiles.repeat(k, "column", shape.s) as column:
+            to = left.alloc().region(0, (m + below * ow // isa.FRACTAL, 1, isa.FRACTAL, c0))
+            start = (taps[0][0] * shape.s + column) * c0
+            k.emit(isa.load3d(k.chip, to, view, **windows, k_start=start))
+            left.enqueue()
+            a = left.dequeue()
+            for tap, down in taps:
+                own = a.region(down * ow * c0, (m, 1, isa.FRACTAL, c0))
+                b = near.region((tap * shape.s + column) * area, (1, 1, isa.FRACTAL, c0))
+                sums = c.region(0, (1, m, isa.FRACTAL, isa.FRACTAL))
+                k.mmad(sums, own, b, accumulate=column if first else 1, bias=bias)
+                first = False
+            left.free()

@@ -43,7 +43,8 @@ class ConvShape:
     `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
     With `phase` (taps, tap, row) only every step-th row of taps is this one's, from `tap` on, and
     of the image, from `row` on: `beside` has the others (`in_phases`). What `pool`, windows as of a
-    depthwise convolution, reads of the result stays on the core (`pooling`). Raises `InputError`.
+    depthwise convolution, reads of the result stays on the core (`pooling`). With `columns` rows of
+    the result are whole fractals, so many pixels of each wanted (`in_rows`). Raises `InputError`.
     """
 
     n: int
@@ -67,6 +68,7 @@ class ConvShape:
     beside: "ConvShape | None" = None
     phase: tuple[int, int, int] = (0, 0, 0)
     pool: "ConvShape | None" = None
+    columns: int = 0
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""

@@ -341,7 +341,8 @@ class Placement:
 
     A plain convolution fills its plane; one phase of a transposed convolution fills every step-th
     pixel of every other row. `weight` names the tensor of weights: several launches of one kernel
-    need several. Rows of `mixed` images (count, pixels from one to the next) take turns.
+    need several. Rows of `mixed` images (count, pixels from one to the next) take turns. Of a row
+    `columns` are stored, 0: all.
     """
 
     start: int
@@ -350,6 +351,7 @@ class Placement:
     plane: int
     weight: str = "weight"
     mixed: Pair = (1, 0)
+    columns: int = 0
 
 
 def plain_placement(shape: ConvShape) -> Placement:
@@ -365,7 +367,8 @@ def dense_placement(shape: ConvShape) -> Placement:
     """
     oh, ow = (shape.pool or shape).out_hw
     if shape.mixed == 1:
-        return Placement(0, ow, 1, oh * ow)
+        wide = shape.columns or ow
+        return Placement(0, wide, 1, oh * wide, columns=shape.columns)
     plane = oh // shape.mixed * ow
     return Placement(0, ow, 1, plane, mixed=(shape.mixed, shape.blocks[1] * plane))
 
@@ -385,14 +388,16 @@ def area_of(
     """
     (pixel, blocks, window), ow = tile, shape.out_hw[1]
     images, pitch = place.mixed
-    whole, pieces, done = (place.row_pitch, place.step, images) == (ow, 1, 1), [], 0
+    whole, done = (place.row_pitch, place.step, images) == (ow, 1, 1), 0
+    pieces = list[tuple[int, Affine, int]]()
     while done < window.pixels:
         at, left = pixel + done, window.pixels - done
         size = left if whole else min(ow - at % ow, left)
+        kept = min(size, place.columns - at % ow) if place.columns and not whole else size
         turn, image = divmod(at // ow, images)
         to = (divided(row, images) + turn) * place.row_pitch + image * pitch
         to += at % ow * place.step + place.start
-        pieces.append((done, to, size))
+        pieces += [(done, to, kept)] if kept > 0 else []
         done += size
     blocks = blocks * FRACTAL // width
     sizes = (place.plane, place.step, window.fractals, window.pixels, width)

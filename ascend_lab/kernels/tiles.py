@@ -168,6 +168,25 @@ class Area:
     pixels: int
     width: int = FRACTAL
 
+    def lines(self, *, alone: bool) -> Iterator[tuple[int, Affine, int, int, tuple[int, int]]]:
+        """Yield pieces, (pixel in the tile, place, pixels), and how many such follow, how far off.
+
+        Pieces of one length that lie evenly are one copy, in place of blocks, unless `alone`.
+        """
+        at = 0
+        while at < len(self.pieces):
+            done, start, length = self.pieces[at]
+            count, apart = 1, (0, 0)
+            while not alone and at + count < len(self.pieces):
+                there, place, size = self.pieces[at + count]
+                last = self.pieces[at + count - 1]
+                step = there - last[0], place.const - last[1].const
+                if size != length or place.terms != start.terms or (count > 1 and step != apart):
+                    break
+                count, apart = count + 1, step
+            yield done, start, length, count, apart
+            at += count
+
     def pairs(
         self, tensor: Buffer | Tile | isa.RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
@@ -177,10 +196,13 @@ class Area:
         """
         first, apart = self.base + at * (self.plane * self.width), self.plane * FRACTAL
         halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
-        for done, start, length in self.pieces:
+        for done, start, length, rows, (here, far) in self.lines(alone=count > 1):
             sizes: tuple[int, ...] = (count, length, self.width)
             own: tuple[int, ...] = (run, self.width, 1)
             strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
+            if rows > 1:
+                sizes = (rows, *sizes[1:])
+                own, strides = (here * self.width, *own[1:]), (far * self.width, *strides[1:])
             if halves:
                 sizes, own = (count, length, 2, FRACTAL), (run, self.width, FRACTAL, 1)
                 strides = (2 * apart, self.step * FRACTAL, apart, 1)

@@ -16,7 +16,7 @@ of vector cores with one program only one.
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,7 +44,7 @@ from ascend_lab.sim.values import execute
 __all__ = [
     "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",
     "Outcome", "Span", "Surroundings", "Timeline", "Traffic", "analyse", "compile_program",
-    "execute", "few_collections", "instruction_cost", "least_ways", "numba_available",
+    "execute", "few_collections", "instruction_cost", "least_ways", "numba_available", "rate_of",
     "run_batch", "run_fast", "run_reference", "simulate", "simulate_kernel", "told_cycles",
     "trace_events", "write_trace",
 ]  # fmt: skip
@@ -314,6 +314,15 @@ def told_cycles(chip: Chip) -> float:
     barrier, launch = (s * chip.clock_hz for s in (chip.barrier_s, chip.queued_launch_s))
     apart = barrier / 2 if chip.combined else min(barrier, chip.cross_flag_cycles)
     return min(launch, chip.all_cores_cycles, apart)
+
+
+def rate_of(chip: Chip, sources: Collection[str], targets: Collection[str] = ()) -> float:
+    """Return the bytes a cycle out of buffers of a core, on the quickest path of each pipe."""
+    pipes: dict[str, float] = {}
+    for (source, target), path in chip.paths.items():
+        if source in sources and (not targets or target in targets):
+            pipes[path.pipe] = max(pipes.get(path.pipe, 0.0), path.rate_bytes_per_cycle)
+    return sum(pipes.values()) or math.inf
 
 
 @lru_cache(64)

@@ -20,7 +20,7 @@ from ascend_lab.graph import lower, tasks
 from ascend_lab.graph.lower import conv, matmul
 from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
 from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
-from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
+from ascend_lab.kernels.conv_schedules import CHANGED, conv_candidates, conv_estimate, conv_schedule
 from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
@@ -177,7 +177,8 @@ class CubeJob:
 
     def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
         """Return the points closest to tilings of other shapes."""
-        return [point_of(self.space, c.tiling) for c in choices if c.tiling is not None]
+        found = (c.tiling for c in choices if c.tiling and c.tiling.window != "rows")
+        return [point_of(self.space, tiling) for tiling in found]
 
     def choice(self, point: Point) -> lower.Choice:
         """Return the tiling of a point."""
@@ -384,7 +385,7 @@ class ProductJob(TableJob):
 
 
 class JointJob(TableJob):
-    """Two convolutions whose sums are added, and what follows."""
+    """Two convolutions whose sums are added, or one in `rows`, and what follows."""
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
@@ -392,7 +393,8 @@ class JointJob(TableJob):
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
-        for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
+        kinds = {change(shape): window for window, change in CHANGED.items()}
+        for one, window in (kinds | {shape: ""}).items():
             some = conv_candidates(one, chip)
             some = some.take(fitting(demand, chip, some.tilings))
             cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings

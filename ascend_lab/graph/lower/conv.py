@@ -88,10 +88,11 @@ def lower_conv(
         refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not single:
         return _by_cube(piece, chip, tiling)
-    found, failure = [], None
-    for vector in (True, False):
+    found, failure = list[Lowered](), None
+    ways = partial(_lower_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
+    for way in ways:
         try:
-            found.append(_lower_conv(piece, chip, vector=vector))
+            found.append(way())
         except AscendLabError as error:
             failure = error
     if not found and failure:
@@ -100,17 +101,24 @@ def lower_conv(
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
-    """Return the convolution on the cube; without a tiling, tiles of all images are timed, too."""
-    plain, node = _lower_conv(piece, chip, vector=False, tiling=tiling), piece.graph.nodes[0]
-    if tiling or piece.type(node.inputs[0]).shape[0] == 1:
-        return plain
+    """Return the convolution on the cube; without a tiling, other windows are timed, too."""
+    best = _lower_conv(piece, chip, vector=False, tiling=tiling)
+    if tiling:
+        return best
     shape, epilogue, _ = conv_job(piece, chip)
-    together = conv_schedules.stacked_schedule(shape, chip, epilogue)
-    if together is None:
-        return plain
-    other = _lower_conv(piece, chip, vector=False, tiling=together)
-    ways = (plain, replace(other, tiling=together))
-    return min(ways, key=lambda way: near_cycles(way.kernel, piece, chip))
+    for window in conv_schedules.CHANGED:
+        if found := conv_schedules.window_schedule(shape, chip, window, epilogue):
+            way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
+            (near, held), (before, whole) = (_times(one.kernel, piece, chip) for one in (way, best))
+            if near < before and (window == "stacked" or held <= whole):
+                best = way
+    return best
+
+
+def _times(kernel: isa.Kernel, piece: Piece, chip: Chip) -> tuple[int, int]:
+    """Return the cycles of a kernel with what others wrote in L2, and with all of that there."""
+    every = sim.DeviceMemory.holding(chip, kernel.tensors, {*piece.graph.inputs})
+    return near_cycles(kernel, piece, chip), sim.simulate_kernel(kernel, chip, every).cycles
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
