@@ -30,10 +30,6 @@ class Op:
     apply: Callable[..., Array]
 
 
-def _mad(a: Array, b: Array, c: Array) -> Array:
-    return np.add(np.multiply(a, b), c)
-
-
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "add": Op(2, 1, np.add),
@@ -43,7 +39,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
         "min": Op(2, 1, np.minimum),
         "lt": Op(2, 1, np.less),
         "ge": Op(2, 1, np.greater_equal),
-        "mad": Op(3, 2, _mad),
+        "mad": Op(3, 2, lambda a, b, c: np.add(np.multiply(a, b), c)),
     }
 )
 """`mad` is a*b + c and counts as two operations. It rounds twice, as NumPy does; the fused
@@ -52,23 +48,20 @@ multiply-add of real hardware rounds once, which can change the last bit."""
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`dst = array[stride*i + offset]`, or `dst = array[index]` with the register `index`."""
+    """`dst = array[stride*i]`, or `dst = array[index]` with the register `index`."""
 
     dst: str
     array: str
     stride: int = 1
-    offset: int = 0
     index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`array[stride*i + offset] = src`."""
+    """`array[i] = src`."""
 
     array: str
     src: str
-    stride: int = 1
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +119,9 @@ class Kernel:
     @property
     def ops(self) -> int:
         """Arithmetic operations for n elements if every element took every side of a branch."""
-        total = 0
-        for instr in walk(self.body):
-            total += OPS[instr.op].ops if isinstance(instr, Arith) else isinstance(instr, Total)
-        return total * self.n
+        body = walk(self.body)
+        each = (OPS[i.op].ops if isinstance(i, Arith) else isinstance(i, Total) for i in body)
+        return sum(each) * self.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,44 +167,32 @@ def _check(instr: Instr, name: str) -> None:
         if len(instr.args) != op.operands:
             needed = f"kernel {name}: {instr.op} needs {op.operands} operands"
             raise MachineError(needed, str(len(instr.args)), "correct the instruction")
-    if isinstance(instr, Load | Store) and (instr.stride < 1 or instr.offset < 0):
-        needed = f"kernel {name} needs a stride of at least 1 and an offset of at least 0"
-        got = f"stride {instr.stride}, offset {instr.offset}"
-        raise MachineError(needed, got, "correct the address")
+    if isinstance(instr, Load) and instr.stride < 1:
+        needed = f"kernel {name} needs a stride of at least 1"
+        raise MachineError(needed, f"stride {instr.stride}", "correct the address")
 
 
 def _check_independent(kernel: Kernel) -> None:
     """Refuse a kernel in which one element may read what another one writes."""
-    stores = {i.array: (i.stride, i.offset) for i in walk(kernel.body) if isinstance(i, Store)}
+    stored = {i.array for i in walk(kernel.body) if isinstance(i, Store)}
     for instr in walk(kernel.body):
-        if not isinstance(instr, Load | Store) or instr.array not in stores:
-            continue
-        by_index = isinstance(instr, Load) and instr.index != ""
-        if (instr.stride, instr.offset) != stores[instr.array] or by_index:
-            raise MachineError(
-                f"kernel {kernel.name} needs every access to the stored array {instr.array!r} at "
-                "the same stride and offset",
-                text(instr),
-                "store into another array",
-            )
+        if isinstance(instr, Load) and instr.array in stored and (instr.stride > 1 or instr.index):
+            needed = f"kernel {kernel.name} needs every access to the stored array {instr.array!r}"
+            raise MachineError(f"{needed} at element i", text(instr), "store into another array")
 
 
 def text(instr: Instr) -> str:
     """Return one instruction as a short line: `mad y, a, x, y`."""
     if isinstance(instr, Load):
-        return f"ld {instr.dst}, {instr.array}[{instr.index or _affine(instr)}]"
+        scaled = "i" if instr.stride == 1 else f"{instr.stride}*i"
+        return f"ld {instr.dst}, {instr.array}[{instr.index or scaled}]"
     if isinstance(instr, Store):
-        return f"st {instr.array}[{_affine(instr)}], {instr.src}"
+        return f"st {instr.array}[i], {instr.src}"
     if isinstance(instr, Arith):
         return f"{instr.op} {instr.dst}, {', '.join(str(arg) for arg in instr.args)}"
     if isinstance(instr, Branch):
         return f"if {instr.cond}"
     return f"sum {instr.array}, {instr.src}"
-
-
-def _affine(instr: Load | Store) -> str:
-    scaled = "i" if instr.stride == 1 else f"{instr.stride}*i"
-    return scaled if instr.offset == 0 else f"{scaled}+{instr.offset}"
 
 
 # -- check the inputs of a kernel before anything runs ---------------------------------------------
@@ -224,7 +204,7 @@ def check_inputs(kernel: Kernel, inputs: Mapping[str, Array]) -> None:
     for instr in walk(kernel.body):
         if not isinstance(instr, Load):
             continue
-        need = 1 if instr.index else instr.stride * (kernel.n - 1) + instr.offset + 1
+        need = 1 if instr.index else instr.stride * (kernel.n - 1) + 1
         array = inputs.get(instr.array)
         if array is None or np.ndim(array) != 1 or len(array) < need:
             got = _have(inputs) if array is None else f"shape {np.shape(array)}"
@@ -241,8 +221,8 @@ def _have(inputs: Mapping[str, Array]) -> str:
 
 def number_format(kernel: Kernel, inputs: Mapping[str, Array]) -> np.dtype[Any]:
     """Return the one number format of the arrays that arithmetic works on."""
-    indices = {instr.index for instr in walk(kernel.body) if isinstance(instr, Load)}
     loads = [instr for instr in walk(kernel.body) if isinstance(instr, Load)]
+    indices = {load.index for load in loads}
     names = [load.array for load in loads if load.dst not in indices]
     kinds = {np.dtype(inputs[n].dtype) for n in names if inputs[n].dtype != np.bool_}
     if len(kinds) > 1:
@@ -274,8 +254,7 @@ class Breakdown:
     @property
     def bound_by(self) -> str:
         """The name of the largest part."""
-        parts = {"compute": self.compute, "move": self.move, "wait": self.wait}
-        return max(parts, key=lambda name: parts[name])
+        return max(self.__slots__, key=lambda name: getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
