@@ -6,7 +6,7 @@ from ascend_lab.aoe.gradient import AlphaBeta, plan
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at
 from ascend_lab.lab.figures import fig_caps
-from ascend_lab.lab.figures.parallel import toy_rows
+from ascend_lab.lab.checks.chapter24_25 import toy_rows
 
 
 # -- figures and claims ----------------------------------------------------------------------------

@@ -21,8 +21,8 @@ WORSE = 1.5
 CLOSE = 1e-9
 
 
-def rows_of(ready: Sequence[float], sizes: Sequence[float]) -> tuple[Gradient, ...]:
-    """Return gradients from ready times and whole sizes."""
+def toy_rows(ready: Sequence[float], sizes: Sequence[float]) -> tuple[Gradient, ...]:
+    """Return gradients g0, g1, ... from ready times in seconds and whole sizes in bytes."""
     pairs = zip(ready, sizes, strict=True)
     return tuple(Gradient(f"g{i}", float(r), int(s)) for i, (r, s) in enumerate(pairs))
 
@@ -32,7 +32,9 @@ def ends_at(
 ) -> float:
     """Return when the buckets that end at `lasts` have been sent."""
     price = AlphaBeta(a, b).many
-    return splits.end_s(splits.table_of(rows_of(ready, sizes)), price, splits.split_at(list(lasts)))
+    return splits.end_s(
+        splits.table_of(toy_rows(ready, sizes)), price, splits.split_at(list(lasts))
+    )
 
 
 def tail_of(
@@ -65,7 +67,7 @@ def _draw(rng: np.random.Generator, count: int) -> ex.Case:
 
 def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -> list[int]:
     """Return the buckets' last gradients by the released MG-WFBP rule."""
-    split = planning.mg_wfbp(splits.table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
+    split = planning.mg_wfbp(splits.table_of(toy_rows(ready, sizes)), AlphaBeta(a, b))
     return [last for _, last in split]
 
 
@@ -139,7 +141,7 @@ class Stairs:
 
 
 def _judge_24_3(got: Any, case: ex.Case) -> str | None:
-    table, price = splits.table_of(rows_of(case["ready"], case["sizes"])), case["cost"].many
+    table, price = splits.table_of(toy_rows(case["ready"], case["sizes"])), case["cost"].many
     try:
         lasts = [int(last) for last in got]
         cluster.checked(splits.split_at(lasts), len(case["ready"]))
@@ -183,7 +185,7 @@ def _judge_24_4(got: Any, case: ex.Case) -> str | None:
         ready, sizes, a, b = got
         if any(size != int(size) for size in sizes):
             return "expected sizes in whole bytes"
-        rows, cost = rows_of(ready, sizes), AlphaBeta(float(a), float(b))
+        rows, cost = toy_rows(ready, sizes), AlphaBeta(float(a), float(b))
         best = plan(rows, cost)
     except (TypeError, ValueError, errors.AscendLabError) as error:
         return f"expected ready times, whole sizes, a and b ({error})"
