@@ -55,14 +55,10 @@ def best_of(
 
 
 def _draw(rng: np.random.Generator, count: int) -> ex.Case:
-    gaps = rng.exponential(1.0, count)
-    sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int)
-    return {
-        "ready": [float(r) for r in np.cumsum(gaps)],
-        "sizes": [int(s) for s in sizes],
-        "a": float(rng.uniform(0.1, 3.0)),
-        "b": float(rng.uniform(0.02, 0.3)),
-    }
+    ready = np.cumsum(rng.exponential(1.0, count)).tolist()
+    sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int).tolist()
+    costs = ex.drawn(rng, a=ex.between(0.1, 3.0), b=ex.between(0.02, 0.3))
+    return {"ready": ready, "sizes": sizes, **costs}
 
 
 def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -> list[int]:
@@ -84,12 +80,8 @@ def two_credits(none: float, a: float, b: float, both: float) -> tuple[float, fl
 def no_longer_matter(operators: Sequence[Row], least: float) -> list[str]:
     """Return the operators whose perfect tuning would gain the network less than `least`."""
     total = sum(count * cycles for _, count, cycles, _ in operators)
-    found = []
-    for name, count, cycles, bound in operators:
-        saved = count * (cycles - bound)
-        if saved / (total - saved) < least:
-            found.append(name)
-    return found
+    saved = {name: count * (cycles - bound) for name, count, cycles, bound in operators}
+    return [name for name, less in saved.items() if less / (total - less) < least]
 
 
 def best_batch(times: Mapping[int, float], limit: float) -> int | None:
@@ -131,13 +123,11 @@ class Stairs:
     each: int
     jump: float
 
-    def __call__(self, size: float) -> float:
-        """Return the seconds for a size in bytes."""
+    def __call__(self, size: Any) -> Any:
+        """Return the seconds for a size in bytes, or for many."""
         return self.a + self.b * size + self.jump * (size // self.each)
 
-    def many(self, sizes: splits.Floats) -> splits.Floats:
-        """Return the seconds for many sizes."""
-        return self.a + self.b * sizes + self.jump * (sizes // self.each)
+    many = __call__
 
 
 def _judge_24_3(got: Any, case: ex.Case) -> str | None:
@@ -149,10 +139,8 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:
         return f"expected at most {case['most']} buckets"
-    end, best = (
-        splits.end_s(table, price, splits.split_at(lasts)),
-        splits.best_split(table, price, case["most"])[1],
-    )
+    end = splits.end_s(table, price, splits.split_at(lasts))
+    best = splits.best_split(table, price, case["most"])[1]
     return f"which ends at {end:.3f}, expected {best:.3f}" if end > best * (1 + CLOSE) else None
 
 
@@ -192,9 +180,8 @@ def _judge_24_4(got: Any, case: ex.Case) -> str | None:
     if any(x > y for x, y in pairwise(ready)):
         return "expected ready times in ascending order"
     times = best.gain("mg_wfbp") + 1
-    if times < WORSE:
-        return f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
-    return None
+    soon = f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
+    return soon if times < WORSE else None
 
 
 @ex.judged(_judge_24_4, cases=1)
@@ -254,12 +241,13 @@ TRIALS = 6
 
 def _tuned_network(rng: ex.Rng) -> Network:
     operators, curves = [], []
+    curve: dict[str, Any] = {
+        "bound": ex.between(5, 500),
+        "spread": (0, 0.05, 0.3, 1),
+        "rate": ex.between(0.5, 0.95),
+    }
     for _ in range(int(rng.integers(4, 13))):
-        bound, spread, rate = (
-            rng.uniform(5, 500),
-            rng.choice([0, 0.05, 0.3, 1]),
-            rng.uniform(0.5, 0.95),
-        )
+        bound, spread, rate = ex.drawn(rng, **curve).values()
         reach = bound * rng.choice([1.0, 1.05, 1.3])
         fewest = reach * (1 + spread * rate ** np.arange(TRIALS * 12 + 1))
         operators.append((int(rng.integers(1, 25)), float(fewest[0]), float(bound)))
@@ -289,9 +277,9 @@ def _spent(fn: Any) -> Any:
 def _hindsight(network: Network, most: int) -> float:
     """Return the least sum by any split: gains shrink, so the largest are taken one by one."""
     operators, curves = network
-    gains = sorted(count * (a - b) for (count, *_), curve in zip(operators, curves, strict=True)
-                   for a, b in pairwise(curve))[::-1]  # fmt: skip
-    return sum(count * now for count, now, _ in operators) - sum(gains[:most])
+    rows = zip(operators, curves, strict=True)
+    gains = sorted(count * (a - b) for (count, *_), curve in rows for a, b in pairwise(curve))
+    return sum(count * now for count, now, _ in operators) - sum(gains[: -most - 1 : -1])
 
 
 def _judge_25_4(got: Any, case: ex.Case) -> str | None:

@@ -100,10 +100,10 @@ def show(value: object, limit: int = 70) -> str:
     return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."
 
 
-def equal_to(expected: object, rel_tol: float = 0.0) -> Callable[[object], str | None]:
+def equal_to(expected: Any, rel_tol: float = 0.0) -> Callable[[object], str | None]:
     """Return a judge of one value: numbers by `rel_tol`, arrays by shape then value, else `==`."""
 
-    def judge(got: object) -> str | None:
+    def judge(got: Any) -> str | None:
         if isinstance(expected, np.ndarray) and np.shape(got) != expected.shape:
             return f"of shape {np.shape(got)}, expected shape {expected.shape}"
         if _same(got, expected, rel_tol):

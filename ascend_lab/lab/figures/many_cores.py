@@ -310,8 +310,8 @@ def _graph(ax: Any, index: np.ndarray, cores: int, rows: int) -> dict[int, list[
         ax.plot(0, core_y(core), marker="s", ms=15, mfc=st.PAPER, mec=st.BLUE, mew=1.4, zorder=2)
         st.put(ax, 0, core_y(core), str(core), color="black")
     for row in range(rows):
-        bad = st.VERMILLION, st.VERMILLION, "X"
-        face, edge, marker = bad if row in torn else (st.PAPER, st.GREEN, "o")
+        torn_look = st.VERMILLION, st.VERMILLION, "X"
+        face, edge, marker = torn_look if row in torn else (st.PAPER, st.GREEN, "o")
         ax.plot(1, height - row, marker=marker, ms=6.5, mfc=face, mec=edge, zorder=2)
         ax.text(1.07, height - row, str(row), va="center", fontsize=7, color=st.INK)
     ax.text(0, height + 1.1, "cores", ha="center", color=st.INK)
