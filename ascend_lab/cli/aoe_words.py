@@ -182,9 +182,8 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
     limit_s = arguments.time_limit
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
-        raise InputError(
-            "--time_limit above 0 seconds", f"{limit_s:g}", "raise it, or leave it out"
-        )
+        needed = "--time_limit above 0 seconds"
+        raise InputError(needed, f"{limit_s:g}", "raise it, or leave it out")
     check_least(arguments, "--seed")
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(

@@ -179,9 +179,8 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
     """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
     for flag in flags:
         if flag.lstrip("-").replace("-", "_") in arguments.given:
-            raise InputError(
-                f"{flag} only {when}", "", "drop it, it changes nothing here, or give what it needs"
-            )
+            needed = f"{flag} only {when}"
+            raise InputError(needed, "", "drop it, it changes nothing here, or give what it needs")
 
 
 def check_limit(limit_s: float | None) -> None:

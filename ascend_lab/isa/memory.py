@@ -158,9 +158,8 @@ class Buffer:
                 count = whole(getattr(self, field), f"buffer {self.name}: {field}")
                 object.__setattr__(self, field, count)
         if self.dtype not in DTYPE_BYTES:
-            raise ProgramError(
-                f"buffer {self.name}: a number format", self.dtype, f"use {', '.join(DTYPE_BYTES)}"
-            )
+            needed = f"buffer {self.name}: a number format"
+            raise ProgramError(needed, self.dtype, f"use {', '.join(DTYPE_BYTES)}")
         if self.elements < 1 or self.slots < 1 or self.address < 0:
             needed = f"buffer {self.name}: elements >= 1, slots >= 1, address >= 0"
             got = f"{self.elements}, {self.slots}, {self.address}"

@@ -295,7 +295,6 @@ def default_tiling(piece: Piece, chip: Chip) -> kernels.GemmSchedule:
 
 
 # -- who earned it? Credit for what several techniques reach together, whatever their order --------
-
 Value = Callable[[frozenset[str]], float]
 """What a set of techniques is worth."""
 Times = Mapping[frozenset[str], float]

@@ -42,9 +42,8 @@ def execute(
     kernel = as_kernel(program)
     events = kernel.event_count
     if events > MAX_EVENTS:
-        raise SimulationError(
-            f"at most {MAX_EVENTS} instructions to execute", str(events), "use a smaller shape"
-        )
+        needed = f"at most {MAX_EVENTS} instructions to execute"
+        raise SimulationError(needed, str(events), "use a smaller shape")
     memory = {b.name: _tensor(b, tensors) for b in kernel.tensors}
     for name in tensors:
         if name not in memory:

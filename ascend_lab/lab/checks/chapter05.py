@@ -172,7 +172,6 @@ def _judge_bytes(got: Any, case: ex.Case) -> str | None:
 
 
 # -- exercise 6: a bound for any formula ----
-
 BOUND_SLACK = 1.5
 """An error bound may be this many times ours in the mean, not more."""
 

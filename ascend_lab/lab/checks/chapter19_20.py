@@ -161,10 +161,6 @@ def _space(rng: np.random.Generator) -> TableSpace:
     return TableSpace(("a", "b", "c", "d"), [[int(v) for v in column] for column in rows.T])
 
 
-def _judge_repair(got: Any, case: ex.Case) -> str | None:
-    return _follows(got, case["tilings"], [(value,) for value in case["wanted"]])
-
-
 def _judge_child(got: Any, case: ex.Case) -> str | None:
     pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
     return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
@@ -283,7 +279,10 @@ def check_ex_19_2(rng: ex.Rng) -> ex.Case:
     return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
-@ex.judged(_judge_repair, cases=60)
+@ex.judged(
+    lambda got, case: _follows(got, case["tilings"], [(value,) for value in case["wanted"]]),
+    cases=60,
+)
 def check_ex_20_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can."""
     space = _space(rng)

@@ -30,16 +30,15 @@ MOST_SERVERS, MOST_DEVICES, MOST_SWITCHES = 3, 12, 8
 """Drawn of each; of more, the first and the last with dots between."""
 DISC_IN, BOX_IN, SERVER_IN, ROW_IN = 0.13, (0.62, 0.22), 2.1, 0.62
 """Radius of a device, sides of a switch, height of a server, distance of switch rows."""
-Point = tuple[float, float]
 
 
 @dataclass(slots=True)
 class _Plan:
     """Where nodes go, in inches from the upper left; which servers are drawn, and their boxes."""
 
-    places: dict[int, Point] = field(default_factory=dict)
+    places: dict[int, st.Point] = field(default_factory=dict)
     boxes: list[tuple[float, float]] = field(default_factory=list)
-    dots: list[Point] = field(default_factory=list)
+    dots: list[st.Point] = field(default_factory=list)
     rows: int = 0
 
 
@@ -114,7 +113,7 @@ def _owners(topology: Topology) -> dict[int, int]:
 
 
 def _place_server(
-    topology: Topology, plan: _Plan, server: int, inside: Sequence[int], sides: Point
+    topology: Topology, plan: _Plan, server: int, inside: Sequence[int], sides: st.Point
 ) -> None:
     """Place a server's devices on circles, one for all that are linked, and its switches below."""
     group = topology.groups[server]

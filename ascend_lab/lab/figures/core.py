@@ -16,7 +16,6 @@ from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline
 
-Point = tuple[float, float]
 Hop = tuple[str, str]
 """One path, as (source space, destination space)."""
 KIB = 1024
@@ -34,7 +33,7 @@ BOXES: Mapping[str, tuple[float, float, float, float]] = {
     "V": (84, 1, 14, 9),
 }
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
-WAYS: Mapping[Hop, tuple[tuple[Point, ...], Point]] = {
+WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
     ("GM", "L1"): (((11.5, 39), (27, 39)), (20, 39)),
     ("GM", "L0A"): (((11.5, 47.5), (59, 47.5)), (20, 47.5)),
     ("GM", "L0B"): (((11.5, 31), (59, 31)), (20, 31)),
@@ -129,7 +128,7 @@ def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) 
     st.put(ax, x + width / 2, y + height / 2, text, zorder=4, linespacing=1.25, **style)
 
 
-def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim: bool) -> None:
+def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, dim: bool) -> None:
     colour = st.LIGHT if dim else st.PIPE_STYLE[pipe].colour
     look: dict[str, Any] = {"color": colour, "joinstyle": "miter", "capstyle": "butt"}
     look |= {"mutation_scale": 9 + width_pt, "linewidth": width_pt, "zorder": 1.5 if dim else 2}
@@ -139,7 +138,7 @@ def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim:
     ax.add_patch(head)
 
 
-def _straight(hop: Hop) -> tuple[tuple[Point, ...], Point]:
+def _straight(hop: Hop) -> tuple[tuple[st.Point, ...], st.Point]:
     (x, y, w, h), (u, v, s, t) = (BOXES[name] for name in hop)
     ends = ((x + w / 2, y + h / 2), (u + s / 2, v + t / 2))
     return ends, ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2)

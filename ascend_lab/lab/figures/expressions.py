@@ -17,6 +17,7 @@ TILE_ROWS = 16
 PIECE = 512
 """Columns of a piece; the slots of tiles of pieces leave UB room for the arithmetic."""
 Operator = Callable[[Tensor], Tensor]
+Runs = dict[str, sim.KernelTimeline | None]
 
 
 def three_nests(y: Tensor, chip_name: str) -> dict[str, Callable[[], Schedule]]:
@@ -169,11 +170,9 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     return st.finish(fig, alt=_alt(chip, runs, shapes))
 
 
-def _runs(
-    operator: Operator, chip: str, shape: tuple[int, int]
-) -> dict[str, sim.KernelTimeline | None]:
+def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
     """Time the three nests; None for one whose tiles do not fit."""
-    found: dict[str, sim.KernelTimeline | None] = {}
+    found: Runs = {}
     for name, make in three_nests(operator(te.placeholder(shape, name="x")), chip).items():
         try:
             found[name] = sim.simulate_kernel(te.lower(make()), load_chip(chip))
@@ -182,9 +181,7 @@ def _runs(
     return found
 
 
-def _bars_of_bytes(
-    ax: Any, runs: Mapping[str, sim.KernelTimeline | None], shape: tuple[int, int]
-) -> None:
+def _bars_of_bytes(ax: Any, runs: Runs, shape: tuple[int, int]) -> None:
     values = [ns.gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
     for row, value in enumerate(values):
         ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
@@ -193,9 +190,7 @@ def _bars_of_bytes(
     _letters(ax, len(values), 1.15 * max(values))
 
 
-def _bars_of_cycles(
-    ax: Any, runs: list[dict[str, sim.KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
-) -> None:
+def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> None:
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for each in runs for r in each.values() if r)
     height = 0.68 / len(runs)
@@ -223,9 +218,7 @@ def _letters(ax: Any, count: int, right: float) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _alt(
-    chip: str, runs: list[dict[str, sim.KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
-) -> str:
+def _alt(chip: str, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> str:
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):
         told = []

@@ -219,9 +219,7 @@ def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, 
         st.put(ax, x, sum(BANDS[level]) / 2, name)
 
 
-def _arrow(
-    ax: Any, x: float, gap: tuple[float, float], up: bool, share: float, colour: str
-) -> None:
+def _arrow(ax: Any, x: float, gap: st.Point, up: bool, share: float, colour: str) -> None:
     """Draw an arrow across a gap, as wide as its share of bytes; no colour means a ghost."""
     low, high = gap[0] + 0.07, gap[1] - 0.07
     half, head = 0.17 * share, 0.32

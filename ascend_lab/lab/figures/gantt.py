@@ -279,9 +279,7 @@ def fig_circuits(
     return st.finish(fig, alt=alt)
 
 
-def _arc(
-    ax: Any, start: tuple[float, float], end: tuple[float, float], bend: float, bold: bool
-) -> None:
+def _arc(ax: Any, start: st.Point, end: st.Point, bend: float, bold: bool) -> None:
     arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>")
     arrow.set(mutation_scale=12, linewidth=2.8 if bold else 1.0, color=st.INK if bold else st.GREY)
     ax.add_patch(arrow)

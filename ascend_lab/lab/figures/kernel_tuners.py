@@ -21,6 +21,7 @@ SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", st.BLUE])
 WORST = 2.0
 """Costs this many times the best are drawn as white."""
 Tree = Mapping[Point, Node]
+People = Sequence[Person]
 
 
 def fig_toy_tree(
@@ -226,9 +227,7 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
     return st.finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
 
 
-def fig_population(
-    space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]]
-) -> st.LabFigure:
+def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st.LabFigure:
     """Draw three generations of `log` over the landscape `costs` of a whole space, and all costs.
 
     Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
@@ -255,9 +254,7 @@ def fig_population(
     return st.finish(fig, alt=f"{alt} space end at: {marks}.")
 
 
-def _draw_map(
-    ax: Any, space: CubeSpace, costs: Floats, people: Sequence[Person], *, first: bool
-) -> None:
+def _draw_map(ax: Any, space: CubeSpace, costs: Floats, people: People, *, first: bool) -> None:
     """Draw the least cost for each number of cores and width of tile, and where people are."""
     cores, wide = space.genes["rows"] * space.genes["cols"], space.genes["n"]
     xs, x = np.unique(cores, return_inverse=True)
@@ -280,7 +277,7 @@ def _draw_map(
         ax.set_ylabel("n (fractals)")
 
 
-def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: float) -> None:
+def _draw_cloud(ax: Any, costs: Floats, log: Sequence[People], least: float) -> None:
     for share, name in SHARES:
         level = float(np.quantile(costs, share)) / least
         ax.axhline(level, color=st.GREY, ls=(0, (3, 2)), lw=0.8)

@@ -130,7 +130,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
     turn = turn_of(program)
     pipes: list[str] = [p for p in PIPES if p in {i.pipe for i in turn}]
     fig, ax = st.new_figure(height_in=0.7 + 0.27 * len(turn))
-    places: dict[tuple[str, Any], tuple[float, float]] = {}
+    places: dict[tuple[str, Any], st.Point] = {}
     for row, i in enumerate(turn):
         x, y = float(pipes.index(i.pipe)), float(row)
         if i.event is not None:
@@ -161,9 +161,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-def _arrow(
-    ax: Any, start: tuple[float, float], end: tuple[float, float], style: str, colour: str
-) -> None:
+def _arrow(ax: Any, start: st.Point, end: st.Point, style: str, colour: str) -> None:
     look = {"arrowstyle": "-|>", "linestyle": style, "color": colour, "linewidth": 1.1}
     ax.annotate("", end, start, arrowprops=look)
 

@@ -34,6 +34,7 @@ from matplotlib.text import Text
 
 from ascend_lab.errors import AscendLabError, InputError
 
+Point = tuple[float, float]
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"

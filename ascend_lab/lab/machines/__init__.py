@@ -98,7 +98,7 @@ def sample_inputs(
 
 # -- `run(machine, program, inputs)`: pick the rule that belongs to the machine and the program ----
 Machine: TypeAlias = Scalar | Simd | Simt | Systolic | Cube
-Rule: TypeAlias = Callable[[Any, Any, Mapping[str, pr.Array]], Run]
+Rule: TypeAlias = Callable[[Any, Any, pr.Arrays], Run]
 RULES: Mapping[type, tuple[Rule, Rule]] = MappingProxyType(
     {
         Scalar: (simd.scalar_kernel, simd.scalar_matmul),
@@ -111,7 +111,7 @@ RULES: Mapping[type, tuple[Rule, Rule]] = MappingProxyType(
 """Kind of machine -> how it runs a `Kernel`, how it runs a `Matmul`."""
 
 
-def run(machine: Machine, program: Program, inputs: Mapping[str, pr.Array] | None = None) -> Run:
+def run(machine: Machine, program: Program, inputs: pr.Arrays | None = None) -> Run:
     """Execute a program on a machine: values, cycles, their causes, counters.
 
     Without inputs, small random whole numbers are used (`sample_inputs`). Raises `MachineError`

@@ -127,7 +127,7 @@ class Trace:
 @dataclass(slots=True)
 class _State:
     kernel: pr.Kernel
-    inputs: Mapping[str, pr.Array]
+    inputs: pr.Arrays
     width: int
     port: Port
     timing: Timing
@@ -147,9 +147,7 @@ class _State:
         self.clock, self.slots = np.zeros((2, len(self.element)), np.int64)
 
 
-def execute(
-    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], width: int, port: Port, timing: Timing
-) -> Trace:
+def execute(kernel: pr.Kernel, inputs: pr.Arrays, width: int, port: Port, timing: Timing) -> Trace:
     """Run the kernel in groups of `width` lanes and return values and counts.
 
     Raises `MachineError` for missing or short inputs, a load past the end of an array, and a
@@ -353,17 +351,14 @@ def blocking(
     )
 
 
-def operands(
-    program: pr.Matmul, inputs: Mapping[str, pr.Array]
-) -> tuple[pr.Array, pr.Array, np.dtype]:
+def operands(program: pr.Matmul, inputs: pr.Arrays) -> tuple[pr.Array, pr.Array, np.dtype]:
     """Return A, B and the accumulation format; raise `MachineError` for a wrong shape or format."""
     wanted = {"A": (program.m, program.k), "B": (program.k, program.n)}
     for name, shape in wanted.items():
         got = np.shape(inputs[name]) if name in inputs else "no such input"
         if got != shape:
-            raise MachineError(
-                f"{program.name} needs {name} of shape {shape}", str(got), "pass it in inputs"
-            )
+            needed = f"{program.name} needs {name} of shape {shape}"
+            raise MachineError(needed, str(got), "pass it in inputs")
     a, b = np.asarray(inputs["A"]), np.asarray(inputs["B"])
     if a.dtype != b.dtype or str(a.dtype) not in ACCUMULATE:
         needed = f"{program.name} needs A and B in one format of {', '.join(ACCUMULATE)}"

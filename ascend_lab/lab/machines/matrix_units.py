@@ -4,7 +4,7 @@ The cube unit: one instruction, one block of a matrix product per cycle. The sys
 step of every value per cycle. And the matmul that an elementwise kernel is for either.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -64,7 +64,7 @@ class Cube:
         raise MachineError(f"{self.name} multiplies {known}", dtype, "convert the inputs")
 
 
-def cube_matmul(machine: Cube, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def cube_matmul(machine: Cube, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B in whole blocks; parts of a block that hold no data cost the same."""
     a, b, accumulate = operands(program, inputs)
     block = machine.block(str(a.dtype))
@@ -128,9 +128,7 @@ def array_cycles(machine: Systolic, program: pr.Matmul) -> int:
     return tiles * (2 * machine.rows + program.m + machine.columns - 2)
 
 
-def systolic_matmul(
-    machine: Systolic, program: pr.Matmul, inputs: Mapping[str, pr.Array]
-) -> pr.Run:
+def systolic_matmul(machine: Systolic, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B by moving every value through the array."""
     a, b, accumulate = operands(program, inputs)
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
@@ -241,9 +239,7 @@ class AsMatmul:
     is_total: bool
 
 
-def as_matmul(
-    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], rows: int, machine: str
-) -> AsMatmul:
+def as_matmul(kernel: pr.Kernel, inputs: pr.Arrays, rows: int, machine: str) -> AsMatmul:
     """Return the matmul that computes the kernel, with its elements folded into `rows` rows.
 
     Raises `MachineError` for a kernel that is not a sum of inputs times numbers.
@@ -268,9 +264,7 @@ def as_matmul(
     return AsMatmul(a, b.reshape(len(form) * rows, columns), last.array, False)
 
 
-def matrix_kernel(
-    machine: Cube | Systolic, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]
-) -> pr.Run:
+def matrix_kernel(machine: Cube | Systolic, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute an elementwise kernel or a reduction as the matmul it is equal to.
 
     A systolic array keeps the small factor and streams the elements past it.
@@ -291,7 +285,7 @@ def matrix_kernel(
     return replace(run, values={matmul.output: flat}, counters=counts)
 
 
-def _linear_form(kernel: pr.Kernel, inputs: Mapping[str, pr.Array], out: str, machine: str) -> Form:
+def _linear_form(kernel: pr.Kernel, inputs: pr.Arrays, out: str, machine: str) -> Form:
     regs: dict[str, Form] = {}
 
     def value(arg: pr.Operand) -> Form:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ascend_lab.errors import MachineError
 
 Array: TypeAlias = NDArray[Any]
+Arrays = Mapping[str, Array]
 Operand: TypeAlias = str | float
 """A register, a scalar parameter of the kernel, or a number."""
 MAX_ELEMENTS = 1 << 27
@@ -105,9 +106,8 @@ class Kernel:
     def __post_init__(self) -> None:
         """Refuse sizes, operations and addresses that make no sense."""
         if not 1 <= self.n <= MAX_ELEMENTS:
-            raise MachineError(
-                f"kernel {self.name} needs 1 to {MAX_ELEMENTS} elements", str(self.n), "change n"
-            )
+            needed = f"kernel {self.name} needs 1 to {MAX_ELEMENTS} elements"
+            raise MachineError(needed, str(self.n), "change n")
         for instr in walk(self.body):
             _check(instr, self.name)
         _check_independent(self)
@@ -161,9 +161,8 @@ def _check(instr: Instr, name: str) -> None:
     if isinstance(instr, Arith):
         op = OPS.get(instr.op)
         if op is None:
-            raise MachineError(
-                f"kernel {name} needs an operation of {', '.join(OPS)}", repr(instr.op), "use one"
-            )
+            needed = f"kernel {name} needs an operation of {', '.join(OPS)}"
+            raise MachineError(needed, repr(instr.op), "use one")
         if len(instr.args) != op.operands:
             needed = f"kernel {name}: {instr.op} needs {op.operands} operands"
             raise MachineError(needed, str(len(instr.args)), "correct the instruction")
@@ -196,7 +195,7 @@ def text(instr: Instr) -> str:
 
 
 # -- check the inputs of a kernel before anything runs ---------------------------------------------
-def check_inputs(kernel: Kernel, inputs: Mapping[str, Array]) -> None:
+def check_inputs(kernel: Kernel, inputs: Arrays) -> None:
     """Raise `MachineError` unless every parameter and every array is there and long enough."""
     for name in kernel.params:
         if name not in inputs or np.ndim(inputs[name]) != 0:
@@ -208,18 +207,15 @@ def check_inputs(kernel: Kernel, inputs: Mapping[str, Array]) -> None:
         array = inputs.get(instr.array)
         if array is None or np.ndim(array) != 1 or len(array) < need:
             got = _have(inputs) if array is None else f"shape {np.shape(array)}"
-            raise MachineError(
-                f"{kernel.name} needs an array {instr.array!r} of one axis and {need} elements",
-                got,
-                "pass it in inputs",
-            )
+            needed = f"{kernel.name} needs an array {instr.array!r} of one axis and {need} elements"
+            raise MachineError(needed, got, "pass it in inputs")
 
 
-def _have(inputs: Mapping[str, Array]) -> str:
+def _have(inputs: Arrays) -> str:
     return "inputs " + (", ".join(sorted(inputs)) or "that are empty")
 
 
-def number_format(kernel: Kernel, inputs: Mapping[str, Array]) -> np.dtype[Any]:
+def number_format(kernel: Kernel, inputs: Arrays) -> np.dtype[Any]:
     """Return the one number format of the arrays that arithmetic works on."""
     loads = [instr for instr in walk(kernel.body) if isinstance(instr, Load)]
     indices = {load.index for load in loads}
@@ -277,7 +273,7 @@ class Run:
 
     machine: str
     program: str
-    values: Mapping[str, Array]
+    values: Arrays
     cycles: int
     parts: Breakdown
     counters: Mapping[str, int]

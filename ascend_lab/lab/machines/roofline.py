@@ -48,9 +48,8 @@ class Dot:
         _positive(f"dot {self.name}", "time_s", self.time_s)
         for level, moved in self.bytes_per_level.items():
             if not 0 <= moved < math.inf:
-                raise MachineError(
-                    f"dot {self.name} needs bytes of at least 0 at {level}", str(moved), "check it"
-                )
+                needed = f"dot {self.name} needs bytes of at least 0 at {level}"
+                raise MachineError(needed, str(moved), "check it")
         object.__setattr__(self, "bytes_per_level", MappingProxyType(dict(self.bytes_per_level)))
 
     @property

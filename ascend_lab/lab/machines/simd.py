@@ -1,6 +1,6 @@
 """SISD, one instruction, one element: an in-order core with a cache. And SIMD, many elements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +32,7 @@ class Scalar:
         return 2.0
 
 
-def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
     trace = execute(kernel, inputs, 1, machine.port, _timing(machine))
     values = dict(trace.values)
@@ -50,7 +50,7 @@ def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: Mapping[str, pr.Ar
     return _finish(machine, kernel.name, values, work, counts, stream)
 
 
-def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute three nested loops: two loads, a multiply-add and the loop per product."""
     a, b, accumulate = operands(program, inputs)
     steps = program.m * program.k * program.n
@@ -235,7 +235,7 @@ def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
     return sum(machine.startup_cycles + machine.cycles_per_repeat * op.repeats for op in ops)
 
 
-def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute the kernel tile by tile in the local buffer."""
     if any(isinstance(instr, pr.Load) and instr.index for instr in pr.walk(kernel.body)):
         raise MachineError(
@@ -276,7 +276,7 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]
     return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
 
 
-def simd_matmul(machine: Simd, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simd_matmul(machine: Simd, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C[i, :] += A[i, k] * B[k, :] with one masked instruction series per (i, k)."""
     a, b, accumulate = operands(program, inputs)
     width = max(1, machine.vector_bytes // accumulate.itemsize)

@@ -105,7 +105,7 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[int, pr.Br
     return pr.whole(cycles), pr.Breakdown(pr.whole(compute), pr.whole(move), pr.whole(wait))
 
 
-def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute one thread per element; a closing `Total` adds passes over the partial sums."""
     port = machine.port
     timing = Timing(machine.arith_cycles, port.latency_cycles, slot_bytes=port.line_bytes)
@@ -238,7 +238,7 @@ STEP_OVERHEAD = 8
 """Warp instructions per k-tile besides the products: 2 loads, 2 shared stores, 2 barriers, loop."""
 
 
-def simt_matmul(machine: Simt, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simt_matmul(machine: Simt, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B in blocks of TILE x TILE threads; each product costs two shared loads."""
     a, b, accumulate = operands(program, inputs)
     block = replace(machine, threads_per_block=TILE * TILE)
