@@ -116,7 +116,12 @@ def var(name: str) -> Affine:
     return Affine(0, ((name, 1),))
 
 
-def as_affine(value: Affine | int) -> Affine:
+Index = Affine | int
+Sizes = Sequence[int] | int | None
+Strides = Sequence[int] | None
+
+
+def as_affine(value: Index) -> Affine:
     """Return `value` unchanged if affine, else the constant."""
     return value if isinstance(value, Affine) else Affine(whole(value, "an address"))
 
@@ -184,11 +189,7 @@ class Buffer:
         return self.slot_bytes * (self.slots - 1) + self.elements * self.itemsize
 
     def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-        slot: Affine | int = 0,
+        self, offset: Index = 0, sizes: Sizes = None, strides: Strides = None, slot: Index = 0
     ) -> Region:
         """Return a strided region; default: the whole slot, contiguous.
 
@@ -307,11 +308,6 @@ class Tile:
     buffer: Buffer
     slot: int
 
-    def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-    ) -> Region:
+    def region(self, offset: Index = 0, sizes: Sizes = None, strides: Strides = None) -> Region:
         """Return a region of this slot, as `Buffer.region`."""
         return self.buffer.region(offset, sizes, strides, slot=self.slot)

@@ -9,9 +9,10 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from ascend_lab.aoe import Point, Space, completed, drive, workers
+from ascend_lab.aoe import Point, Space, completed, drive
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.search import Mcts, Node, tree_of
+from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import gantt, style as st
 from ascend_lab.lab.tuning import Person, SimpleGenetic
@@ -135,11 +136,7 @@ def _draw(
 
 
 def fig_grown_tree(
-    space: Space,
-    measure: workers.Measure,
-    exploration: float = 1.0,
-    budget: int = 60,
-    seed: int = 0,
+    space: Space, measure: Measure, exploration: float = 1.0, budget: int = 60, seed: int = 0
 ) -> st.LabFigure:
     """Run the plain tree search with these settings and draw its tree."""
     search = Mcts(exploration=exploration, batch=1, completions=1)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -122,7 +122,7 @@ def formula(expr: tensor.Expr, inside: bool = False) -> str:
     return f"{expr.op.removeprefix('v')}({', '.join(args)})"
 
 
-def pipes_in(items: Sequence[Box | Work]) -> Iterator[str]:
+def pipes_in(items: Items) -> Iterator[str]:
     """Yield the pipe of every statement, top to bottom."""
     for item in items:
         if isinstance(item, Work):
@@ -131,18 +131,13 @@ def pipes_in(items: Sequence[Box | Work]) -> Iterator[str]:
             yield from pipes_in(item.inside)
 
 
-def height_of(items: Sequence[Box | Work]) -> float:
+def height_of(items: Items) -> float:
     """Return the rows a drawn nest takes: one per statement, heading and a margin per box."""
     return sum(1.0 if isinstance(i, Work) else 1.35 + height_of(i.inside) for i in items)
 
 
 def draw_nest(
-    ax: Any,
-    items: Sequence[Box | Work],
-    *,
-    rows: float = 0.0,
-    size: float = 7.5,
-    swatch: float = 0.075,
+    ax: Any, items: Items, *, rows: float = 0.0, size: float = 7.5, swatch: float = 0.075
 ) -> None:
     """Draw a nest into empty axes, top to bottom; `rows` keeps several of them at one scale.
 
@@ -158,9 +153,7 @@ def draw_nest(
             style = {"va": "center", "ha": "right", "fontsize": size - 1, "color": "#555555"}
             ax.text(right - 0.012, middle, note, **style)
 
-    def draw(
-        items: Sequence[Box | Work], top: float, left: float, right: float, level: int
-    ) -> None:
+    def draw(items: Items, top: float, left: float, right: float, level: int) -> None:
         for item in items:
             if isinstance(item, Work):
                 style, low, height = st.PIPE_STYLE[item.pipe], top + 0.07, 0.86
@@ -258,7 +251,7 @@ def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
     return f"{slots}{amount} of {stage.scope}"
 
 
-def lines_of(items: Sequence[Box | Work], depth: int = 0) -> list[str]:
+def lines_of(items: Items, depth: int = 0) -> list[str]:
     """Return a nest as short lines of text, for alt texts and tests."""
     out = []
     for item in items:

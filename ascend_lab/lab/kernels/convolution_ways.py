@@ -190,14 +190,16 @@ def pack_pointwise(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[
 
 # -- references -----------------------------------------------------------------------------------
 Values = np.ndarray
+Steps = int | Pair
+Edges = int | Pair | Pads
 
 
 def conv2d_reference(
     x: Values,
     weight: Values,
-    stride: int | Pair = 1,
-    pad: int | Pair | Pads = 0,
-    dilation: int | Pair = 1,
+    stride: Steps = 1,
+    pad: Edges = 0,
+    dilation: Steps = 1,
     groups: int = 1,
 ) -> Values:
     """y[n,k,i,j] = sum over c,r,s of x[n,c,i*sh+r*dh-top,j*sw+s*dw-left] * weight[k,c,r,s].
@@ -225,11 +227,7 @@ def _taps(shape: ConvShape, x: Values) -> Iterator[tuple[int, int, Values]]:
 
 
 def im2col_reference(
-    x: Values,
-    kernel: Pair,
-    stride: int | Pair = 1,
-    pad: int | Pair | Pads = 0,
-    dilation: int | Pair = 1,
+    x: Values, kernel: Pair, stride: Steps = 1, pad: Edges = 0, dilation: Steps = 1
 ) -> Values:
     """Return the im2col matrix (n*oh*ow, c*r*s) of x (n, c, h, w): a row holds a window.
 
@@ -253,12 +251,7 @@ def _wide(values: Values, rank: int) -> Values:
 
 
 def _shape_of(
-    x: Values,
-    weight: Values,
-    stride: int | Pair,
-    pad: int | Pair | Pads,
-    dilation: int | Pair,
-    groups: int,
+    x: Values, weight: Values, stride: Steps, pad: Edges, dilation: Steps, groups: int
 ) -> ConvShape:
     """Check the operands against one another and return them as a problem."""
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:
