@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 
 OUTPUTS = (
-    "json",
-    "trace",
-    "output",
-    "outputs",
-    "fusion_result",
-    "check_report",
-    "report",
-    "figure",
+    *("json", "trace", "output", "outputs", "fusion_result", "check_report", "report", "figure"),
     "records",
 )
 """Arguments that name a file to write; only JSON can be printed, with -."""

@@ -18,13 +18,8 @@ from ascend_lab.lab.figures import style as st
 
 Look = tuple[str, Literal["-", "--", "-.", ":"]]
 LOOKS: tuple[Look, ...] = (
-    (st.BLUE, "-"),
-    (st.VERMILLION, "--"),
-    (st.GREEN, "-."),
-    (st.ORANGE, ":"),
-    (st.PURPLE, "-"),
-    (st.SKY, "--"),
-    (st.GREY, ":"),
+    *((st.BLUE, "-"), (st.VERMILLION, "--"), (st.GREEN, "-."), (st.ORANGE, ":")),
+    *((st.PURPLE, "-"), (st.SKY, "--"), (st.GREY, ":")),
 )
 MOST_SERVERS, MOST_DEVICES, MOST_SWITCHES = 3, 12, 8
 """Drawn of each; of more, the first and the last with dots between."""
