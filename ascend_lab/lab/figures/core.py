@@ -103,12 +103,12 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
             for hop in chip.paths
             if hop[0] == (chain[-1].hop[1] if chain else src)
         ]
+        there = [chain for chain in grown if chain[-1].hop[1] == dst]
+        if there:
+            return min(there, key=lambda chain: sum(m.occupied_cycles for m in chain))
         # One chain per buffer is enough to go on from: the quickest of those that reach it first.
         grown.sort(key=lambda chain: -sum(m.occupied_cycles for m in chain))
-        best = {chain[-1].hop[1]: chain for chain in grown}
-        if dst in best:
-            return best[dst]
-        chains = list(best.values())
+        chains = list({chain[-1].hop[1]: chain for chain in grown}.values())
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
 
 
