@@ -343,10 +343,8 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
         raise wrong
     own = replace(own, expr=_with(own.expr, old, value - near))
     if not isinstance(value, Read):  # what both begin with becomes a stage of its own
-        axes, name = (
-            (*own.axes, Axis(own.reduce[0].name, part)),
-            state.new_name(f"{first_parts}_of"),
-        )
+        axes = (*own.axes, Axis(own.reduce[0].name, part))
+        name = state.new_name(f"{first_parts}_of")
         state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
         read = Read(name, value.dtype, identity(axes))
         base = replace(base, expr=_in_terms(read, own, base))
