@@ -30,8 +30,7 @@ from ascend_lab.dsl.schedule import Schedule, complete, create_schedule, loop_co
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
 from ascend_lab.isa import FRACTAL, up
-from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule
 
 CLEARLY = 0.98
 """How much quicker alone is quicker too where L2 holds operands, or other phases come before."""

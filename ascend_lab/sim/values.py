@@ -16,7 +16,6 @@ from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, SimulationError
 from ascend_lab.isa import Buffer, Instruction, Program, Region, as_kernel, launch
 from ascend_lab.isa.instructions import check_instruction, check_program
-from ascend_lab.isa.launch import Runnable
 from ascend_lab.isa.memory import numpy_type
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
 from ascend_lab.isa.walk import Core, Pick, Step, first, interleave, interleave_cores
@@ -26,7 +25,7 @@ POISON, SHARED, MAX_EVENTS = 0xFF, 50_000, 2_000_000
 
 
 def execute(
-    program: Runnable, tensors: Mapping[str, Values], chip: Chip, *, seed: int | None = None
+    program: launch.Runnable, tensors: Mapping[str, Values], chip: Chip, *, seed: int | None = None
 ) -> dict[str, Values]:
     """Run a program on arrays and return every GM tensor after it, by name.
 

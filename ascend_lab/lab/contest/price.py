@@ -5,7 +5,6 @@ Granularities are estimated, the best few of them priced, prices remembered.
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -129,11 +128,12 @@ Areas = Mapping[int, float]
 def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
     """Add up areas: of factors by the length that repeats them, of the first and the last step."""
     roles, ends = ("left", "whole", "right"), [0.0, 0.0]
-    areas: dict[str, dict[int, float]] = {role: defaultdict(float) for role in roles}
+    areas: dict[str, dict[int, float]] = {role: {} for role in roles}
     for piece, count in group.bundles:
         area = float(count * piece.shape[0] * piece.shape[1])
         if piece.role in areas:
-            areas[piece.role][piece.height if piece.role == "right" else piece.width] += area
+            own, length = areas[piece.role], piece.height if piece.role == "right" else piece.width
+            own[length] = own.get(length, 0.0) + area
         else:
             ends[piece.ready != 1] += area
     return areas["left"], areas["whole"], areas["right"], ends[0], ends[1]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from operator import or_
 from pathlib import Path
 
 from ascend_lab.errors import InputError
@@ -214,7 +213,7 @@ def bits(mask: int) -> Iterator[int]:
 
 def union(masks: Sequence[int], mask: int) -> int:
     """Return the masks of the set bits in one."""
-    return reduce(or_, map(masks.__getitem__, bits(mask)), 0)
+    return reduce(int.__or__, map(masks.__getitem__, bits(mask)), 0)
 
 
 class Relations:

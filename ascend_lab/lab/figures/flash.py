@@ -12,8 +12,7 @@ from ascend_lab import isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
-from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.nests import gm_bytes
+from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.ops import attention, expressions
 from ascend_lab.sim.compiled import WORK
 
@@ -83,7 +82,7 @@ def flash_traffic(
     tiling = fs.default_tiling(shape, chip) if chip.combined and tiling is None else tiling
     line = sim.simulate_kernel(attention.flash_kernel(shape, chip, tiling), chip)
     used = fs.tile_bytes(shape, tiling)["UB"] if tiling and chip.combined else None
-    return AttentionTraffic(gm_bytes(line), line.memory_bytes, line.cycles, used)
+    return AttentionTraffic(nests.gm_bytes(line), line.memory_bytes, line.cycles, used)
 
 
 def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
@@ -103,7 +102,7 @@ def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
 def separate_traffic(shape: FlashShape, chip: Chip) -> AttentionTraffic:
     """Return the cost of attention as three operators, whose scores pass through GM."""
     lines = [sim.simulate_kernel(kernel, chip) for kernel in separate_kernels(shape, chip)]
-    each = [(gm_bytes(line), line.memory_bytes, line.cycles) for line in lines]
+    each = [(nests.gm_bytes(line), line.memory_bytes, line.cycles) for line in lines]
     return AttentionTraffic(*map(sum, zip(*each, strict=True)))
 
 

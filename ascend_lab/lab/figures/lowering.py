@@ -14,8 +14,7 @@ from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_n
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.lab import graph_examples as choices
-from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.figures.nests import PIPES
+from ascend_lab.lab.figures import nests, style as st
 
 KIB = 1024
 LOOKS: Sequence[dict[str, Any]] = (
@@ -128,7 +127,7 @@ def turn_of(program: isa.Program) -> list[isa.Instruction]:
 def fig_flags(program: isa.Program) -> st.LabFigure:
     """Draw one turn of a program's loop: pipes side by side, an arrow from each set to its wait."""
     turn = turn_of(program)
-    pipes: list[str] = [p for p in PIPES if p in {i.pipe for i in turn}]
+    pipes: list[str] = [p for p in nests.PIPES if p in {i.pipe for i in turn}]
     fig, ax = st.new_figure(height_in=0.7 + 0.27 * len(turn))
     places: dict[tuple[str, Any], st.Point] = {}
     for row, i in enumerate(turn):
