@@ -27,14 +27,14 @@ LINES = {
     "compress": 3035,
     "course": 2310,
     "data": 20,
-    "dsl": 6475,
+    "dsl": 6405,
     "errors": 85,
-    "graph": 17315,
+    "graph": 17530,
     "isa": 3250,
-    "kernels": 11560,
-    "lab": 19000,
+    "kernels": 11585,
+    "lab": 18190,
     "layout": 835,
-    "limits": 240,
+    "limits": 260,
     "media": 1080,
     "ops": 6075,
     "output": 130,
@@ -45,9 +45,9 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 327
+FILES = 328
 IMPORT_LINES = 3800
-ROAD = 78
+ROAD = 79
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -69,7 +69,7 @@ def test_comparison_selection_and_casts() -> None:
 
 
 def test_inputs_and_hand_written_stages_are_errors_with_names() -> None:
-    s = te.create_schedule(add_relu(CHIP, 8), CHIP)
+    s = te.create_schedule(add_relu(8), CHIP)
     with pytest.raises(InputError, match=r"array b of shape \(8,\); got none"):
         interpret(s, {"a": normal(8)})
     with pytest.raises(InputError, match=r"shape \(9,\)"):
@@ -81,7 +81,7 @@ def test_inputs_and_hand_written_stages_are_errors_with_names() -> None:
 
 # -- figures ----------------------------------------------------------------------------------
 def pairs() -> dict[str, tuple[te.Schedule, te.Schedule]]:
-    plain = te.create_schedule(add_relu(CHIP, 100_000), CHIP)
+    plain = te.create_schedule(add_relu(100_000), CHIP)
     one = te.inline(plain, "vadd")
     tiles = te.split(one, "y", "i", 8192)
     return {"split": (one, tiles), "double_buffer": (tiles, te.double_buffer(tiles, "y"))}

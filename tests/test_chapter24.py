@@ -4,9 +4,8 @@ import pytest
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at
+from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, toy_rows
 from ascend_lab.lab.figures import fig_caps
-from ascend_lab.lab.figures.parallel import toy_rows
 
 
 # -- figures and claims ----------------------------------------------------------------------------

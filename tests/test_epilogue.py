@@ -39,8 +39,8 @@ from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, su
 from ascend_lab.kernels.epilogue_plan import demand_of, drain_plan, plan_of
 from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
+    explicit_gemm,
     pack_pointwise,
-    pointwise_launch,
 )
 from ascend_lab.sim import execute, simulate
 
@@ -414,7 +414,7 @@ def test_a_pointwise_product_takes_an_epilogue():
         "bias": pack_channels(extra["bias"]),
         "old": pack_pixels(shape, extra["old"], dense=True),
     }
-    result = execute(pointwise_launch(shape, chip, None, RESIDUAL), tensors, chip)
+    result = execute(gemm_launch(explicit_gemm(shape), chip, None, RESIDUAL), tensors, chip)
     sums = conv2d_reference(x, weight, (1, 1), (0,) * 4).astype(np.float32)
     wanted = values(RESIDUAL, sums, {"bias": extra["bias"][:, None, None], "old": extra["old"]})
     np.testing.assert_array_equal(unpack_conv(shape, {"y": result["c"]}), wanted)

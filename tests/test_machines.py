@@ -418,7 +418,7 @@ def _bad_programs() -> dict:
         "operand count": lambda: Kernel("k", 4, (load, Arith("x", "add", ("x",)))),
         "stride": lambda: Kernel("k", 4, (Load("x", "x", stride=0),)),
         "two totals": lambda: Kernel("k", 4, (load, Total("s", "x"), Total("t", "x"))),
-        "loop-carried": lambda: Kernel("k", 4, (Load("x", "y", offset=1), Store("y", "x"))),
+        "loop-carried": lambda: Kernel("k", 4, (Load("x", "y", stride=2), Store("y", "x"))),
         "matmul shape": lambda: Matmul(0, 1, 1),
         "threads": lambda: Simt(threads_per_block=48),
         "port": lambda: Port(rate_bytes_per_cycle=0),

@@ -31,14 +31,9 @@ _ATC = "it steers a part of the real compiler that the model lacks"
 _REMOTE = "nothing runs on a device: times come from the model, on this machine"
 _ONE_SIZE = "shapes are fixed here; give one size with --input_shape"
 REFUSED = {
-    "--ip": _REMOTE,
-    "--port": _REMOTE,
-    "--device": _REMOTE,
-    "--virtual_type": _REMOTE,
-    "--host_env_os": "nothing is built for a host",
-    "--host_env_cpu": "nothing is built for a host",
-    "--weight": "it holds Caffe's weights; an ONNX file has its own",
-    "-w": "it holds Caffe's weights; an ONNX file has its own",
+    **dict.fromkeys(("--ip", "--port", "--device", "--virtual_type"), _REMOTE),
+    **dict.fromkeys(("--host_env_os", "--host_env_cpu"), "nothing is built for a host"),
+    **dict.fromkeys(("--weight", "-w"), "it holds Caffe's weights; an ONNX file has its own"),
     "--input_format": "the shapes of an ONNX model say it",
     "--dynamic_image_size": _ONE_SIZE,
     "--dynamic_dims": _ONE_SIZE,
@@ -46,27 +41,14 @@ REFUSED = {
     "--out_nodes": "a network is tuned whole",
     "--Fop_format": "the layout pass chooses formats, they are not searched",
     **dict.fromkeys(
-        (
-            "--insert_op_conf",
-            "--op_name_map",
-            "--is_input_adjust_hw_layout",
-            "--is_output_adjust_hw_layout",
-            "--fusion_switch_file",
-            "--enable_scope_fusion_passes",
-            "--enable_small_channel",
-            "--compress_weight_conf",
-            "--compression_optimize_conf",
-            "--disable_reuse_memory",
-            "--op_select_implmode",
-            "--optypelist_for_implmode",
-            "--modify_mixlist",
-            "--keep_dtype",
-            "--customize_dtypes",
-            "--input_fp16_nodes",
-        ),
+        ("--insert_op_conf", "--op_name_map", "--is_input_adjust_hw_layout",
+         "--is_output_adjust_hw_layout", "--fusion_switch_file", "--enable_scope_fusion_passes",
+         "--enable_small_channel", "--compress_weight_conf", "--compression_optimize_conf",
+         "--disable_reuse_memory", "--op_select_implmode", "--optypelist_for_implmode",
+         "--modify_mixlist", "--keep_dtype", "--customize_dtypes", "--input_fp16_nodes"),
         _ATC,
     ),
-}
+}  # fmt: skip
 """Published flags without a meaning here, and why."""
 FRAMEWORKS = {"0": "Caffe", "1": "MindSpore", "3": "TensorFlow", "5": "ONNX"}
 PRECISIONS = {
@@ -182,9 +164,8 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
     limit_s = arguments.time_limit
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
-        raise InputError(
-            "--time_limit above 0 seconds", f"{limit_s:g}", "raise it, or leave it out"
-        )
+        needed = "--time_limit above 0 seconds"
+        raise InputError(needed, f"{limit_s:g}", "raise it, or leave it out")
     check_least(arguments, "--seed")
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(

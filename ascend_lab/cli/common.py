@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 
 OUTPUTS = (
-    "json",
-    "trace",
-    "output",
-    "outputs",
-    "fusion_result",
-    "check_report",
-    "report",
-    "figure",
+    *("json", "trace", "output", "outputs", "fusion_result", "check_report", "report", "figure"),
     "records",
 )
 """Arguments that name a file to write; only JSON can be printed, with -."""
@@ -181,9 +174,8 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
     """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
     for flag in flags:
         if flag.lstrip("-").replace("-", "_") in arguments.given:
-            raise InputError(
-                f"{flag} only {when}", "", "drop it, it changes nothing here, or give what it needs"
-            )
+            needed = f"{flag} only {when}"
+            raise InputError(needed, "", "drop it, it changes nothing here, or give what it needs")
 
 
 def check_limit(limit_s: float | None) -> None:

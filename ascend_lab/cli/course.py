@@ -121,9 +121,8 @@ def _handed_to(folder: Path) -> str:
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course import grade, read_roster, read_secret
+    from ascend_lab.course import grade, read_roster, read_secret, report
     from ascend_lab.course.grade import moved, read_log, run_anew
-    from ascend_lab.course.report import write_report
 
     if arguments.out is None:
         raise InputError("--out FOLDER", "none", "where the report goes")
@@ -139,7 +138,7 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
             for m in marks if m.student in old}  # fmt: skip
     changes = {m.student: [*anew.get(m.student, ()), *moved(before[m.student], m)]
                for m in marks if m.student in before}  # fmt: skip
-    write_report(task, marks, out, secret, changes)
+    report.write_report(task, marks, out, secret, changes)
     lines = [_line(mark, old, anew, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
     if not secret:
@@ -175,11 +174,10 @@ def _rows(table: Path) -> dict[str, dict[str, str]]:
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course import read_secret
-    from ascend_lab.course.report import pack
+    from ascend_lab.course import read_secret, report
 
     out = arguments.output or f"{task.name}_gradescope.zip"
-    data: Any = pack(task, read_secret(arguments.secret))
+    data: Any = report.pack(task, read_secret(arguments.secret))
     write_whole(out, data)
     found = {"file": str(out), "size_bytes": len(data)}
     emit(arguments.json, found, [f"{out}: {len(data):,} bytes"])

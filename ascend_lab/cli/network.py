@@ -211,8 +211,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
     """Print the time of a model that is placed on core, AI CPU and host."""
-    from ascend_lab.graph import bound, network
-    from ascend_lab.graph.compile import account
+    from ascend_lab.graph import bound, compile as compiler, network
 
     common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
                 "--memory-limit")  # fmt: skip
@@ -220,7 +219,8 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     times = hosted.timeline()
     if arguments.trace:
         network.write_network_trace(times, arguments.trace)
-    nodes, found = sum(len(part.nodes) for part in hosted.parts), account(times, bound.Bound())
+    nodes = sum(len(part.nodes) for part in hosted.parts)
+    found = compiler.account(times, bound.Bound())
     lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
     emit(arguments.json, {**hosted.summary(), **found}, lines)
     return 0
@@ -228,10 +228,9 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
 
 def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
     """Return what is said of a network's times: as data, and as lines."""
-    from ascend_lab.graph.bound import bound_of
-    from ascend_lab.graph.compile import account
+    from ascend_lab.graph import bound, compile as compiler
 
-    found = account(times, bound_of(front.rewritten, times.chip))
+    found = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
     return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
 
 
@@ -290,20 +289,19 @@ def warn_of_switches(switches: decide.Switches) -> None:
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
     """Return the operators as lines of a table, where the time goes, and the totals."""
-    from ascend_lab.graph.compile import ledger_table
-    from ascend_lab.graph.tiled import TiledTimeline
+    from ascend_lab.graph import compile as compiler, tiled
 
     chip, total_s = times.chip, times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
-    if isinstance(times, TiledTimeline):
+    if isinstance(times, tiled.TiledTimeline):
         cut = times.tiled
         lines.insert(1, f"in {cut.tile_count} tiles, as {cut.limit_bytes / 1e9:.3f} GB of device "
                         f"memory ask: {cut.halo_share:.2%} of the multiply-accumulates twice; "
                         "time and bytes of a kernel are of all its runs")  # fmt: skip
     lines += [_line(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
-    lines += ledger_table(ledger)
+    lines += compiler.ledger_table(ledger)
     lines.append(
         f"moved {times.memory_bytes / 1e6:.2f} MB to and from device memory, "
         f"{times.l2_hit_rate:.0%} of reads hit L2; {times.macs / 1e9:.2f} GMAC, padding too"

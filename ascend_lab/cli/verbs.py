@@ -158,9 +158,8 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    return _time(
-        arguments, chip, shape, "gemm m {m}, n {n}, k {k}, {dtype},".format(**vars(arguments))
-    )
+    title = "gemm m {m}, n {n}, k {k}, {dtype},".format(**vars(arguments))
+    return _time(arguments, chip, shape, title)
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -180,13 +179,12 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
     from ascend_lab.sim import write_trace
 
     chip = load_chip(arguments.chip)
-    report = run_kernel_file(
-        arguments.file, chip, check_sync=arguments.sanitize, seed=arguments.seed
-    )
+    look = arguments.sanitize
+    report = run_kernel_file(arguments.file, chip, check_sync=look, seed=arguments.seed)
     if arguments.trace:
         write_trace(report.timeline, arguments.trace)
     lines = [*report.text.split("\n"), *map(str, report.findings)]
-    if arguments.sanitize and not report.findings:
+    if look and not report.findings:
         lines.append("sanitizer: nothing found")
     emit(arguments.json, report.as_dict(), lines)
     return 0 if report.values_ok and not report.findings else 1
@@ -252,22 +250,18 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
     timeline = _timeline(shape, chip, schedule)
     if arguments.trace:  # of several phases the first
         write_trace(getattr(timeline, "phases", [timeline])[0], arguments.trace)
-    busy = timeline.busy
-    store = busy.get("FIX", 0.0) if not chip.combined else busy.get("MTE3", 0.0)
+    stored = "MTE3" if chip.combined else "FIX"
+    pipes = {"cube": "M", "mte1": "MTE1", "mte2": "MTE2", "store": stored}
+    busy = {name: timeline.busy.get(pipe, 0.0) for name, pipe in pipes.items()}
     ops_per_s = shape.ops / timeline.time_s
     data = {
         **timeline.summary(),
         "tflops": ops_per_s / 1e12,
         "peak_share": ops_per_s / chip.peak_ops_per_s(shape.dtype),
-        "busy": {
-            "cube": busy.get("M", 0.0),
-            "mte1": busy.get("MTE1", 0.0),
-            "mte2": busy.get("MTE2", 0.0),
-            "store": store,
-        },
+        "busy": busy,
         "schedule": schedule.as_dict(),
     }
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in data["busy"].items())
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in busy.items())
     lines = [
         f"{title} on {timeline.core_count} cores of {chip.name} (model result)",
         (

@@ -30,8 +30,7 @@ from ascend_lab.dsl.schedule import Schedule, complete, create_schedule, loop_co
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
 from ascend_lab.isa import FRACTAL, up
-from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule
 
 CLEARLY = 0.98
 """How much quicker alone is quicker too where L2 holds operands, or other phases come before."""
@@ -154,8 +153,6 @@ def _in_order(s: Schedule, phase: Phase) -> Schedule:
 
 
 # -- matrix products ------------------------------------------------------------------------------
-
-
 def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None) -> Schedule:
     """Schedule the matrix product `name` with a tiling (default: the best by closed-form rule)."""
     stage = s.state.stage(name)
@@ -241,9 +238,8 @@ def _through_ub(s: Schedule, name: str, drained: str, rows: int, columns: int) -
         s = split(s, name, "n_i_i", count * FRACTAL)
         s = reorder(s, name, "n_i_i_o", "m_i_i", "n_i_i_i")
         loop = "n_i_i_o"
-    return primitives_tiles.double_buffer(
-        primitives_tiles.compute_at(s, drained, name, loop), drained
-    )
+    s = primitives_tiles.compute_at(s, drained, name, loop)
+    return primitives_tiles.double_buffer(s, drained)
 
 
 # -- rows that are too long for tiles of whole ones, or too few for all cores ---------------------
@@ -291,9 +287,8 @@ def stream_phase(
     again = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
     if not best and again is not None:
         rest = Phase(given.root, tuple(n for n in given.tiles if n != again.name))
-        return stream_phase(
-            primitives_tiles.inline(whole, again.name), rest, keep=keep, share=share, depth=depth
-        )
+        s = primitives_tiles.inline(whole, again.name)
+        return stream_phase(s, rest, keep=keep, share=share, depth=depth)
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
     even = up(last.extent, up(last.extent, best))
@@ -317,8 +312,6 @@ def _is_wide(stage: Stage, axis: tensor.Axis) -> bool:
 
 
 # -- few rows --------------------------------------------------------------------------------------
-
-
 def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[str]]:
     """Return a nest of few long rows as several: a core folds parts of rows, fold after fold.
 
@@ -369,11 +362,8 @@ def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: 
         readers = {r.name for r in s.state.readers(name)}
         if readers & inside:
             before = {x.name for x in s.state.stages}
-            s = (
-                primitives_tiles.duplicate(s, name, max(readers & inside))
-                if readers - inside
-                else s
-            )
+            if readers - inside:
+                s = primitives_tiles.duplicate(s, name, max(readers & inside))
             own += [x.name for x in s.state.stages if x.name not in before] or [name]
             inside.add(own[-1])
             sources = s.state.stage(own[-1]).sources

@@ -124,8 +124,6 @@ def _only_read_in(state: State, one: Stage, two: Stage, groups: dict[str, str]) 
 
 
 # -- axes -----------------------------------------------------------------------------------------
-
-
 def merge_axes(s: Schedule, phase: Phase) -> Schedule:
     """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
     for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):

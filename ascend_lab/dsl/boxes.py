@@ -52,9 +52,8 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
 def join(one: Range, two: Range) -> Range:
     """Return the smallest range that holds both; their starts must differ by a constant."""
     if one.start.terms != two.start.terms:
-        raise ScheduleError(
-            "tiles that move together", f"{one.start} and {two.start}", "compute them apart"
-        )
+        wanted = "tiles that move together"
+        raise ScheduleError(wanted, f"{one.start} and {two.start}", "compute them apart")
     low = min(one.start.const, two.start.const)
     high = max(one.start.const + one.count, two.start.const + two.count)
     return Range(Affine(low, one.start.terms), high - low)
@@ -82,11 +81,8 @@ def needed(
             if read.source != stage.name:
                 continue
             if read.view:
-                raise ScheduleError(
-                    f"{reader.name} to read {stage.name} in its own shape {stage.shape}",
-                    f"under shape {read.view}",
-                    f"keep {stage.name} in GM",
-                )
+                wanted = f"{reader.name} to read {stage.name} in its own shape {stage.shape}"
+                raise ScheduleError(wanted, f"under shape {read.view}", f"keep {stage.name} in GM")
             found = [index_range(i, box) for i in read.index]
             ranges = found if ranges is None else list(map(join, ranges, found))
     if ranges is None:
@@ -102,8 +98,6 @@ def needed(
 
 
 # -- bytes of UB, before a program is written -----------------------------------------------------
-
-
 def first_boxes(state: State, root: str) -> dict[str, Box]:
     """Return the box each stage of a phase works on in the first step of every loop around it."""
     return _boxes(state, root, NO_STEPS)[1]

@@ -166,9 +166,8 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...
     maker = _MAKERS.get(stage.kind)
     if maker is None:
         known = ", ".join(_MAKERS)
-        raise ScheduleError(
-            f"a hand-written kernel for {stage.kind} ({known})", "none", "use ops.compile"
-        )
+        needed = f"a hand-written kernel for {stage.kind} ({known})"
+        raise ScheduleError(needed, "none", "use ops.compile")
     made = maker(state, stage, dict(stage.attrs), chip)
     return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in made)
 
@@ -217,9 +216,8 @@ def _convert(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
 def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     """Image and weights to the cube's layouts, the convolution, its result back to NCHW."""
     if attrs["groups"] != 1:
-        raise ScheduleError(
-            "conv2d of one group", str(attrs["groups"]), 'use ops.compile("conv2d")'
-        )
+        needed = "conv2d of one group"
+        raise ScheduleError(needed, str(attrs["groups"]), 'use ops.compile("conv2d")')
     x, weight = (state.find(name) for name in stage.sources)
     (n, c, h, w), (k, _, r, s) = stage.shapes
     steps = (attrs["stride"], attrs["pad"])

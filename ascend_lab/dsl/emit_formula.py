@@ -143,8 +143,6 @@ def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
 
 
 # -- folds of a box: sum, max, min, prod over some of its axes ------------------------------------
-
-
 def start_of(fold: str, dtype: str) -> float:
     """Return the number a fold starts from: 0, 1, or the format's least or largest."""
     whole = {"int32": 2147483647.0, "int8": 127.0, "uint8": 255.0}
@@ -244,8 +242,6 @@ def _slices(
 
 
 # -- folds along the lanes: the contiguous elements of each row become one element ----------------
-
-
 def fold_lanes(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
     """dst[rows] = fold of src[rows, lanes] along the contiguous lanes."""
     width = unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[src.dtype]

@@ -8,24 +8,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, c0_of
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, RingTile, Tile, c0_of
 from ascend_lab.layout import row_major
 
-
-class Memory(Protocol):
-    """A buffer or one slot of a queue."""
-
-    def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-    ) -> Region:
-        """Return a strided region."""
+Memory = Buffer | Tile | RingTile
 
 
 @dataclass(frozen=True, slots=True)

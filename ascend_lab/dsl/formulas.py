@@ -23,9 +23,8 @@ def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
         raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
     sizes = tuple(int(n) for n in sizes)
     if not sizes or any(n < 1 for n in sizes):
-        raise ShapeError(
-            f"{what}: at least one dimension, sizes >= 1", str(sizes), "use (1,) for a scalar"
-        )
+        needed = f"{what}: at least one dimension, sizes >= 1"
+        raise ShapeError(needed, str(sizes), "use (1,) for a scalar")
     return sizes
 
 
@@ -288,9 +287,8 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
     if target == a.shape:
         return a
     if len(a.shape) > len(target) or broadcast_shapes(a.shape, target) != target:
-        raise ShapeError(
-            f"broadcast: a shape that repeats to {target}", f"{a.label} {a.shape}", "sizes 1 repeat"
-        )
+        needed = f"broadcast: a shape that repeats to {target}"
+        raise ShapeError(needed, f"{a.label} {a.shape}", "sizes 1 repeat")
     names = axis_names(len(target))
     own = names[len(target) - len(a.shape) :]
     index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))

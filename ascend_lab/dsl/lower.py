@@ -113,8 +113,6 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
 
 
 # -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
-
-
 class Nest:
     """The program of one kind of core for the phase of one root stage.
 

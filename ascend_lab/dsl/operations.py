@@ -55,9 +55,8 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
     rank = len(a.shape)
     order = tuple(range(rank))[::-1] if perm is None else tuple(int(p) for p in perm)
     if sorted(p % rank if -rank <= p < rank else rank for p in order) != list(range(rank)):
-        raise ShapeError(
-            f"transpose: a permutation of 0..{rank - 1}", str(order), "name each axis once"
-        )
+        needed = f"transpose: a permutation of 0..{rank - 1}"
+        raise ShapeError(needed, str(order), "name each axis once")
     order = tuple(p % rank for p in order)
     shape = tuple(a.shape[p] for p in order)
     moved = [p for p in order if a.shape[p] > 1]
@@ -84,9 +83,8 @@ def slice(  # noqa: A001 - the published name
     for b, e, s, n in zip(begin, end, steps, a.shape, strict=True):
         low, high = (b + n if b < 0 else b), (e + n if e < 0 else min(e, n))
         if not 0 <= low < high <= n:
-            raise ShapeError(
-                f"slice: 0 <= begin < end <= {n}", f"{b}, {e}", "check the bounds of this axis"
-            )
+            needed = f"slice: 0 <= begin < end <= {n}"
+            raise ShapeError(needed, f"{b}, {e}", "check the bounds of this axis")
         starts.append(low)
         sizes.append(-(-(high - low) // s))
     names = axis_names(rank)
@@ -102,13 +100,11 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     at = one_axis(axis, len(first.shape), "concat")
     for other in tensors[1:]:
         if (*other.shape[:at], first.shape[at], *other.shape[at + 1 :]) != first.shape:
-            raise ShapeError(
-                f"concat: equal sizes outside axis {at}", f"{first.shape} and {other.shape}", "pad"
-            )
+            needed = f"concat: equal sizes outside axis {at}"
+            raise ShapeError(needed, f"{first.shape} and {other.shape}", "pad")
         if other.dtype != first.dtype:
-            raise TypeMismatchError(
-                "concat: one number format", f"{first.dtype} and {other.dtype}", "cast one"
-            )
+            needed = "concat: one number format"
+            raise TypeMismatchError(needed, f"{first.dtype} and {other.dtype}", "cast one")
     total = sum(t.shape[at] for t in tensors)
     shape = (*first.shape[:at], total, *first.shape[at + 1 :])
     return template("concat", tensors, shape, first.dtype, axis=at)
@@ -118,9 +114,8 @@ def pad(a: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Ten
     """Return a with (before, after) elements of `value` added along each axis."""
     pairs = tuple((int(low), int(high)) for low, high in widths)
     if len(pairs) != len(a.shape) or any(min(p) < 0 for p in pairs):
-        raise ShapeError(
-            f"pad: (before, after) >= 0 for each of {len(a.shape)} axes", str(pairs), "use slice"
-        )
+        needed = f"pad: (before, after) >= 0 for each of {len(a.shape)} axes"
+        raise ShapeError(needed, str(pairs), "use slice")
     if not any(low or high for low, high in pairs):
         return a
     shape = tuple(n + low + high for n, (low, high) in zip(a.shape, pairs, strict=True))
@@ -162,9 +157,8 @@ def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -
         got = f"{indices.shape} and {updates.shape}"
         raise ShapeError(needed, got, "one row of updates per index")
     if updates.dtype != a.dtype:
-        raise TypeMismatchError(
-            "scatter: one number format", f"{a.dtype} and {updates.dtype}", "cast one"
-        )
+        needed = "scatter: one number format"
+        raise TypeMismatchError(needed, f"{a.dtype} and {updates.dtype}", "cast one")
     return template("scatter", (a, indices, updates), a.shape, a.dtype, mode=mode)
 
 
@@ -222,7 +216,6 @@ def reduce_prod(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) ->
 
 
 # -- the cube: matmul, conv2d; and pooling, which shares their windows ----------------------------
-
 SUMS = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
 """Format the cube adds in, per operand format."""
 
@@ -233,9 +226,8 @@ def _out_dtype(operation: str, a: Tensor, b: Tensor, out_dtype: str | None) -> s
         raise TypeMismatchError(needed, f"{a.dtype} and {b.dtype}", "cast them")
     out = out_dtype or (a.dtype if a.dtype != "int8" else "int32")
     if out not in (SUMS[a.dtype], a.dtype if a.dtype != "int8" else "fp16"):
-        raise TypeMismatchError(
-            f"{operation}: a result in {SUMS[a.dtype]} or {a.dtype}", out, "cast it afterwards"
-        )
+        needed = f"{operation}: a result in {SUMS[a.dtype]} or {a.dtype}"
+        raise TypeMismatchError(needed, out, "cast it afterwards")
     return out
 
 
@@ -247,15 +239,13 @@ def matmul(
     `trans_a`/`trans_b`: the operand is stored (k, m) / (n, k). Leading axes are a batch and agree.
     """
     if len(a.shape) < 2 or len(b.shape) != len(a.shape) or a.shape[:-2] != b.shape[:-2]:
-        raise ShapeError(
-            "matmul: matrices, or equal batches of them", f"{a.shape} and {b.shape}", "reshape one"
-        )
+        needed = "matmul: matrices, or equal batches of them"
+        raise ShapeError(needed, f"{a.shape} and {b.shape}", "reshape one")
     m, ka = a.shape[-2:][::-1] if trans_a else a.shape[-2:]
     kb, n = b.shape[-2:][::-1] if trans_b else b.shape[-2:]
     if ka != kb:
-        raise ShapeError(
-            "matmul: equal inner sizes", f"{ka} in {a.shape}, {kb} in {b.shape}", "transpose one"
-        )
+        needed = "matmul: equal inner sizes"
+        raise ShapeError(needed, f"{ka} in {a.shape}, {kb} in {b.shape}", "transpose one")
     out = _out_dtype("matmul", a, b, out_dtype)
     batch = [f"b{d}" for d in range(len(a.shape) - 2)]
     head = tuple(var(x) for x in batch)
@@ -291,9 +281,8 @@ def window_out(
     """Return output size: (size + before + after - dilation (kernel - 1) - 1) // stride + 1."""
     reach = dilation * (kernel - 1) + 1
     if reach > size + before + after:
-        raise ShapeError(
-            f"a window within the padded size {size + before + after}", str(reach), "add padding"
-        )
+        needed = f"a window within the padded size {size + before + after}"
+        raise ShapeError(needed, str(reach), "add padding")
     return (size + before + after - reach) // stride + 1
 
 

@@ -27,9 +27,8 @@ def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut"
     if tail not in ("cut", "guard"):
         raise ScheduleError('split: tail "cut" or "guard"', repr(tail), "choose one")
     if not isinstance(factor, int) or not 1 <= factor <= leaf.extent:
-        raise ScheduleError(
-            f"split: a factor from 1 to {leaf.extent} for {stage}.{axis}", str(factor), "shrink it"
-        )
+        needed = f"split: a factor from 1 to {leaf.extent} for {stage}.{axis}"
+        raise ScheduleError(needed, str(factor), "shrink it")
     if tail == "guard" and leaf.reduce:
         got = "guard would fold some elements twice"
         raise ScheduleError(f'split: tail "cut" for the fold axis {axis}', got, 'use tail="cut"')
@@ -94,9 +93,8 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     names = [x.name for x in group]
     place = names.index(first)
     if names.index(second) != place + 1:
-        raise ScheduleError(
-            f"fuse: neighbours of the tensor ({', '.join(names)})", f"{first}, {second}", "choose"
-        )
+        needed = f"fuse: neighbours of the tensor ({', '.join(names)})"
+        raise ScheduleError(needed, f"{first}, {second}", "choose")
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
     changed = (*group[:place], axis, *group[place + 2 :])
@@ -202,9 +200,8 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     s = state.stage(stage)
     if not s.is_cube or s.scope != "L0C":
         what = "a vector stage" if not s.is_cube else f"one in {s.scope}"
-        raise ScheduleError(
-            f"tensorize {stage}: a sum of products in L0C", what, 'cache_write it to "L0C" first'
-        )
+        needed = f"tensorize {stage}: a sum of products in L0C"
+        raise ScheduleError(needed, what, 'cache_write it to "L0C" first')
     inner = s.loops[s.position(axis) :]
     units = {a.name: FRACTAL for a in s.axes if a.name in ("m", "n")}
     units |= {a.name: c0_of(s.reads[0].dtype) for a in s.reduce}
@@ -214,9 +211,8 @@ def tensorize(state: State, stage: str, axis: str) -> State:
             needed = f"tensorize {stage}: {name} in multiples of {unit} inside {axis}"
             raise ScheduleError(needed, str(size), f"split {name} by a multiple of {unit}")
     if any(x.root not in units for x in inner):
-        raise ScheduleError(
-            f"tensorize {stage}: only m, n and k inside {axis}", "a batch", "reorder"
-        )
+        needed = f"tensorize {stage}: only m, n and k inside {axis}"
+        raise ScheduleError(needed, "a batch", "reorder")
     new = replace(s, vector_at=axis, tensorized=True)
     check_nest(state, new)
     return state.put(new)
@@ -257,8 +253,6 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
 
 
 # -- what must hold ---------------------------------------------------------------------------
-
-
 def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
     """Refuse to change a loop that something already hangs on."""
     here = (stage.name, leaf.name)
@@ -271,9 +265,8 @@ def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
 def check_no_guests(state: State, stage: str, primitive: str) -> None:
     """Refuse to rebuild a nest in which other tiles are computed."""
     for guest in state.guests(stage):
-        raise ScheduleError(
-            f"{primitive} {stage}: no tile computed in it", guest.name, "do this step earlier"
-        )
+        needed = f"{primitive} {stage}: no tile computed in it"
+        raise ScheduleError(needed, guest.name, "do this step earlier")
 
 
 def check_nest(state: State, s: Stage) -> None:

@@ -53,9 +53,8 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     s = state.stage(stage)
     primitives_loops.check_no_guests(state, stage, "cache_write")
     if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
-        raise ScheduleError(
-            f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
-        )
+        needed = f"cache_write {stage}: a stage not yet scheduled"
+        raise ScheduleError(needed, "it has splits", "call it first")
     name = state.new_name(f"{stage}_{scope.lower()}")
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
@@ -74,13 +73,11 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     """
     s = state.stage(stage)
     if s.loops != fresh(s.axes, s.reduce) or s.attach or s.scope != "GM" or s.is_cube:
-        raise ScheduleError(
-            f"materialise {stage}: a stage not yet scheduled", "it has splits", "call it first"
-        )
+        needed = f"materialise {stage}: a stage not yet scheduled"
+        raise ScheduleError(needed, "it has splits", "call it first")
     if not 0 <= number < len(s.reads):
-        raise ScheduleError(
-            f"materialise {stage}: a read from 0 to {len(s.reads) - 1}", str(number), "count them"
-        )
+        needed = f"materialise {stage}: a read from 0 to {len(s.reads) - 1}"
+        raise ScheduleError(needed, str(number), "count them")
     read = s.reads[number]
     entry = state.find(read.source)
     if entry.scope != "GM" or entry.attach:
@@ -105,13 +102,11 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     inside = [r.name for r in state.readers(stage) if _inside(state, r, consumer)]
     outside = [r.name for r in state.readers(stage) if r.name not in inside]
     if s.name == c.name or not (s.output or inside):
-        raise ScheduleError(
-            f"compute_at: a stage that {consumer} needs", stage, "attach it to its reader"
-        )
+        needed = f"compute_at: a stage that {consumer} needs"
+        raise ScheduleError(needed, stage, "attach it to its reader")
     if _depends(state, consumer, stage):
-        raise ScheduleError(
-            f"compute_at: a consumer of {stage}", f"{consumer}, which {stage} needs", "swap them"
-        )
+        needed = f"compute_at: a consumer of {stage}"
+        raise ScheduleError(needed, f"{consumer}, which {stage} needs", "swap them")
     if outside and not s.output:
         needed = f"compute_at: all readers of {stage} inside {consumer}"
         raise ScheduleError(needed, f"{', '.join(outside)} outside", "attach or inline them first")
@@ -176,9 +171,8 @@ def inline(state: State, stage: str) -> State:
 
     for reader in state.readers(stage):
         if isinstance(reader, Fixed):
-            raise ScheduleError(
-                f"inline {stage}: readers with loops", "a hand-written kernel", "keep it"
-            )
+            needed = f"inline {stage}: readers with loops"
+            raise ScheduleError(needed, "a hand-written kernel", "keep it")
         expr = _without_copies(rewrite(reader.expr, value))
         state = state.put(replace(reader, expr=expr))
     return state.drop(stage)
@@ -349,10 +343,8 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
         raise wrong
     own = replace(own, expr=_with(own.expr, old, value - near))
     if not isinstance(value, Read):  # what both begin with becomes a stage of its own
-        axes, name = (
-            (*own.axes, Axis(own.reduce[0].name, part)),
-            state.new_name(f"{first_parts}_of"),
-        )
+        axes = (*own.axes, Axis(own.reduce[0].name, part))
+        name = state.new_name(f"{first_parts}_of")
         state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
         read = Read(name, value.dtype, identity(axes))
         base = replace(base, expr=_in_terms(read, own, base))

@@ -71,9 +71,8 @@ def _check_inputs(inputs: Mapping[str, Shape], arrays: Mapping[str, Values]) -> 
         if name not in arrays:
             raise InputError(f"an array for {name} {shape}", "none", "pass every input by its name")
         if np.shape(arrays[name]) != shape:
-            raise InputError(
-                f"{name}: an array of shape {shape}", str(np.shape(arrays[name])), "reshape it"
-            )
+            needed = f"{name}: an array of shape {shape}"
+            raise InputError(needed, str(np.shape(arrays[name])), "reshape it")
     for extra in arrays:
         if extra not in inputs:
             raise InputError(f"the inputs {', '.join(inputs)}", extra, "leave it out")
@@ -121,8 +120,6 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
 
 
 # -- nests, step by step --------------------------------------------------------------------------
-
-
 def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
     """Yield the parts of a range a loop walks: whole ones, then the tail, cut or moved back."""
     full, rest = divmod(box.count, leaf.width)
@@ -195,9 +192,8 @@ class _Walk:
         """Return what a read gives; raise `ScheduleError` if nothing computed it yet."""
         name = read.source
         if name not in self.memory:
-            raise ScheduleError(
-                f"{name} computed before it is read", "nothing", "attach it further out"
-            )
+            needed = f"{name} computed before it is read"
+            raise ScheduleError(needed, "nothing", "attach it further out")
         return self.memory[name].read(read, ranges)
 
     def statement(self, stage: stages.Stage) -> None:
@@ -216,8 +212,6 @@ class _Walk:
 
 
 # -- values ---------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Held:
     """The elements `start`, `start + 1`, ... of every dimension of a tensor."""

@@ -349,8 +349,6 @@ def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
 
 
 # -- nests as text --------------------------------------------------------------------------------
-
-
 def show(schedule: Schedule, *, tiles: bool = True) -> str:
     """Return the loop nests as text; `tiles`: with the tiles the chip's buffers need."""
     lines: list[str] = []

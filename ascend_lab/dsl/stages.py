@@ -279,17 +279,8 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
     if isinstance(expr, Call) and expr.op == "mac":
         axes, reduce = padded(axes, FRACTAL), padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
-    return Stage(
-        names[tensor],
-        tensor.dtype,
-        axes,
-        expr,
-        body.fold,
-        reduce,
-        fresh(axes, reduce),
-        output=output,
-        logical=logical,
-    )
+    given = names[tensor], tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce)
+    return Stage(*given, output=output, logical=logical)
 
 
 def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:

@@ -177,9 +177,8 @@ def unary(op: str, value: Expr, *, mode: str = "", dtype: str = "") -> Call:
 
 def _check_float(op: str, value: Expr) -> None:
     if op in FLOAT_ONLY and value.dtype not in FLOATS:
-        raise TypeMismatchError(
-            f"{op}: a float format ({', '.join(FLOATS)})", value.dtype, "cast with cast_to"
-        )
+        needed = f"{op}: a float format ({', '.join(FLOATS)})"
+        raise TypeMismatchError(needed, value.dtype, "cast with cast_to")
 
 
 def leaves(expr: Expr) -> tuple[Load | Read, ...]:

@@ -234,9 +234,8 @@ class Tiles:
         found = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
         others = found - {self.writer(stage)}
         if len(others) > 1:
-            raise ScheduleError(
-                f"{stage.name}: readers on one pipe", ", ".join(sorted(others)), "cache it twice"
-            )
+            needed = f"{stage.name}: readers on one pipe"
+            raise ScheduleError(needed, ", ".join(sorted(others)), "cache it twice")
         return others.pop() if others else self.writer(stage)
 
     def _pipe_of(self, reader: object, tile: Stage) -> str:

@@ -237,11 +237,9 @@ class KernelBuilder:
         start = self._used_bytes.get(space, 0)
         size = self.chip.buffers[space]
         if start + pitch * slots > size:
-            raise CapacityError(
-                f"{name} ({slots} x {elements} {dtype}) needs {pitch * slots} bytes of {space}",
-                f"{size - start} of {size} bytes left on {self.chip.name}",
-                "use a smaller tile or fewer slots",
-            )
+            needed = f"{name} ({slots} x {elements} {dtype}) needs {pitch * slots} bytes of {space}"
+            got = f"{size - start} of {size} bytes left on {self.chip.name}"
+            raise CapacityError(needed, got, "use a smaller tile or fewer slots")
         self._used_bytes[space] = start + pitch * slots
         return self._add(Buffer(name, space, dtype, elements, slots, start, pitch))
 
@@ -332,11 +330,9 @@ class KernelBuilder:
             step = now[0] - start[0]
             if any(n - s != step for n, s in zip(now, start, strict=True)):
                 steps = zip(queue.counts, now, start, strict=True)
-                raise SyncError(
-                    f"loop {name}: as many {_steps(queue)} of {queue.buffer.name}",
-                    str({key: n - s for key, n, s in steps}),
-                    "pair them inside the loop body",
-                )
+                needed = f"loop {name}: as many {_steps(queue)} of {queue.buffer.name}"
+                got = str({key: n - s for key, n, s in steps})
+                raise SyncError(needed, got, "pair them inside the loop body")
             held = (queue.buffer, *queue.members)
             opened.steps.update((place_of(b), step) for b in held)
             further = step * (opened.loop.count - 1)
@@ -401,11 +397,8 @@ class KernelBuilder:
         """Return the checked program; all slots start empty and must end empty."""
         for queue in self._queues:
             if len(set(queue.counts.values())) != 1:
-                raise SyncError(
-                    f"{self.name}: as many {_steps(queue)} of {queue.buffer.name}",
-                    str(queue.counts),
-                    "pair them",
-                )
+                needed = f"{self.name}: as many {_steps(queue)} of {queue.buffer.name}"
+                raise SyncError(needed, str(queue.counts), "pair them")
         used = [q for q in self._queues if any(q.counts.values())]
         opening = [flag for q in used for flag in q.opening]
         closing = [flag for q in used for flag in q.closing]

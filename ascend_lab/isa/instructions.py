@@ -68,9 +68,8 @@ def _check_flag(chip: Chip, instruction: Instruction) -> None:
     if event.src not in PIPES or event.dst not in PIPES:
         raise ProgramError("an event between two pipes", str(event), f"use {', '.join(PIPES)}")
     if event.src == event.dst:
-        raise ProgramError(
-            "an event between two different pipes", str(event), "a pipe is in order by itself"
-        )
+        needed = "an event between two different pipes"
+        raise ProgramError(needed, str(event), "a pipe is in order by itself")
     if instruction.pipe != (event.src if instruction.op == "set_flag" else event.dst):
         raise ProgramError(f"{instruction.op} {event} on its own pipe", instruction.pipe, "mend it")
     if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
@@ -81,9 +80,8 @@ def _check_flag(chip: Chip, instruction: Instruction) -> None:
 
 def _check_scalar(instruction: Instruction) -> None:
     if instruction.number("steps", 1) < 1:
-        raise ProgramError(
-            "scalar: steps >= 1", str(instruction.attr("steps")), "count its operations"
-        )
+        needed = "scalar: steps >= 1"
+        raise ProgramError(needed, str(instruction.attr("steps")), "count its operations")
     one_each = instruction.dst is not None and len(instruction.srcs) in (1, 2)
     if instruction.regions and (not one_each or any(r.elements != 1 for r in instruction.regions)):
         needed = "scalar: no region, or one element to copy and one place for it"
@@ -100,9 +98,8 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
     if buffer.space == "GM":
         return
     if buffer.space not in chip.buffers:
-        raise PathError(
-            f"a buffer {chip.name} has", buffer.space, f"use GM, {', '.join(chip.buffers)}"
-        )
+        needed = f"a buffer {chip.name} has"
+        raise PathError(needed, buffer.space, f"use GM, {', '.join(chip.buffers)}")
     end, size = buffer.address + buffer.size_bytes, chip.buffers[buffer.space]
     if end > size:
         needed = f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}"

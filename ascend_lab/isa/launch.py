@@ -19,7 +19,7 @@ from itertools import chain, product
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
-from ascend_lab.isa.memory import Affine, Buffer, Region
+from ascend_lab.isa.memory import Affine, Buffer, Index, Region, Sizes, Strides
 from ascend_lab.isa.program import CROSS, PIPES, Instruction, Loop, Node, Program
 
 Binding = tuple[tuple[str, int], ...]
@@ -138,6 +138,9 @@ class Kernel:
         return tuple({b.name: b for phase in self.phases for b in phase.tensors}.values())
 
 
+Runnable = Program | Launch | Kernel
+
+
 def as_launch(program: Program | Launch) -> Launch:
     """Return `program` as a launch on one core (params at 0) unless it is one already."""
     if isinstance(program, Launch):
@@ -146,7 +149,7 @@ def as_launch(program: Program | Launch) -> Launch:
     return Launch(program.name, (Part(program, (binding,)),))
 
 
-def as_kernel(program: Program | Launch | Kernel) -> Kernel:
+def as_kernel(program: Runnable) -> Kernel:
     """Return `program` as a kernel of one phase unless it is a kernel already."""
     if isinstance(program, Kernel):
         return program
@@ -409,12 +412,7 @@ class RingTile:
     slot: int
     start: Affine
 
-    def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-    ) -> Region:
+    def region(self, offset: Index = 0, sizes: Sizes = None, strides: Strides = None) -> Region:
         """Return a region of the tile, as `Buffer.region`; default: the whole tile."""
         sizes = self.ring.elements if sizes is None else sizes
         return self.ring.buffer.region(self.start + offset, sizes, strides, slot=self.slot)

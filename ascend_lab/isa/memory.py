@@ -116,7 +116,12 @@ def var(name: str) -> Affine:
     return Affine(0, ((name, 1),))
 
 
-def as_affine(value: Affine | int) -> Affine:
+Index = Affine | int
+Sizes = Sequence[int] | int | None
+Strides = Sequence[int] | None
+
+
+def as_affine(value: Index) -> Affine:
     """Return `value` unchanged if affine, else the constant."""
     return value if isinstance(value, Affine) else Affine(whole(value, "an address"))
 
@@ -158,9 +163,8 @@ class Buffer:
                 count = whole(getattr(self, field), f"buffer {self.name}: {field}")
                 object.__setattr__(self, field, count)
         if self.dtype not in DTYPE_BYTES:
-            raise ProgramError(
-                f"buffer {self.name}: a number format", self.dtype, f"use {', '.join(DTYPE_BYTES)}"
-            )
+            needed = f"buffer {self.name}: a number format"
+            raise ProgramError(needed, self.dtype, f"use {', '.join(DTYPE_BYTES)}")
         if self.elements < 1 or self.slots < 1 or self.address < 0:
             needed = f"buffer {self.name}: elements >= 1, slots >= 1, address >= 0"
             got = f"{self.elements}, {self.slots}, {self.address}"
@@ -185,11 +189,7 @@ class Buffer:
         return self.slot_bytes * (self.slots - 1) + self.elements * self.itemsize
 
     def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-        slot: Affine | int = 0,
+        self, offset: Index = 0, sizes: Sizes = None, strides: Strides = None, slot: Index = 0
     ) -> Region:
         """Return a strided region; default: the whole slot, contiguous.
 
@@ -308,11 +308,6 @@ class Tile:
     buffer: Buffer
     slot: int
 
-    def region(
-        self,
-        offset: Affine | int = 0,
-        sizes: Sequence[int] | int | None = None,
-        strides: Sequence[int] | None = None,
-    ) -> Region:
+    def region(self, offset: Index = 0, sizes: Sizes = None, strides: Strides = None) -> Region:
         """Return a region of this slot, as `Buffer.region`."""
         return self.buffer.region(offset, sizes, strides, slot=self.slot)

@@ -223,9 +223,8 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
     """dst (n, C0) <- src (n): n whole blocks, evenly spaced, from n neighbours."""
     item = dst.buffer.itemsize
     if item == 1:
-        raise PathError(
-            "vbrcb: elements of 2 or 4 bytes", dst.buffer.dtype, "convert to fp16 with vconv"
-        )
+        needed = "vbrcb: elements of 2 or 4 bytes"
+        raise PathError(needed, dst.buffer.dtype, "convert to fp16 with vconv")
     c0, n = BLOCK_BYTES // item, src.elements
     spread = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
     if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or spread:
@@ -360,9 +359,8 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
     lanes = main.elements // main.sizes[0]
     mask = instruction.attr("mask", 1)
     if not isinstance(mask, int) or not 0 < mask < 1 << lanes:
-        raise ProgramError(
-            f"{op}: a mask with a bit for each of {lanes} lanes", repr(mask), "(1 << n) - 1 for n"
-        )
+        needed = f"{op}: a mask with a bit for each of {lanes} lanes"
+        raise ProgramError(needed, repr(mask), "(1 << n) - 1 for n")
 
 
 def _check_choices(instruction: Instruction, dst: Region) -> None:
@@ -378,6 +376,5 @@ def _check_choices(instruction: Instruction, dst: Region) -> None:
             got = f"{attrs['round']!r} to {dst.buffer.dtype}"
             raise ProgramError(needed, got, "leave it out, or convert to int32")
     if op == "vsel" and len(instruction.srcs) == 3 and "mask" in attrs:
-        raise ProgramError(
-            "vsel: a condition tile or a mask", "both", "drop the mask, or the first source"
-        )
+        needed = "vsel: a condition tile or a mask"
+        raise ProgramError(needed, "both", "drop the mask, or the first source")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
 from ascend_lab.isa import instructions, operands, program as programs, walk
-from ascend_lab.isa.launch import Kernel, Launch, as_kernel, check_launch, crews
+from ascend_lab.isa.launch import Launch, Runnable, as_kernel, check_launch, crews
 from ascend_lab.isa.memory import Buffer, Region
 from ascend_lab.isa.program import CROSS, PIPES, REDUCING, Event, Instruction, Program, reach_of
 from ascend_lab.isa.shadow import SEVERAL, Access, Clock, CrossOrder, Space, Trouble, Write, join
@@ -43,7 +43,7 @@ class Finding:
 
 
 def sanitize(
-    program: Program | Launch | Kernel,
+    program: Runnable,
     chip: Chip,
     *,
     filled: Collection[str] | None = None,

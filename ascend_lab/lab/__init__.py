@@ -11,6 +11,7 @@ _HOMES = {
     "checks": "compare predict",
     "checks.chapter11_12": "narrow_sum",
     "checks.chapter21_22": "eyes",
+    "checks.chapter24_25": "toy_rows",
     "chip_report": "chip_facts_html overview_html shared_keys sources_html table_html trust_html",
     "contest": "read_problem solve",
     "figures.flash": "flash_traffic separate_kernels separate_traffic",
@@ -24,7 +25,6 @@ _HOMES = {
     "figures.expressions": "EXPRESSIONS three_nests whole_rows",
     "figures.nests": "gm_bytes",
     "figures.networks": "MODELS ORDERS residual_block",
-    "figures.parallel": "toy_rows",
     "figures.tuned_networks": "one_block",
     "graph_examples": (
         "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order "

@@ -85,15 +85,12 @@ def _section_html(chip: Chip, section: str) -> str:
         if place == section:
             cells.setdefault(row, {})[column] = _cell(key, fact)
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    if not cells:
+        return f"<p>{escape(chip.name)}: no {escape(section)} in the chip file.</p>"
     rows = [
-        [
-            _row_name(chip, section, name),
-            *(row.get(column, "<td>\u2013</td>") for column in columns),
-        ]
+        [_head(_row_name(chip, section, name)), *(row.get(n, "<td>\u2013</td>") for n in columns)]
         for name, row in cells.items()
     ]
-    if not rows:
-        return f"<p>{escape(chip.name)}: no {escape(section)} in the chip file.</p>"
     return table_html(f"{chip.name}. {SECTIONS[section]}", ["", *columns], rows)
 
 
@@ -126,6 +123,10 @@ def _row_name(chip: Chip, section: str, name: str) -> str:
         path = chip.path(source, target)
         core = "" if chip.combined else f", {escape(path.unit)} core"
         text += f"<br><small>{escape(path.pipe)}{core}</small>"
+    return text
+
+
+def _head(text: str) -> str:
     return f'<th scope="row">{text}</th>'
 
 
@@ -154,11 +155,8 @@ def overview_html(chips: Iterable[Chip]) -> str:
     chips = list(chips)
     found = [_overview(chip) for chip in chips]
     names = list(dict.fromkeys(name for column in found for name in column))
-    rows = [
-        [f'<th scope="row">{escape(name)}</th>']
-        + [column.get(name, "<td>\u2013<br><small>no entry</small></td>") for column in found]
-        for name in names
-    ]
+    none = "<td>\u2013<br><small>no entry</small></td>"
+    rows = [[_head(escape(n)), *(column.get(n, none) for column in found)] for n in names]
     return table_html("The chips side by side", ["", *(chip.name for chip in chips)], rows)
 
 
@@ -203,7 +201,7 @@ def trust_html(chips: Iterable[Chip]) -> str:
     """Return the table that counts the facts of each chip by trust."""
     counted = {chip.name: Counter(fact.trust for fact in chip.facts.values()) for chip in chips}
     rows = [
-        [f'<th scope="row">{escape(name)}</th>']
+        [_head(escape(name))]
         + [f"<td>{number}</td>" for number in (*(counts[t] for t in TRUST_LEVELS), counts.total())]
         for name, counts in counted.items()
     ]
@@ -216,7 +214,7 @@ def sources_html(chips: Iterable[Chip]) -> str:
     uses = Counter(fact.source for chip in chips for fact in chip.facts.values())
     texts = {key: text for chip in chips for key, text in chip.sources.items()}
     rows = [
-        [f'<th scope="row">{escape(key)}</th><td>{escape(text)}</td><td>{uses[key]}</td>']
+        [f"{_head(escape(key))}<td>{escape(text)}</td><td>{uses[key]}</td>"]
         for key, text in texts.items()
         if uses[key]
     ]

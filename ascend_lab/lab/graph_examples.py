@@ -12,6 +12,7 @@ layout, once for all.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -60,15 +61,9 @@ def _forwards(graph: Graph, *, depth_first: bool) -> tuple[Node, ...]:
         node = ready.popleft()
         done.append(node)
         readers = {r.name: r for name in node.outputs for r in graph.readers[name]}
-        found = []
-        for reader in readers.values():
-            waits[reader.name] -= 1
-            if not waits[reader.name]:
-                found.append(reader)
-        if depth_first:
-            ready.extendleft(reversed(found))
-        else:
-            ready.extend(found)
+        waits |= {name: waits[name] - 1 for name in readers}
+        found = [reader for reader in readers.values() if not waits[reader.name]]
+        ready = deque([*found, *ready] if depth_first else [*ready, *found])
     return tuple(done)
 
 
@@ -83,10 +78,9 @@ def _backwards(graph: Graph, *, stable: bool) -> tuple[Node, ...]:
             missing = [maker for maker in _before(graph, node) if maker.name not in done]
             if not missing:
                 done.setdefault(stack.pop().name, node)
-            elif stable:
-                stack.append(min(missing, key=lambda maker: place[maker.name]))
             else:
-                stack.append(missing[-1])
+                first = min(missing, key=lambda maker: place[maker.name])
+                stack.append(first if stable else missing[-1])
     return tuple(done.values())
 
 
@@ -250,21 +244,15 @@ def options(graph: Graph) -> Options:
 def _options(graph: Graph, node: Node) -> list[Option]:
     found: list[Option] = []
     for layout in LAYOUTS:
-        known = Assigner(graph)
-        known.forms |= {n: {layout: n} for n in graph.types if n not in graph.constants}
-        reads, writes = known.choose(node)
+        rule = Assigner(graph)
+        rule.forms |= {n: {layout: n} for n in graph.types if n not in graph.constants}
+        reads, writes = rule.choose(node)
+        pairs = [*zip(node.inputs, reads, strict=True), *((n, writes) for n in node.outputs)]
         option = tuple(reads), writes
-        if option not in found and _exists(graph, node, option):
-            found.append(option)
+        with suppress(LayoutError):  # not every tensor can lie like that
+            known = [size_bytes(graph, n, to) for n, to in pairs if n not in graph.constants]
+            found += [option] * (option not in found and all(known))
     return found
-
-
-def _exists(graph: Graph, node: Node, option: Option) -> bool:
-    pairs = [*zip(node.inputs, option[0], strict=True), *((n, option[1]) for n in node.outputs)]
-    try:
-        return all(size_bytes(graph, n, to) for n, to in pairs if n not in graph.constants)
-    except LayoutError:
-        return False
 
 
 def size_bytes(graph: Graph, name: str, layout: str) -> int:

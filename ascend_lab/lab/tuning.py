@@ -21,6 +21,7 @@ from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class SimpleGenetic:
         while True:
             costs = yield points
             known.update(points)
-            born = [(cost, point) for cost, point in zip(costs, points, strict=True)]
+            born = list(zip(costs, points, strict=True))
             people = sorted(people[: self.keep] + born, key=lambda person: person[0])
             people = people[: self.population]
             self.log.append(people)
@@ -89,22 +90,18 @@ class SimpleGenetic:
         self, space: Space, people: Sequence[Person], rng: np.random.Generator, known: Set[Point]
     ) -> Point:
         """Return a child that is not among the known points, or what came of the last try."""
-        child = self.child(space, people, rng)
         for _ in range(TRIES):
-            if child not in known:
-                break
             child = self.child(space, people, rng)
-        return child
+            if child not in known:
+                return child
+        return self.child(space, people, rng)
 
     def child(self, space: Space, people: Sequence[Person], rng: np.random.Generator) -> Point:
         """Return a child of two of the people, which stand in order of cost."""
-        one, two = (people[self.pick(len(people), rng)][1] for _ in range(2))
+        tried = (rng.integers(len(people), size=self.tournament) for _ in range(2))
+        one, two = (people[places.min()][1] for places in tried)
         point = crossed(space, one, two, rng)
         return mutated(space, point, rng) if rng.random() < self.mutation else point
-
-    def pick(self, count: int, rng: np.random.Generator) -> int:
-        """Return the best place among some random ones: a tournament."""
-        return int(rng.integers(count, size=self.tournament).min())
 
 
 # Nests do not disturb each other: cycles of any point from those of its nests, and the best
@@ -120,10 +117,9 @@ Known = dict[tuple[NestSpace, Layout], int]
 def nest_cycles(nest: NestSpace, layout: Layout, known: Known) -> int:
     """Return the cycles of a nest alone, L2 cold."""
     if (nest, layout) not in known:
-        laid = lay(nest.schedule, nest.nest, layout)
-        launches = lower_stage(laid, nest.nest.phase.root)
-        cycles = sum(simulate(launch, nest.schedule.chip).cycles for launch in launches)
-        known[nest, layout] = cycles
+        launches = lower_stage(lay(nest.schedule, nest.nest, layout), nest.nest.phase.root)
+        chip = nest.schedule.chip
+        known[nest, layout] = sum(simulate(launch, chip).cycles for launch in launches)
     return known[nest, layout]
 
 
@@ -250,9 +246,8 @@ def ladder(graph: Graph, chip: Chip) -> list[tuple[str, Compiled, float]]:
 
 def all_times(graph: Graph, chip: Chip) -> dict[frozenset[str], float]:
     """Return the seconds of a graph under every subset of the techniques: 2^n networks."""
-    counts, build = range(len(TECHNIQUES) + 1), _compiler(graph, chip)
-    sets = [frozenset(s) for size in counts for s in combinations(TECHNIQUES, size)]
-    return {on: simulate_graph(build(on)).time_s for on in sets}
+    build = _compiler(graph, chip)
+    return {on: simulate_graph(build(on)).time_s for on in subsets(TECHNIQUES)}
 
 
 @lru_cache(64)
@@ -264,16 +259,12 @@ def small_chip(chip: Chip) -> Chip:
 
 def single_buffered(compiled: Compiled) -> Compiled:
     """Return a network with one slot per buffer wherever a schedule says how many there are."""
-    chip = compiled.chip
-    tasks = tuple(
-        replace(t, lowered=_with_one_slot(t.piece, t.lowered, chip)) if t.lowered else t
-        for t in compiled.tasks
-    )
-    return replace(compiled, tasks=tasks)
+    pairs = ((t, _with_one_slot(t.piece, t.lowered, compiled.chip)) for t in compiled.tasks)
+    return replace(compiled, tasks=tuple(replace(task, lowered=one) for task, one in pairs))
 
 
-def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
-    if isinstance(lowered.kernel, CpuKernel):
+def _with_one_slot(piece: Piece, lowered: Lowered | None, chip: Chip) -> Lowered | None:
+    if lowered is None or isinstance(lowered.kernel, CpuKernel):
         return lowered
     unit, _ = unit_of(piece, chip)
     if unit in ("cube", "joint"):
@@ -287,9 +278,8 @@ def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
 
 @lru_cache(1024)
 def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> isa.Kernel:
-    outputs = (
-        [matmul.batched_output(piece)] if unit == "product" else vector.vector_outputs(piece)[0]
-    )
+    product = unit == "product"
+    outputs = [matmul.batched_output(piece)] if product else vector.vector_outputs(piece)[0]
     steps = json.loads(te.auto_schedule(outputs, chip).to_json())
     steps["steps"] = [s for s in steps["steps"] if s[0] != "double_buffer"]
     return te.lower(te.replay(outputs, chip, json.dumps(steps)))
@@ -305,7 +295,6 @@ def default_tiling(piece: Piece, chip: Chip) -> kernels.GemmSchedule:
 
 
 # -- who earned it? Credit for what several techniques reach together, whatever their order --------
-
 Value = Callable[[frozenset[str]], float]
 """What a set of techniques is worth."""
 Times = Mapping[frozenset[str], float]
@@ -319,21 +308,19 @@ def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
 
     Shares add up to value(all) - value(none). Source: Shapley 1953.
     """
-    return {
-        name: sum(
-            (value(before | {name}) - value(before))
-            / (len(names) * math.comb(len(names) - 1, len(before)))
-            for before in others(name, names)
-        )
-        for name in names
-    }
+    n, found = len(names), dict.fromkeys(names, 0.0)
+    for name in names:
+        for before in subsets(x for x in names if x != name):
+            gain = value(before | {name}) - value(before)
+            found[name] += gain / (n * math.comb(n - 1, len(before)))
+    return found
 
 
-def others(name: str, names: Sequence[str]) -> Iterator[frozenset[str]]:
-    """Yield every set of the other names."""
-    rest = [n for n in names if n != name]
-    for size in range(len(rest) + 1):
-        yield from map(frozenset, combinations(rest, size))
+def subsets(names: Iterable[str]) -> Iterator[frozenset[str]]:
+    """Yield every set of some names, small ones first."""
+    every = tuple(names)
+    for size in range(len(every) + 1):
+        yield from map(frozenset, combinations(every, size))
 
 
 def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
@@ -348,7 +335,8 @@ def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
 
 def factor_range(times: Times, name: str, names: Sequence[str]) -> tuple[float, float]:
     """Return the least and the largest factor of a name, over all sets that may stand before it."""
-    found = [times[before] / times[before | {name}] for before in others(name, names)]
+    sets = subsets(x for x in names if x != name)
+    found = [times[before] / times[before | {name}] for before in sets]
     return min(found), max(found)
 
 
@@ -364,16 +352,10 @@ class Workbench:
     def aoe(self, *arguments: object, bank: str = "bank") -> str:
         """Run the command `aoe` on ONNX models with results in the folder; return what it said."""
         given = ["--framework", "5", "--soc_version", self.chip, "--output", str(self.path)]
-        kept = os.environ.get("TUNE_BANK_PATH")
-        os.environ["TUNE_BANK_PATH"] = str(self.path / bank)
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                code = cli.aoe([*map(str, arguments), *given, "--progress_bar", "off"])
-        finally:
-            del os.environ["TUNE_BANK_PATH"]
-            if kept is not None:
-                os.environ["TUNE_BANK_PATH"] = kept
+        said, there = io.StringIO(), {"TUNE_BANK_PATH": str(self.path / bank)}
+        out, err = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+        with out, err, mock.patch.dict(os.environ, there):
+            code = cli.aoe([*map(str, arguments), *given, "--progress_bar", "off"])
         text = said.getvalue().replace(str(self.path), "WORK").strip()
         return f"{text}\nexit code {code}"
 
@@ -383,11 +365,9 @@ class Workbench:
         given = [str(self.path / model), *map(str, arguments)]
         with contextlib.redirect_stdout(io.StringIO()):
             cli.ascend_lab(["simulate", *given, "--chip", self.chip, "--json", str(report)])
-        found: dict[str, Any] = json.loads(report.read_text("utf-8"))
-        return found
+        return dict(json.loads(report.read_text("utf-8")))
 
     def report(self, job: str) -> dict[str, Any]:
         """Return the latest report of a job, "sgat" or "opat"."""
         path = max(self.path.glob(f"aoe_result_{job}_*.json"))
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))[0]
-        return found
+        return dict(json.loads(path.read_text("utf-8"))[0])

@@ -89,11 +89,8 @@ def published_flash() -> list[ValidationRow]:
     chip, rows = load_chip("Ascend910B2"), []
     for entry in _published("kernels")["flash"]:
         n = entry["length"]
-        kernel = isa.as_kernel(
-            flash_split.flash_pipeline_launch(
-                flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128)), chip
-            )
-        )
+        shape = flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128))
+        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
         memory = sim.DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
         line = replace(sim.simulate_kernel(kernel, chip, memory), start="queued")
         rows.append(ValidationRow(f"flash {n}", entry["time_us"] * 1e-6, line.time_s, {}, {}))
@@ -102,14 +99,10 @@ def published_flash() -> list[ValidationRow]:
 
 def _row(name: str, entry: dict[str, Any], launch: isa.Launch, chip: Chip) -> ValidationRow:
     timeline = sim.simulate(launch, chip)
-    pipes = dict(zip(PIPES, ("M", "MTE1", "MTE2", "FIX"), strict=True))
-    return ValidationRow(
-        name,
-        entry["time_ms"] * 1e-3,
-        timeline.time_s,
-        {p: entry[p] / 100.0 for p in PIPES},
-        {p: timeline.busy.get(pipe, 0.0) for p, pipe in pipes.items()},
-    )
+    pipes = zip(PIPES, ("M", "MTE1", "MTE2", "FIX"), strict=True)
+    busy = {p: timeline.busy.get(pipe, 0.0) for p, pipe in pipes}
+    published = {p: entry[p] / 100.0 for p in PIPES}
+    return ValidationRow(name, entry["time_ms"] * 1e-3, timeline.time_s, published, busy)
 
 
 def validation_table(rows: list[ValidationRow]) -> str:
@@ -149,18 +142,19 @@ def product_rows() -> Iterator[ProductRow]:
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if row.get("divided"):
             ways = [way for _, way in divided(shape, chip, float("inf"))]
-            schedule = min(
-                ways, key=lambda s: warm_cycles(product_kernel(shape, chip, s), chip, ())
-            )
+            schedule = min(ways, key=lambda way: _warm(shape, chip, way))
         elif "tile" in row:
             base_m, base_k, base_n = row["tile"]
             given = kernels.GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
             schedule = kernels.best_grid(shape, chip, given)
         else:
             schedule = default_product(shape, chip)
-        cycles = warm_cycles(product_kernel(shape, chip, schedule), chip, ())
-        times = row["time_us"] * 1e-6, cycles / chip.clock_hz
+        times = row["time_us"] * 1e-6, _warm(shape, chip, schedule) / chip.clock_hz
         yield ProductRow(row["name"], *times, row["device"], (m, n, k), schedule.split_k)
+
+
+def _warm(shape: kernels.GemmShape, chip: Chip, schedule: kernels.GemmSchedule) -> float:
+    return warm_cycles(product_kernel(shape, chip, schedule), chip, ())
 
 
 def product_table(rows: Iterable[ProductRow]) -> str:
@@ -306,12 +300,8 @@ def training_validation_rows(
             known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")
         profile = known[batch]
         step_s = step_timeline(profile, cost).step_s if devices > 1 else profile.step_s
-        found.append(
-            TrainingRow(
-                row["name"], devices, batch, row["images_per_s"], devices * batch / step_s,
-                profile.step_s / step_s, norms_s(profile),
-            )
-        )  # fmt: skip
+        rates = row["images_per_s"], devices * batch / step_s, profile.step_s / step_s
+        found.append(TrainingRow(row["name"], devices, batch, *rates, norms_s(profile)))
     return found
 
 
@@ -329,9 +319,8 @@ def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
     rows = training_validation_rows() if rows is None else rows
     head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
     lines = [f"{head}{'step':>9}{'norms':>9}{'scaling':>8}{'publ.':>7}"]
-    singles = {
-        r.batch_per_device: r.published_images_per_s for r in reversed(rows) if r.devices == 1
-    }
+    single = [row for row in reversed(rows) if row.devices == 1]
+    singles = {row.batch_per_device: row.published_images_per_s for row in single}
     for row in rows:
         alone = singles.get(row.batch_per_device) if row.devices > 1 else None
         share = row.published_images_per_s / row.devices / alone if alone else None

@@ -16,6 +16,7 @@ from ascend_lab.lab.figures.style import LabFigure
 # -- from `name=(low, high, step)` or `name=[choices]` to an ipywidgets control --------------------
 _LABEL = {"description_width": "initial"}
 _WIDE = {"width": "26em"}
+Draw = Callable[..., LabFigure]
 
 
 class WidgetError(AscendLabError):
@@ -43,9 +44,8 @@ def make_control(name: str, spec: object, default: Any) -> Any:
         first = default if default in spec else spec[0]
         options = [(str(choice), choice) for choice in spec]
         return ipywidgets.Dropdown(options=options, value=first, **look)
-    raise WidgetError(
-        f"control {name!r} needs (low, high, step), a list of choices, True or False", repr(spec)
-    )
+    needed = f"control {name!r} needs (low, high, step), a list of choices, True or False"
+    raise WidgetError(needed, repr(spec))
 
 
 def _is_number(value: object) -> bool:
@@ -75,9 +75,7 @@ def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]
 class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
     """Controls, the picture they produce, and its alt text below."""
 
-    def __init__(
-        self, fig_fn: Callable[..., LabFigure], controls: dict[str, Any], fixed: dict[str, Any]
-    ) -> None:
+    def __init__(self, fig_fn: Draw, controls: dict[str, Any], fixed: dict[str, Any]) -> None:
         self.fig_fn = fig_fn
         self.fixed = dict(fixed)
         self.controls = dict(controls)
@@ -121,9 +119,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         return bundle
 
 
-def explore(
-    fig_fn: Callable[..., LabFigure], *, fixed: dict[str, Any] | None = None, **controls: Any
-) -> Explorer:
+def explore(fig_fn: Draw, *, fixed: dict[str, Any] | None = None, **controls: Any) -> Explorer:
     """Return a widget over a figure function: `explore(fig_x, tile=(16, 256, 16), kind=["a"])`.
 
     Each keyword names a parameter of `fig_fn` and gives its range `(low, high, step)`, its choices

@@ -76,9 +76,8 @@ define(
 # -- masked softmax -------------------------------------------------------------------------------
 def _masked_shape(x: Shape, mask: Shape) -> Shape:
     if broadcast_shape("scores and mask", x, mask) != x:
-        raise errors.ShapeError(
-            f"a mask that broadcasts to the scores {x}", str(mask), "reshape the mask"
-        )
+        needed = f"a mask that broadcasts to the scores {x}"
+        raise errors.ShapeError(needed, str(mask), "reshape the mask")
     return x
 
 

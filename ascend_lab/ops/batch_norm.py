@@ -30,9 +30,8 @@ def _checked(x: Shape, *parameters: Shape) -> tuple[Shape, ...]:
         raise errors.ShapeError("x with a channel axis 1", str(x), "add a batch axis")
     for name, shape in zip(PARAMETERS, parameters, strict=True):
         if shape != (x[1],):
-            raise errors.ShapeError(
-                f"{name} of shape ({x[1]},) for x {x}", str(shape), "one per channel"
-            )
+            needed = f"{name} of shape ({x[1]},) for x {x}"
+            raise errors.ShapeError(needed, str(shape), "one per channel")
     return x, *parameters
 
 

@@ -146,9 +146,8 @@ def _kind(key: str, *able: str) -> Any:
 
     def result(main: str, attrs: Mapping[str, Any]) -> str:
         if attrs[key] not in able:
-            raise errors.TypeMismatchError(
-                f"{key} {' or '.join(able)}", str(attrs[key]), "choose one"
-            )
+            needed = f"{key} {' or '.join(able)}"
+            raise errors.TypeMismatchError(needed, str(attrs[key]), "choose one")
         return str(attrs[key])
 
     return result

@@ -23,6 +23,7 @@ import numpy as np
 
 from ascend_lab import dsl as te, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.dsl import Tensor
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedules, gemm, gemm_schedule
 from ascend_lab.kernels.epilogue import Epilogue
@@ -121,9 +122,7 @@ def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool, **others: Any
     return SliceRules("CubeMatmul", axes, (Reduction(((0, inner_a), (1, inner_b)), "sum"),))
 
 
-def batched(
-    a: te.Tensor, b: te.Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None
-) -> te.Tensor:
+def batched(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None) -> Tensor:
     """Return a @ b with batches broadcast explicitly."""
     batch = forms.broadcast_shape("batches", a.shape[:-2], b.shape[:-2])
     left, right = (te.broadcast(t, (*batch, *t.shape[-2:])) for t in (a, b))
@@ -188,15 +187,8 @@ def _gemm_values(
 
 
 def _gemm(
-    a: te.Tensor,
-    b: te.Tensor,
-    bias: te.Tensor,
-    *,
-    alpha: float,
-    beta: float,
-    trans_a: bool,
-    trans_b: bool,
-) -> te.Tensor:
+    a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, trans_a: bool, trans_b: bool
+) -> Tensor:
     """Scale and add in fp32, round once."""
     total = te.matmul(a, b, trans_a, trans_b, "fp32")
     added = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
@@ -240,7 +232,7 @@ define(
 
 
 # -- the kernel ------------------------------------------------------------------------------------
-Finish = Callable[[te.Tensor], te.Tensor]
+Finish = Callable[[Tensor], Tensor]
 """From whole sums (N1, M1, 16, 16) in the accumulator's format to what is stored."""
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 """Shares of K that are tried."""

@@ -340,9 +340,8 @@ def _sides(size: int) -> tuple[int, int]:
 
 def _lrn_shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
     if len(x) < 2 or not forms.is_whole(size) or not 1 <= size <= 2 * x[1] + 1:
-        raise errors.ShapeError(
-            "x (n, c, ...) and a size from 1 to about 2 c", f"{x}, {size}", "check it"
-        )
+        needed = "x (n, c, ...) and a size from 1 to about 2 c"
+        raise errors.ShapeError(needed, f"{x}, {size}", "check it")
     return x
 
 

@@ -29,7 +29,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import NotComposableError, SimulationError, SyncError
 from ascend_lab.isa import Event, Instruction, Kernel, Launch, Loop, Part, Program, as_kernel
 from ascend_lab.isa.instructions import mmad_shape, program_unit
-from ascend_lab.isa.launch import MODES, as_launch, check_launch, meets, senders, uses
+from ascend_lab.isa.launch import MODES, Runnable, as_launch, check_launch, meets, senders, uses
 from ascend_lab.sim.compiled import (
     SET, WAIT, WORK, Compiled, Compiler, Nest, compile_program, numba_available, run_reference,
 )
@@ -256,11 +256,7 @@ def _work(launch: Launch, parts: tuple[Compiled, ...]) -> tuple[int, str, float]
 
 
 def simulate_kernel(
-    kernel: Program | Launch | Kernel,
-    chip: Chip,
-    memory: DeviceMemory | None = None,
-    *,
-    engine: Engine = "fast",
+    kernel: Runnable, chip: Chip, memory: DeviceMemory | None = None, *, engine: Engine = "fast"
 ) -> KernelTimeline:
     """Time a kernel phase by phase; raises what `simulate` raises for one of its phases.
 

@@ -169,11 +169,7 @@ class _Runner:
 
 
 def run_batch(
-    program: Compiled,
-    cycles: NDArray[np.int64],
-    latency: NDArray[np.int64],
-    tail_latency: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    program: Compiled, cycles: Array, latency: Array, tail_latency: Array, counts: Array
 ) -> Array:
     """Return cycles (candidates,) of one structure under many durations and trip counts.
 
@@ -386,7 +382,7 @@ def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles:
     time is exceeded, then cuts the last step. All candidates of a round are timed as one batch.
     """
 
-    def times(slowdowns: Sequence[float]) -> NDArray[np.int64]:
+    def times(slowdowns: Sequence[float]) -> Array:
         durations = [_slowed(part, chip, around, slowdowns) for part in parts]
         return np.array([run_candidates(p, d) for p, d in zip(parts, durations, strict=True)])
 
@@ -405,9 +401,7 @@ def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles:
     return Stretched(low, replace(slowest, cycles=tuple(durations)))
 
 
-def _slowed(
-    part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]
-) -> NDArray[np.int64]:
+def _slowed(part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]) -> Array:
     """Return durations (steps, slowdowns): copies that read GM take longer, nothing else."""
     cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
     settings = [replace(around, memory_slowdown=s) for s in slowdowns]

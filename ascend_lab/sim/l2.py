@@ -53,9 +53,8 @@ class L2:
     def __init__(self, size_bytes: int, piece_bytes: int) -> None:
         """Start empty; raise `SimulationError` for a piece that is empty or does not fit."""
         if not 0 < piece_bytes <= size_bytes:
-            raise errors.SimulationError(
-                f"pieces of 1 to {size_bytes} bytes", str(piece_bytes), "use L2.of(chip)"
-            )
+            needed = f"pieces of 1 to {size_bytes} bytes"
+            raise errors.SimulationError(needed, str(piece_bytes), "use L2.of(chip)")
         self.size_bytes, self.piece_bytes = size_bytes, piece_bytes
         self.held_bytes = 0
         # the ranges held of each piece, the longest unused in front

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, SimulationError
-from ascend_lab.isa import Buffer, Instruction, Kernel, Launch, Program, Region, as_kernel, launch
+from ascend_lab.isa import Buffer, Instruction, Program, Region, as_kernel, launch
 from ascend_lab.isa.instructions import check_instruction, check_program
 from ascend_lab.isa.memory import numpy_type
 from ascend_lab.isa.program import CROSS, FLAGS, REDUCING, WHOLE_BLOCKS, WITH_SCALAR, index_of
@@ -25,11 +25,7 @@ POISON, SHARED, MAX_EVENTS = 0xFF, 50_000, 2_000_000
 
 
 def execute(
-    program: Program | Launch | Kernel,
-    tensors: Mapping[str, Values],
-    chip: Chip,
-    *,
-    seed: int | None = None,
+    program: launch.Runnable, tensors: Mapping[str, Values], chip: Chip, *, seed: int | None = None
 ) -> dict[str, Values]:
     """Run a program on arrays and return every GM tensor after it, by name.
 
@@ -42,9 +38,8 @@ def execute(
     kernel = as_kernel(program)
     events = kernel.event_count
     if events > MAX_EVENTS:
-        raise SimulationError(
-            f"at most {MAX_EVENTS} instructions to execute", str(events), "use a smaller shape"
-        )
+        needed = f"at most {MAX_EVENTS} instructions to execute"
+        raise SimulationError(needed, str(events), "use a smaller shape")
     memory = {b.name: _tensor(b, tensors) for b in kernel.tensors}
     for name in tensors:
         if name not in memory:

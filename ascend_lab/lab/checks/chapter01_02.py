@@ -48,17 +48,12 @@ def _judge_add(got: Any, case: ex.Case) -> str | None:
         after = run_vector(got, before)
     except errors.MachineError as error:
         return f"which the vector unit refuses: {error}"
-    wrong = np.flatnonzero(after != expected)
-    if wrong.size:
-        where = wrong[0] - z
-        place = f"z[{where}]" if where >= 0 else f"element {wrong[0]} of the buffer"
-        return (
-            f"after which {place} is {ex.show(after[wrong[0]])}, not {ex.show(expected[wrong[0]])}"
-        )
+    for at in np.flatnonzero(after != expected):
+        place = f"z[{at - z}]" if at >= z else f"element {at} of the buffer"
+        return f"after which {place} is {ex.show(after[at])}, not {ex.show(expected[at])}"
     limit = 1 if n == FEW_ELEMENTS else len(plain_ops("add", n, z, x, y, "float32"))
-    if len(got) > limit:
-        return f"which is {len(got)} instructions where {limit} will do"
-    return None
+    many = f"which is {len(got)} instructions where {limit} will do"
+    return many if len(got) > limit else None
 
 
 @ex.judged(
@@ -71,11 +66,8 @@ def check_ex_01_2(rng: ex.Rng) -> ex.Case:
 
 
 def _warp_issues(mask: Any, then: int, other: int) -> int:
-    issues = 0
-    for start in range(0, len(mask), WARP):
-        lanes = mask[start : start + WARP]
-        issues += 1 + then * bool(np.any(lanes)) + other * bool(not np.all(lanes))
-    return issues
+    warps = [mask[start : start + WARP] for start in range(0, len(mask), WARP)]
+    return sum(1 + then * bool(np.any(w)) + other * bool(not np.all(w)) for w in warps)
 
 
 def _sectors(stride: int, offset: int) -> int:
@@ -148,16 +140,16 @@ def _judge_hops(hops: Any, case: ex.Case) -> str | None:
             return f"but {chip.name} has no path {src}->{dst}"
         if pipe != chip.paths[src, dst].pipe:
             return f"but {src}->{dst} is not a path of pipe {pipe}"
-    ends = [(hop[0], hop[1]) for hop in hops]
+    ends = [tuple(hop[:2]) for hop in hops]
     chained = all(first[1] == second[0] for first, second in pairwise(ends))
     if ends[0][0] != "GM" or ends[-1][1] != "L0A" or not chained:
         return "expected a chain that starts in GM and ends in L0A"
     expected = img2col_hops(**case)
     if ends != [hop[:2] for hop in expected]:
         return "but on this way nothing unfolds the image: which instruction does, and from where?"
-    for hop, right in zip(hops, expected, strict=True):
-        if isinstance(hop[3], bool) or hop[3] != right[3]:
-            return f"but {right[3]} bytes cross {hop[0]}->{hop[1]}"
+    for (src, dst, _, size), (*_, right) in zip(hops, expected, strict=True):
+        if isinstance(size, bool) or size != right:
+            return f"but {right} bytes cross {src}->{dst}"
     return None
 
 
@@ -165,12 +157,11 @@ def _judge_relu(program: Any, case: ex.Case) -> str | None:
     """Judge a program y = max(x, 0) over `tiles` tiles: ordered by flags, right in every order."""
     if not isinstance(program, isa.Program):
         return "expected the Program that k.finish() returns"
-    chip = load_chip("Toy")
     if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
         return "use a flag: a barrier stops all pipes"
     x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
-    x = x.astype(np.float16)
-    return wrong_run(program, chip, {"x": x}, "y = max(x, 0)", np.maximum(x, 0), PROGRAM_SEEDS)
+    feed, right = {"x": x.astype(np.float16)}, np.maximum(x.astype(np.float16), 0)
+    return wrong_run(program, load_chip("Toy"), feed, "y = max(x, 0)", right, PROGRAM_SEEDS)
 
 
 LONG_SLACK = 1.2
@@ -180,11 +171,10 @@ LONG_SLACK = 1.2
 @cache
 def _long_cycles(m: int, k: int, n: int) -> int:
     """Return the cycles of our long product: the chip's own matmul on one core, two slots."""
-    chip = load_chip("Ascend910A")
-    launch = kernels.gemm_launch(
-        kernels.GemmShape(m, k, n), chip, kernels.GemmSchedule(m, 128, n, 1, 1, 1)
-    )
-    return sim.simulate(launch, chip).cycles
+    chip, schedule = load_chip("Ascend910A"), kernels.GemmSchedule(m, 128, n, 1, 1, 1)
+    return sim.simulate(
+        kernels.gemm_launch(kernels.GemmShape(m, k, n), chip, schedule), chip
+    ).cycles
 
 
 def _judge_long(program: Any, case: ex.Case) -> str | None:

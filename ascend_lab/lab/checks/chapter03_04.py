@@ -5,7 +5,6 @@
 """
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -31,12 +30,10 @@ def _judge_tile(got: Any, case: ex.Case) -> str | None:
         return None if side is None else f"but a tile of {side} x {side} fits and clears both"
     if got < STEP or got % STEP:
         return f"expected a positive multiple of {STEP}"
-    wrong = _missing(chip, int(got))
-    if wrong is not None:
+    if wrong := _missing(chip, int(got)):
         return f"but {wrong}"
-    if got > STEP and _missing(chip, int(got) - STEP) is None:
-        return f"but {got - STEP} is enough"
-    return None
+    less = got > STEP and _missing(chip, int(got) - STEP) is None
+    return f"but {got - STEP} is enough" if less else None
 
 
 def _chip(case: ex.Case) -> Chip:
@@ -44,9 +41,8 @@ def _chip(case: ex.Case) -> Chip:
     base = load_chip("Ascend910A")
     rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
     changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
-    return replace(
-        base, paths={**base.paths, **changed}, buffers={**base.buffers, "L0C": case["l0c_bytes"]}
-    )
+    buffers = {**base.buffers, "L0C": case["l0c_bytes"]}
+    return replace(base, paths={**base.paths, **changed}, buffers=buffers)
 
 
 def _missing(chip: Chip, side: int) -> str | None:
@@ -62,10 +58,8 @@ def _missing(chip: Chip, side: int) -> str | None:
     into = {"L0": cycles["L1", "L0A"] + cycles["L1", "L0B"], "L1": cycles["GM", "L1"]}
     for level, needed in into.items():
         if needed > cube * (1 + 1e-9):
-            return (
-                f"with tiles of {side} the wires into {level} need {needed:.1f} cycles "
-                f"while the cube needs {cube:.1f}, both for {DEPTH} steps of k"
-            )
+            slow = f"with tiles of {side} the wires into {level} need {needed:.1f} cycles"
+            return f"{slow} while the cube needs {cube:.1f}, both for {DEPTH} steps of k"
     return None
 
 
@@ -126,9 +120,8 @@ def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nodes:
     for _ in range(int(rng.integers(1, 3)) if depth else 0):
         name = f"i{rng.integers(1 << 60)}"
         body = _nest(rng, depth - 1, (*around, name))
-        nodes.insert(
-            int(rng.integers(len(nodes) + 1)), ("loop", name, int(rng.integers(2, 9)), body)
-        )
+        place = int(rng.integers(len(nodes) + 1))
+        nodes.insert(place, ("loop", name, int(rng.integers(2, 9)), body))
     return nodes
 
 
@@ -139,10 +132,6 @@ CLIFF: Nodes = [
     ]),
 ]  # fmt: skip
 """Four strips of rows that pass over all weights, 33,792 bytes a pass."""
-
-
-def _worst_side(limit: int, dtype: str) -> int:
-    return max(side for side in range(1, limit + 1) if useful_share(side, dtype) < 0.5)
 
 
 def useful_share(side: int, dtype: str) -> float:
@@ -163,9 +152,9 @@ def useful_share(side: int, dtype: str) -> float:
 )
 def check_ex_03_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
-    rates = [float(rng.uniform(*ends)) for ends in ((60, 600), (60, 600), (50, 400))]
-    own = dict(zip(("to_l0a", "to_l0b", "to_l1"), rates, strict=True))
-    return {**own, "l0c_bytes": 1024 * int(rng.choice([16, 64, 128, 256]))}
+    into_l0, sizes = ex.between(60, 600), [1024 * kib for kib in (16, 64, 128, 256)]
+    rates = {"to_l0a": into_l0, "to_l0b": into_l0, "to_l1": ex.between(50, 400)}
+    return ex.drawn(rng, **rates, l0c_bytes=sizes)
 
 
 @ex.against(_counted, edges=[(256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)])
@@ -176,10 +165,13 @@ def check_ex_03_2(rng: ex.Rng) -> ex.Case:
     return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
 
 
-@ex.against(_worst_side, edges=[(limit, d) for d in ("fp16", "int8") for limit in (1, 16, 17, 300)])
+@ex.against(
+    lambda limit, dtype: max(n for n in range(1, limit + 1) if useful_share(n, dtype) < 0.5),
+    edges=[(limit, d) for d in ("fp16", "int8") for limit in (1, 16, 17, 300)],
+)
 def check_ex_03_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
-    return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
+    return ex.drawn(rng, limit=range(1, 90), dtype=("fp16", "int8"))
 
 
 @ex.against(
@@ -194,7 +186,6 @@ def check_ex_03_3(rng: ex.Rng) -> ex.Case:
 
 # -- chapter 4 -------------------------------------------------------------------------------------
 Matrix = np.ndarray
-Product = Callable[[Matrix, Matrix], Matrix]
 TILE = 1024
 """Elements of one tile of the ping-pong kernel."""
 SLACK = 1.05
@@ -207,26 +198,19 @@ def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
     return c
 
 
-def _counting(product: Product) -> Product:
-    """Return `product` with an attribute `calls` that counts (a copied function is itself)."""
+def _power_case(a: Matrix, n: int) -> ex.Case:
+    def product(a: Matrix, b: Matrix) -> Matrix:
+        return max_plus_product(a, b)
 
-    def counted(a: Matrix, b: Matrix) -> Matrix:
-        counted.__dict__["calls"] += 1
-        return product(a, b)
-
-    counted.__dict__["calls"] = 0
-    counted.__name__ = counted.__qualname__ = "product"
-    return counted
+    return {"product": ex.counting(product, lambda *_: 1), "a": a, "n": n}
 
 
 def _judge_power(got: Any, case: ex.Case) -> str | None:
-    a, n, calls = case["a"], case["n"], case["product"].__dict__["calls"]
-    case["product"].__dict__["calls"] = 0
+    a, n, calls = case["a"], case["n"], ex.spent(case["product"])
     expected = a
     for _ in range(n - 1):
         expected = max_plus_product(expected, a)
-    wrong = ex.equal_to(expected)(got)
-    if wrong is not None:
+    if wrong := ex.equal_to(expected)(got):
         return wrong
     allowed = 2 * math.floor(math.log2(n)) + 2
     return None if calls <= allowed else f"with {calls} products, expected at most {allowed}"
@@ -278,11 +262,7 @@ def wrong_run(
 
 @cache
 def _our_cycles(pairs: int) -> int:
-    return sim.simulate(_ping_pong(pairs), load_chip("Toy")).cycles
-
-
-def _ping_pong(pairs: int) -> isa.Program:
-    """Return relu in place on two slots, flags by hand: the kernel the exercise asks for."""
+    """Return the cycles of relu in place on two slots, flags by hand, as the exercise asks for."""
     k = isa.KernelBuilder("ping_pong", load_chip("Toy"))
     x, y = (k.tensor(name, "fp16", 2 * pairs * TILE) for name in "xy")
     slots = [k.buffer(f"slot{s}", "UB", "fp16", TILE) for s in (0, 1)]
@@ -302,7 +282,7 @@ def _ping_pong(pairs: int) -> isa.Program:
             k.set_flag("MTE3", "MTE2", s)
     for s in (0, 1):
         k.wait_flag("MTE3", "MTE2", s)
-    return k.finish()
+    return sim.simulate(k.finish(), load_chip("Toy")).cycles
 
 
 KINDS = {WORK: "work", SET: "set", WAIT: "wait"}
@@ -367,15 +347,13 @@ def check_ex_04_2(rng: ex.Rng) -> ex.Case:
 SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])
 
 
-@ex.judged(
-    _judge_power, edges=[(_counting(max_plus_product), SMALL_4, n) for n in (1, 2, 3, 64, 127)]
-)
+@ex.judged(_judge_power, edges=[_power_case(SMALL_4, n) for n in (1, 2, 3, 64, 127)])
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:
     """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1."""
     n, size = int(rng.integers(1, 2 ** int(rng.integers(2, 12)))), int(rng.integers(1, 6))
     a = rng.integers(0, 500, (size, size)).astype(np.float64)
     a[rng.random((size, size)) < 0.4] = -np.inf
-    return {"product": _counting(max_plus_product), "a": a, "n": n}
+    return _power_case(a, n)
 
 
 @ex.judged(

@@ -3,7 +3,8 @@
 And the error bound of any graph, held against what the chip computes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -49,25 +50,18 @@ def _wrong_values(
         values = computed(got, feed)
     except errors.AscendLabError as error:
         return f"expected a tensor that runs, but: {error}"
-    miss = np.abs(values - expected) / tolerance
-    miss = np.where(np.isfinite(values), miss, np.inf)
+    miss = np.where(np.isfinite(values), np.abs(values - expected) / tolerance, np.inf)
     worst = np.unravel_index(int(miss.argmax()), miss.shape)
     if miss[worst] <= 1:
         return None
-    place = ", ".join(map(str, (int(i) for i in worst)))
-    return (
-        f"with {values[worst]:.5g} at [{place}]{what}; expected {expected[worst]:.5g} "
-        f"within {tolerance[worst]:.1g}"
-    )
+    wanted = f"expected {expected[worst]:.5g} within {tolerance[worst]:.1g}"
+    return f"with {values[worst]:.5g} at [{', '.join(map(str, worst))}]{what}; {wanted}"
 
 
 # -- exercise 1: layer norm ----
 def _norm_case(rows: int, columns: int) -> ex.Case:
-    return {
-        "x": te.placeholder((rows, columns), name="x"),
-        "gamma": te.placeholder((columns,), name="gamma"),
-        "beta": te.placeholder((columns,), name="beta"),
-    }
+    shapes = {"x": (rows, columns), "gamma": (columns,), "beta": (columns,)}
+    return {name: te.placeholder(shape, name=name) for name, shape in shapes.items()}
 
 
 def _judge_norm(got: Any, case: ex.Case) -> str | None:
@@ -80,11 +74,9 @@ def _judge_norm(got: Any, case: ex.Case) -> str | None:
         wide = x.astype(np.float64)
         away = wide - wide.mean(-1, keepdims=True)
         norm = away / np.sqrt((away**2).mean(-1, keepdims=True) + EPSILON)
-        expected = norm * gamma + beta
         tolerance = 4e-3 * (1 + np.abs(norm)) + 2e-3
         feed, what = {"x": x, "gamma": gamma, "beta": beta}, f" of rows near {centre:g}"
-        wrong = _wrong_values(got, feed, expected, tolerance, what)
-        if wrong is not None:
+        if wrong := _wrong_values(got, feed, norm * gamma + beta, tolerance, what):
             break
     return wrong
 
@@ -102,28 +94,19 @@ def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
     return caught
 
 
-def _where_case(
-    condition: tuple[int, ...],
-    a: tuple[int, ...],
-    b: tuple[int, ...],
-    dtypes: tuple[str, str, str] = ("fp16", "fp16", "fp16"),
-) -> ex.Case:
-    names = ("condition", "a", "b")
-    given = zip(names, (condition, a, b), dtypes, strict=True)
+def _where_case(*shapes: tuple[int, ...], dtypes: Sequence[str] = ("fp16",) * 3) -> ex.Case:
+    given = zip(("condition", "a", "b"), shapes, dtypes, strict=True)
     return {name: te.placeholder(shape, dtype, name) for name, shape, dtype in given}
 
 
 def _judge_where(got: Any, case: ex.Case) -> str | None:
-    shapes = [t.shape for t in case.values()]
-    dtypes = [t.dtype for t in case.values()]
-    try:
+    shapes, dtypes = zip(*((t.shape, t.dtype) for t in case.values()), strict=True)
+    full = None
+    with suppress(ValueError):
         full = np.broadcast_shapes(*shapes)
-    except ValueError:
-        full = None
     if full is None or len(set(dtypes)) > 1:
-        return _judge_error(got, shapes if full is None else [], dtypes)
-    wrong = _wrong_tensor(got, full, dtypes[0])
-    if wrong is not None:
+        return _judge_error(got, shapes if full is None else (), dtypes)
+    if wrong := _wrong_tensor(got, full, dtypes[0]):
         return wrong
     rng = np.random.default_rng(full)
     kind = np.dtype(np.float16 if dtypes[0] == "fp16" else np.float32)
@@ -133,20 +116,16 @@ def _judge_where(got: Any, case: ex.Case) -> str | None:
     return _wrong_values(got, feed, expected, np.full(full, 1e-9), "")
 
 
-def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> str | None:
+def _judge_error(got: Any, shapes: Sequence[Any], dtypes: Sequence[str]) -> str | None:
     """Judge the refusal of bad operands; with wrong shapes and wrong formats either will do."""
-    allowed: list[tuple[type[errors.AscendLabError], list[Any]]] = []
-    if shapes:
-        allowed.append((errors.ShapeError, shapes))
-    if len(set(dtypes)) > 1:
-        allowed.append((errors.TypeMismatchError, dtypes))
-    for kind, words in allowed:
-        if isinstance(got, kind):
-            absent = [str(w) for w in words if str(w) not in str(got)]
-            if not absent:
-                return None
-            return f"a {kind.__name__} that reads {str(got)!r}; expected {absent[0]} in it too"
-    wanted = " or ".join(kind.__name__ for kind, _ in allowed)
+    mixed = len(set(dtypes)) > 1
+    kinds = {errors.ShapeError: shapes, errors.TypeMismatchError: dtypes if mixed else ()}
+    allowed = {kind: words for kind, words in kinds.items() if words}
+    for words in (words for kind, words in allowed.items() if isinstance(got, kind)):
+        absent = [str(w) for w in words if str(w) not in str(got)]
+        read = f"a {type(got).__name__} that reads {str(got)!r}; expected"
+        return f"{read} {absent[0]} in it too" if absent else None
+    wanted = " or ".join(kind.__name__ for kind in allowed)
     if isinstance(got, errors.AscendLabError):
         return f"a {type(got).__name__} ({got}); expected a {wanted}"
     return f"expected a {wanted}"
@@ -169,8 +148,7 @@ def _judge_softplus(got: Any, case: ex.Case) -> str | None:
         expected = np.logaddexp(0.0, x.astype(np.float64))
         tolerance = 2e-3 * (1 + np.abs(expected))
         what = f" for x between {-reach:g} and {reach:g}"
-        wrong = _wrong_values(got, {"x": x}, expected, tolerance, what)
-        if wrong is not None:
+        if wrong := _wrong_values(got, {"x": x}, expected, tolerance, what):
             break
     return wrong
 
@@ -194,7 +172,6 @@ def _judge_bytes(got: Any, case: ex.Case) -> str | None:
 
 
 # -- exercise 6: a bound for any formula ----
-
 BOUND_SLACK = 1.5
 """An error bound may be this many times ours in the mean, not more."""
 
@@ -286,8 +263,7 @@ def _bound_case(number: int, shape: tuple[int, int], seed: int) -> ex.Case:
 @ex.judged(_judge_norm, edges=[_norm_case(1, 2), _norm_case(16, 1024)], cases=4)
 def check_ex_05_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, gamma, beta)`: the layer norm of fp16 rows, on rows near 0 and far from it."""
-    rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 400))
-    return _norm_case(rows, columns)
+    return _norm_case(int(rng.integers(1, 40)), int(rng.integers(2, 400)))
 
 
 @ex.judged(_judge_softplus, cases=5)
@@ -310,20 +286,21 @@ def check_ex_05_4(rng: ex.Rng) -> ex.Case:
     x = te.placeholder(tuple(16 * int(n) for n in rng.integers(1, 60, 2)), name="x")
     made = [make(x) for name, make in EXPRESSIONS.items() if name != "sum of columns"]
     made += [te.renamed(te.vmul(x, x), "square"), _centred(x)]
-    return {"y": made[int(rng.integers(0, len(made)))]}
+    return ex.drawn(rng, y=made)
+
+
+WHERE_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((4, 6), (4, 6), (4, 6)), ((4, 1), (6,), (4, 6)), ((4, 6), (6,), (1, 6)),
+    ((5, 6), (4, 6), (4, 6)), ((4, 6), (5, 6), (4, 6)), ((4, 6), (4, 6), (7,)),
+)  # fmt: skip
 
 
 @ex.judged(
     _judge_where,
     edges=[
-        _where_case((4, 6), (4, 6), (4, 6)),
-        _where_case((4, 1), (6,), (4, 6)),
-        _where_case((4, 6), (6,), (1, 6)),
-        _where_case((5, 6), (4, 6), (4, 6)),
-        _where_case((4, 6), (5, 6), (4, 6)),
-        _where_case((4, 6), (4, 6), (7,)),
-        _where_case((3, 4), (3, 4), (3, 4), ("fp16", "fp16", "fp32")),
-        _where_case((3, 4), (3, 4), (3, 4), ("fp32", "fp16", "fp16")),
+        *(_where_case(*shapes) for shapes in WHERE_SHAPES),
+        _where_case((3, 4), (3, 4), (3, 4), dtypes=("fp16", "fp16", "fp32")),
+        _where_case((3, 4), (3, 4), (3, 4), dtypes=("fp32", "fp16", "fp16")),
     ],
     cases=8,
     wrap=_telling,
@@ -342,7 +319,7 @@ def check_ex_05_2(rng: ex.Rng) -> ex.Case:
     dtypes = ["fp16"] * 3
     if rng.random() < 0.3:
         dtypes[int(rng.integers(0, 3))] = "fp32"
-    return _where_case(shapes[0], shapes[1], shapes[2], (dtypes[0], dtypes[1], dtypes[2]))
+    return _where_case(*shapes, dtypes=dtypes)
 
 
 @ex.judged(_judge_bound, edges=[_bound_case(n, (3, 200), n) for n in range(len(FORMULAS))], cases=4)

@@ -35,11 +35,9 @@ def _judge_block(got: Any, case: ex.Case) -> str | None:
         return f"expected m k n = {macs}"
     powers = [1 << i for i in range(macs.bit_length())]
     every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
-    best = min(every, key=lambda block: _block_bytes(block, case))
-    mine, least = _block_bytes(sides, case), _block_bytes(best, case)
-    if mine > least:
-        return f"which moves {mine} bytes a cycle; expected one that moves {least}"
-    return None
+    mine, least = _block_bytes(sides, case), min(_block_bytes(block, case) for block in every)
+    more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
+    return more if mine > least else None
 
 
 def _three_sides(got: Any) -> tuple[int, int, int] | None:
@@ -120,13 +118,10 @@ def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
         for one, two in product(range(16, 2049, 16), repeat=2)
         if _overflow(chip, dtype, slots, (one, c0, two)) is None
     ]
-    mine = _feed(chip, dtype, sides)
-    least = min(_feed(chip, dtype, tile) for tile in legal)
+    mine, least = _feed(chip, dtype, sides), min(_feed(chip, dtype, tile) for tile in legal)
     if mine > least * (1 + 1e-9):
-        return (
-            f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs; "
-            f"expected {least * 4096:.2f}"
-        )
+        busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
+        return f"{busy}; expected {least * 4096:.2f}"
     if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
         return f"but a depth of {k + c0} fits as well"
     return None
@@ -135,11 +130,8 @@ def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
     """Name the first buffer a tile overflows: two slots of A and B, `slots` of C."""
     (m, k, n), size = tile, DTYPE_BYTES[dtype]
-    for space, needed in (
-        ("L0A", 2 * m * k * size),
-        ("L0B", 2 * k * n * size),
-        ("L0C", slots * m * n * 4),
-    ):
+    needs = {"L0A": 2 * m * k * size, "L0B": 2 * k * n * size, "L0C": slots * m * n * 4}
+    for space, needed in needs.items():
         if needed > chip.buffers[space]:
             return f"{space} holds {chip.buffers[space]} bytes and {needed} are needed"
     return None
@@ -238,13 +230,10 @@ Image = tuple[int, int, int, int]
 def _address_case(
     rng: ex.Rng, image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair
 ) -> ex.Case:
+    given = {"image": image, "kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation}
     whole = _matrix(image, kernel, stride, pad, dilation)
-    count = min(12, whole.size)
-    m, k = (rng.integers(0, side, count) for side in whole.shape)
-    return {
-        "m": m, "k": k, "image": image, "kernel": kernel, "stride": stride, "pad": pad,
-        "dilation": dilation,
-    }  # fmt: skip
+    m, k = (rng.integers(0, side, min(12, whole.size)) for side in whole.shape)
+    return {"m": m, "k": k, **given}
 
 
 def addresses(
@@ -273,34 +262,24 @@ def _image_case(image: Values, weights: Values) -> ex.Case:
     return {
         "image": np.asarray(image, np.float64),
         "weights": np.asarray(weights, np.float64),
-        "multiply": _counting(),
+        "multiply": ex.counting(multiply, lambda result, a, _: result.size * np.shape(a)[-1]),
     }
 
 
-def _counting() -> Any:
-    """Return a product of matrices, or of stacks of them, that counts in `products`."""
-
-    def multiply(a: Values, b: Values) -> Values:
-        result: Values = np.matmul(a, b)
-        multiply.__dict__["products"] += result.size * np.shape(a)[-1]
-        return result
-
-    multiply.__dict__["products"] = 0
-    multiply.__qualname__ = "multiply"
-    return multiply
+def multiply(a: Values, b: Values) -> Values:
+    """Return the product of two matrices, or of stacks of them."""
+    return np.asarray(np.matmul(a, b))
 
 
 def _judge_winograd(got: Any, case: ex.Case) -> str | None:
-    made = case["multiply"].__dict__["products"]
-    case["multiply"].__dict__["products"] = 0
+    made = ex.spent(case["multiply"])
     (k, c, *_), (_, h, w) = case["weights"].shape, case["image"].shape
     expected = conv2d_reference(case["image"][None], case["weights"], pad=1)[0]
     if np.shape(got) != expected.shape or not np.allclose(got, expected, rtol=1e-9, atol=1e-9):
         return ex.equal_to(expected, 1e-9)(got) or "expected the convolution with pad 1"
     fewest = 16 * -(-h // 2) * -(-w // 2) * c * k
-    if made != fewest:
-        return f"with {made:,} products through multiply; {fewest:,} are needed and enough"
-    return None
+    other = f"with {made:,} products through multiply; {fewest:,} are needed and enough"
+    return other if made != fewest else None
 
 
 def folded(x: Values) -> Values:
@@ -324,9 +303,8 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
     expected = conv2d_reference(x, case["weight"], 2)
     values = conv2d_reference(folded(x), np.asarray(got, np.float64))
     wrong = int((~np.isclose(values, expected, rtol=1e-9, atol=1e-9)).sum())
-    if wrong:
-        return f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
-    return None
+    differ = f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
+    return differ if wrong else None
 
 
 @ex.judged(
@@ -374,9 +352,7 @@ def check_ex_08_2(rng: ex.Rng) -> ex.Case:
     """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`."""
     kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
     stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
-    pad = int(rng.integers(0, 3))
-    sides = [
-        d * (r - 1) + 1 + int(rng.integers(0, 6)) for d, r in zip(dilation, kernel, strict=True)
-    ]
+    pad, pairs = int(rng.integers(0, 3)), zip(dilation, kernel, strict=True)
+    sides = [d * (r - 1) + 1 + int(rng.integers(0, 6)) for d, r in pairs]
     image = (int(rng.integers(1, 4)), sides[0], sides[1], int(rng.choice((2, 4, 16))))
     return _address_case(rng, image, kernel, stride, pad, dilation)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import dsl, errors, isa, sim
-from ascend_lab.chip import Chip, load_chip
+from ascend_lab.chip import load_chip
 from ascend_lab.graph import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
@@ -145,7 +145,6 @@ def gain(inputs: list[int]) -> float:
 
 
 # -- groups of nodes -------------------------------------------------------------------------------
-
 NODE = re.compile(r"(\w+)=(\w+)\(([\w,]+)\)")
 
 
@@ -178,9 +177,8 @@ def misgrouped(graph: Graph, groups: Sequence[Sequence[str]]) -> str | None:
         seen |= group
         for node in nodes:
             inside = group.intersection(node.inputs)
-            if node.op == "conv2d" and (
-                inside or any(n.op == "conv2d" for n in nodes if n != node)
-            ):
+            others = [n.op for n in nodes if n != node]
+            if node.op == "conv2d" and (inside or "conv2d" in others):
                 return f"expected one convolution a group, before all others, see {node.name}"
             outside = [r.name for r in graph.readers[node.output] if r.name not in group]
             if node != nodes[-1] and (outside or node.output in graph.outputs):
@@ -194,9 +192,8 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
         return wrong
     ours = fusion.automatic_groups(graph, ())
     made, enough = (sum(len(g) - 1 for g in groups if g) for groups in (got, ours))
-    if made < enough:
-        return f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
-    return None
+    more = f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
+    return more if made < enough else None
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
@@ -209,14 +206,15 @@ def tanh_gradient(elements: int) -> dsl.Tensor:
     return dsl.renamed(dsl.vmul(dy, dsl.vadds(dsl.vmuls(square, -1.0), 1.0)), "y")
 
 
-def fused_gradient(y: dsl.Tensor, chip: Chip, width: int = 8192) -> dsl.Schedule:
+@cache
+def _our_gradient(count: int) -> dsl.Schedule:
     """Return the schedule exercise 10.4 asks for: t is a tile with two slots, computed once."""
-    s = dsl.create_schedule(y, chip)
+    s = dsl.create_schedule(tanh_gradient(count), load_chip("Ascend910A"))
     for stage in [stage.name for stage in s.state.stages]:
         if stage not in ("t", "y"):
             s = dsl.inline(s, stage)
-    s = dsl.split(s, "y", "i", y.shape[0] // CORES)
-    s = dsl.split(dsl.bind(s, "y", "i_o"), "y", "i_i", width)
+    s = dsl.split(s, "y", "i", count // CORES)
+    s = dsl.split(dsl.bind(s, "y", "i_o"), "y", "i_i", 8192)
     s = dsl.double_buffer(dsl.vectorise(s, "y", "i_i_i"), "y")
     return dsl.double_buffer(dsl.compute_at(s, "t", "y", "i_i_o"), "t")
 
@@ -232,11 +230,6 @@ def _judge_gradient(got: Any, case: ex.Case) -> str | None:
         if (phases := len(dsl.lower(got).phases)) > 1:
             return f"expected one phase, there are {phases}: t goes through memory"
     return chapter06_06a.wrong_schedule(got, feed, right, 0.01, _our_gradient(count), SLACK)
-
-
-@cache
-def _our_gradient(count: int) -> dsl.Schedule:
-    return fused_gradient(tanh_gradient(count), load_chip("Ascend910A"))
 
 
 # -- in place --------------------------------------------------------------------------------------
@@ -255,9 +248,8 @@ def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     if wrong := chapter03_04.wrong_run(got, chip, {"x": x, "b": b}, what, expected, name="x"):
         return wrong
     moved = sum(sim.simulate(got, chip).path_bytes.values())
-    if moved != 6 * count:
-        return f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
-    return None
+    other = f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
+    return other if moved != 6 * count else None
 
 
 @ex.against(gain, edges=[(i,) for i in ([2, 0], [2], [1, 0, 0, 0], [2, 1, 1, 1])], rel_tol=1e-9)
@@ -302,15 +294,11 @@ def check_ex_10_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours."""
     names, parts = ["x"], []
     for i in range(int(rng.integers(3, 11))):
-        recent = names[-4:]
-        one, two = (recent[int(k)] for k in rng.integers(0, len(recent), 2))
+        one, two = (names[-4:][int(k)] for k in rng.integers(0, len(names[-4:]), 2))
         kind = rng.random()
-        if kind < 0.25:
-            parts.append(f"n{i}=conv({one})")
-        elif kind < 0.65:
-            parts.append(f"n{i}={ELEMENTWISE[rng.integers(len(ELEMENTWISE))]}({one})")
-        else:
-            parts.append(f"n{i}={JOINS[rng.integers(len(JOINS))]}({one},{two})")
+        ops = ("conv",) if kind < 0.25 else ELEMENTWISE if kind < 0.65 else JOINS
+        op = ops[rng.integers(len(ops))]  # of one nothing is drawn
+        parts.append(f"n{i}={op}({one},{two})" if ops is JOINS else f"n{i}={op}({one})")
         names.append(f"n{i}")
     body = " ".join(parts)
     ends = [n for n in names[1:] if not re.search(rf"[(,]{n}[,)]", body)]

@@ -53,8 +53,7 @@ def _judge_shares(got: Any, case: ex.Case) -> str | None:
     wanted = min(cores, -(-elements // block))
     if not isinstance(got, list | tuple) or len(got) != wanted:
         return f"expected a list of {wanted} pairs (start, size)"
-    at = 0
-    sizes: list[int] = []
+    at, sizes = 0, list[int]()
     for share in got:
         start, size = (int(n) for n in share)
         if start != at or size < 1:
@@ -65,9 +64,8 @@ def _judge_shares(got: Any, case: ex.Case) -> str | None:
         sizes.append(-(-size // block))
     if at != elements:
         return f"expected shares up to {elements}, they end at {at}"
-    if max(sizes) - min(sizes) > 1:
-        return f"expected shares that differ by a block at most, got {min(sizes)} to {max(sizes)}"
-    return None
+    differ = f"expected shares that differ by a block at most, got {min(sizes)} to {max(sizes)}"
+    return differ if max(sizes) - min(sizes) > 1 else None
 
 
 def tree_pays_from(parts: int, step_cycles: float) -> float:
@@ -117,10 +115,7 @@ def additions(size: int, order: str) -> int:
 def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
     """Return the sum of fp16 numbers, every addition rounded to fp16."""
     if order == "chain":
-        total = np.float16(0)
-        for value in x.astype(np.float16):
-            total = np.float16(total + value)
-        return total
+        return np.float16(np.cumsum(x, dtype=np.float16)[-1])
     while x.size > 1:
         half = -(-x.size // 2)
         rest = np.concatenate([x[half:], np.zeros(2 * half - x.size, np.float16)])
@@ -145,7 +140,7 @@ def check_ex_11_2(rng: ex.Rng) -> ex.Case:
 @ex.against(tree_pays_from, edges=[(p, 350) for p in (2, 8, 16, 32)], rel_tol=1e-9)
 def check_ex_11_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass."""
-    return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
+    return ex.drawn(rng, parts=[2**k for k in range(1, 10)], step_cycles=range(50, 2000))
 
 
 @ex.judged(_judge_fold, edges=[*GOALS], cases=1)
@@ -156,29 +151,21 @@ def check_ex_11_4(rng: ex.Rng) -> ex.Case:
 
 LOST = 0.99 * FP16_UNIT
 """Added to 1 in fp16 it is lost, and nearly as much as a rounding may lose."""
+SUMMANDS = (
+    [1, FP16_UNIT], [1, LOST, LOST], [1, LOST, LOST, LOST, 0], [1, -1, LOST, 0], [1, LOST, -1],
+    [1] + [FP16_UNIT] * 200,
+)  # fmt: skip
 
 
 @ex.judged(
     _judge_bound,
-    edges=[
-        (np.array(x, np.float16), order)
-        for x in (
-            [1, FP16_UNIT],
-            [1, LOST, LOST],
-            [1, LOST, LOST, LOST, 0],
-            [1, -1, LOST, 0],
-            [1, LOST, -1],
-            [1] + [FP16_UNIT] * 200,
-        )
-        for order in ("chain", "tree")
-    ],
+    edges=[(np.array(x, np.float16), order) for x in SUMMANDS for order in ("chain", "tree")],
 )
 def check_ex_11_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree"."""
-    size = int(rng.integers(2, 257))
-    low = float(rng.choice([-1.0, 0.0]))
+    size, low = ex.drawn(rng, size=range(2, 257), low=(-1.0, 0.0)).values()
     x = rng.uniform(low, 1.0, size).astype(np.float16)
-    return {"x": x, "order": str(rng.choice(["chain", "tree"]))}
+    return {"x": x, **ex.drawn(rng, order=("chain", "tree"))}
 
 
 # -- chapter 12 ------------------------------------------------------------------------------------
@@ -214,12 +201,10 @@ def _judge_turn(got: Any, case: ex.Case) -> str | None:
     x = np.random.default_rng(size).standard_normal((rows, columns)).astype(np.float16)
     if wrong := chapter03_04.wrong_run(got, chip, {"x": x}, "x transposed", x.T.ravel()):
         return wrong
-    ours = sim.simulate(
-        kernels.transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks"), chip
-    )
-    if (cycles := sim.simulate(got, chip).cycles) > SLACK * ours.cycles:
-        return f"expected at most {SLACK} x {ours.cycles} cycles, it takes {cycles}"
-    return None
+    blocks = kernels.transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks")
+    cycles, ours = (sim.simulate(launch, chip).cycles for launch in (got, blocks))
+    slow = f"expected at most {SLACK} x {ours} cycles, it takes {cycles}"
+    return slow if cycles > SLACK * ours else None
 
 
 def _judge_last(got: Any, case: ex.Case) -> str | None:
@@ -238,16 +223,13 @@ def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict
 
 
 def _judge_way(got: Any, case: ex.Case) -> str | None:
-    numbers = {name: case[name] for name in ("updates", "distinct", "row_bytes", "cores")}
-    ways = moved_bytes(**numbers)
-    if case["reproducible"]:
-        del ways["atomic"]
-    best = min(ways.values())
-    names = [name for name, size in ways.items() if size == best]
-    if got in names:
-        return None
+    *numbers, reproducible = case.values()
+    every = moved_bytes(*numbers).items()
+    ways = {name: size for name, size in every if not (reproducible and name == "atomic")}
+    names = [name for name, size in ways.items() if size == min(ways.values())]
     listed = ", ".join(f"{name} {size}" for name, size in ways.items())
-    return f"expected {' or '.join(map(repr, names))}, in bytes: {listed}"
+    other = f"expected {' or '.join(map(repr, names))}, in bytes: {listed}"
+    return None if got in names else other
 
 
 @ex.against(count_bursts, edges=[(64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)])

@@ -43,34 +43,17 @@ def _split_chain() -> Graph:
 
 
 SOUND_3, SPLIT_3 = _chain(5), _split_chain()
+ONE_3, TWO_3, THREE_3, *REST_3 = SOUND_3.nodes
+OWN_3 = replace(THREE_3, inputs=(*THREE_3.inputs[:1], THREE_3.output))
+LOST_3 = replace(REST_3[-1], inputs=("nobody", "w"))
+SWAPPED_3 = replace(SOUND_3, nodes=(TWO_3, ONE_3, THREE_3, *REST_3))
+NOBODY_3 = replace(SOUND_3, nodes=(*SOUND_3.nodes[:-1], LOST_3))
+ITSELF_3 = replace(SOUND_3, nodes=(ONE_3, TWO_3, OWN_3, *REST_3))
 
 
 @ex.against(
     _answer_13_3,
-    edges=[
-        (SOUND_3,),
-        (replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:])),),
-        (
-            replace(
-                SOUND_3,
-                nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
-            ),
-        ),
-        (SPLIT_3,),
-        (
-            replace(
-                SOUND_3,
-                nodes=(
-                    *SOUND_3.nodes[:2],
-                    replace(
-                        SOUND_3.nodes[2],
-                        inputs=(*SOUND_3.nodes[2].inputs[:1], SOUND_3.nodes[2].output),
-                    ),
-                    *SOUND_3.nodes[3:],
-                ),
-            ),
-        ),
-    ],
+    edges=[(SOUND_3,), (SWAPPED_3,), (NOBODY_3,), (SPLIT_3,), (ITSELF_3,)],
 )
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
@@ -138,14 +121,11 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
     times, over, rate, wait = case.values()
     if not isinstance(got, int | np.integer) or not 0 < got < len(times):
         return f"expected a position from 1 to {len(times) - 1}"
-    found = [
-        max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in range(1, len(times))
-    ]
-    own, best = found[got - 1], min(found)
-    if own <= best * (1 + 1e-9):
-        return None
-    position = found.index(best) + 1
-    return f"an image every {own:.4g} s; a cut at {position} gives one every {best:.4g} s"
+    cuts = range(1, len(times))
+    found = {at: max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in cuts}
+    own, best = found[int(got)], min(cuts, key=lambda at: found[at])
+    slow = f"an image every {own:.4g} s; a cut at {best} gives one every {found[best]:.4g} s"
+    return slow if own > found[best] * (1 + 1e-9) else None
 
 
 @ex.judged(
@@ -162,12 +142,9 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
     count = int(rng.integers(2, 12))
-    return {
-        "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
-        "bytes_over": [int(n) for n in rng.integers(1, 20, count)],
-        "rate": float(rng.choice([1.0, 4.0])),
-        "latency_s": float(rng.choice([0.0, 1.0])),
-    }
+    times, sizes = rng.uniform(0.5, 3.0, count).tolist(), rng.integers(1, 20, count).tolist()
+    given = ex.drawn(rng, rate=(1.0, 4.0), latency_s=(0.0, 1.0))
+    return {"times_s": times, "bytes_over": sizes, **given}
 
 
 def _model(kinds: Sequence[str], batch: int) -> Any:
@@ -240,5 +217,5 @@ KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
 )
 def check_ex_13_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(model)`: an ONNX network as a graph, its values and as few nodes as ours."""
-    return {"kinds": rng.choice(KINDS_5, int(rng.integers(1, 7))).tolist(),
-            "batch": int(rng.integers(1, 4))}  # fmt: skip
+    kinds = rng.choice(KINDS_5, int(rng.integers(1, 7))).tolist()
+    return {"kinds": kinds, **ex.drawn(rng, batch=range(1, 4))}

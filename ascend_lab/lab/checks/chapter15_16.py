@@ -34,11 +34,9 @@ def peak(lives: Sequence[Life]) -> int:
 
 def draw_lives(rng: np.random.Generator) -> ex.Case:
     """Return up to 12 buffers, born within 9 tasks, in any order."""
-    lives = []
-    for _ in range(int(rng.integers(1, 13))):
-        born = int(rng.integers(0, 9))
-        lives.append((born, born + int(rng.integers(1, 5)), int(rng.integers(1, 9))))
-    return {"lives": lives}
+    one = {"born": range(9), "tasks": range(1, 5), "size": range(1, 9)}
+    drawn = (ex.drawn(rng, **one).values() for _ in range(int(rng.integers(1, 13))))
+    return {"lives": [(born, born + tasks, size) for born, tasks, size in drawn]}
 
 
 # -- in place, where it is safe -------------------------------------------------------------------
@@ -221,19 +219,13 @@ def _judge_15_2(got: Any, case: ex.Case) -> str | None:
 
 
 EIGHT = [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)]
+PAIRS_2 = ([(0, 2, 4), (2, 3, 5)], 5, True), ([(0, 2, 4), (1, 3, 5)], 8, False)
 TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
 
 
 @ex.judged(
     _judge_15_2,
-    edges=[
-        ([], 0, True),
-        ([(0, 2, 4), (2, 3, 5)], 5, True),
-        ([(0, 2, 4), (1, 3, 5)], 8, False),
-        (TOY, 7, True),
-        (EIGHT, 5, True),
-        (EIGHT, 4, False),
-    ],
+    edges=[([], 0, True), *PAIRS_2, (TOY, 7, True), (EIGHT, 5, True), (EIGHT, 4, False)],
     cases=12,
     wrap=_counted,
 )
@@ -242,8 +234,7 @@ def check_ex_15_2(rng: ex.Rng) -> ex.Case:
     pieces, parts = int(rng.integers(12, 31)), [(0, 40, 0, 64)]
     while len(parts) < pieces:
         born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
-        by_time = dead - born > 1 and (high - low < 2 or rng.random() < 0.5)
-        if by_time:
+        if dead - born > 1 and (high - low < 2 or rng.random() < 0.5):
             at = int(rng.integers(born + 1, dead))
             parts += [(born, at, low, high), (at, dead, low, high)]
         elif high - low > 1:

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,9 @@ def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
 
 @ex.against(
     scale_and_offset,
-    edges=[(0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8),
-    ],
+    edges=[(0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8)],
     rel_tol=1e-9,
-)  # fmt: skip
+)
 def check_ex_17_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(low, high, bits)`: (scale, offset) of a range, 0 taken in; (1, least) for zeros."""
     low, high = sorted(float(x) for x in rng.normal(0, 5, 2))
@@ -110,23 +108,15 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
 def check_ex_17_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, s, g, bits)`: d loss / d step of symmetric rounding, straight through."""
     count = int(rng.integers(1, 30))
-    return {
-        "x": [float(v) for v in rng.normal(0, 2, count)],
-        "s": float(rng.uniform(0.05, 0.8)),
-        "g": [float(v) for v in rng.normal(size=count)],
-        "bits": int(rng.integers(2, 6)),
-    }
+    x, s = rng.normal(0, 2, count).tolist(), float(rng.uniform(0.05, 0.8))
+    return {"x": x, "s": s, "g": rng.normal(size=count).tolist(), "bits": int(rng.integers(2, 6))}
 
 
 # -- 17.5 -----------------------------------------------------------------------------------------
 def fewest_bytes(options: Options, budget: int) -> int | None:
     """Return the fewest bytes with harm within the budget, by trying everything."""
-    found = (
-        sum(size for size, _ in pick)
-        for pick in product(*options)
-        if sum(harm for _, harm in pick) <= budget
-    )
-    return min(found, default=None)
+    sums = (map(sum, zip(*pick, strict=True)) for pick in itertools.product(*options))
+    return min((size for size, harm in sums if harm <= budget), default=None)
 
 
 def _judge_17_5(got: Any, case: ex.Case) -> str | None:
@@ -158,10 +148,9 @@ def _judge_17_5(got: Any, case: ex.Case) -> str | None:
 def check_ex_17_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(options, budget)`: the places of options with fewest bytes, or None."""
     layers = int(rng.integers(1, 6))
-    options = [
-        [(int(rng.integers(1, 60)), int(rng.integers(0, 25))) for _ in range(rng.integers(1, 5))]
-        for _ in range(layers)
-    ]
+    one = {"size": range(1, 60), "harm": range(25)}
+    counts = (range(rng.integers(1, 5)) for _ in range(layers))
+    options = [[tuple(ex.drawn(rng, **one).values()) for _ in count] for count in counts]
     budget = int(rng.integers(0, 16 * layers))
     return {"options": options, "budget": budget, "best": fewest_bytes(options, budget)}
 
@@ -223,9 +212,8 @@ _NARROW = csc_of("601 narrow", "RGB")
 @ex.against(
     colour,
     edges=[
-        ((81, 90, 240), _NARROW.matrix, _NARROW.in_bias),
-        ((16, 128, 127), _NARROW.matrix, _NARROW.in_bias),
-        ((255, 255, 255), _NARROW.matrix, _NARROW.in_bias),
+        (pixel, _NARROW.matrix, _NARROW.in_bias)
+        for pixel in ((81, 90, 240), (16, 128, 127), (255, 255, 255))
     ],
 )
 def check_ex_18_1(rng: ex.Rng) -> ex.Case:
@@ -239,9 +227,9 @@ def check_ex_18_1(rng: ex.Rng) -> ex.Case:
 def check_ex_18_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(frame, width, height, x, y)`: Y, U, V of a pixel of a flat NV12 frame."""
     width, height = (2 * int(n) for n in rng.integers(1, 5, 2))
-    frame = [int(v) for v in rng.integers(0, 256, width * height * 3 // 2)]
-    x, y = int(rng.integers(width)), int(rng.integers(height))
-    return {"frame": frame, "width": width, "height": height, "x": x, "y": y}
+    frame = rng.integers(0, 256, width * height * 3 // 2).tolist()
+    place = ex.drawn(rng, x=range(width), y=range(height))
+    return {"frame": frame, "width": width, "height": height, **place}
 
 
 @ex.against(cards, edges=[([(2, 1 / 128), (1, 0.001)], 3000.0), ([(1, 0.5), (4, 1.0)], 4.0)])

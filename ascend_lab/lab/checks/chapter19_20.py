@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import chip, dsl, kernels
-from ascend_lab.aoe import Point, Space, TableSpace, cube, drive, vector
+from ascend_lab.aoe import Mcts, Point, Space, TableSpace, cube, drive, random_order, vector
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search import Mcts, random_order
 from ascend_lab.lab.checks import core as ex, wall
 from ascend_lab.lab.tuning import SimpleGenetic
 
@@ -42,12 +41,9 @@ def pruned(space: Space, keep: Any) -> list[Point]:
     """Return the points that a rule leaves; values it makes up are no options and stay out."""
     points: list[Point] = [()]
     for name in space.names:
-        found = []
-        for prefix in points:
-            options = space.options(prefix)
-            left = tuple(keep(name, options))
-            found += [(*prefix, value) for value in options if value in left]
-        points = found
+        options = {prefix: space.options(prefix) for prefix in points}
+        left = {prefix: tuple(keep(name, values)) for prefix, values in options.items()}
+        points = [(*p, value) for p in points for value in options[p] if value in left[p]]
     return points
 
 
@@ -67,9 +63,8 @@ def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
     best, least = min(costs[p] for p in got), min(costs.values())
     if best > least:
         return f"expected a schedule of {least:,.0f} cycles to stay: the best left has {best:,.0f}"
-    if len(got) > (1 - REMOVED) * len(costs):
-        return f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
-    return None
+    many = f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
+    return many if len(got) > (1 - REMOVED) * len(costs) else None
 
 
 def _kept(fn: Any) -> Any:
@@ -126,9 +121,8 @@ def _judge_19_5(got: Any, case: ex.Case) -> str | None:
     plain = Mcts(batch=1, completions=1)
     ours = _found_at([_proposed(plain, costs, at) for at, costs in enumerate(trees)], trees)
     mean = _found_at(runs, trees)
-    if mean <= ALLOWED * ours:
-        return None
-    return f"and the best leaf comes at trial {mean:.1f} in the mean; ours finds it at {ours:.1f}"
+    late = f"and the best leaf comes at trial {mean:.1f} in the mean; ours finds it at {ours:.1f}"
+    return late if mean > ALLOWED * ours else None
 
 
 @ex.judged(
@@ -166,10 +160,6 @@ def _space(rng: np.random.Generator) -> TableSpace:
     return TableSpace(("a", "b", "c", "d"), [[int(v) for v in column] for column in rows.T])
 
 
-def _judge_repair(got: Any, case: ex.Case) -> str | None:
-    return _follows(got, case["tilings"], [(value,) for value in case["wanted"]])
-
-
 def _judge_child(got: Any, case: ex.Case) -> str | None:
     pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
     return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
@@ -203,13 +193,11 @@ def product_costs() -> tuple[CubeSpace, np.ndarray]:
 def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> np.ndarray:
     """Return log(best found / best of all) after `BUDGET` trials for each seed."""
     space, costs = product_costs()
-
-    def cost(point: Point) -> float:
-        return float(costs[space.row(point)])
-
-    best = [drive(search(), space, cost, BUDGET, seed=seed).best.cost for seed in seeds]
-    found: np.ndarray = np.log(np.array(best) / costs.min())
-    return found
+    runs = (
+        drive(search(), space, lambda point: float(costs[space.row(point)]), BUDGET, seed=seed)
+        for seed in seeds
+    )
+    return np.asarray(np.log(np.array([run.best.cost for run in runs]) / costs.min()))
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -290,7 +278,10 @@ def check_ex_19_2(rng: ex.Rng) -> ex.Case:
     return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
-@ex.judged(_judge_repair, cases=60)
+@ex.judged(
+    lambda got, case: _follows(got, case["tilings"], [(value,) for value in case["wanted"]]),
+    cases=60,
+)
 def check_ex_20_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can."""
     space = _space(rng)

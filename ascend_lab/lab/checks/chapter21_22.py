@@ -111,10 +111,7 @@ def check_ex_21_4(rng: ex.Rng) -> ex.Case:
 @ex.against(
     least_slices,
     edges=[
-        (16, 0, 10, 0, 160),
-        (16, 4, 10, 0, 159),
-        (7, 0, 10, 5, 45),
-        (8, 4, 10, 0, 40),
+        *((16, 0, 10, 0, 160), (16, 4, 10, 0, 159), (7, 0, 10, 5, 45), (8, 4, 10, 0, 40)),
         (8, 0, 10, 5, 10),
     ],
 )
@@ -212,11 +209,7 @@ def best_chunks(ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: 
 
 
 def two_levels_s(
-    servers: int,
-    each: int,
-    size_bytes: float,
-    inner: tuple[float, float],
-    outer: tuple[float, float],
+    servers: int, each: int, size_bytes: float, inner: Sequence[float], outer: Sequence[float]
 ) -> float:
     """Return reduce-scatter inside + all-reduce of a share between servers + all-gather inside."""
     inside = 2 * (each - 1) * (inner[0] + size_bytes / each * inner[1])
@@ -227,11 +220,8 @@ def two_levels_s(
 @ex.against(crossover_bytes, edges=[(2, 1e-6, 1e-10), (4, 1e-6, 1e-10)], rel_tol=1e-9)
 def check_ex_22_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster."""
-    return {
-        "ranks": 2 ** int(rng.integers(1, 9)),
-        "alpha_s": float(rng.uniform(1e-6, 1e-4)),
-        "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
-    }
+    costs = {"alpha_s": ex.between(1e-6, 1e-4), "beta_s_per_byte": ex.between(1e-11, 1e-9)}
+    return ex.drawn(rng, ranks=[2**k for k in range(1, 9)], **costs)
 
 
 def _judge_22_3(got: Any, case: ex.Case) -> str | None:
@@ -239,9 +229,8 @@ def _judge_22_3(got: Any, case: ex.Case) -> str | None:
         return "expected a whole number (int) of at least 1"
     best = best_chunks(**case)
     least, time = chain_s(best, **case), chain_s(int(got), **case)
-    if time > least * (1 + 1e-9):
-        return f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
-    return None
+    slow = f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
+    return slow if time > least * (1 + 1e-9) else None
 
 
 @ex.judged(_judge_22_3, edges=[(2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)])
@@ -265,11 +254,7 @@ EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
 )
 def check_ex_22_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce."""
-    pairs = rng.uniform((1e-6, 1e-11), (2e-5, 1e-9), (2, 2))
-    return {
-        "servers": int(rng.integers(1, 65)),
-        "each": int(rng.integers(1, 17)),
-        "size_bytes": int(2 ** rng.uniform(10, 30)),
-        "inner": tuple(map(float, pairs[0])),
-        "outer": tuple(map(float, pairs[1])),
-    }
+    inner, outer = map(tuple, rng.uniform((1e-6, 1e-11), (2e-5, 1e-9), (2, 2)).tolist())
+    counts = ex.drawn(rng, servers=range(1, 65), each=range(1, 17))
+    size_bytes = int(2 ** rng.uniform(10, 30))
+    return {**counts, "size_bytes": size_bytes, "inner": inner, "outer": outer}

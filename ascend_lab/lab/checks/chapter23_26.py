@@ -5,7 +5,8 @@
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,6 @@ def least_micro_batches(stages: int, bubble: float) -> int:
     while bubble_share(stages, m) > bubble:
         m += 1
     return m
-
-
-def zero_bytes(parameters: int, ranks: int, stage: int) -> float:
-    """Return what one of `ranks` devices holds at a ZeRO stage, without activations."""
-    return sum(state_bytes(parameters, ranks, stage))
 
 
 def sent_bytes(
@@ -76,45 +72,31 @@ def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     return None
 
 
-def _judge_plans(found: list[tuple[int, ...]], wanted: Iterable[tuple[int, ...]]) -> str | None:
-    right = set(wanted)
-    if missing := sorted(right - set(found)):
-        return f"expected {missing[0]} too"
-    if extra := sorted(set(found) - right):
-        return f"expected no {extra[0]}"
-    return "expected every plan once" if len(found) != len(right) else None
-
-
 def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int, int, int]]:
     """Return every (data, tensor, pipeline) of so many devices that divides what it cuts."""
-    return [
-        (data, tensor, devices // data // tensor)
-        for data in range(1, devices + 1)
-        for tensor in range(1, devices // data + 1)
-        if devices % (data * tensor) == 0
-        and batch % data == 0
-        and heads % tensor == 0
-        and layers % (devices // data // tensor) == 0
-    ]
+    sides = product(range(1, devices + 1), repeat=2)
+    triples = ((d, t, devices // (d * t)) for d, t in sides if devices % (d * t) == 0)
+    return [(d, t, p) for d, t, p in triples if batch % d == heads % t == layers % p == 0]
 
 
 def _judge_23_1(got: Any, case: ex.Case) -> str | None:
     if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number of at least 1"
-    best = least_micro_batches(**case)
-    if int(got) != best:
-        share = bubble_share(case["stages"], int(got))
-        return f"with a bubble of {share:.4f}, expected {best}"
-    return None
+    best, share = least_micro_batches(**case), bubble_share(case["stages"], int(got))
+    return f"with a bubble of {share:.4f}, expected {best}" if int(got) != best else None
 
 
 @ex.judged(_judge_23_1, edges=[(1, 0.5), (2, 0.9)])
 def check_ex_23_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
-    return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
+    return ex.drawn(rng, stages=range(1, 40), bubble=ex.between(0.01, 0.95))
 
 
-@ex.against(zero_bytes, edges=[(10**9, 64, stage) for stage in range(4)], rel_tol=1e-9)
+@ex.against(
+    lambda parameters, ranks, stage: sum(state_bytes(parameters, ranks, stage)),
+    edges=[(10**9, 64, stage) for stage in range(4)],
+    rel_tol=1e-9,
+)
 def check_ex_23_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients, Adam's state a device."""
     return ex.drawn(rng, parameters=range(1, 10**10), ranks=range(1, 1025), stage=range(4))
@@ -146,7 +128,12 @@ def _judge_23_5(got: Any, case: ex.Case) -> str | None:
         found = [tuple(int(n) for n in plan) for plan in got]
     except (TypeError, ValueError):
         return "expected triples (data, tensor, pipeline)"
-    return _judge_plans(found, degrees(**case))
+    right = set(degrees(**case))
+    if missing := sorted(right - set(found)):
+        return f"expected {missing[0]} too"
+    if extra := sorted(set(found) - right):
+        return f"expected no {extra[0]}"
+    return "expected every plan once" if len(found) != len(right) else None
 
 
 @ex.judged(_judge_23_5, edges=[(1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)])
@@ -193,10 +180,8 @@ def check_ex_23_4(rng: ex.Rng) -> ex.Case:
 
 
 def _run(lists: list[list[Task]], stages: int, virtual: int) -> PipelineTime:
-    ways = [0.05] * (stages * virtual - 1)
-    return run_pipeline(
-        lists, [1 / virtual] * stages * virtual, [2 / virtual] * stages * virtual, ways
-    )
+    forward, backward = ([work / virtual] * stages * virtual for work in (1, 2))
+    return run_pipeline(lists, forward, backward, [0.05] * (stages * virtual - 1))
 
 
 def _judge_23_6(got: Any, case: ex.Case) -> str | None:
@@ -205,12 +190,8 @@ def _judge_23_6(got: Any, case: ex.Case) -> str | None:
         mine = [[Task(int(s), int(m), way) for s, m, way in device] for device in got]
     except (TypeError, ValueError):
         return "expected a list of (virtual stage, micro-batch, way) a device"
-    tasks = {
-        Task(s, m, way)
-        for s in range(stages * virtual)
-        for m in range(micro)
-        for way in (FORWARD, BACKWARD)
-    }
+    ways = (FORWARD, BACKWARD)
+    tasks = {Task(*one) for one in product(range(stages * virtual), range(micro), ways)}
     given = [(d, task) for d, device in enumerate(mine) for task in device]
     placed = all(task.stage % stages == d for d, task in given)
     once = len(given) == len(tasks) and {task for _, task in given} == tasks
@@ -255,11 +236,6 @@ def decide(ages: Sequence[float], max_batch: int, delay: float) -> int:
     return min(len(ages), max_batch) if full or (ages and ages[0] >= delay) else 0
 
 
-def devices_for(rate: float, a: float, t0: float, most: int, target: float) -> int:
-    """Return the devices whose full batches bear a rate at a share of their capacity."""
-    return math.ceil(rate * (a * most + t0) / most / target - 1e-9)
-
-
 def who_stays(lengths: Sequence[int], block: int, blocks: int) -> int:
     """Return how many, first come first, can all get one more token within the blocks."""
     total = 0
@@ -270,25 +246,18 @@ def who_stays(lengths: Sequence[int], block: int, blocks: int) -> int:
     return len(lengths)
 
 
-def finishes(
-    times: Sequence[float], t0: float, a: float, most: int, delay: float
-) -> list[float]:  # fmt: skip
+def finishes(times: Sequence[float], t0: float, a: float, most: int, delay: float) -> Values:
     """Return when each request is answered by one instance with a dynamic batcher."""
     step = Step("model", Service("deterministic", t0, a), Policy(1, most, delay))
-    scenario = Scenario(Arrivals(times_s=tuple(times)), (step,), len(times))
-    found: list[float] = simulate_serving(scenario).finish_s.tolist()
-    return found
-
-
-def _floats(rng: ex.Rng, mean: float, count: int) -> list[float]:
-    return [float(x) for x in rng.exponential(mean, count)]
+    return simulate_serving(Scenario(Arrivals(times_s=tuple(times)), (step,), len(times))).finish_s
 
 
 @ex.against(waits, edges=[([], [1.0]), ([1.0], [3.0, 1.0])], rel_tol=CLOSE)
 def check_ex_26_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(gaps, services)`: how long each request waits for a single server."""
     count = int(rng.integers(1, 12))
-    return {"gaps": _floats(rng, 1.0, count - 1), "services": _floats(rng, 0.9, count)}
+    gaps, services = rng.exponential(1.0, count - 1), rng.exponential(0.9, count)
+    return {"gaps": gaps.tolist(), "services": services.tolist()}
 
 
 @ex.against(
@@ -299,26 +268,29 @@ def check_ex_26_1(rng: ex.Rng) -> ex.Case:
 )  # fmt: skip
 def check_ex_26_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(ages, max_batch, delay)`: how many requests a free instance takes now."""
-    ages = sorted(_floats(rng, 2.0, int(rng.integers(0, 9))), reverse=True)
+    ages = sorted(rng.exponential(2.0, int(rng.integers(0, 9))).tolist(), reverse=True)
     delay = float(rng.choice([0.0, 1.0, 3.0]))
     return {"ages": ages, "max_batch": int(rng.integers(1, 9)), "delay": delay}
 
 
-@ex.against(devices_for, edges=[(1000.0, 0.001, 0.001, 1, 1.0)])
+@ex.against(
+    lambda rate, a, t0, most, target: math.ceil(rate * (a * most + t0) / most / target - 1e-9),
+    edges=[(1000.0, 0.001, 0.001, 1, 1.0)],
+)
 def check_ex_26_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(rate, a, t0, most, target)`: devices for a rate, at a share of their capacity."""
-    return {
-        "rate": float(rng.uniform(100, 9000)), "a": float(rng.uniform(1e-4, 2e-3)),
-        "t0": float(rng.uniform(1e-4, 5e-3)), "most": int(rng.integers(1, 33)),
-        "target": float(rng.uniform(0.5, 0.95)),
-    }  # fmt: skip
+    costs = {
+        "rate": ex.between(100, 9000),
+        "a": ex.between(1e-4, 2e-3),
+        "t0": ex.between(1e-4, 5e-3),
+    }
+    return ex.drawn(rng, **costs, most=range(1, 33), target=ex.between(0.5, 0.95))
 
 
 @ex.against(
     who_stays,
-    edges=[([], 4, 2), ([4, 4], 4, 3), ([3, 4], 4, 3), ([7, 1, 1], 4, 2),
-    ],
-)  # fmt: skip
+    edges=[([], 4, 2), ([4, 4], 4, 3), ([3, 4], 4, 3), ([7, 1, 1], 4, 2)],
+)
 def check_ex_26_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(lengths, block, blocks)`: how many sequences, in order, get another token."""
     lengths = [int(n) for n in rng.integers(1, 40, int(rng.integers(1, 9)))]
@@ -333,9 +305,7 @@ def _judge_26_5(got: Any, case: ex.Case) -> str | None:
         return "expected a time for each request"
     if found.shape != (len(expected),):
         return f"expected {len(expected)} times"
-    wrong = np.flatnonzero(~np.isclose(found, expected, rtol=1e-9, atol=1e-9))
-    if len(wrong):
-        n = int(wrong[0])
+    for n in np.flatnonzero(~np.isclose(found, expected, rtol=1e-9, atol=1e-9)):
         return f"whose request {n} ends at {found[n]:.4f}, expected {expected[n]:.4f}"
     return None
 
@@ -350,9 +320,6 @@ _TIMES = [0.0, 0.1, 0.2, 3.0, 3.1, 9.0]
 )  # fmt: skip
 def check_ex_26_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, t0, a, most, delay)`: when a batching server answers each request."""
-    times = np.cumsum(rng.exponential(0.5, int(rng.integers(1, 30))))
-    return {
-        "times": [float(t) for t in times], "t0": float(rng.uniform(0.1, 1.5)),
-        "a": float(rng.uniform(0, 0.4)), "most": int(rng.integers(1, 6)),
-        "delay": float(rng.choice([0.0, 0.2, 1.0])),
-    }  # fmt: skip
+    times = np.cumsum(rng.exponential(0.5, int(rng.integers(1, 30)))).tolist()
+    costs = {"t0": ex.between(0.1, 1.5), "a": ex.between(0, 0.4)}
+    return {"times": times, **ex.drawn(rng, **costs, most=range(1, 6), delay=(0.0, 0.2, 1.0))}

@@ -19,32 +19,24 @@ from ascend_lab.lab.checks import core as ex
 WORSE = 1.5
 """What exercise 4 asks for: the rule's end / the best end."""
 CLOSE = 1e-9
+Floats = Sequence[float]
 
 
-def rows_of(ready: Sequence[float], sizes: Sequence[float]) -> tuple[Gradient, ...]:
-    """Return gradients from ready times and whole sizes."""
+def toy_rows(ready: Floats, sizes: Floats) -> tuple[Gradient, ...]:
+    """Return gradients g0, g1, ... from ready times in seconds and whole sizes in bytes."""
     pairs = zip(ready, sizes, strict=True)
     return tuple(Gradient(f"g{i}", float(r), int(s)) for i, (r, s) in enumerate(pairs))
 
 
-def ends_at(
-    ready: Sequence[float], sizes: Sequence[float], a: float, b: float, lasts: Any
-) -> float:
+def ends_at(ready: Floats, sizes: Floats, a: float, b: float, lasts: Any) -> float:
     """Return when the buckets that end at `lasts` have been sent."""
     price = AlphaBeta(a, b).many
-    return splits.end_s(splits.table_of(rows_of(ready, sizes)), price, splits.split_at(list(lasts)))
+    return splits.end_s(
+        splits.table_of(toy_rows(ready, sizes)), price, splits.split_at(list(lasts))
+    )
 
 
-def tail_of(
-    ready: Sequence[float], sizes: Sequence[float], a: float, b: float, lasts: Any
-) -> float:
-    """Return how long after the last gradient the last bucket has been sent."""
-    return ends_at(ready, sizes, a, b, lasts) - ready[-1]
-
-
-def best_of(
-    ready: Sequence[float], sizes: Sequence[float], a: float, b: float, most: int | None = None
-) -> float:
+def best_of(ready: Floats, sizes: Floats, a: float, b: float, most: int | None = None) -> float:
     """Return the earliest end, by trying every split of at most `most` buckets."""
     return min(
         ends_at(ready, sizes, a, b, [last for _, last in split])
@@ -53,19 +45,15 @@ def best_of(
 
 
 def _draw(rng: np.random.Generator, count: int) -> ex.Case:
-    gaps = rng.exponential(1.0, count)
-    sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int)
-    return {
-        "ready": [float(r) for r in np.cumsum(gaps)],
-        "sizes": [int(s) for s in sizes],
-        "a": float(rng.uniform(0.1, 3.0)),
-        "b": float(rng.uniform(0.02, 0.3)),
-    }
+    ready = np.cumsum(rng.exponential(1.0, count)).tolist()
+    sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int).tolist()
+    costs = ex.drawn(rng, a=ex.between(0.1, 3.0), b=ex.between(0.02, 0.3))
+    return {"ready": ready, "sizes": sizes, **costs}
 
 
-def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -> list[int]:
+def merged(ready: Floats, sizes: Floats, a: float, b: float) -> list[int]:
     """Return the buckets' last gradients by the released MG-WFBP rule."""
-    split = planning.mg_wfbp(splits.table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
+    split = planning.mg_wfbp(splits.table_of(toy_rows(ready, sizes)), AlphaBeta(a, b))
     return [last for _, last in split]
 
 
@@ -82,12 +70,8 @@ def two_credits(none: float, a: float, b: float, both: float) -> tuple[float, fl
 def no_longer_matter(operators: Sequence[Row], least: float) -> list[str]:
     """Return the operators whose perfect tuning would gain the network less than `least`."""
     total = sum(count * cycles for _, count, cycles, _ in operators)
-    found = []
-    for name, count, cycles, bound in operators:
-        saved = count * (cycles - bound)
-        if saved / (total - saved) < least:
-            found.append(name)
-    return found
+    saved = {name: count * (cycles - bound) for name, count, cycles, bound in operators}
+    return [name for name, less in saved.items() if less / (total - less) < least]
 
 
 def best_batch(times: Mapping[int, float], limit: float) -> int | None:
@@ -99,7 +83,11 @@ def best_batch(times: Mapping[int, float], limit: float) -> int | None:
 EDGE_1 = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
 
 
-@ex.against(tail_of, edges=[{**EDGE_1, "lasts": [1]}, {**EDGE_1, "lasts": [0, 1]}], rel_tol=CLOSE)
+@ex.against(
+    lambda ready, sizes, a, b, lasts: ends_at(ready, sizes, a, b, lasts) - ready[-1],
+    edges=[{**EDGE_1, "lasts": [1]}, {**EDGE_1, "lasts": [0, 1]}],
+    rel_tol=CLOSE,
+)
 def check_ex_24_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(ready, sizes, a, b, lasts)`: the last bucket's end behind the last gradient."""
     count = int(rng.integers(1, 9))
@@ -129,17 +117,15 @@ class Stairs:
     each: int
     jump: float
 
-    def __call__(self, size: float) -> float:
-        """Return the seconds for a size in bytes."""
+    def __call__(self, size: Any) -> Any:
+        """Return the seconds for a size in bytes, or for many."""
         return self.a + self.b * size + self.jump * (size // self.each)
 
-    def many(self, sizes: splits.Floats) -> splits.Floats:
-        """Return the seconds for many sizes."""
-        return self.a + self.b * sizes + self.jump * (sizes // self.each)
+    many = __call__
 
 
 def _judge_24_3(got: Any, case: ex.Case) -> str | None:
-    table, price = splits.table_of(rows_of(case["ready"], case["sizes"])), case["cost"].many
+    table, price = splits.table_of(toy_rows(case["ready"], case["sizes"])), case["cost"].many
     try:
         lasts = [int(last) for last in got]
         cluster.checked(splits.split_at(lasts), len(case["ready"]))
@@ -147,10 +133,8 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:
         return f"expected at most {case['most']} buckets"
-    end, best = (
-        splits.end_s(table, price, splits.split_at(lasts)),
-        splits.best_split(table, price, case["most"])[1],
-    )
+    end = splits.end_s(table, price, splits.split_at(lasts))
+    best = splits.best_split(table, price, case["most"])[1]
     return f"which ends at {end:.3f}, expected {best:.3f}" if end > best * (1 + CLOSE) else None
 
 
@@ -183,16 +167,15 @@ def _judge_24_4(got: Any, case: ex.Case) -> str | None:
         ready, sizes, a, b = got
         if any(size != int(size) for size in sizes):
             return "expected sizes in whole bytes"
-        rows, cost = rows_of(ready, sizes), AlphaBeta(float(a), float(b))
+        rows, cost = toy_rows(ready, sizes), AlphaBeta(float(a), float(b))
         best = plan(rows, cost)
     except (TypeError, ValueError, errors.AscendLabError) as error:
         return f"expected ready times, whole sizes, a and b ({error})"
     if any(x > y for x, y in pairwise(ready)):
         return "expected ready times in ascending order"
     times = best.gain("mg_wfbp") + 1
-    if times < WORSE:
-        return f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
-    return None
+    soon = f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
+    return soon if times < WORSE else None
 
 
 @ex.judged(_judge_24_4, cases=1)
@@ -252,12 +235,13 @@ TRIALS = 6
 
 def _tuned_network(rng: ex.Rng) -> Network:
     operators, curves = [], []
+    curve: dict[str, Any] = {
+        "bound": ex.between(5, 500),
+        "spread": (0, 0.05, 0.3, 1),
+        "rate": ex.between(0.5, 0.95),
+    }
     for _ in range(int(rng.integers(4, 13))):
-        bound, spread, rate = (
-            rng.uniform(5, 500),
-            rng.choice([0, 0.05, 0.3, 1]),
-            rng.uniform(0.5, 0.95),
-        )
+        bound, spread, rate = ex.drawn(rng, **curve).values()
         reach = bound * rng.choice([1.0, 1.05, 1.3])
         fewest = reach * (1 + spread * rate ** np.arange(TRIALS * 12 + 1))
         operators.append((int(rng.integers(1, 25)), float(fewest[0]), float(bound)))
@@ -287,9 +271,9 @@ def _spent(fn: Any) -> Any:
 def _hindsight(network: Network, most: int) -> float:
     """Return the least sum by any split: gains shrink, so the largest are taken one by one."""
     operators, curves = network
-    gains = sorted(count * (a - b) for (count, *_), curve in zip(operators, curves, strict=True)
-                   for a, b in pairwise(curve))[::-1]  # fmt: skip
-    return sum(count * now for count, now, _ in operators) - sum(gains[:most])
+    rows = zip(operators, curves, strict=True)
+    gains = sorted(count * (a - b) for (count, *_), curve in rows for a, b in pairwise(curve))
+    return sum(count * now for count, now, _ in operators) - sum(gains[: -most - 1 : -1])
 
 
 def _judge_25_4(got: Any, case: ex.Case) -> str | None:

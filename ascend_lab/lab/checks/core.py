@@ -15,6 +15,7 @@ from functools import partial
 from inspect import unwrap
 from itertools import islice
 from numbers import Real
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -99,12 +100,12 @@ def show(value: object, limit: int = 70) -> str:
     return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."
 
 
-def equal_to(expected: object, rel_tol: float = 0.0) -> Callable[[object], str | None]:
+def equal_to(expected: Any, rel_tol: float = 0.0) -> Callable[[object], str | None]:
     """Return a judge of one value: numbers by `rel_tol`, arrays by shape then value, else `==`."""
 
-    def judge(got: object) -> str | None:
-        if isinstance(expected, np.ndarray) and _shape(got) != expected.shape:
-            return f"of shape {_shape(got)}, expected shape {expected.shape}"
+    def judge(got: Any) -> str | None:
+        if isinstance(expected, np.ndarray) and np.shape(got) != expected.shape:
+            return f"of shape {np.shape(got)}, expected shape {expected.shape}"
         if _same(got, expected, rel_tol):
             return None
         where = _first_difference(got, expected, rel_tol)
@@ -123,19 +124,15 @@ def _first_difference(got: Any, expected: Any, rel_tol: float) -> str:
     elif isinstance(expected, list | tuple) and isinstance(got, list | tuple):
         pairs = enumerate(zip(got, expected, strict=False))
         differing = (i for i, (g, e) in pairs if not _same(g, e, rel_tol))
-        first = next(differing, min(len(got), len(expected)))
         if len(got) != len(expected):
             return f"; length {len(got)} for {len(expected)}"
+        first = next(differing)
         at, values = str(first), f"{show(got[first])} for {show(expected[first])}"
         if len(expected) < 2:
             return ""
     else:
         return ""
     return f"; first differing at [{at}]: {values}"
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(np.shape(value))
 
 
 def _same(got: Any, expected: Any, rel_tol: float) -> bool:
@@ -147,15 +144,12 @@ def _same(got: Any, expected: Any, rel_tol: float) -> bool:
     if isinstance(expected, int | float | complex | np.number | np.ndarray):
         if got is None or isinstance(got, bool | str | bytes):
             return False
-        return _shape(got) == _shape(expected) and bool(
+        return np.shape(got) == np.shape(expected) and bool(
             np.allclose(got, expected, rtol=rel_tol, atol=0.0, equal_nan=True)
         )
     if isinstance(expected, list | tuple):
-        return (
-            isinstance(got, list | tuple)
-            and len(got) == len(expected)
-            and all(_same(g, e, rel_tol) for g, e in zip(got, expected, strict=True))
-        )
+        alike = isinstance(got, list | tuple) and len(got) == len(expected)
+        return alike and all(_same(g, e, rel_tol) for g, e in zip(got, expected, strict=True))
     return bool(got == expected)
 
 
@@ -222,9 +216,42 @@ def like(reference: Callable[..., object], rel_tol: float = 0.0) -> Judge:
     return judge
 
 
-def drawn(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
-    """Return one value of each sequence, `n=range(1, 9)`, by its name; drawn in their order."""
-    return {name: values[int(rng.integers(len(values)))] for name, values in choices.items()}
+def drawn(rng: Rng, **choices: Sequence[Any] | Callable[[Rng], Any]) -> dict[str, Any]:
+    """Return one value of each sequence, `n=range(1, 9)`, by its name; drawn in their order.
+
+    A function, such as `between(0.0, 1.0)`, draws for itself.
+    """
+    return {
+        name: own(rng) if callable(own) else own[int(rng.integers(len(own)))]
+        for name, own in choices.items()
+    }
+
+
+def between(low: float, high: float) -> Callable[[Rng], float]:
+    """Return what draws a number between two."""
+    return lambda rng: float(rng.uniform(low, high))
+
+
+def counting(function: Callable[..., Any], price: Callable[..., int]) -> Any:
+    """Return a function that adds up the price of its calls in an attribute `spent`.
+
+    `price(result, *arguments)` is that of one. A copied function is itself: `spent` sets it back.
+    """
+
+    def counted(*arguments: Any) -> Any:
+        result = function(*arguments)
+        counted.__dict__["spent"] += price(result, *arguments)
+        return result
+
+    counted.__name__ = counted.__qualname__ = function.__name__
+    counted.__dict__["spent"] = 0
+    return counted
+
+
+def spent(counted: Any) -> int:
+    """Return what the calls of a `counting` function came to, and begin again."""
+    total, counted.__dict__["spent"] = counted.__dict__["spent"], 0
+    return int(total)
 
 
 def judged(
@@ -306,14 +333,11 @@ def raised(error: BaseException, fn: Any = None) -> str:
 def _line_in(error: BaseException, fn: Any) -> str:
     """Return the last line of the answer's own cell or file that an error went through."""
     file = getattr(getattr(unwrap(fn), "__code__", None), "co_filename", None)
-    line, trace = 0, error.__traceback__
     if place := getattr(error, "place", ""):  # the answer ran in another process
         return str(place)
-    while trace is not None and file is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f" in line {line}" if line else ""
+    trace = walk_tb(error.__traceback__)
+    lines = [line for frame, line in trace if frame.f_code.co_filename == file]
+    return f" in line {lines[-1]}" if lines else ""
 
 
 # Predict, then look: write a number down before the model says its own, then compare.
@@ -369,17 +393,14 @@ def _verdict(prediction: Prediction, model_value: float) -> str:
         ratio = guess / model_value
         factor, side = (ratio, "high") if ratio > 1 else (1 / ratio, "low")
         return text + f"your guess is too {side} by a factor of {factor:.3g}."
-    off = guess - model_value
-    side = "high" if off > 0 else "low"
-    return text + f"your guess is too {side} by {_with_unit(abs(off), prediction.unit)}."
+    off, side = abs(guess - model_value), "high" if guess > model_value else "low"
+    return text + f"your guess is too {side} by {_with_unit(off, prediction.unit)}."
 
 
 def _with_unit(value: float, unit: str) -> str:
     """Write "2x", "15%" without and "3.2 us" with a space."""
     text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if not unit:
-        return text
-    return f"{text}{unit}" if unit in {"x", "%"} else f"{text} {unit}"
+    return f"{text}{unit}" if unit in {"", "x", "%"} else f"{text} {unit}"
 
 
 def _finite(value: object, what: str) -> float:

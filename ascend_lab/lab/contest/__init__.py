@@ -16,6 +16,7 @@ from ascend_lab.lab.contest.cost import Step, schedule_latencies, step_latency, 
 from ascend_lab.lab.contest.price import NOTHING, Kept, Prices, resident_tensors
 from ascend_lab.lab.contest.problem import (
     Operation, Partition, Problem, bits, compute_time, lower_bound, read_problem, unfused_floor,
+    union,
 )
 # fmt: on
 # isort: on
@@ -66,9 +67,7 @@ class Solution:
             "subgraphs": [list(step.operations) for step in self.steps],
             "granularities": [list(step.granularity) for step in self.steps],
             "tensors_to_retain": [list(step.retain) for step in self.steps],
-            "traversal_orders": [
-                None if step.order is None else list(step.order) for step in self.steps
-            ],
+            "traversal_orders": [step.order and list(step.order) for step in self.steps],
             "subgraph_latencies": list(self.latencies),
             "cost": self.cost,
             "lower_bound": self.lower_bound,
@@ -112,10 +111,9 @@ def solve(
 
 def _search(prices: Prices, singles: Partition, seed: int) -> Partition:
     """Return the best partition of merging, and of annealing from there again and again."""
-    goal, rng = lower_bound(prices.problem), random.Random(seed)
-    whole, best = (prices.relations.everything,), singles
-    if prices.legal(*whole) and not prices.spent:
-        best = min(best, whole, key=prices.total)
+    goal, rng, best = lower_bound(prices.problem), random.Random(seed), singles
+    if prices.legal(prices.relations.everything) and not prices.spent:
+        best = min(best, (prices.relations.everything,), key=prices.total)
     merged = merge(prices, singles) if prices.total(best) > goal else best
     best = min(best, merged, key=prices.total)
     for turn in range(RESTARTS):
@@ -133,14 +131,12 @@ def _with_residency(prices: Prices, groups: Iterable[int]) -> Path:
 
 
 def _steps(prices: Prices, path: Path) -> list[Step]:
-    steps = []
-    resident: frozenset[int] = frozenset()
+    steps, resident = list[Step](), NOTHING
     for group, retain in path:
         choice = prices.choice(group, resident, retain)
         assert choice is not None
-        inside = sorted(bits(group), key=prices.problem.rank.__getitem__)
-        kept = tuple(sorted(retain))
-        steps.append(Step(tuple(inside), choice.granularity, kept, choice.order))
+        inside = tuple(sorted(bits(group), key=prices.problem.rank.__getitem__))
+        steps.append(Step(inside, choice.granularity, tuple(sorted(retain)), choice.order))
         resident = retain
     return steps
 
@@ -165,9 +161,8 @@ def best_sequence(prices: Prices, known: float = float("inf")) -> Path | None:
     def least(mask: int) -> float:
         return sum(compute[op] for op in bits(mask))
 
-    start: State = (0, 0, NOTHING)
-    best = {start: 0.0}
-    heap: list[tuple[float, int, State, Path]] = [(least(relations.everything), 0, start, ())]
+    best: dict[State, float] = {(0, 0, NOTHING): 0.0}
+    heap: list[tuple[float, int, State, Path]] = [(0.0, 0, (0, 0, NOTHING), ())]
     limit, number = known * (1 - 1e-9), 0
     while heap:
         _, _, state, path = heapq.heappop(heap)
@@ -194,9 +189,7 @@ def _next(prices: Prices, group: int, state: State) -> Iterator[tuple[Kept, Stat
     relations, problem = prices.relations, prices.problem
     done, stored, resident = state
     needs, leaves = relations.ends(group)
-    held = 0
-    for tensor in resident:
-        held |= 1 << problem.producer[tensor]
+    held = sum(1 << op for op in {problem.producer[tensor] for tensor in resident})
     if needs & ~(stored | held) or not leaves & ~stored:
         return
     able = list(bits(leaves & ~relations.results))
@@ -240,14 +233,8 @@ def neighbours(prices: Prices, groups: Partition) -> list[int]:
     """Return the unions of two groups with an edge between them or that read the same input."""
     relations = prices.relations
     home = {op: group for group in groups for op in bits(group)}
-    found = set()
-    for group in groups:
-        near = 0
-        for op in bits(group):
-            near |= relations.beside[op]
-        for op in bits(near & ~group):
-            found.add(group | home[op])
-    return sorted(found)
+    near = {group: union(relations.beside, group) & ~group for group in groups}
+    return sorted({group | home[op] for group in groups for op in bits(near[group])})
 
 
 def merge(prices: Prices, groups: Partition) -> Partition:

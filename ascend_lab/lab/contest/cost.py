@@ -21,7 +21,8 @@ Source: PROBLEM.md of github.com/yarongmu-google/MLSys at commit 38a2a695, examp
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -88,11 +89,8 @@ class Group:
 
     def cuts(self, k: int) -> list[int]:
         """Return the steps at which what is done in a step may change, from 0 to the end."""
-        cuts = {0, 1}
-        for depth in self.depths:
-            steps = -(-depth // k)
-            cuts |= {steps - 1, steps}
-        return sorted(cuts)
+        steps = [-(-depth // k) for depth in self.depths]
+        return sorted({0, 1, *steps, *(step - 1 for step in steps)})
 
 
 def group_of(
@@ -114,9 +112,8 @@ def group_of(
     resident, retain = set(resident), set(retain)
     stray = retain - set(writes) - set(reads) - resident
     if stray:
-        raise ScheduleError(
-            "retained tensors that the subgraph reads, holds or leaves", str(sorted(stray))
-        )
+        needed = "retained tensors that the subgraph reads, holds or leaves"
+        raise ScheduleError(needed, str(sorted(stray)))
     kept = tuple(sorted(resident | retain))
     ready = _ready(problem, ordered)
     slices = _slices(problem, ordered, own, resident, set(kept), ready)
@@ -143,11 +140,10 @@ def _ready(problem: Problem, ordered: Sequence[int]) -> dict[int, int]:
     """Return for each operation the deepest sum that must be complete before its results are."""
     ready: dict[int, int] = {}
     for op in ordered:
-        if problem.operations[op].kind == "MatMul":
-            ready[op] = problem.depth(op)
-            continue
         before = [problem.producer.get(t, -1) for t in problem.operations[op].inputs]
-        ready[op] = max((ready[make] for make in before if make in ready), default=1)
+        deepest = max((ready[make] for make in before if make in ready), default=1)
+        product = problem.operations[op].kind == "MatMul"
+        ready[op] = problem.depth(op) if product else deepest
     return ready
 
 
@@ -161,14 +157,11 @@ def _slices(
 ) -> tuple[Slice, ...]:
     """Return the slices that move: not those of resident tensors, nor of results that stay."""
     found: dict[tuple[int, str], Slice] = {}
-    read = {tensor for op in ordered for tensor in problem.operations[op].inputs}
-    lefts = {
-        problem.operations[op].inputs[0]
-        for op in ordered
-        if problem.operations[op].kind == "MatMul"
-    }
-    for op in ordered:
-        operation, (height, width) = problem.operations[op], problem.shape(op)
+    inside = [problem.operations[op] for op in ordered]
+    read = {tensor for operation in inside for tensor in operation.inputs}
+    lefts = {operation.inputs[0] for operation in inside if operation.kind == "MatMul"}
+    for op, operation in zip(ordered, inside, strict=True):
+        height, width = problem.shape(op)
         roles = ["operand"] * len(operation.inputs)
         if operation.kind == "MatMul":
             whole = any(tensor in lefts for tensor in operation.outputs)
@@ -181,10 +174,9 @@ def _slices(
         pairs += [(t, "result") for t in operation.outputs if t not in read and t not in kept]
         for tensor, role in pairs:
             shape = (problem.heights[tensor], problem.widths[tensor])
-            new = Slice(tensor, role, shape, ready[op], height, width)
-            old = found.get((tensor, role), new)
-            size = (max(old.height, height), max(old.width, width))
-            found[tensor, role] = replace(old, height=size[0], width=size[1])
+            old = found.get((tensor, role), Slice(tensor, role, shape, ready[op], height, width))
+            high, wide = max(old.height, height), max(old.width, width)
+            found[tensor, role] = replace(old, height=high, width=wide)
     return tuple(found.values())
 
 
@@ -226,10 +218,9 @@ def step_latency(problem: Problem, step: Step, resident: Iterable[int] = ()) -> 
     group = group_of(problem, step.operations, resident, step.retain)
     need = working_set(group, step.granularity)
     if need > problem.capacity:
+        needed = f"a working set of at most {problem.capacity:.0f} elements"
         what = f"{need} elements for subgraph {list(step.operations)[:8]} at {step.granularity}"
-        raise CapacityError(
-            f"a working set of at most {problem.capacity:.0f} elements", what, "use a smaller tile"
-        )
+        raise CapacityError(needed, what, "use a smaller tile")
     return grid_latency(group, step.granularity, step.order)
 
 
@@ -302,20 +293,14 @@ class _Tiles:
     before: tuple[Ints, Ints] | None
     h: int
     w: int
-    down: dict[int, Floats]
-    across: dict[int, Floats]
+    high: Callable[[int], Floats] = field(init=False)
+    wide: Callable[[int], Floats] = field(init=False)
+    """The part of a height, and of a width, that each tile covers."""
 
-    def high(self, length: int) -> Floats:
-        """Return the part of a height that each tile covers."""
-        if length not in self.down:
-            self.down[length] = _extent(length, self.h, self.rows)
-        return self.down[length]
-
-    def wide(self, length: int) -> Floats:
-        """Return the part of a width that each tile covers."""
-        if length not in self.across:
-            self.across[length] = _extent(length, self.w, self.columns)
-        return self.across[length]
+    def __post_init__(self) -> None:
+        """Remember the parts asked for."""
+        object.__setattr__(self, "high", cache(partial(_extent, self.h, self.rows)))
+        object.__setattr__(self, "wide", cache(partial(_extent, self.w, self.columns)))
 
 
 Parts = dict[tuple[bool, int], Floats]
@@ -370,7 +355,7 @@ def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:
         column, column_count = _classes(group.widths, w)
         weight = np.outer(row_count, column_count).ravel().astype(np.float64)
         rows, columns = np.repeat(row, len(column)), np.tile(column, len(row))
-        return _Tiles(rows, columns, weight, None, h, w, {}, {})
+        return _Tiles(rows, columns, weight, None, h, w)
     across, down = -(-max(group.widths) // w), -(-max(group.heights) // h)
     tiles = np.asarray(order, dtype=np.int64)
     if len(tiles) != across * down or not np.array_equal(np.sort(tiles), np.arange(len(tiles))):
@@ -378,17 +363,14 @@ def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:
         raise ScheduleError(what, f"{len(tiles)} entries")
     rows, columns = np.divmod(tiles, across)
     before = (np.append(-1, rows[:-1]), np.append(-1, columns[:-1]))
-    return _Tiles(rows, columns, np.ones(len(tiles)), before, h, w, {}, {})
+    return _Tiles(rows, columns, np.ones(len(tiles)), before, h, w)
 
 
 def _classes(lengths: Sequence[int], tile: int) -> tuple[Ints, Ints]:
     """Cut a line of tiles where some length ends: the first tile of each part, and how many."""
-    starts = {0}
-    for length in lengths:
-        starts |= {length // tile, -(-length // tile)}
-    cuts = sorted(starts)
+    cuts = sorted({0, *(n // tile for n in lengths), *(-(-n // tile) for n in lengths)})
     return np.array(cuts[:-1]), np.diff(cuts)
 
 
-def _extent(length: int, tile: int, index: Ints) -> Floats:
+def _extent(tile: int, index: Ints, length: int) -> Floats:
     return np.minimum(np.maximum(length - index * tile, 0), tile).astype(np.float64)

@@ -5,7 +5,7 @@ Granularities are estimated, the best few of them priced, prices remembered.
 
 import math
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -67,9 +67,7 @@ def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] |
 def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
     """Return the tiles of a grid to and fro, along rows or along columns."""
     grid = np.arange(across * down).reshape(down, across)
-    if by_column:
-        grid = grid.T
-    grid = grid.copy()
+    grid = (grid.T if by_column else grid).copy()
     grid[1::2] = grid[1::2, ::-1]
     return tuple(grid.ravel().tolist())
 
@@ -77,9 +75,8 @@ def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
 def _candidates(group: Group) -> tuple[Floats, Floats, Floats]:
     """Return widths, heights and depths to try, each along an axis of its own."""
     wide, high = group.problem.native
-    depths = [depth for depth in group.depths if depth > 1] or [1]
-    w, h = _sides(group.widths, wide), _sides(group.heights, high)
-    axes = (w, h, _depths(depths))
+    deep = _depths([depth for depth in group.depths if depth > 1] or [1])
+    axes = _sides(group.widths, wide), _sides(group.heights, high), deep
     first, second, third = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
     return first, second, third
 
@@ -125,34 +122,26 @@ def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
     return np.asarray(begin + end + rest, dtype=np.float64)
 
 
-Areas = dict[int, float]
+Areas = Mapping[int, float]
 
 
 def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
     """Add up areas: of factors by the length that repeats them, of the first and the last step."""
-    lefts, wholes, rights = Areas(), Areas(), Areas()
-    first = last = 0.0
+    roles, ends = ("left", "whole", "right"), [0.0, 0.0]
+    areas: dict[str, dict[int, float]] = {role: {} for role in roles}
     for piece, count in group.bundles:
         area = float(count * piece.shape[0] * piece.shape[1])
-        if piece.role == "left":
-            lefts[piece.width] = lefts.get(piece.width, 0.0) + area
-        elif piece.role == "whole":
-            wholes[piece.width] = wholes.get(piece.width, 0.0) + area
-        elif piece.role == "right":
-            rights[piece.height] = rights.get(piece.height, 0.0) + area
-        elif piece.ready == 1:
-            first += area
+        if piece.role in areas:
+            own, length = areas[piece.role], piece.height if piece.role == "right" else piece.width
+            own[length] = own.get(length, 0.0) + area
         else:
-            last += area
-    return lefts, wholes, rights, first, last
+            ends[piece.ready != 1] += area
+    return areas["left"], areas["whole"], areas["right"], ends[0], ends[1]
 
 
 def _again(areas: Areas, side: Floats) -> Floats:
     """Return the elements moved when each area moves once for every tile along a length."""
-    total = np.zeros_like(side)
-    for length, area in areas.items():
-        total += np.ceil(length / side) * area
-    return total
+    return sum((np.ceil(length / side) * area for length, area in areas.items()), 0.0 * side)
 
 
 def _compute(group: Group, w: Floats, h: Floats) -> Floats:
@@ -244,17 +233,11 @@ Trail = tuple["Trail", Kept] | None
 """What was retained so far, the latest last."""
 
 
-def last_reads(prices: Prices, groups: Sequence[int]) -> dict[int, int]:
-    """Return for each operation the place of the last group that reads its results from outside."""
-    return {
-        op: place
-        for place, group in enumerate(groups)
-        for op in bits(prices.relations.ends(group)[0])
-    }
-
-
 def options(prices: Prices, groups: Sequence[int], place: int, last: dict[int, int]) -> list[Kept]:
-    """Return what the group at a place may leave resident for the next: sets of whole tensors."""
+    """Return what the group at a place may leave resident for the next: sets of whole tensors.
+
+    `last` is, for each operation, the place of the last group that reads its results from outside.
+    """
     if place + 1 >= len(groups):
         return [NOTHING]
     problem, relations = prices.problem, prices.relations
@@ -278,7 +261,8 @@ def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
     the budget runs out nothing more is retained.
     """
     states: dict[Kept, tuple[float, Trail]] = {NOTHING: (0.0, None)}
-    last = last_reads(prices, groups)
+    last = {op: place for place, group in enumerate(groups)
+            for op in bits(prices.relations.ends(group)[0])}  # fmt: skip
     for place, group in enumerate(groups):
         following: dict[Kept, tuple[float, Trail]] = {}
         for retain in options(prices, groups, place, last):

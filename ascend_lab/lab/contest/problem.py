@@ -6,6 +6,7 @@ github.com/yarongmu-google/MLSys, commit 38a2a695.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -165,8 +166,7 @@ def lower_bound(problem: Problem) -> float:
     compute = sum(compute_time(problem, op) for op in range(len(problem.operations)))
     inputs = {tensor for tensor in problem.consumers if tensor not in problem.producer}
     results = {tensor for tensor in problem.producer if tensor not in problem.consumers}
-    moved = sum(problem.size(tensor) for tensor in results)
-    moved += sum(_needed(problem, tensor) for tensor in inputs)
+    moved = sum(map(problem.size, results)) + sum(_needed(problem, tensor) for tensor in inputs)
     return max(compute, moved / problem.throughput)
 
 
@@ -193,9 +193,8 @@ def unfused_floor(problem: Problem) -> float:
     """
     total = 0.0
     for index, operation in enumerate(problem.operations):
-        tensors = {*operation.inputs, *operation.outputs}
-        moved = sum(problem.size(tensor) for tensor in tensors) / problem.throughput
-        total += max(compute_time(problem, index), moved)
+        moved = sum(map(problem.size, {*operation.inputs, *operation.outputs}))
+        total += max(compute_time(problem, index), moved / problem.throughput)
     return total
 
 
@@ -210,6 +209,11 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
+
+
+def union(masks: Sequence[int], mask: int) -> int:
+    """Return the masks of the set bits in one."""
+    return reduce(int.__or__, map(masks.__getitem__, bits(mask)), 0)
 
 
 class Relations:
@@ -242,11 +246,9 @@ class Relations:
             for op in bits(group):
                 self.touching[op] |= group & ~(1 << op)
         for op in problem.order:
-            for maker in bits(self.makers[op]):
-                self.before[op] |= self.before[maker] | 1 << maker
+            self.before[op] = self.makers[op] | union(self.before, self.makers[op])
         for op in reversed(problem.order):
-            for reader in bits(self.readers[op]):
-                self.after[op] |= self.after[reader] | 1 << reader
+            self.after[op] = self.readers[op] | union(self.after, self.readers[op])
         self.results = sum(1 << op for op, readers in enumerate(self.readers) if not readers)
         self._ends: dict[int, tuple[int, int]] = {}
 
@@ -261,10 +263,7 @@ class Relations:
             part, fresh = 0, group & -group
             while fresh:
                 part |= fresh
-                wide = 0
-                for op in bits(fresh):
-                    wide |= self.touching[op]
-                fresh = wide & group & ~part
+                fresh = union(self.touching, fresh) & group & ~part
             parts.append(part)
             group &= ~part
         return parts
@@ -272,11 +271,7 @@ class Relations:
     def hull(self, group: int) -> int:
         """Return the least closed set with all paths between its operations that holds a group."""
         while True:
-            before = after = 0
-            for op in bits(group):
-                before |= self.before[op]
-                after |= self.after[op]
-            grown = group | (before & after)
+            grown = group | (union(self.before, group) & union(self.after, group))
             for op in bits(grown):
                 if self.readers[op] & grown:
                     grown |= self.readers[op]
@@ -287,12 +282,8 @@ class Relations:
     def ends(self, group: int) -> tuple[int, int]:
         """Return the operations outside that a group reads from, and those of results it leaves."""
         if group not in self._ends:
-            needs = leaves = 0
-            for op in bits(group):
-                needs |= self.makers[op]
-                if not self.readers[op] & group:
-                    leaves |= 1 << op
-            self._ends[group] = (needs & ~group, leaves)
+            leaves = sum(1 << op for op in bits(group) if not self.readers[op] & group)
+            self._ends[group] = union(self.makers, group) & ~group, leaves
         return self._ends[group]
 
     def order(self, groups: Iterable[int]) -> list[int] | None:

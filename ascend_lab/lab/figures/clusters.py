@@ -18,28 +18,22 @@ from ascend_lab.lab.figures import style as st
 
 Look = tuple[str, Literal["-", "--", "-.", ":"]]
 LOOKS: tuple[Look, ...] = (
-    (st.BLUE, "-"),
-    (st.VERMILLION, "--"),
-    (st.GREEN, "-."),
-    (st.ORANGE, ":"),
-    (st.PURPLE, "-"),
-    (st.SKY, "--"),
-    (st.GREY, ":"),
+    *((st.BLUE, "-"), (st.VERMILLION, "--"), (st.GREEN, "-."), (st.ORANGE, ":")),
+    *((st.PURPLE, "-"), (st.SKY, "--"), (st.GREY, ":")),
 )
 MOST_SERVERS, MOST_DEVICES, MOST_SWITCHES = 3, 12, 8
 """Drawn of each; of more, the first and the last with dots between."""
 DISC_IN, BOX_IN, SERVER_IN, ROW_IN = 0.13, (0.62, 0.22), 2.1, 0.62
 """Radius of a device, sides of a switch, height of a server, distance of switch rows."""
-Point = tuple[float, float]
 
 
 @dataclass(slots=True)
 class _Plan:
     """Where nodes go, in inches from the upper left; which servers are drawn, and their boxes."""
 
-    places: dict[int, Point] = field(default_factory=dict)
+    places: dict[int, st.Point] = field(default_factory=dict)
     boxes: list[tuple[float, float]] = field(default_factory=list)
-    dots: list[Point] = field(default_factory=list)
+    dots: list[st.Point] = field(default_factory=list)
     rows: int = 0
 
 
@@ -62,16 +56,14 @@ def fig_topology(topology: Topology) -> st.LabFigure:
     _nodes(ax, topology, plan)
     for x, y in plan.dots:
         st.put(ax, x, y, "···", fontsize=11)
-    handles = [_handle(looks[kind], kind, count) for kind, count in kinds[: len(LOOKS)]]
+    handles = []
+    for kind, count in kinds[: len(LOOKS)]:
+        (ends, alpha_s, rate), (colour, dashes) = kind, looks[kind]
+        label = f"{ends}: {rate_text(rate)}, {alpha_s * 1e6:.3g} µs ({count} links)"
+        handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=1.8, label=label))
     if handles:
         fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
     return st.finish(fig, alt=_alt(topology, kinds))
-
-
-def _handle(look: Look, kind: Kind, count: int) -> Line2D:
-    ends, alpha_s, rate = kind
-    label = f"{ends}: {rate_text(rate)}, {alpha_s * 1e6:.3g} µs ({count} links)"
-    return Line2D([], [], color=look[0], linestyle=look[1], linewidth=1.8, label=label)
 
 
 # -- places ---------------------------------------------------------------------------------------
@@ -98,10 +90,8 @@ def _planned(topology: Topology) -> _Plan:
 
 def _neighbours(topology: Topology) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for a, b in sorted(topology.between):
+    for a, b in sorted({*topology.between, *((b, a) for a, b in topology.between)}):
         found.setdefault(a, []).append(b)
-        if (b, a) not in topology.between:
-            found.setdefault(b, []).append(a)
     return found
 
 
@@ -118,7 +108,7 @@ def _owners(topology: Topology) -> dict[int, int]:
 
 
 def _place_server(
-    topology: Topology, plan: _Plan, server: int, inside: Sequence[int], sides: Point
+    topology: Topology, plan: _Plan, server: int, inside: Sequence[int], sides: st.Point
 ) -> None:
     """Place a server's devices on circles, one for all that are linked, and its switches below."""
     group = topology.groups[server]
@@ -148,30 +138,22 @@ def _place_server(
 
 def _linked(topology: Topology, shown: Sequence[int]) -> list[list[int]]:
     """Return the devices in circles: each linked set one, all single devices one together."""
-    near, left, found = _neighbours(topology), list(shown), []
-    single: list[int] = []
-    while left:
-        todo, reached = [left[0]], {left[0]}
-        while todo:
-            new = {n for n in near.get(todo.pop(), []) if n in left} - reached
-            reached |= new
-            todo += new
-        if len(reached) == 1:
-            single += reached
-        else:
-            found.append(sorted(reached))
-        left = [d for d in left if d not in reached]
-    return [*found, sorted(single)] if single else found
+    near, circle = _neighbours(topology), {d: {d} for d in shown}
+    for a in shown:
+        for b in near.get(a, []):
+            if b in circle and circle[b] is not circle[a]:
+                circle[a] |= circle[b]
+                circle |= dict.fromkeys(circle[b], circle[a])
+    found = [sorted(circle[d]) for d in shown if d == min(circle[d])]
+    single = sorted(d for members in found if len(members) == 1 for d in members)
+    return [*(members for members in found if len(members) > 1), *([single] if single else [])]
 
 
 def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> None:
     """Place the switches between servers in rows: those near devices or hosts, then the others."""
     near = _neighbours(topology)
-    rows: list[list[int]] = [[], []]
-    for switch in outer:
-        is_far = all(n in outer for n in near.get(switch, []))
-        rows[int(is_far)].append(switch)
-    for row in filter(None, rows):
+    far = [switch for switch in outer if all(n in outer for n in near.get(switch, []))]
+    for row in filter(None, ([switch for switch in outer if switch not in far], far)):
         y = SERVER_IN + (plan.rows + 0.6) * ROW_IN
         drawn = [row[i] for i in _ends_of(len(row), MOST_SWITCHES)]
         each = st.WIDTH_IN / len(drawn)
@@ -186,10 +168,14 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
 def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     for server, (left, right) in zip(drawn, plan.boxes, strict=True):
+        look: dict[str, Any] = {
+            "facecolor": st.LIGHT,
+            "edgecolor": st.INK,
+            "linewidth": 0.8,
+            "zorder": 0,
+        }
         shape = "round,pad=0,rounding_size=0.08"
-        box = FancyBboxPatch((left, 0), right - left, SERVER_IN, boxstyle=shape, zorder=0)
-        box.set(facecolor=st.LIGHT, edgecolor=st.INK, linewidth=0.8)
-        ax.add_patch(box)
+        ax.add_patch(FancyBboxPatch((left, 0), right - left, SERVER_IN, boxstyle=shape, **look))
         count = len(topology.groups[server])
         name = f"server {server}" if len(topology.groups) > 1 else topology.name
         title = f"{name}: {count} device{'s' if count > 1 else ''}"
@@ -221,9 +207,8 @@ def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
 
 
 def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
-    said = "; ".join(
-        f"{count} links {ends} of {rate_text(rate)}" for (ends, _, rate), count in kinds[:6]
-    )
+    links = (f"{n} links {ends} of {rate_text(rate)}" for (ends, _, rate), n in kinds[:6])
+    said = "; ".join(links)
     return (
         f"Topology {topology.name}: {topology.size} devices in {len(topology.groups)} "
         f"servers, {len(topology.switches)} switches; {said or 'no links'}; "
@@ -296,7 +281,10 @@ def fig_best_collective(
 
     `kind` is a topology that takes a count. Cells bear letters; the legend names them.
     """
-    names = [[_winner(op, load_topology(f"{kind}:{p}"), n) for n in SIZES_BYTES] for p in counts]
+    grid = [(load_topology(f"{kind}:{p}"), n) for p in counts for n in SIZES_BYTES]
+    full = [collective_time(op, topology, n).algorithm for topology, n in grid]
+    plain = [name.partition("(")[0].partition("*")[0] for name in full]  # no levels, no chunks
+    names = np.reshape(plain, (len(counts), -1)).tolist()
     fig, ax = st.new_figure(height_in=0.55 + 0.36 * len(counts))
     for (row, column), name in np.ndenumerate(np.array(names)):
         letters, colour = FAMILIES[name]
@@ -316,16 +304,7 @@ def fig_best_collective(
     return st.finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
 
 
-def _winner(op: str, topology: Topology, size_bytes: int) -> str:
-    """Return the family of the quickest algorithm: its name without levels and chunks."""
-    algorithm = collective_time(op, topology, size_bytes).algorithm
-    return algorithm.partition("(")[0].partition("*")[0]
-
-
 def _runs(line: Sequence[str]) -> str:
     """Return "ring from 1 KiB, mesh from 4 KiB" for a row of the map."""
-    found = []
-    for i, name in enumerate(line):
-        if i == 0 or name != line[i - 1]:
-            found.append(f"{name} from {format_size(SIZES_BYTES[i])}")
-    return ", ".join(found)
+    starts = [i for i, name in enumerate(line) if i == 0 or name != line[i - 1]]
+    return ", ".join(f"{line[i]} from {format_size(SIZES_BYTES[i])}" for i in starts)

@@ -16,7 +16,6 @@ from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline
 
-Point = tuple[float, float]
 Hop = tuple[str, str]
 """One path, as (source space, destination space)."""
 KIB = 1024
@@ -34,7 +33,7 @@ BOXES: Mapping[str, tuple[float, float, float, float]] = {
     "V": (84, 1, 14, 9),
 }
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
-WAYS: Mapping[Hop, tuple[tuple[Point, ...], Point]] = {
+WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
     ("GM", "L1"): (((11.5, 39), (27, 39)), (20, 39)),
     ("GM", "L0A"): (((11.5, 47.5), (59, 47.5)), (20, 47.5)),
     ("GM", "L0B"): (((11.5, 31), (59, 31)), (20, 31)),
@@ -108,10 +107,8 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
         if there:
             return min(there, key=lambda chain: sum(m.occupied_cycles for m in chain))
         # One chain per buffer is enough to go on from: the quickest of those that reach it first.
-        best: dict[str, list[Move]] = {}
-        for chain in sorted(grown, key=lambda chain: -sum(m.occupied_cycles for m in chain)):
-            best[chain[-1].hop[1]] = chain
-        chains = list(best.values())
+        grown.sort(key=lambda chain: -sum(m.occupied_cycles for m in chain))
+        chains = list({chain[-1].hop[1]: chain for chain in grown}.values())
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
 
 
@@ -124,35 +121,24 @@ def unit_pipes(chip: Chip, unit: str) -> list[str]:
 
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
     x, y, width, height = BOXES[name]
-    colour = st.LIGHT if name == "GM" else WHITE
-    look: dict[str, Any] = {"facecolor": colour, "edgecolor": st.INK, "linewidth": 1.0}
-    if pipe:
-        look = st.PIPE_STYLE[pipe].patch_args()
-    elif thick:
-        look["linewidth"] = 2.6
+    look: dict[str, Any] = {"facecolor": st.LIGHT if name == "GM" else WHITE, "edgecolor": st.INK}
+    look |= st.PIPE_STYLE[pipe].patch_args() if pipe else {"linewidth": 2.6 if thick else 1.0}
     st.box(ax, x, y, width, height, zorder=3, **look)
     style = st.PIPE_STYLE[pipe].text_args() if pipe else {"color": st.INK}
     st.put(ax, x + width / 2, y + height / 2, text, zorder=4, linespacing=1.25, **style)
 
 
-def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim: bool) -> None:
+def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, dim: bool) -> None:
     colour = st.LIGHT if dim else st.PIPE_STYLE[pipe].colour
-    head = FancyArrowPatch(
-        path=Outline(points),
-        arrowstyle="-|>",
-        mutation_scale=9 + width_pt,
-        linewidth=width_pt,
-        color=colour,
-        joinstyle="miter",
-        capstyle="butt",
-        zorder=1.5 if dim else 2,
-    )
+    look: dict[str, Any] = {"color": colour, "joinstyle": "miter", "capstyle": "butt"}
+    look |= {"mutation_scale": 9 + width_pt, "linewidth": width_pt, "zorder": 1.5 if dim else 2}
+    head = FancyArrowPatch(path=Outline(points), arrowstyle="-|>", **look)
     # A pale edge keeps crossing arrows apart.
     head.set_path_effects([Stroke(linewidth=width_pt + 2.5, foreground=st.PAPER), Normal()])
     ax.add_patch(head)
 
 
-def _straight(hop: Hop) -> tuple[tuple[Point, ...], Point]:
+def _straight(hop: Hop) -> tuple[tuple[st.Point, ...], st.Point]:
     (x, y, w, h), (u, v, s, t) = (BOXES[name] for name in hop)
     ends = ((x + w / 2, y + h / 2), (u + s / 2, v + t / 2))
     return ends, ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2)
@@ -182,16 +168,13 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     edge: dict[str, Any] = {"facecolor": "none", "edgecolor": st.GREY, "linestyle": (0, (4, 2))}
     st.box(ax, 14, bottom, 85.5, top - bottom, zorder=0, linewidth=1.0, **edge)
     row = top - 5.0
-    scalar = st.PIPE_STYLE["S"]
-    st.box(ax, 15.5, row, 9, 4, zorder=3, **scalar.patch_args())
-    st.put(ax, 20, row + 1.9, "scalar S", zorder=4, **scalar.text_args())
     arrow = {"arrowstyle": "-|>", "color": st.INK}
     ax.annotate("", (28, row + 2), (24.5, row + 2), arrowprops=arrow, zorder=2)
-    for place, pipe in enumerate(unit_pipes(chip, unit)):
-        x = 28 + 8.6 * place
+    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(unit_pipes(chip, unit))]
+    for pipe, x, width, text, up in (("S", 15.5, 9, "scalar S", 1.9), *queues):
         look = st.PIPE_STYLE[pipe]
-        st.box(ax, x, row, 8, 4, zorder=3, **look.patch_args())
-        st.put(ax, x + 4, row + 2, pipe, zorder=4, **look.text_args())
+        st.box(ax, x, row, width, 4, zorder=3, **look.patch_args())
+        st.put(ax, x + width / 2, row + up, text, zorder=4, **look.text_args())
     kind = {"core": "cores", "cube": "cube cores", "vector": "vector cores"}[unit]
     count = chip.cores_of(unit)
     ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
@@ -278,11 +261,11 @@ def fig_sharing(
         shared = chip.shared_rate_bytes_per_cycle(level, 1)
         ax.plot(n, np.minimum(n * port, shared), color=colour, linestyle=style, linewidth=1.2)
         ax.plot(cores, rates, marker, color=colour, markeredgecolor=st.INK, mew=0.8, label=label)
-        facts.append(
-            f"{label}: {rates[0]:.0f} bytes per cycle with {cores[0]} core, "
-            f"{rates[-1]:.0f} with {cores[-1]}, where the formula gives "
-            f"{min(cores[-1] * port, shared):.0f}"
+        ends = (
+            f"{rates[0]:.0f} bytes per cycle with {cores[0]} core, {rates[-1]:.0f} with {cores[-1]}"
         )
+        law = min(cores[-1] * port, shared)
+        facts.append(f"{label}: {ends}, where the formula gives {law:.0f}")
     ax.set(xlabel="cores that read at once", ylabel="bytes per cycle, all cores")
     ax.set(xlim=(0, max(cores) + 1), ylim=(0, None))
     ax.grid(axis="y")
@@ -311,10 +294,9 @@ def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFig
         ax.axvline(edge, color=st.INK, linestyle=":", linewidth=1.2)
         ax.grid(axis="y")
     lower.text(edge, 4, " weights alone fill L2", ha="left", va="bottom", fontsize=8)
-    points = "; ".join(
-        f"{side}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak"
-        for side, t, a, s in zip(sides, traffic, asked, share, strict=True)
-    )
+    rows = zip(sides, traffic, asked, share, strict=True)
+    each = (f"{n}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak" for n, t, a, s in rows)
+    points = "; ".join(each)
     return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
 
 

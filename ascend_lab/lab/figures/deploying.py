@@ -5,7 +5,6 @@ And the model against published measurements.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -23,11 +22,8 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 def clipping_errors(values: np.ndarray, bits: int, ends: Iterable[float]) -> list[float]:
     """Return the mean squared error of symmetric rounding with each largest number kept."""
     levels = 2 ** (bits - 1) - 1
-    found = []
-    for end in ends:
-        kept = Scale(float(end) / levels, 0, bits).fake(np.clip(values, -end, end))
-        found.append(float(np.mean((kept - values) ** 2)))
-    return found
+    cut = ((Scale(float(end) / levels, 0, bits), np.clip(values, -end, end)) for end in ends)
+    return [float(np.mean((scale.fake(kept) - values) ** 2)) for scale, kept in cut]
 
 
 def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
@@ -54,10 +50,8 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
         ax.plot(end, error, mark, color=st.ORANGE, mec=st.INK, ms=8, ls="none", label=method)
         said.append(f"{method} at {end:.2f} with {error:.2g}")
     low = min(errors)
-    ax.set(
-        ylim=(0, max(6 * low, 1.1 * errors[-1])), xlim=(0, 1.2 * most),
-        xlabel="largest number kept", ylabel="mean squared error",
-    )  # fmt: skip
+    ax.set(ylim=(0, max(6 * low, 1.1 * errors[-1])), xlim=(0, 1.2 * most))
+    ax.set(xlabel="largest number kept", ylabel="mean squared error")
     ax.legend(ncols=2)
     best = float(ends[int(np.argmin(errors))])
     alt = (
@@ -153,18 +147,15 @@ def fig_cards(
     answer = cards_needed(stations, rate_per_s)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.4, width_ratios=(1.0, 1.3))
     names, hatches = list(answer.by_station), ("//", "", "\\\\", "..", "xx")
-    for i, name in enumerate(names):
-        left.barh(i, answer.by_station[name], color=st.PALETTE[i], hatch=hatches[i % 5],
-                  edgecolor=st.INK)  # fmt: skip
-        left.text(answer.by_station[name], i, f" {answer.by_station[name]}", va="center")
+    for i, count in enumerate(answer.by_station.values()):
+        left.barh(i, count, color=st.PALETTE[i], hatch=hatches[i % 5], edgecolor=st.INK)
+        left.text(count, i, f" {count}", va="center")
     left.set_yticks(range(len(names)), names)
     left.set(xlim=(0, answer.cards * 1.2), xlabel="cards that it asks for")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     counts = range(max(1, answer.cards - 2), answer.cards + 5)
-    late = {
-        n: 1e3 * float(np.quantile(play(stations, rate_per_s / n, pictures).latencies_s, 0.99))
-        for n in counts
-    }
+    played = {n: play(stations, rate_per_s / n, pictures).latencies_s for n in counts}
+    late = {n: 1e3 * float(np.quantile(latencies_s, 0.99)) for n, latencies_s in played.items()}
     right.plot(list(late), list(late.values()), marker="o", color=st.BLUE)
     right.axvline(answer.cards, color=st.VERMILLION, linestyle="--", label="by the formula")
     right.set(yscale="log", xlabel="cards", ylabel="ms until 99 % are through")
@@ -188,19 +179,18 @@ def fig_knee(
 ) -> st.LabFigure:
     """Return mean and p99 by rate, one at a time and in batches of service times `seconds`."""
     fig, ax = st.new_figure(height_in=3.0)
-    servers = {"one at a time": Policy(), f"up to {max_batch}": Policy(
-        instances, max_batch, delay_ms / 1e3)}  # fmt: skip
+    batched = Policy(instances, max_batch, delay_ms / 1e3)
+    servers = {"one at a time": Policy(), f"up to {max_batch}": batched}
     service, told, highest = Service(seconds=tuple(seconds)), [], 1.0
     for (name, policy), colour in zip(servers.items(), (st.VERMILLION, st.BLUE), strict=True):
         most = policy.max_batch
         capacity = policy.instances * most / service.batch_s(most)
         rates = [load * capacity for load in LOADS]
-        found = [
-            simulate_serving(
-                Scenario(Arrivals(rate_per_s=rate), (Step("m", service, policy),), 12_000, 1, 2000)
-            ).latency_s * 1e3
-            for rate in rates
-        ]  # fmt: skip
+        found = []
+        for rate in rates:
+            steps, sizes = (Step("m", service, policy),), (12_000, 1, 2000)
+            served = simulate_serving(Scenario(Arrivals(rate_per_s=rate), steps, *sizes))
+            found.append(served.latency_s * 1e3)
         ax.plot(rates, [x.mean() for x in found], "o-", color=colour, label=f"{name}: mean")
         p99 = [float(np.percentile(x, 99)) for x in found]
         highest = max(highest, *p99)
@@ -242,14 +232,16 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     shown = list(rows)
     fig, (left, right) = st.new_figure(1, 2, height_in=0.9 + 0.26 * len(shown), sharey=True)
     for y, row in enumerate(shown):
-        _mark(left, 100 * row.time_error, y, st.BLUE, "o", abs(row.time_error) <= TIME_LIMIT)
-        for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
-            error = row.share_errors[pipe]
-            _mark(right, 100 * error, y, colour, marker, abs(error) <= SHARE_LIMIT)
-    for ax, limit, label in (
-        (left, TIME_LIMIT, "time: model / published - 1, %"),
-        (right, SHARE_LIMIT, "busy share: model - publ., points"),
-    ):
+        shares = [(right, row.share_errors[pipe], SHARE_LIMIT) for pipe in PIPES]
+        errors = zip(
+            ((left, row.time_error, TIME_LIMIT), *shares), _MARKS[:1] + _MARKS, strict=True
+        )
+        for (ax, error, limit), (colour, marker) in errors:
+            look = {"marker": marker, "color": colour, "linestyle": "none"}
+            face = colour if abs(error) <= limit else "#FFFFFF"
+            ax.plot([100 * error], [y], markerfacecolor=face, **look)
+    times = left, TIME_LIMIT, "time: model / published - 1, %"
+    for ax, limit, label in (times, (right, SHARE_LIMIT, "busy share: model - publ., points")):
         ax.axvspan(-100 * limit, 100 * limit, color=st.LIGHT, zorder=0)
         ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
@@ -263,16 +255,11 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
 _MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), (st.GREEN, "^"), (st.PURPLE, "D"))
 
 
-def _mark(ax: Any, x: float, y: int, colour: str, marker: str, inside: bool) -> None:
-    face = colour if inside else "#FFFFFF"
-    ax.plot([x], [y], marker=marker, color=colour, markerfacecolor=face, linestyle="none")
-
-
 def _alt(rows: Sequence[ValidationRow]) -> str:
     inside = sum(not row.misses for row in rows)
     times = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in rows)
-    wide = (f"{p} of {row.name} {e:+.0%}" for row in rows for p, e in row.share_errors.items()
-            if abs(e) > SHARE_LIMIT)  # fmt: skip
+    errors = ((row.name, p, e) for row in rows for p, e in row.share_errors.items())
+    wide = (f"{p} of {name} {e:+.0%}" for name, p, e in errors if abs(e) > SHARE_LIMIT)
     return (
         f"Errors of the model on {len(rows)} published rows, {inside} of them inside both bands. "
         f"Times: {times}. Shares outside: {', '.join(wide) or 'none'}."

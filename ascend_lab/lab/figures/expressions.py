@@ -17,6 +17,7 @@ TILE_ROWS = 16
 PIECE = 512
 """Columns of a piece; the slots of tiles of pieces leave UB room for the arithmetic."""
 Operator = Callable[[Tensor], Tensor]
+Runs = dict[str, sim.KernelTimeline | None]
 
 
 def three_nests(y: Tensor, chip_name: str) -> dict[str, Callable[[], Schedule]]:
@@ -134,14 +135,10 @@ def rms_norm(x: Tensor) -> Tensor:
     return te.renamed(te.cast_to(te.vmul(wide, scale), x.dtype), "y")
 
 
-def _sigmoid(x: Tensor) -> Tensor:
-    return te.renamed(te.vrec(te.vadds(te.vexp(te.vmuls(x, -1.0)), 1.0)), "y")
-
-
 EXPRESSIONS: Mapping[str, Operator] = {
     "softmax": softmax,
     "rms norm": rms_norm,
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda x: te.renamed(te.vrec(te.vadds(te.vexp(te.vmuls(x, -1.0)), 1.0)), "y"),
     "sum of rows": lambda x: te.renamed(te.reduce_sum(x, -1), "y"),
     "sum of columns": lambda x: te.renamed(te.reduce_sum(x, 0), "y"),
 }
@@ -152,7 +149,7 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     """Draw the three nests of an operator over rows, with bytes per element and cycles beneath."""
     chip, shapes = "Ascend910A", ((16384, 1024), (512, 32768))
     runs = [_runs(operator, chip, shape) for shape in shapes]
-    first = three_nests(operator(_input(*shapes[0])), chip)
+    first = three_nests(operator(te.placeholder(shapes[0], name="x")), chip)
     nests = {name: ns.nest_of(make()) for name, make in first.items()}
     heights = [ns.height_of(nest) for nest in nests.values()]
     upper = max(heights[1:])
@@ -173,16 +170,10 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     return st.finish(fig, alt=_alt(chip, runs, shapes))
 
 
-def _input(rows: int, columns: int) -> Tensor:
-    return te.placeholder((rows, columns), name="x")
-
-
-def _runs(
-    operator: Operator, chip: str, shape: tuple[int, int]
-) -> dict[str, sim.KernelTimeline | None]:
+def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
     """Time the three nests; None for one whose tiles do not fit."""
-    found: dict[str, sim.KernelTimeline | None] = {}
-    for name, make in three_nests(operator(_input(*shape)), chip).items():
+    found: Runs = {}
+    for name, make in three_nests(operator(te.placeholder(shape, name="x")), chip).items():
         try:
             found[name] = sim.simulate_kernel(te.lower(make()), load_chip(chip))
         except errors.CapacityError:
@@ -190,9 +181,7 @@ def _runs(
     return found
 
 
-def _bars_of_bytes(
-    ax: Any, runs: Mapping[str, sim.KernelTimeline | None], shape: tuple[int, int]
-) -> None:
+def _bars_of_bytes(ax: Any, runs: Runs, shape: tuple[int, int]) -> None:
     values = [ns.gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
     for row, value in enumerate(values):
         ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
@@ -201,15 +190,12 @@ def _bars_of_bytes(
     _letters(ax, len(values), 1.15 * max(values))
 
 
-def _bars_of_cycles(
-    ax: Any, runs: list[dict[str, sim.KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
-) -> None:
+def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> None:
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for each in runs for r in each.values() if r)
     height = 0.68 / len(runs)
     for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
-        colour, hatch = looks[number % len(looks)]
-        label = f"rows of {shape[1]:,}"
+        (colour, hatch), label = looks[number % len(looks)], f"rows of {shape[1]:,}"
         for row, run in enumerate(each.values()):
             at = row + (number - (len(runs) - 1) / 2) * height
             if run is None:
@@ -217,8 +203,8 @@ def _bars_of_cycles(
                 continue
             look = {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
             ax.barh(at, run.cycles, height=height, label=label, **look)
-            text = f"{run.cycles / 1000:,.0f}"
-            ax.text(run.cycles + 0.02 * top, at, text, va="center", fontsize=8)
+            said = f"{run.cycles / 1000:,.0f}"
+            ax.text(run.cycles + 0.02 * top, at, said, va="center", fontsize=8)
             label = ""
     ax.set_title("thousand cycles", loc="left", pad=3, fontsize=8.5)
     ax.legend(loc="upper left", bbox_to_anchor=(-0.02, 0.0), fontsize=7.5, borderpad=0.2)
@@ -232,17 +218,14 @@ def _letters(ax: Any, count: int, right: float) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _alt(
-    chip: str, runs: list[dict[str, sim.KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
-) -> str:
+def _alt(chip: str, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> str:
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):
-        told = [
-            f"{name} {ns.gm_bytes(run) / rows / columns:.0f} bytes per element, {run.cycles} cycles"
-            if run
-            else f"{name} does not fit"
-            for name, run in each.items()
-        ]
+        told = []
+        for name, run in each.items():
+            moved = ns.gm_bytes(run) / rows / columns if run else 0.0
+            cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
+            told.append(f"{name} {cost}")
         parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
     return f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
 
@@ -251,7 +234,7 @@ def fig_expression(
     expression: str = "softmax", chip: str = "Ascend910A", rows: int = 4096, columns: int = 1024
 ) -> st.LabFigure:
     """Draw the default nest of a named expression and the share of its time each pipe is busy."""
-    y = EXPRESSIONS[expression](_input(rows, columns))
+    y = EXPRESSIONS[expression](te.placeholder((rows, columns), name="x"))
     schedule = te.auto_schedule(y, load_chip(chip))
     nest = ns.nest_of(schedule)
     run = sim.simulate_kernel(te.lower(schedule), load_chip(chip))
@@ -269,9 +252,8 @@ def fig_expression(
     right.set(ylim=(len(pipes) - 0.4, -0.6), xlim=(0, 112))
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     right.set_xlabel("busy share of the kernel's cycles")
-    right.set_title(
-        f"{run.cycles:,} cycles, {per_element:.1f} bytes per element", loc="left", pad=3
-    )
+    title = f"{run.cycles:,} cycles, {per_element:.1f} bytes per element"
+    right.set_title(title, loc="left", pad=3)
     told = ", ".join(f"{p} {s:.0f}%" for p, s in zip(pipes, shares, strict=True))
     alt = (
         f"Default nest of {expression} on {rows} x {columns} on the {chip}: {len(run.phases)} "
@@ -315,7 +297,7 @@ def _draw_part(ax: Any, low: float, start: int, count: int, colour: int, hidden:
 
 
 # -- choices -------------------------------------------------------------------------------------
-def add_relu(chip: Chip, n: int) -> te.Tensor:
+def add_relu(n: int) -> te.Tensor:
     """Return y = relu(a + b) for vectors of n half-precision numbers."""
     a, b = te.placeholder((n,), name="a"), te.placeholder((n,), name="b")
     return te.renamed(te.vrelu(te.vadd(a, b)), "y")
@@ -325,7 +307,7 @@ def chosen(
     chip: Chip, n: int, *, inline: bool, tile: int, tail: str, slots: int, cores: int
 ) -> Schedule:
     """Return the schedule of relu(a + b) that five choices make; the share of a core is cut."""
-    s = te.create_schedule(add_relu(chip, n), chip)
+    s = te.create_schedule(add_relu(n), chip)
     if inline:
         s = te.inline(s, "vadd")
     for name in [stage.name for stage in s.state.stages]:
@@ -346,12 +328,10 @@ def fig_choices(
     machine = load_chip(chip)
     schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
     run = sim.simulate_kernel(te.lower(schedule), machine)
-    default = te.auto_schedule(add_relu(machine, n), machine)
-    best = sim.simulate_kernel(te.lower(default), machine)
+    best = sim.simulate_kernel(te.lower(te.auto_schedule(add_relu(n), machine)), machine)
     fig, (left, right) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
-    ns.draw_nest(
-        left, ns.compact(schedule), rows=max(ns.height_of(ns.compact(schedule)), 11.0), size=8
-    )
+    nest = ns.compact(schedule)
+    ns.draw_nest(left, nest, rows=max(ns.height_of(nest), 11.0), size=8)
     left.set_xlim(-0.01, 1.01)
     bars = {"yours": (run.cycles, st.BLUE), "default": (best.cycles, st.GREY)}
     for place, (name, (cycles, colour)) in enumerate(bars.items()):

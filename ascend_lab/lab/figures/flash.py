@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ascend_lab import isa, sim
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
-from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.ops import attention, expressions
 from ascend_lab.sim.compiled import WORK
 
@@ -82,7 +82,7 @@ def flash_traffic(
     tiling = fs.default_tiling(shape, chip) if chip.combined and tiling is None else tiling
     line = sim.simulate_kernel(attention.flash_kernel(shape, chip, tiling), chip)
     used = fs.tile_bytes(shape, tiling)["UB"] if tiling and chip.combined else None
-    return AttentionTraffic(_gm(line.path_bytes), line.memory_bytes, line.cycles, used)
+    return AttentionTraffic(nests.gm_bytes(line), line.memory_bytes, line.cycles, used)
 
 
 def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
@@ -102,15 +102,8 @@ def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
 def separate_traffic(shape: FlashShape, chip: Chip) -> AttentionTraffic:
     """Return the cost of attention as three operators, whose scores pass through GM."""
     lines = [sim.simulate_kernel(kernel, chip) for kernel in separate_kernels(shape, chip)]
-    return AttentionTraffic(
-        sum(_gm(line.path_bytes) for line in lines),
-        sum(line.memory_bytes for line in lines),
-        sum(line.cycles for line in lines),
-    )
-
-
-def _gm(path_bytes: Mapping[tuple[str, str], int]) -> int:
-    return sum(size for path, size in path_bytes.items() if "GM" in path)
+    each = [(nests.gm_bytes(line), line.memory_bytes, line.cycles) for line in lines]
+    return AttentionTraffic(*map(sum, zip(*each, strict=True)))
 
 
 def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
@@ -127,23 +120,20 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     flash = [flash_traffic(s, device, tiling) for s in shapes]
     least = [4 * DTYPE_SIZE * n * depth for n in lengths]
     laws = [8 * n * n for n in lengths], [fs.traffic_bytes(s, tiling) for s in shapes]
-    fig, (left, right) = st.new_figure(ncols=2, height_in=3.2, sharey=True)
-    _draw_sizes(left, lengths, [c.gm_bytes for c in apart], [c.gm_bytes for c in flash], least)
+    fig, axes = st.new_figure(ncols=2, height_in=3.2, sharey=True)
+    panels, said = (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes")), []
+    for ax, (name, field) in zip(axes, panels, strict=True):
+        one, two = ([getattr(cost, field) for cost in costs] for costs in (apart, flash))
+        _draw_sizes(ax, lengths, one, two, least)
+        ax.set_title(name, loc="left")
+        said.append(f"{name}: three operators {_span(one)}, FlashAttention {_span(two)}")
     for law, colour, text in zip(laws, (st.VERMILLION, st.BLUE), ("8 n²", "the law"), strict=True):
-        left.plot(lengths, law, color=colour, ls="-", lw=1)
-        left.annotate(text, (lengths[-1], law[-1]), (6, -3), textcoords="offset points", fontsize=8)
-    memory = [c.memory_bytes for c in apart], [c.memory_bytes for c in flash]
-    _draw_sizes(right, lengths, *memory, least)
-    left.set_title("between cores and GM", loc="left")
-    right.set_title("device memory", loc="left")
-    left.set_ylabel("MiB")
-    left.legend(loc="upper left")
+        at, look = (lengths[-1], law[-1]), {"textcoords": "offset points", "fontsize": 8}
+        axes[0].plot(lengths, law, color=colour, ls="-", lw=1)
+        axes[0].annotate(text, at, (6, -3), **look)
+    axes[0].set_ylabel("MiB")
+    axes[0].legend(loc="upper left")
     span = f"n from {lengths[0]:,} to {lengths[-1]:,}, width {depth}, blocks of {rows} rows"
-    said = [
-        f"{name}: three operators {_span([getattr(c, field) for c in apart])}, "
-        f"FlashAttention {_span([getattr(c, field) for c in flash])}"
-        for name, field in (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes"))
-    ]
     end = f"q, k, v and result once: {_span(least)}"
     return st.finish(fig, alt=f"Bytes on {chip}, {span}. {'. '.join(said)}; {end}.")
 
@@ -183,17 +173,14 @@ def fig_flash_blocks(
     _draw_blocks(left, length, rows, keys, -(-blocks // tiling.grid_rows))
     shares = {s: n / device.buffers[s] for s, n in fs.tile_bytes(shape, tiling).items()}
     _draw_shares(right, shares, device)
+    text = "does not fit"
     if fs.fits(shape, tiling, device):
         cost = flash_traffic(shape, device, tiling)
         text = f"{_mib(cost.gm_bytes)}, {cost.cycles:,} cycles"
-    else:
-        text = "does not fit"
     right.set_title(text, loc="left")
     parts = ", ".join(f"{space} {share:.0%}" for space, share in shares.items())
-    alt = (
-        f"Scores {length} x {length} in blocks of {rows} x {keys} on {chip}, {text}. Use: {parts}."
-    )
-    return st.finish(fig, alt=alt)
+    alt = f"Scores {length} x {length} in blocks of {rows} x {keys} on {chip}, {text}"
+    return st.finish(fig, alt=f"{alt}. Use: {parts}.")
 
 
 def _draw_blocks(ax: Any, length: int, rows: int, keys: int, own: int) -> None:
@@ -217,9 +204,8 @@ def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:
         ax.barh(place, min(share, 1.3), ec=st.INK, height=0.6, **look)
         ax.text(min(share, 1.3) + 0.02, place, f"{share:.0%}", va="center", fontsize=8)
     ax.axvline(1.0, color=st.INK, lw=0.9, ls="-")
-    names = [f"{s} {chip.buffers[s] // 1024} KiB" for s in shares]
-    ax.set_yticks(range(len(shares)), names)
-    ax.set(xlim=(0, 1.55), xticks=[0, 0.5, 1], ylim=(len(shares) - 0.5, -0.5))
+    ax.set_yticks(range(len(shares)), [f"{s} {chip.buffers[s] // 1024} KiB" for s in shares])
+    ax.set(xlim=(0, 1.55), ylim=(len(shares) - 0.5, -0.5))
     ax.set_xticks([0, 0.5, 1], ["0", "half", "full"])
     ax.spines["left"].set_visible(False)
 

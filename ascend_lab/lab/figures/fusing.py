@@ -122,9 +122,8 @@ def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Ke
     ("add"). Every phase has the default schedule. Raises `InputError` for another chain.
     """
     if length < 1 or each not in ("relu", "add"):
-        raise errors.InputError(
-            "a chain of relu or add, length >= 1", f"{length} of {each}", "change it"
-        )
+        got = f"{length} of {each}"
+        raise errors.InputError("a chain of relu or add, length >= 1", got, "change it")
     a, b = (dsl.placeholder((elements,), name=name) for name in "ab")
     whole = dsl.vadd(a, b)
     phases: list[Launch] = []
@@ -171,19 +170,14 @@ def _title(run: sim.KernelTimeline) -> str:
 
 
 def _totals(way: Sequence[Crossing]) -> dict[str, int]:
-    return {
-        "UB": sum(c.port_bytes for c in way),
-        "L2": sum(c.path_bytes for c in way),
-        "memory": sum(c.memory_bytes for c in way),
-    }
+    sizes = [(c.port_bytes, c.path_bytes, c.memory_bytes) for c in way]
+    return dict(zip(("UB", "L2", "memory"), map(sum, zip(*sizes, strict=True)), strict=True))
 
 
 def _said(way: Sequence[Crossing]) -> str:
-    total = {level: size / MIB for level, size in _totals(way).items()}
-    return (
-        f"{total['UB']:.4g} MiB between UB and the vector unit, {total['L2']:.4g} MiB between L2 "
-        f"and UB, {total['memory']:.4g} MiB between memory and L2"
-    )
+    ends = ("UB and the vector unit", "L2 and UB", "memory and L2")
+    pairs = zip(_totals(way).values(), ends, strict=True)
+    return ", ".join(f"{size / MIB:.4g} MiB between {both}" for size, both in pairs)
 
 
 def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
@@ -221,14 +215,11 @@ def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, 
         elif old.get(level):
             _arrow(ax, x, GAPS[level], up, old[level] / most, "")
     name = crossing.tensor or (ghost.tensor if ghost else "")
-    levels = ["UB"] + ["memory" if sizes["memory"] else "L2"] * bool(sizes["L2"])
-    for level in levels:
+    for level in ["UB"] + ["memory" if sizes["memory"] else "L2"] * bool(sizes["L2"]):
         st.put(ax, x, sum(BANDS[level]) / 2, name)
 
 
-def _arrow(
-    ax: Any, x: float, gap: tuple[float, float], up: bool, share: float, colour: str
-) -> None:
+def _arrow(ax: Any, x: float, gap: st.Point, up: bool, share: float, colour: str) -> None:
     """Draw an arrow across a gap, as wide as its share of bytes; no colour means a ghost."""
     low, high = gap[0] + 0.07, gap[1] - 0.07
     half, head = 0.17 * share, 0.32
@@ -283,16 +274,14 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
         ax.plot(lengths, values, color=colour, marker=marker, ms=4.5)
         place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
         ax.annotate(label, (lengths[-1], values[-1]), color=colour, fontsize=8, **place)
-        best = max(range(len(values)), key=lambda i: values[i])
-        said.append(
-            f"{label}: {values[best]:.2f} at best, with {lengths[best]} additions, "
-            f"{values[-1]:.2f} with {lengths[-1]}"
-        )
+        best, at = max((gain, -i) for i, gain in enumerate(values))
+        most = f"{best:.2f} at best, with {lengths[-at]} additions"
+        said.append(f"{label}: {most}, {values[-1]:.2f} with {lengths[-1]}")
     ax.hlines(1.0, lengths[0], lengths[-1], color=st.INK, linewidth=0.8)
     st.doubling(ax, lengths)
     ax.margins(x=0.03)
     ax.set_xlim(right=lengths[-1] * 1.5)
-    ax.set_xlabel("additions in the chain, each with an input of its own")
+    ax.set(xlabel="additions in the chain, each with an input of its own")
     ax.set_ylabel("times faster than apart")
     return st.finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(said)}.")
 
@@ -334,7 +323,5 @@ def fig_owners(maps: Mapping[str, np.ndarray]) -> st.LabFigure:
 
 def _along(core: np.ndarray) -> str:
     """Return the axis along which the owner changes."""
-    points, channels = (np.diff(core, axis=axis).any() for axis in (0, 1))
-    if points and channels:
-        return "points and channels"
-    return "points" if points else "channels" if channels else "nothing"
+    names = [n for axis, n in enumerate(("points", "channels")) if np.diff(core, axis=axis).any()]
+    return " and ".join(names) or "nothing"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -86,11 +87,9 @@ _LATENCY_STYLE: dict[str, Any] = {"color": st.INK, "linewidth": 1.0, "linestyle"
 def _window(timeline: Timeline, window: Window | None) -> Window:
     first, last = (0, timeline.cycles) if window is None else window
     if not 0 <= first < last or first >= max(timeline.cycles, 1):
-        raise WindowError(
-            f"a window (first, last) of cycles with 0 <= first < last inside 0..{timeline.cycles}",
-            f"({first}, {last})",
-            "leave it out to draw everything",
-        )
+        needed = "a window (first, last) of cycles with 0 <= first < last inside"
+        got, remedy = f"({first}, {last})", "leave it out to draw everything"
+        raise WindowError(f"{needed} 0..{timeline.cycles}", got, remedy)
     return first, last
 
 
@@ -125,47 +124,32 @@ def _draw_latency(ax: Any, timeline: Timeline, spans: Sequence[Span], rows: dict
 
 def _draw_critical(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -> None:
     """Run a line under the spans of the critical path, and across where it changes the pipe."""
-    xs: list[float] = []
-    ys: list[float] = []
-    for span in timeline.critical_path:
-        if span.end < window[0] or span.start > window[1]:
-            continue
-        rail = rows[span.pipe] + RAIL
-        xs += [span.start + span.stall_cycles, span.end]
-        ys += [rail, rail]
-    line = ax.plot(xs, ys, color=st.INK, linewidth=2.0, solid_joinstyle="round", zorder=4)
-    line[0].set_path_effects([Stroke(linewidth=3.6, foreground="#FFFFFF"), Normal()])
+    path = [s for s in timeline.critical_path if s.end >= window[0] and s.start <= window[1]]
+    xs = [x for span in path for x in (span.start + span.stall_cycles, span.end)]
+    ys = [rows[span.pipe] + RAIL for span in path for _ in range(2)]
+    look = {"color": st.INK, "linewidth": 2.0, "solid_joinstyle": "round", "zorder": 4}
+    edge = [Stroke(linewidth=3.6, foreground="#FFFFFF"), Normal()]
+    ax.plot(xs, ys, path_effects=edge, **look)
 
 
 def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -> None:
     """Write 0, 1, 2, ... on the pieces of work between two flags where they have room."""
     width = window[1] - window[0]
     for pipe, row in rows.items():
+        look = st.PIPE_STYLE[pipe]
+        halo = [Stroke(linewidth=3, foreground=look.colour), Normal()]  # keeps the hatch off
         for count, (start, end) in enumerate(work_pieces(timeline, pipe)):
             low, high = max(start, window[0]), min(end, window[1])
             if high - low > 0.011 * width * (1 + len(str(count))):
-                middle = (low + high) / 2
-                look = st.PIPE_STYLE[pipe]
-                text = st.put(ax, middle, row, str(count), color=look.text_colour)
-                # a halo of the bar's colour keeps the hatch off
-                text.set_path_effects([Stroke(linewidth=3, foreground=look.colour), Normal()])
+                how = {"color": look.text_colour, "path_effects": halo}
+                st.put(ax, (low + high) / 2, row, str(count), **how)
 
 
 def work_pieces(timeline: Timeline, pipe: str) -> list[tuple[int, int]]:
     """Return (start, end) of each run of work that no flag or barrier interrupts, in cycles."""
-    pieces: list[tuple[int, int]] = []
-    fresh = True
-    for span in timeline.spans:
-        if span.pipe != pipe:
-            continue
-        if _is_sync(span):
-            fresh = True
-        elif fresh:
-            pieces.append((span.start, span.end))
-            fresh = False
-        else:
-            pieces[-1] = (pieces[-1][0], span.end)
-    return pieces
+    own = [span for span in timeline.spans if span.pipe == pipe]
+    runs = [list(run) for sync, run in groupby(own, _is_sync) if not sync]
+    return [(run[0].start, run[-1].end) for run in runs]
 
 
 def gantt_legend(
@@ -188,11 +172,8 @@ def describe(timeline: Timeline, window: Window | None = None) -> str:
     first, last = _window(timeline, window)
     shares = []
     for pipe in pipes_of([timeline]):
-        inside = sum(
-            max(0, min(s.end, last) - max(s.start, first))
-            for s in timeline.spans
-            if s.pipe == pipe and not _is_sync(s)
-        )
+        own = (s for s in timeline.spans if s.pipe == pipe and not _is_sync(s))
+        inside = sum(max(0, min(s.end, last) - max(s.start, first)) for s in own)
         shares.append(f"{pipe} works {inside / (last - first):.0%}")
     text = f"{timeline.name}, cycles {first} to {last} of {timeline.cycles}: {', '.join(shares)}"
     if timeline.stalls:
@@ -269,18 +250,25 @@ def fig_circuits(
     fig, ax = st.new_figure(height_in=2.6)
     ax.set(xlim=(0, 10), ylim=(-1.95, 2.3))
     ax.axis("off")
+    tokens = []
     for x, pipe, name, cycles in ((2.6, "MTE2", "load", load), (7.4, "V", "compute", compute)):
-        _node(ax, x, pipe, f"{name}\n{cycles}")
+        look = st.PIPE_STYLE[pipe]
+        box = FancyBboxPatch((x - 0.75, -0.45), 1.5, 0.9, boxstyle="round,pad=0.08")
+        box.set(facecolor=look.colour, edgecolor=st.INK, linewidth=0.8)
+        ax.add_patch(box)
+        st.put(ax, x, 0, f"{name}\n{cycles}", fontsize=9, color=look.text_colour)
+        st.put(ax, x, -0.82, pipe, fontsize=9, fontweight="bold")
         _arc(ax, (x - 0.5, 0.55), (x + 0.5, 0.55), -1.5, name == slowest)
-        _token(ax, x, 1.36)
+        tokens.append((x, 1.36))
         _label(ax, x, 1.9, f"{cycles} / 1 = {cycles}", name == slowest)
     bold = slowest == "slots"
     _arc(ax, (3.45, 0.2), (6.55, 0.2), -0.12, bold)
     _arc(ax, (6.55, -0.25), (3.45, -0.25), -0.28, bold)
     ax.text(5, 0.66, f"full, after latency {latency}", ha="center", fontsize=8)
     ax.text(5, -0.3, f"free, after tail {tail}", ha="center", fontsize=8)
-    for i in range(buffers):
-        _token(ax, 5 + 0.3 * (i - (buffers - 1) / 2), -0.69)
+    tokens += [(5 + 0.3 * (i - (buffers - 1) / 2), -0.69) for i in range(buffers)]
+    for token in tokens:
+        ax.plot(*token, marker="o", markersize=7, color=st.INK, mec="#FFFFFF", zorder=5)
     sum_text = f"({load} + {latency} + {compute} + {tail}) / {buffers} = {rates['slots']:.4g}"
     _label(ax, 5, -1.45, sum_text, bold)
     alt = (
@@ -291,25 +279,10 @@ def fig_circuits(
     return st.finish(fig, alt=alt)
 
 
-def _node(ax: Any, x: float, pipe: str, text: str) -> None:
-    look = st.PIPE_STYLE[pipe]
-    box = FancyBboxPatch((x - 0.75, -0.45), 1.5, 0.9, boxstyle="round,pad=0.08")
-    box.set(facecolor=look.colour, edgecolor=st.INK, linewidth=0.8)
-    ax.add_patch(box)
-    st.put(ax, x, 0, text, fontsize=9, color=look.text_colour)
-    st.put(ax, x, -0.82, pipe, fontsize=9, fontweight="bold")
-
-
-def _arc(
-    ax: Any, start: tuple[float, float], end: tuple[float, float], bend: float, bold: bool
-) -> None:
+def _arc(ax: Any, start: st.Point, end: st.Point, bend: float, bold: bool) -> None:
     arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>")
     arrow.set(mutation_scale=12, linewidth=2.8 if bold else 1.0, color=st.INK if bold else st.GREY)
     ax.add_patch(arrow)
-
-
-def _token(ax: Any, x: float, y: float) -> None:
-    ax.plot([x], [y], marker="o", markersize=7, color=st.INK, markeredgecolor="#FFFFFF", zorder=5)
 
 
 def _label(ax: Any, x: float, y: float, text: str, bold: bool) -> None:
@@ -320,9 +293,8 @@ def steady_cycles(
     kernel: Kernel, chip: Chip, degrees: Sequence[int], depth: int, rounds: int = 60
 ) -> float:
     """Return cycles per tile far from both ends: (T(2 n) - T(n)) / n passes / tiles a pass."""
-    short, long = (
-        simulate(kernel(chip, degrees, depth, n), chip).cycles for n in (rounds, 2 * rounds)
-    )
+    programs = (kernel(chip, degrees, depth, n) for n in (rounds, 2 * rounds))
+    short, long = (simulate(program, chip).cycles for program in programs)
     return (long - short) / rounds / len(degrees)
 
 

@@ -9,9 +9,10 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from ascend_lab.aoe import Point, Space, completed, drive, workers
+from ascend_lab.aoe import Point, Space, completed, drive
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.search import Mcts, Node, tree_of
+from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import gantt, style as st
 from ascend_lab.lab.tuning import Person, SimpleGenetic
@@ -21,6 +22,7 @@ SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", st.BLUE])
 WORST = 2.0
 """Costs this many times the best are drawn as white."""
 Tree = Mapping[Point, Node]
+People = Sequence[Person]
 
 
 def fig_toy_tree(
@@ -65,25 +67,23 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     """
     if not root.visits or not math.isfinite(root.best):
         raise InputError("a tree of trials", f"{root.visits} visits", "run the search first")
-    tree = tree_of(root, min(deepest, len(names)))
     last = min(deepest, len(names))
+    tree = tree_of(root, last)
     forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < last}
     levels = [0, *(sorted(forks) or [1])]  # depths at which some node has a sibling
     spans, best = _spans(tree, root), _best_path(root)
     fig, ax = st.new_figure(height_in=3.6)
-    for point in spans:
+    for point, span in spans.items():
         if len(point) in levels:
-            _draw(ax, tree, spans, levels, point, best[: len(point)] == point)
+            at = levels.index(len(point))
+            _draw(ax, tree, span, at, point, best[: len(point)] == point)
     ax.set(xlim=(-0.1, len(levels) - 0.3), ylim=(0, 1.0), yticks=[])
     ax.invert_yaxis()
     ax.set_xticks([i + 0.17 for i in range(len(levels))], ["", *(names[i - 1] for i in levels[1:])])
     ax.xaxis.tick_top()
     st.bare(ax)
-    said = "; ".join(
-        f"{point[0]} {node.visits} visits, best {node.best:,.0f}"
-        for point, node in tree.items()
-        if len(point) == 1
-    )
+    first = [(point[0], node) for point, node in tree.items() if len(point) == 1]
+    said = "; ".join(f"{name} {n.visits} visits, best {n.best:,.0f}" for name, n in first)
     path = ", ".join(f"{names[i - 1]} {best[i - 1]}" for i in levels[1:])
     text = f"{root.visits} visits, best {root.best:,.0f}. First decision: {said}. Best path: {path}"
     return st.finish(fig, alt=f"The tree of a search: {text}.")
@@ -95,10 +95,9 @@ def _spans(tree: Tree, root: Node) -> dict[Point, tuple[float, float]]:
     for point, node in tree.items():
         low, high = spans[point]
         size = high - low
-        children = {v: c for v, c in node.children.items() if (*point, v) in tree}
-        total = sum(child.visits for child in children.values())
+        children = {v: c.visits for v, c in node.children.items() if (*point, v) in tree}
         for value in sorted(children, key=lambda v: (str(type(v)), v)):
-            share = size * children[value].visits / total
+            share = size * children[value] / sum(children.values())
             spans[(*point, value)] = (low, low + share)
             low += share
     return spans
@@ -108,22 +107,16 @@ def _best_path(root: Node) -> Point:
     """Return the point along the children of least cost."""
     path: Point = ()
     while root.children:
-        value = min(root.children, key=lambda v: root.children[v].best)
-        path, root = (*path, value), root.children[value]
+        value, root = min(root.children.items(), key=lambda child: child[1].best)
+        path = (*path, value)
     return path
 
 
 def _draw(
-    ax: Any,
-    tree: Tree,
-    spans: Mapping[Point, tuple[float, float]],
-    levels: Sequence[int],
-    point: Point,
-    bold: bool,
+    ax: Any, tree: Tree, span: tuple[float, float], at: int, point: Point, bold: bool
 ) -> None:
     """Draw one node as a bar, the band that leads to it, and its value if there is room."""
-    at = levels.index(len(point))
-    (top, bottom), gap = spans[point], 0.004 if len(point) else 0.0
+    (top, bottom), gap = span, 0.004 if len(point) else 0.0
     top, bottom = top + gap / 2, max(bottom - gap / 2, top + 0.001)
     worst = (tree[point].best / tree[()].best - 1) / (WORST - 1)
     shade = SHADES(1 - min(worst, 1.0) * 0.95)
@@ -138,16 +131,12 @@ def _draw(
     if bottom - top > 0.045:
         text = "start" if not point else "none" if point[-1] in ("", 0) else str(point[-1])
         ink: dict[str, Any] = {"color": "#FFFFFF" if worst < 0.45 else st.INK, "zorder": 5}
-        weight = "bold" if bold else None
-        st.put(ax, at + 0.17, (top + bottom) / 2, text, fontsize=7, weight=weight, **ink)
+        ink |= {"fontsize": 7, "weight": "bold" if bold else None}
+        st.put(ax, at + 0.17, (top + bottom) / 2, text, **ink)
 
 
 def fig_grown_tree(
-    space: Space,
-    measure: workers.Measure,
-    exploration: float = 1.0,
-    budget: int = 60,
-    seed: int = 0,
+    space: Space, measure: Measure, exploration: float = 1.0, budget: int = 60, seed: int = 0
 ) -> st.LabFigure:
     """Run the plain tree search with these settings and draw its tree."""
     search = Mcts(exploration=exploration, batch=1, completions=1)
@@ -200,9 +189,8 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     ax.set_xticks([i + 0.47 for i in range(len(cols))], [str(n) for n in cols])
     ax.set_yticks([i + 0.45 for i in range(len(rows))], [str(m) for m in rows])
     st.bare(ax)
-    said = ", ".join(
-        f"{m}x{n} {'does not fit' if c is None else f'{c:,}'}" for (m, n), c in cycles.items()
-    )
+    named = {tile: "does not fit" if c is None else f"{c:,}" for tile, c in cycles.items()}
+    said = ", ".join(f"{m}x{n} {cost}" for (m, n), cost in named.items())
     return st.finish(fig, alt=f"Cycles by tile m x n: {said}. The best is {best[0]}x{best[1]}.")
 
 
@@ -213,39 +201,30 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
     mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
     child = completed(space, mixed)
     colours = [st.SKY if pick else st.ORANGE for pick in picks]
-    lines = (
-        ("one", one, [st.SKY] * len(one)),
-        ("two", two, [st.ORANGE] * len(two)),
-        ("mixed", mixed, colours),
-        ("child", child, colours),
-    )
+    parents = ("one", one, [st.SKY] * len(one)), ("two", two, [st.ORANGE] * len(two))
+    lines = *parents, ("mixed", mixed, colours), ("child", child, colours)
     fig, ax = st.new_figure(height_in=2.0)
     for y, (label, values, fills) in enumerate(lines):
         ax.text(-0.15, y + 0.42, label, ha="right", va="center")
         for x, value in enumerate(values):
-            changed = label == "child" and value != mixed[x]
             fill: dict[str, Any] = {"fc": fills[x], "ec": st.INK}
-            if changed:
+            box: dict[str, Any] | None = None
+            if label == "child" and value != mixed[x]:
                 fill = {"fc": "#FFFFFF", "ec": st.VERMILLION, "hatch": "////"}
+                box = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2}
             st.box(ax, x, y, 0.94, 0.84, lw=0.8, **fill)
-            box = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2} if changed else None
             st.put(ax, x + 0.47, y + 0.42, str(value), bbox=box)
     ax.set(xlim=(-1.2, len(one)), ylim=(len(lines), -0.1), yticks=[])
     ax.set_xticks([i + 0.47 for i in range(len(one))], space.names)
     ax.xaxis.tick_top()
     st.bare(ax)
-    repaired = [
-        f"{name} from {a} to {b}"
-        for name, a, b in zip(space.names, mixed, child, strict=True)
-        if a != b
-    ]
+    ends = zip(space.names, mixed, child, strict=True)
+    repaired = [f"{name} from {a} to {b}" for name, a, b in ends if a != b]
     said = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values, _ in lines)
     return st.finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
 
 
-def fig_population(
-    space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]]
-) -> st.LabFigure:
+def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st.LabFigure:
     """Draw three generations of `log` over the landscape `costs` of a whole space, and all costs.
 
     Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
@@ -257,28 +236,22 @@ def fig_population(
     fig, _ = st.new_figure(height_in=4.4)
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
-    last = len(log) - 1
-    shown = (0, (last + 1) // 3, last)
-    for i, number in enumerate(shown):
-        ax = fig.add_subplot(grid[0, i])
-        _draw_map(ax, space, costs, log[number], first=i == 0)
+    least, told = float(costs.min()), []
+    for i, number in enumerate((0, len(log) // 3, len(log) - 1)):
+        ax, people = fig.add_subplot(grid[0, i]), log[number]
+        _draw_map(ax, space, costs, people, first=i == 0)
         ax.set_title(f"generation {number}", loc="left")
-    least = float(costs.min())
+        best, median = people[0][0] / least, float(np.median([c for c, _ in people])) / least
+        count = f"{len({p for _, p in people})} different points"
+        told.append(f"generation {number}: best {best:.3f}, median {median:.2f}, {count}")
     _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least)
-    said = "; ".join(
-        f"generation {g}: best {log[g][0][0] / least:.3f}, median "
-        f"{float(np.median([c for c, _ in log[g]])) / least:.2f}, "
-        f"{len({p for _, p in log[g]})} different points"
-        for g in shown
-    )
+    said = "; ".join(told)
     marks = ", ".join(f"{name} {np.quantile(costs, s) / least:.2f}" for s, name in SHARES)
     alt = f"Costs relative to the best of {len(costs):,} tilings. {said}. Cheapest shares of the"
     return st.finish(fig, alt=f"{alt} space end at: {marks}.")
 
 
-def _draw_map(
-    ax: Any, space: CubeSpace, costs: Floats, people: Sequence[Person], *, first: bool
-) -> None:
+def _draw_map(ax: Any, space: CubeSpace, costs: Floats, people: People, *, first: bool) -> None:
     """Draw the least cost for each number of cores and width of tile, and where people are."""
     cores, wide = space.genes["rows"] * space.genes["cols"], space.genes["n"]
     xs, x = np.unique(cores, return_inverse=True)
@@ -301,7 +274,7 @@ def _draw_map(
         ax.set_ylabel("n (fractals)")
 
 
-def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: float) -> None:
+def _draw_cloud(ax: Any, costs: Floats, log: Sequence[People], least: float) -> None:
     for share, name in SHARES:
         level = float(np.quantile(costs, share)) / least
         ax.axhline(level, color=st.GREY, ls=(0, (3, 2)), lw=0.8)

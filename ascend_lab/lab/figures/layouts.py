@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
                 st.put(ax, column, row, str(place), color=colour)
         else:
             _number_fractals(ax, layout)
-        second, last = element_at(layout, 1), _place(layout, 0, layout.shape[1] - 1)
+        second, last = element_at(layout, 1), address(layout, (0, layout.shape[1] - 1))
         said.append(f"{name}: address 1 holds {second}, the end of row 0 has address {last}")
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
@@ -90,10 +91,8 @@ def fig_padding(most: int = 96) -> st.LabFigure:
         ax.plot([3], [shares[2]], marker="o", color=colour)
         ax.plot([3, 9], [shares[2]] * 2, color=colour, linestyle="-", linewidth=0.7)
         ax.text(9.5, shares[2], f"3 channels, {dtype}: {100 * shares[2]:.0f} %", va="center")
-        none = [int(c) for c, share in zip(channels, shares, strict=True) if share == 0]
-        said.append(
-            f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, none with {none[0]} and multiples"
-        )
+        none = f"none with {channels[shares.index(0)]} and multiples"
+        said.append(f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, {none}")
     ax.set(xlim=(0, most + 1), ylim=(0, 1), xlabel="channels", ylabel="padding")
     ax.set_xticks(range(0, most + 1, 16))
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
@@ -114,10 +113,6 @@ def _words(layout: AddressMap) -> list[str]:
         half = "" if single else "0" if piece.step == 1 else "1"
         names.append(layout.axes[piece.axis] + half)
     return names
-
-
-def _place(layout: AddressMap, row: int, column: int) -> int:
-    return int(address(layout, (row, column)))
 
 
 def _colour(ax: Any, layout: AddressMap, top: int) -> Any:
@@ -142,26 +137,19 @@ def _fractal(layout: AddressMap) -> tuple[int, int]:
 def _number_fractals(ax: Any, layout: AddressMap) -> None:
     rows, columns = _fractal(layout)
     whole = (rows, columns) == layout.shape
-    for row in range(0, layout.shape[0], rows):
-        for column in range(0, layout.shape[1], columns):
-            start = _place(layout, row, column)
-            number = start // (rows * columns)
-            _arrow(ax, layout, start, columns if whole else min(rows, columns))
-            if not whole:
-                at = (column + (columns - 1) / 2, row + (rows - 1) / 2)
-                paper = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
-                st.put(ax, *at, str(number), fontsize=9, bbox=paper)
-
-
-def _arrow(ax: Any, layout: AddressMap, start: int, length: int) -> None:
-    """Draw an arrow along the first run of a fractal."""
-    first, last = element_at(layout, start), element_at(layout, start + length - 1)
-    if first is None or last is None:
-        return
-    down, right = (1.5, 0.0) if last[1] > first[1] else (0.0, 1.5)
-    ends = [(column + right, row + down) for row, column in (first, last)]
+    length = columns if whole else min(rows, columns)
     look = {"arrowstyle": "-|>", "color": "#FFFFFF", "linewidth": 1.2}
-    ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops=look)
+    for place in product(*map(range, (0, 0), layout.shape, (rows, columns))):
+        start = int(address(layout, place))
+        first, last = element_at(layout, start), element_at(layout, start + length - 1)
+        if first is not None and last is not None:  # an arrow along the first run of the fractal
+            down, right = (1.5, 0.0) if last[1] > first[1] else (0.0, 1.5)
+            ends = [(column + right, row + down) for row, column in (first, last)]
+            ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops=look)
+        if not whole:
+            at = (place[1] + (columns - 1) / 2, place[0] + (rows - 1) / 2)
+            paper = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
+            st.put(ax, *at, str(start // (rows * columns)), fontsize=9, bbox=paper)
 
 
 # -- convolutions: windows as rows of a matrix, the matrix stored or not, reuse, groups ------------
@@ -194,15 +182,13 @@ def matrix_sizes(shape: ConvShape) -> dict[str, int]:
     `pixels` and `blocks` (channels rounded up) make the image; `distinct`, `copies`, `padding` and
     `fractals` (rows and channels rounded up) the matrix.
     """
-    matrix, copies = copies_of(shape)
-    c0 = c0_of(shape.dtype)
-    wide = up(shape.c, c0) * c0
-    inside = int(copies[1:].sum())
-    distinct = int((copies[1:] > 0).sum())
+    (matrix, copies), c0 = copies_of(shape), c0_of(shape.dtype)
+    wide, pixels = up(shape.c, c0) * c0, shape.h * shape.w
+    inside, distinct = int(copies[1:].sum()), int((copies[1:] > 0).sum())
     whole = up(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
     return {
-        "pixels": shape.c * shape.h * shape.w,
-        "blocks": (wide - shape.c) * shape.h * shape.w,
+        "pixels": shape.c * pixels,
+        "blocks": (wide - shape.c) * pixels,
         "distinct": shape.c * distinct,
         "copies": shape.c * (inside - distinct),
         "padding": shape.c * int(copies[0]),
@@ -224,8 +210,7 @@ def fig_windows(
     sizes = matrix_sizes(shape)
     fig, axes = st.new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
     image = np.pad(np.arange(1, side * side + 1).reshape(side, side), pad)
-    marked = int(np.argmax(copies[1:])) + 1
-    most = int(copies[1:].max())
+    marked, most = int(np.argmax(copies[1:])) + 1, int(copies[1:].max())
     norm = Normalize(0, max(most, 1))
     for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
         _cells(ax, cells, copies, norm, marked)
@@ -302,16 +287,15 @@ def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
         own = replace(shape, r=side, s=side, pad=side // 2)
         memory, formed = DeviceMemory.of(chip), _timed(own, chip)
         stored = simulate_kernel(explicit_conv(own, chip), chip, memory)
-        moved = [phase.memory_bytes / 1e6 for phase in stored.phases]
-        times = [phase.cycles / chip.clock_hz * 1e6 for phase in stored.phases]
-        once = (formed.memory_bytes / 1e6, formed.cycles / chip.clock_hz * 1e6)
-        for ax, parts, whole in ((left, moved, once[0]), (right, times, once[1])):
-            ax.bar(x - 0.2, parts[0], 0.38, **WAYS[0])
-            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **WAYS[1])
+        runs, us = (*stored.phases, formed), 1e6 / chip.clock_hz
+        moved, times = [r.memory_bytes / 1e6 for r in runs], [r.cycles * us for r in runs]
+        for ax, (one, two, whole) in ((left, moved), (right, times)):
+            ax.bar(x - 0.2, one, 0.38, **WAYS[0])
+            ax.bar(x - 0.2, two, 0.38, bottom=one, **WAYS[1])
             ax.bar(x + 0.2, whole, 0.38, **WAYS[2])
         ratio = stored.cycles / formed.cycles
-        right.text(x - 0.2, sum(times), f"{ratio:.1f}x", ha="center", va="bottom")
-        bytes_said = f"{sum(moved):.1f} against {once[0]:.1f} MB"
+        right.text(x - 0.2, sum(times[:2]), f"{ratio:.1f}x", ha="center", va="bottom")
+        bytes_said = f"{sum(moved[:2]):.1f} against {moved[2]:.1f} MB"
         said.append(f"{side}x{side}: {bytes_said}, {ratio:.1f} times the cycles")
     for ax, word in ((left, "device memory, MB"), (right, "time, us")):
         ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
@@ -345,10 +329,9 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
             ax.plot(ticks, values, color=colour, marker=marker, linestyle="-")
             ax.set_xticks(list(ticks), [str(v) for v in shapes])
         axes[1, column].set_xlabel(knob)
-        said.append(
-            f"{knob} {', '.join(map(str, shapes))}: {', '.join(f'{s:.0f}' for s in share)} % of "
-            f"peak, {', '.join(f'{d:.0f}' for d in dense)} operations a byte"
-        )
+        shares, each = (", ".join(f"{x:.0f}" for x in values) for values in (share, dense))
+        told = f"{shares} % of peak, {each} operations a byte"
+        said.append(f"{knob} {', '.join(map(str, shapes))}: {told}")
     for row, word, top in ((0, "% of cube peak", 100), (1, "ops / byte into L1", None)):
         high = top or 1.08 * max(line.get_ydata().max() for ax in axes[1] for line in ax.lines)
         for column, ax in enumerate(axes[row]):
@@ -377,9 +360,6 @@ def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
     ax.set(xlabel="channels per group", ylabel="time, us")
     ax.legend()
     pairs = "; ".join(f"{w}: {c:.1f}" for w, c in zip(widths, cube, strict=True))
-    return st.finish(
-        fig,
-        alt=f"Time of a grouped layer on {chip.name} in us by channels per group: {pairs}. In "
-        f"proportion to the work, 1 channel would take {fair[0]:.2f} us. The vector unit takes "
-        f"{vector:.1f} us for 1 channel per group.",
-    )
+    alt = f"Time of a grouped layer on {chip.name} in us by channels per group: {pairs}. In "
+    alt += f"proportion to the work, 1 channel would take {fair[0]:.2f} us. The vector unit takes "
+    return st.finish(fig, alt=f"{alt}{vector:.1f} us for 1 channel per group.")

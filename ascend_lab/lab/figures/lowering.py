@@ -14,7 +14,7 @@ from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_n
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.lab import graph_examples as choices
-from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.figures import nests, style as st
 
 KIB = 1024
 LOOKS: Sequence[dict[str, Any]] = (
@@ -120,19 +120,16 @@ def fig_addresses(
 # -- flags ----------------------------------------------------------------------------------------
 def turn_of(program: isa.Program) -> list[isa.Instruction]:
     """Return the instructions of one turn of the first loop; of the whole if there is none."""
-    loop = next((node for node in program.body if isinstance(node, isa.Loop)), None)
-    nodes = program.body if loop is None else loop.body
-    return [node for node in nodes if isinstance(node, isa.Instruction)]
+    loops = (node.body for node in program.body if isinstance(node, isa.Loop))
+    return [node for node in next(loops, program.body) if isinstance(node, isa.Instruction)]
 
 
 def fig_flags(program: isa.Program) -> st.LabFigure:
     """Draw one turn of a program's loop: pipes side by side, an arrow from each set to its wait."""
     turn = turn_of(program)
-    pipes: list[str] = [
-        p for p in ("MTE2", "MTE1", "M", "V", "FIX", "MTE3") if p in {i.pipe for i in turn}
-    ]
+    pipes: list[str] = [p for p in nests.PIPES if p in {i.pipe for i in turn}]
     fig, ax = st.new_figure(height_in=0.7 + 0.27 * len(turn))
-    places: dict[tuple[str, Any], tuple[float, float]] = {}
+    places: dict[tuple[str, Any], st.Point] = {}
     for row, i in enumerate(turn):
         x, y = float(pipes.index(i.pipe)), float(row)
         if i.event is not None:
@@ -163,9 +160,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
     return st.finish(fig, alt=alt)
 
 
-def _arrow(
-    ax: Any, start: tuple[float, float], end: tuple[float, float], style: str, colour: str
-) -> None:
+def _arrow(ax: Any, start: st.Point, end: st.Point, style: str, colour: str) -> None:
     look = {"arrowstyle": "-|>", "linestyle": style, "color": colour, "linewidth": 1.1}
     ax.annotate("", end, start, arrowprops=look)
 
@@ -205,9 +200,8 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
         ax.set_title(f"{title}: {moved / KIB:,.0f} KiB converted")
         told.append(f"{title}: {count} conversions that move {moved:,} bytes")
     used = {n.layout for side in sides.values() for n in side.types.values()} | {"trans_data"}
-    st.key(
-        fig, {k: v for k, v in COLOURS.items() if k in used}, loc="outside lower center", ncols=4
-    )
+    looks = {k: v for k, v in COLOURS.items() if k in used}
+    st.key(fig, looks, loc="outside lower center", ncols=4)
     return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(told)}.")
 
 
@@ -233,9 +227,8 @@ def network(name: str, batch: int) -> Compiled:
 def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFigure:
     """Draw small plans of the same buffers side by side, every buffer with its id."""
     if not buffers or not plans:
-        raise errors.InputError(
-            "buffers, and at least one plan", f"{len(buffers)} and {len(plans)}"
-        )
+        got = f"{len(buffers)} and {len(plans)}"
+        raise errors.InputError("buffers, and at least one plan", got)
     fig, axes = st.new_figure(ncols=len(plans), height_in=2.6, sharey=True)
     for ax, (name, plan) in zip(st.panels(axes), plans.items(), strict=True):
         _draw(ax, buffers, plan, labels=True)
@@ -243,13 +236,12 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
     top = max(plan.height_bytes for plan in plans.values())
     st.panels(axes)[0].set(ylabel="address (bytes)", ylim=(0, top * 1.03))
     bound = next(iter(plans.values())).lower_bound_bytes
-    told = "; ".join(
-        f"{name} needs {plan.height_bytes}: "
-        + ", ".join(f"{b.id} at {plan.offsets[b.id]}" for b in buffers)
-        for name, plan in plans.items()
-    )
-    alt = f"{len(buffers)} buffers, time by address; {bound} bytes live at the peak. {told}."
-    return st.finish(fig, alt=alt)
+    told = []
+    for name, plan in plans.items():
+        places = ", ".join(f"{b.id} at {plan.offsets[b.id]}" for b in buffers)
+        told.append(f"{name} needs {plan.height_bytes}: {places}")
+    alt = f"{len(buffers)} buffers, time by address; {bound} bytes live at the peak. "
+    return st.finish(fig, alt=f"{alt}{'; '.join(told)}.")
 
 
 def fig_arenas() -> st.LabFigure:
@@ -272,8 +264,8 @@ def fig_arenas() -> st.LabFigure:
     for ax in grid[-1]:
         ax.set_xlabel("task")
     _legend(fig)
-    alt = f"Heights of plans, and how far above the most live bytes: {'; '.join(told)}."
-    return st.finish(fig, alt=alt)
+    said = "; ".join(told)
+    return st.finish(fig, alt=f"Heights of plans, and how far above the most live bytes: {said}.")
 
 
 def fig_arena(
@@ -354,10 +346,8 @@ def fig_arena_traffic(
     ax.set(xticks=sizes, xlabel="size of L2 (MiB)", ylabel="to and from memory (MiB)")
     ax.set_ylim(0)
     ax.legend(loc="lower left")
-    told = "; ".join(
-        f"{name} {', '.join(f'{value:.0f}' for value in values)}"
-        + (f", {heights[name]:.1f} MiB high" if name in heights else "")
-        for name, values in moved.items()
-    )
+    high = {name: f", {size:.1f} MiB high" for name, size in heights.items()}
+    series = {name: ", ".join(f"{value:.0f}" for value in values) for name, values in moved.items()}
+    told = "; ".join(f"{name} {values}{high.get(name, '')}" for name, values in series.items())
     steps = ", ".join(f"{size:g}" for size in sizes)
     return st.finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {told}.")

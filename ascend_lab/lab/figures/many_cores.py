@@ -124,10 +124,8 @@ def fig_fold_crossover(
     st.numbered(ax.yaxis, ticks)
     ax.set(xlabel="rows (results); the number of elements stays the same", ylabel="cycles")
     ax.legend(loc="upper center", ncols=2)
-    parts = [
-        f"{LABELS.get(name, name)} {values[0]:,.0f} to {values[-1]:,.0f}"
-        for name, values in cycles.items()
-    ]
+    ends = ((LABELS.get(name, name), values[0], values[-1]) for name, values in cycles.items())
+    parts = [f"{name} {first:,.0f} to {last:,.0f}" for name, first, last in ends]
     alt = f"Cycles from {rows[0]:,} to {rows[-1]:,} rows: {'; '.join(parts)}. "
     return st.finish(fig, alt=alt + f"Memory alone needs {floor_cycles:,.0f}.")
 
@@ -188,16 +186,13 @@ def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
     """Draw the matrix as a square, a band per core that works."""
     start, extent = 0.0, sum(counts)
     for core, count in enumerate(counts):
-        if not count:
-            continue
         size = count / extent
-        place = (0, start) if axis == "rows" else (start, 0)
-        width, height = (1.0, size) if axis == "rows" else (size, 1.0)
-        face = st.SKY if core % 2 else st.BLUE
-        st.box(ax, place[0], place[1], width, height, facecolor=face, edgecolor="white", lw=0.5)
+        band = (0.0, start, 1.0, size) if axis == "rows" else (start, 0.0, size, 1.0)
+        face, ink = (st.SKY, st.INK) if core % 2 else (st.BLUE, "white")
+        if count:
+            st.box(ax, *band, facecolor=face, edgecolor="white", lw=0.5)
         if size > 0.06:
-            at = (place[0] + width / 2, place[1] + height / 2)
-            st.put(ax, *at, str(core), color=st.INK if core % 2 else "white")
+            st.put(ax, band[0] + band[2] / 2, band[1] + band[3] / 2, str(core), color=ink)
         start += size
     ax.set(xlim=(-0.02, 1.02), ylim=(1.02, -0.02), aspect="equal")
     ax.axis("off")
@@ -207,16 +202,15 @@ def _work(ax: Any, counts: Sequence[int], even: float, label: str) -> None:
     """Draw the work of each core and the line of even shares."""
     colours = [st.SKY if core % 2 else st.BLUE for core in range(len(counts))]
     ax.bar(range(len(counts)), counts, color=colours, width=0.85)
-    for core, count in enumerate(counts):
-        if not count:
-            ax.plot(core, 0, marker="x", color=st.VERMILLION, ms=5, clip_on=False)
+    for core in (core for core, count in enumerate(counts) if not count):
+        ax.plot(core, 0, marker="x", color=st.VERMILLION, ms=5, clip_on=False)
     ax.axhline(even, color=st.INK, lw=1, ls="--")
     top = max(counts)
     for line in (ax.xaxis, ax.yaxis):
         line.set_major_locator(MaxNLocator("auto", integer=True))
     ax.text(len(counts) - 0.5, top * 1.13, "dashed: even shares", ha="right", fontsize=8)
-    ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(0, top * 1.25), xlabel="core (x: idle)")
-    ax.set(ylabel=label)
+    ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(0, top * 1.25))
+    ax.set(xlabel="core (x: idle)", ylabel=label)
 
 
 # -- the transpose and scatter chapter: block shapes, conflicts, ways to scatter -------------------
@@ -239,9 +233,8 @@ def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> n
     """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one."""
     fresh = updates - round(duplicates * updates)
     if not 1 <= fresh <= rows:
-        raise InputError(
-            f"between 1 and {rows} different rows", str(fresh), "change updates or duplicates"
-        )
+        remedy = "change updates or duplicates"
+        raise InputError(f"between 1 and {rows} different rows", str(fresh), remedy)
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(rows)[:fresh]
     again = rng.choice(chosen, updates - fresh)
@@ -291,12 +284,10 @@ def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
         for j, value in enumerate(row):
             text = f"{value:.2g}" if value < 9.95 else f"{value:.0f}"
             st.put(ax, j, i, text, fontsize=7, color="black")
-    places = [float(np.log2(side)) for side in chosen]
-    corner = places[1] - 0.5, places[0] - 0.5
-    st.box(ax, *corner, 1, 1, fill=False, edgecolor="black", linewidth=2.2)
-    ticks = range(len(SIDES))
-    ax.set_xticks(ticks, [str(s) for s in SIDES])
-    ax.set_yticks(ticks, [str(s) for s in SIDES])
+    row, column = (float(np.log2(side)) - 0.5 for side in chosen)
+    st.box(ax, column, row, 1, 1, fill=False, edgecolor="black", linewidth=2.2)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_ticks(range(len(SIDES)), labels=[str(s) for s in SIDES])
     ax.set(xlabel="columns of a block (burst of the load)", ylabel="rows (burst of the store)")
     ax.set_title("bytes on the wires per byte", loc="left")
     ax.tick_params(length=0)
@@ -311,18 +302,16 @@ def _graph(ax: Any, index: np.ndarray, cores: int, rows: int) -> dict[int, list[
         return height * (1 - (core + 0.5) / cores)
 
     for position, row in enumerate(index):
-        core, bad = position // per, int(row) in torn
-        colour, width = (st.VERMILLION, 1.8) if bad else (st.GREY, 0.9)
-        line = "-" if bad else "--"
-        place = [core_y(core), height - int(row)]
+        bad = int(row) in torn
+        colour, width, line = (st.VERMILLION, 1.8, "-") if bad else (st.GREY, 0.9, "--")
+        place = [core_y(position // per), height - int(row)]
         ax.plot([0, 1], place, color=colour, lw=width, ls=line, zorder=1)
     for core in range(cores):
         ax.plot(0, core_y(core), marker="s", ms=15, mfc=st.PAPER, mec=st.BLUE, mew=1.4, zorder=2)
         st.put(ax, 0, core_y(core), str(core), color="black")
     for row in range(rows):
-        bad = row in torn
-        face, edge = (st.VERMILLION, st.VERMILLION) if bad else (st.PAPER, st.GREEN)
-        marker = "X" if bad else "o"
+        torn_look = st.VERMILLION, st.VERMILLION, "X"
+        face, edge, marker = torn_look if row in torn else (st.PAPER, st.GREEN, "o")
         ax.plot(1, height - row, marker=marker, ms=6.5, mfc=face, mec=edge, zorder=2)
         ax.text(1.07, height - row, str(row), va="center", fontsize=7, color=st.INK)
     ax.text(0, height + 1.1, "cores", ha="center", color=st.INK)
@@ -348,11 +337,11 @@ def fig_scatter_ways(
             needed = f"{len(times_each)} numbers for each of {', '.join(SCATTERS)}"
             raise InputError(needed, f"{name}: {len(values)}", "give one per entry of times_each")
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.6)
-    panels = ((left, moved_bytes, 1e-3, "kB through memory"), (right, cycles, 1e-3, "kilocycles"))
-    for ax, data, factor, label in panels:
+    panels = ((left, moved_bytes, "kB through memory"), (right, cycles, "kilocycles"))
+    for ax, data, label in panels:
         for name, values in data.items():
             colour, marker = SCATTERS[name]
-            scaled = [v * factor for v in values]
+            scaled = [v * 1e-3 for v in values]
             ax.plot(times_each, scaled, color=colour, marker=marker, ms=5, label=name)
         st.doubling(ax, times_each)
         ax.set(xlabel="updates of each row", ylabel=label)
@@ -361,10 +350,8 @@ def fig_scatter_ways(
     right.legend(loc="center right")
     parts = []
     for name, values in moved_bytes.items():
-        first, last = values[0] / 1e3, values[-1] / 1e3
-        clock = cycles[name]
-        parts.append(
-            f"{name} {first:.0f} to {last:.0f} kB and {clock[0]:,.0f} to {clock[-1]:,.0f} cycles"
-        )
+        kb, clock = [value / 1e3 for value in values], cycles[name]
+        took = f"{clock[0]:,.0f} to {clock[-1]:,.0f} cycles"
+        parts.append(f"{name} {kb[0]:.0f} to {kb[-1]:.0f} kB and {took}")
     span = f"from {times_each[0]} to {times_each[-1]} updates of each row"
     return st.finish(fig, alt=f"Bytes and cycles of a scatter {span}: {'; '.join(parts)}.")

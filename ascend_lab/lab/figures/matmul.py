@@ -1,12 +1,13 @@
 """Products: blocks, useful share, traffic by tile, what fits, the rule's estimates, rooflines."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from ascend_lab import errors, kernels
 from ascend_lab.chip import Chip, load_chip
@@ -40,8 +41,7 @@ def fig_blocks() -> st.LabFigure:
         if cut == 1:
             for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
                 ax.text(x * side, y * side, letter, ha="right", va="top", style="italic")
-        numbers = 2 * cut**3 * small**2
-        unit = "block" if cut == 1 else "blocks"
+        numbers, unit = 2 * cut**3 * small**2, "block" if cut == 1 else "blocks"
         ax.set_title(f"{cut**3} {unit} of {small} × {small} × {small}")
         text, place = f"{side**3:,} MACs, {numbers:,} numbers of A and B", ax.transAxes
         st.put(ax, 0.5, -0.1, text, va="top", transform=place, fontsize=8.5)
@@ -55,11 +55,9 @@ def fig_blocks() -> st.LabFigure:
 def _cubes(ax: Any, side: int, cut: int) -> None:
     """Draw cut^3 cubes back to front; m runs down, n to the right, k away from the reader."""
     small, gap = side / cut, 0.0 if cut == 1 else 0.3 * side / cut
-    step = small + gap
-    for depth in range(cut - 1, -1, -1):
-        for row in range(cut - 1, -1, -1):
-            for column in range(cut):
-                _cube(ax, (column * step, row * step, depth * step), small)
+    step, back = small + gap, range(cut - 1, -1, -1)
+    for depth, row, column in product(back, back, range(cut)):
+        _cube(ax, (column * step, row * step, depth * step), small)
     whole = cut * step - gap
     ax.set(xlim=(-0.3, whole * 1.5 + 0.5), ylim=(-0.5, whole * 1.5 + 0.5), aspect="equal")
     ax.axis("off")
@@ -116,14 +114,11 @@ def fig_traffic(
     ratio = [len(tiles), 1.25 * len(orders)]
     fig, (left, right) = st.new_figure(ncols=2, height_in=3.1, width_ratios=ratio)
     facts = []
-    for ax, bars, label in (
-        (left, tiles, "tile of C, m × n"),
-        (right, orders, "loops, outer to inner"),
-    ):
+    panels = (left, tiles, "tile of C, m × n"), (right, orders, "loops, outer to inner")
+    for ax, bars, label in panels:
         totals = [_stack(ax, x, parts) for x, parts in enumerate(bars.values())]
         ax.set_xticks(range(len(bars)), list(bars))
-        ax.set_xlabel(label)
-        ax.margins(y=0.1)
+        ax.set(xlabel=label, ymargin=0.1)
         ax.tick_params(axis="x", length=0)
         for name, total in zip(bars, totals, strict=True):
             parts = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
@@ -171,8 +166,8 @@ def fig_tile_fit(
     told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
     fig.suptitle(f"{chip.name}, tile {tile_m} × {tile_n}, {tile_k} deep, {step_k} a stage")
     full = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
-    tile = f"Tile {tile_m} x {tile_n} x {tile_k}"
-    return st.finish(fig, alt=f"{tile} on {chip.name}: {full}; {told}.")
+    alt = f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}."
+    return st.finish(fig, alt=alt)
 
 
 def squarest_grid(chip: Chip) -> tuple[int, int]:
@@ -194,8 +189,8 @@ def _capacity_bars(ax: Any, chip: Chip, needs: Mapping[str, int]) -> list[str]:
         text = f"{size / 1024:g} of {chip.buffers[buffer] // 1024} KiB"
         ax.text(max(105, min(percent, 240) + 5), row, text, va="center", fontsize=8)
     ax.axvline(100, color=st.INK, linestyle="-", linewidth=1.4)
-    ax.set(xlim=(0, 345), ylim=(len(needs) - 0.4, -0.6), xlabel="% of the buffer")
     ax.set_yticks(range(len(needs)), list(needs))
+    ax.set(xlim=(0, 345), ylim=(len(needs) - 0.4, -0.6), xlabel="% of the buffer")
     ax.set(xticks=[0, 50, 100, 200], title="what it needs")
     return over
 
@@ -234,9 +229,8 @@ def fig_rule(
         loss = real[chosen] / real[best]
         ticks = [a * 10**b for b in range(3, 9) for a in (1, 2, 5) if low < a * 10**b < high]
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_locator(FixedLocator(ticks))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k"))
+            axis.set_ticks(ticks, labels=[f"{tick / 1000:g}k" for tick in ticks])
+        ax.minorticks_off()
         ax.set_title(f"{title}: {loss:.2f} × the fastest", fontsize=8.5)
         ax.set_xlabel("simulated cycles")
         facts.append(
@@ -262,14 +256,9 @@ def fig_tile_sides() -> st.LabFigure:
     gap, thick = 8, 8
     tallest = max(m for m, _ in tiles)
     for ax, (m, n) in zip(st.panels(axes), tiles, strict=True):
-        parts = (
-            ((0, 0), n, m, st.LIGHT, ""),
-            ((-gap - thick, 0), thick, m, st.SKY, "\\\\\\"),
-            ((0, -gap - thick), n, thick, st.ORANGE, "///"),
-        )
-        for corner, width, height, colour, hatch in parts:
-            look = {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK}
-            st.box(ax, *corner, width, height, **look)
+        st.box(ax, 0, 0, n, m, **OPERANDS["C"])
+        st.box(ax, -gap - thick, 0, thick, m, **OPERANDS["A"])
+        st.box(ax, 0, -gap - thick, n, thick, **OPERANDS["B"])
         ax.text(n / 2, m + 4, f"C: {m} × {n}", ha="center", va="top", fontsize=8)
         ax.text(n / 2, -gap - thick - 4, f"B: {n}", ha="center", va="bottom", fontsize=8)
         ax.text(-gap - thick - 4, m / 2, f"A: {m}", ha="right", va="center", fontsize=8)
@@ -277,29 +266,25 @@ def fig_tile_sides() -> st.LabFigure:
         ax.axis("off")
         each = f"{m * n / (m + n):.3g}"
         ax.set_title(f"{m * n} MACs from {m + n} elements: {each} each", fontsize=8.5)
-        facts.append(
-            f"A tile of {m} x {n} does {m * n} multiply-accumulates per step of k from "
-            f"{m} + {n} = {m + n} loaded elements, {each} for each"
-        )
+        made = f"A tile of {m} x {n} does {m * n} multiply-accumulates per step of k from "
+        facts.append(f"{made}{m} + {n} = {m + n} loaded elements, {each} for each")
     return st.finish(fig, alt=". ".join(facts) + ".")
 
 
-def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> st.LabFigure:
+def fig_nested_rooflines(
+    timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None = None
+) -> st.LabFigure:
     """Draw one roofline per level side by side; each program is a dot in each, at one height.
 
     The heavy line is the level's own roof, the thin grey ones are the other levels'. Into L0 the
     roof is a band: A and B have paths of different rates and a program's mix of them decides; the
-    line is an equal mix. The thin upright line is what a program misses of its roof.
+    line is an equal mix. The thin upright line is what a program misses of its roof. `xlim`: the
+    operations per byte shown; default: those of all dots and ridges.
     """
-    return _nested(timelines, None)
-
-
-def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None) -> st.LabFigure:
     runs = list(timelines.values())
     if not runs or any(run.chip != runs[0].chip for run in runs):
-        raise st.FigureError(
-            "rooflines need at least one timeline, all of one chip", str(len(runs))
-        )
+        needed = "rooflines need at least one timeline, all of one chip"
+        raise st.FigureError(needed, str(len(runs)))
     chip = runs[0].chip
     peak = chip.peak_ops_per_s(runs[0].dtype)
     dots = [rf.level_dot(name, run) for name, run in timelines.items()]
@@ -373,7 +358,7 @@ def fig_tile_roofline(
 ) -> st.LabFigure:
     """Simulate C = A @ B, 4096 cubed, with tiles of tile_m x tile_n under the three roofs."""
     run = _tiled_matmul(load_chip(chip_name), tile_m, tile_n)
-    return _nested({f"{SIZE} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
+    return fig_nested_rooflines({f"{SIZE} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
 
 
 def _tiled_matmul(chip: Chip, tile_m: int, tile_n: int) -> Timeline:

@@ -2,13 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Rectangle
 
 from ascend_lab import chip, errors, sim
 from ascend_lab.dsl import Schedule, lower, tensor
@@ -123,7 +122,7 @@ def formula(expr: tensor.Expr, inside: bool = False) -> str:
     return f"{expr.op.removeprefix('v')}({', '.join(args)})"
 
 
-def pipes_in(items: Sequence[Box | Work]) -> Iterator[str]:
+def pipes_in(items: Items) -> Iterator[str]:
     """Yield the pipe of every statement, top to bottom."""
     for item in items:
         if isinstance(item, Work):
@@ -132,77 +131,48 @@ def pipes_in(items: Sequence[Box | Work]) -> Iterator[str]:
             yield from pipes_in(item.inside)
 
 
-def height_of(items: Sequence[Box | Work]) -> float:
+def height_of(items: Items) -> float:
     """Return the rows a drawn nest takes: one per statement, heading and a margin per box."""
     return sum(1.0 if isinstance(i, Work) else 1.35 + height_of(i.inside) for i in items)
 
 
 def draw_nest(
-    ax: Any,
-    items: Sequence[Box | Work],
-    *,
-    rows: float = 0.0,
-    size: float = 7.5,
-    swatch: float = 0.075,
+    ax: Any, items: Items, *, rows: float = 0.0, size: float = 7.5, swatch: float = 0.075
 ) -> None:
-    """Draw a nest into empty axes, top to bottom; `rows` keeps several of them at one scale."""
+    """Draw a nest into empty axes, top to bottom; `rows` keeps several of them at one scale.
+
+    A loop is a box around what is inside it, a statement its text on a tint behind a swatch of its
+    pipe; notes stand in smaller type at the right end.
+    """
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(max(rows, height_of(items)), 0))
-    _draw(ax, items, 0.0, (0.0, 1.0), 0, size, swatch)
 
+    def say(text: str, note: str, left: float, right: float, middle: float) -> None:
+        ax.text(left, middle, text, va="center", fontsize=size, color=st.INK)
+        if note:
+            style = {"va": "center", "ha": "right", "fontsize": size - 1, "color": "#555555"}
+            ax.text(right - 0.012, middle, note, **style)
 
-def _draw(
-    ax: Any,
-    items: Sequence[Box | Work],
-    top: float,
-    sides: tuple[float, float],
-    level: int,
-    size: float,
-    swatch: float,
-) -> float:
-    """Draw items from `top` down between two sides; return where they end."""
-    left, right = sides
-    for item in items:
-        if isinstance(item, Work):
-            _draw_work(ax, item, top, sides, size, swatch)
-            top += 1.0
-            continue
-        end = top + 1.15 + height_of(item.inside)
-        shade = SHADES[min(level, len(SHADES) - 1)]
-        place = (left, top + 0.06), right - left, end - top
-        ax.add_patch(Rectangle(*place, facecolor=shade, edgecolor=st.GREY, linewidth=0.7))
-        ax.text(
-            left + swatch / 4, top + 0.6, item.heading, va="center", fontsize=size, color=st.INK
-        )
-        _draw_note(ax, item.note, right, top + 0.6, size)
-        inner = (left + swatch * 0.47, right - swatch * 0.27)
-        _draw(ax, item.inside, top + 1.05, inner, level + 1, size, swatch)
-        top = end + 0.2
-    return top
+    def draw(items: Items, top: float, left: float, right: float, level: int) -> None:
+        for item in items:
+            if isinstance(item, Work):
+                style, low, height = st.PIPE_STYLE[item.pipe], top + 0.07, 0.86
+                tint = [1 - 0.22 * (1 - c) for c in to_rgb(style.colour)]
+                look: dict[str, Any] = {"facecolor": tint, "edgecolor": st.INK, "linewidth": 0.6}
+                st.box(ax, left, low, right - left, height, **look)
+                st.box(ax, left, low, swatch, height, **style.patch_args())
+                say(item.text, item.note, left + swatch * 4 / 3, right, top + 0.52)
+                top += 1.0
+                continue
+            end, shade = top + 1.15 + height_of(item.inside), SHADES[min(level, len(SHADES) - 1)]
+            look = {"facecolor": shade, "edgecolor": st.GREY, "linewidth": 0.7}
+            st.box(ax, left, top + 0.06, right - left, end - top, **look)
+            say(item.heading, item.note, left + swatch / 4, right, top + 0.6)
+            inner = left + swatch * 0.47, right - swatch * 0.27
+            draw(item.inside, top + 1.05, *inner, level + 1)
+            top = end + 0.2
 
-
-def _draw_work(
-    ax: Any, item: Work, top: float, sides: tuple[float, float], size: float, swatch: float
-) -> None:
-    """Draw one statement: a swatch of its pipe, and its text on a tint of the same colour."""
-    left, right = sides
-    style = st.PIPE_STYLE[item.pipe]
-    low, height = top + 0.07, 0.86
-    tint = [1 - 0.22 * (1 - c) for c in to_rgb(style.colour)]
-    whole = Rectangle(
-        (left, low), right - left, height, facecolor=tint, edgecolor=st.INK, linewidth=0.6
-    )
-    ax.add_patch(whole)
-    ax.add_patch(Rectangle((left, low), swatch, height, **style.patch_args()))
-    ax.text(left + swatch * 4 / 3, top + 0.52, item.text, va="center", fontsize=size, color=st.INK)
-    _draw_note(ax, item.note, right, top + 0.52, size)
-
-
-def _draw_note(ax: Any, note: str, right: float, middle: float, size: float) -> None:
-    """Write a note in smaller type at the right end of a box."""
-    if note:
-        style = {"va": "center", "ha": "right", "fontsize": size - 1, "color": "#555555"}
-        ax.text(right - 0.012, middle, note, **style)
+    draw(items, 0.0, 0.0, 1.0, 0)
 
 
 PIPES = ("MTE2", "MTE1", "M", "V", "FIX", "MTE3")
@@ -223,11 +193,8 @@ def nests(schedule: Schedule) -> Items:
         else:
             state = complete(schedule.state, root.name)
             boxes = first_boxes(state, root.name)
-            sizes = {
-                s.name: tile_sizes(state, s, boxes)
-                for s in state.stages
-                if isinstance(s, Stage) and s.name in boxes and s.scope != "GM"
-            }
+            tiles = (state.stage(n) for n in boxes if state.stage(n).scope != "GM")
+            sizes = {tile.name: tile_sizes(state, tile, boxes) for tile in tiles}
             ways = partial(_noted_statement, state, sizes), partial(_noted_loop, sizes)
             inside = walked(state, state.stage(root.name), *ways)
         found.append(Box(heading, inside, f"{shape} {root.dtype} in GM"))
@@ -284,7 +251,7 @@ def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
     return f"{slots}{amount} of {stage.scope}"
 
 
-def lines_of(items: Sequence[Box | Work], depth: int = 0) -> list[str]:
+def lines_of(items: Items, depth: int = 0) -> list[str]:
     """Return a nest as short lines of text, for alt texts and tests."""
     out = []
     for item in items:

@@ -76,13 +76,10 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
         busy = {lane for lane, a, b in taken if a < last and first < b}
         return next(lane for lane in range(len(taken) + 1) if lane not in busy)
 
-    for name in graph.inputs:
-        row = len(places)
+    for row, name in enumerate(graph.inputs):
         places[name] = (free(-1, row + 1), row)
         taken.append((places[name][0], -1, row))
-    row = len(graph.inputs) - 1
-    for node in graph.nodes:
-        row += 1
+    for row, node in enumerate(graph.nodes, len(graph.inputs)):
         reads = [n for n in dict.fromkeys(node.inputs) if n in places]
         ends = [n for n in reads if n not in followed]
         main = min(ends, key=lambda n: places[n][0]) if ends else None
@@ -108,9 +105,7 @@ def _edges(
     style: dict[str, Any] = {"color": st.GREY, "linewidth": 1.3, "linestyle": "-"}
     for node in graph.nodes:
         to_lane, to_row = places[node.output]
-        for name in dict.fromkeys(node.inputs):
-            if name not in places:
-                continue
+        for name in (n for n in dict.fromkeys(node.inputs) if n in places):
             lane, row = places[name]
             way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
             xs, ys = [lane * LANE, way * LANE, way * LANE, to_lane * LANE], [row, row, to_row]
@@ -234,13 +229,10 @@ def fig_passes(
     st.name_rows(axes[0], [row[0] for row in rows])
     often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
     fig.suptitle(f"{name}, {order} order, {often} (grey: as before)")
-    last = rows[-1]
     told = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
-    alt = (
-        f"Operators of {name} after each pass, {order} order: {told}. "
-        f"Bytes moved fall from {rows[0][2] / 2**20:.1f} to {last[2] / 2**20:.1f} MiB."
-    )
-    return st.finish(fig, alt=alt)
+    ends = f"{rows[0][2] / 2**20:.1f} to {rows[-1][2] / 2**20:.1f} MiB"
+    alt = f"Operators of {name} after each pass, {order} order: {told}. Bytes moved fall from "
+    return st.finish(fig, alt=f"{alt}{ends}.")
 
 
 def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
@@ -260,21 +252,16 @@ HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
 def operation_of(tensor: Tensor) -> str:
     """Return what computes a tensor in one word: input, max, sum, vexp, broadcast, ..."""
     body = tensor.body
-    if body is None:
-        return "input"
     if not isinstance(body, Compute):
-        return body.kind
-    if body.fold:
-        return body.fold
-    return tensor.hint or (body.expr.op if isinstance(body.expr, Call) else "copy")
+        return "input" if body is None else body.kind
+    made = body.expr.op if isinstance(body.expr, Call) else "copy"
+    return body.fold or tensor.hint or made
 
 
 def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors a tensor reads; through reshapes, which change no element."""
-    found: list[Tensor] = []
-    for source in tensor.inputs:
-        found += sources_of(source) if source.hint == "reshape" else [source]
-    return tuple(found)
+    through = (sources_of(t) if t.hint == "reshape" else (t,) for t in tensor.inputs)
+    return tuple(t for sources in through for t in sources)
 
 
 def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
@@ -344,8 +331,6 @@ def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
     parts = []
     for tensor in tensors:
         sources = ", ".join(names[t] for t in sources_of(tensor))
-        after = f" of {sources}" if sources else ""
-        parts.append(
-            f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {operation_of(tensor)}{after}"
-        )
+        made = operation_of(tensor) + (f" of {sources}" if sources else "")
+        parts.append(f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {made}")
     return f"A graph of {len(tensors)} tensors: {'; '.join(parts)}."

@@ -264,14 +264,6 @@ def fig_caps(
     ax.grid(color=st.LIGHT, lw=0.6)
     low = int(np.argmin(ends))
     text = f"alpha {alpha_us:g} us, {gbytes_per_s:g} GB/s: best single size {caps[low] / MIB:.2f}"
-    return st.finish(
-        fig,
-        alt=f"{text} MiB with {ends[low]:.2f} ms; smallest {ends[0]:.2f}, one bucket "
-        f"{ends[-1]:.2f}; best split {1e3 * best.end_s:.2f}; backward {1e3 * best.ready_s:.2f}.",
-    )
-
-
-def toy_rows(ready: Sequence[float], sizes: Sequence[int]) -> tuple[Gradient, ...]:
-    """Return gradients g0, g1, ... from ready times in seconds and sizes in bytes."""
-    pairs: Any = zip(ready, sizes, strict=True)
-    return tuple(Gradient(f"g{i}", float(r), int(s)) for i, (r, s) in enumerate(pairs))
+    text += f" MiB with {ends[low]:.2f} ms; smallest {ends[0]:.2f}, one bucket {ends[-1]:.2f}"
+    alt = f"{text}; best split {1e3 * best.end_s:.2f}; backward {1e3 * best.ready_s:.2f}."
+    return st.finish(fig, alt=alt)

@@ -32,17 +32,14 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
         _stream_column(ax, one, peak, elements)
     _lengths(fig.add_subplot(grid[1, :]), runs, elements)
     st.key(fig, CAUSES, loc="outside upper center", ncols=3)
-    alt = "; ".join(
-        f"{one.machine}: {one.instructions:,} instructions, {one.cycles / elements:.2f} cycles per "
-        f"element ({_shares(one)}), {one.ops_per_cycle / peak:.1%} of its peak of {peak:g} "
-        "operations per cycle"
-        for one, peak in zip(runs, peaks, strict=True)
-    )
-    return st.finish(fig, alt=f"{runs[0].program} of {elements:,} elements on each machine. {alt}.")
-
-
-def _shares(one: mc.Run) -> str:
-    return ", ".join(f"{getattr(one.bar, cause) / one.cycles:.0%} {cause}" for cause in CAUSES)
+    told = []
+    for one, peak in zip(runs, peaks, strict=True):
+        shares = ", ".join(f"{getattr(one.bar, c) / one.cycles:.0%} {c}" for c in CAUSES)
+        took = f"{one.instructions:,} instructions, {one.cycles / elements:.2f} cycles per element"
+        reach = f"{one.ops_per_cycle / peak:.1%} of its peak of {peak:g} operations per cycle"
+        told.append(f"{one.machine}: {took} ({shares}), {reach}")
+    alt = f"{runs[0].program} of {elements:,} elements on each machine. {'; '.join(told)}."
+    return st.finish(fig, alt=alt)
 
 
 def _stream_column(ax: Any, one: mc.Run, peak: float, elements: int) -> None:
@@ -95,8 +92,7 @@ def fig_bound(
     machines = (mc.Simd(vector_bytes=4 * lanes, port=port), mc.Simt(lanes=lanes, port=port))
     runs = [mc.run(machine, kernel, inputs) for machine in machines]
     fig, axes = st.new_figure(2, 1, height_in=3.4, sharex=True)
-    for ax, one in zip(axes, runs, strict=True):
-        _bracket(ax, one, kernel.n)
+    told = [_bracket(ax, one, kernel.n) for ax, one in zip(axes, runs, strict=True)]
     axes[1].set_xlim(0, max(one.parts.total for one in runs) / kernel.n * 1.45)
     axes[1].set_xlabel("cycles per element")
     diverged = runs[1].counters["divergent_warps"] / runs[1].counters["warps"]
@@ -104,11 +100,11 @@ def fig_bound(
         f"{lanes} lanes, {mask_density:.0%} of the mask set in runs of {run_length}, "
         f"{bytes_per_cycle} bytes per cycle; {diverged:.0%} of the warps diverge."
     )
-    alt = " ".join([setting, *(_bracket_text(one, kernel.n) for one in runs)])
-    return st.finish(fig, alt=alt)
+    return st.finish(fig, alt=" ".join([setting, *told]))
 
 
-def _bracket(ax: Any, one: mc.Run, elements: int) -> None:
+def _bracket(ax: Any, one: mc.Run, elements: int) -> str:
+    """Draw the parts of a run and its bracket; return them in words."""
     for row, (cause, look) in enumerate(CAUSES.items()):
         ax.barh(row, getattr(one.parts, cause) / elements, height=0.6, linewidth=0.6, **look)
     ends = [one.parts.longest / elements, one.parts.total / elements]
@@ -118,9 +114,6 @@ def _bracket(ax: Any, one: mc.Run, elements: int) -> None:
     ax.set_yticks(range(4), [*CAUSES, "bracket"])
     ax.set_ylim(3.6, -0.6)
     ax.set_title(one.machine, loc="left")
-
-
-def _bracket_text(one: mc.Run, elements: int) -> str:
     parts = ", ".join(f"{cause} {getattr(one.parts, cause) / elements:.3f}" for cause in CAUSES)
     took = f"it takes {one.cycles / elements:.3f}, {one.parts.bound_by} bound."
     return f"{one.machine}: {parts} cycles per element; {took}"
@@ -145,16 +138,12 @@ def fig_tops_per_watt() -> st.LabFigure:
     ax.grid(axis="x")
     marks = {f"{kind} unit": (mark, c, c) for kind, (mark, c) in UNIT_MARKS.items()}
     marks["hollow: assumed"] = ("s", st.GREY, "#FFFFFF")
-    handles = [
-        Line2D([], [], marker=marker, color=colour, mfc=face, linestyle="none", label=label)
-        for label, (marker, colour, face) in marks.items()
-    ]
-    fig.legend(handles=handles, loc="outside lower center", ncols=4)
-    alt = "; ".join(
-        f"{row.title} {row.kind} unit {row.number_format} "
-        + ("not known" if row.tops_per_watt is None else f"{row.tops_per_watt:.2g}")
-        for row in rows
-    )
+    for label, (marker, colour, face) in marks.items():
+        ax.plot([], [], marker=marker, color=colour, mfc=face, linestyle="none", label=label)
+    fig.legend(loc="outside lower center", ncols=4)
+    known = ("not known" if r.tops_per_watt is None else f"{r.tops_per_watt:.2g}" for r in rows)
+    pairs = zip(rows, known, strict=True)
+    alt = "; ".join(f"{row.title} {row.kind} unit {row.number_format} {v}" for row, v in pairs)
     return st.finish(fig, alt=f"Peak TOPS per watt: {alt}.")
 
 
@@ -207,10 +196,12 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
     start = warp * (WARP + 2)
     ax.text(start + WARP / 2, -0.25, f"warp {warp}", ha="center", fontsize=8)
     for y, (side, lanes) in enumerate(rows):
+        on, off = (
+            SIDES[side] | {"edgecolor": st.INK},
+            {"facecolor": "#FFFFFF", "edgecolor": st.LIGHT},
+        )
         for lane, active in enumerate(lanes):
-            look = SIDES[side] if active else {"facecolor": "#FFFFFF", "hatch": ""}
-            edge = st.INK if active else st.LIGHT
-            st.box(ax, start + lane, y + 0.1, 1, 0.8, edgecolor=edge, linewidth=0.3, **look)
+            st.box(ax, start + lane, y + 0.1, 1, 0.8, linewidth=0.3, **(on if active else off))
 
 
 def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
@@ -236,8 +227,7 @@ def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
     ax.set(xlabel="byte address; black: asked for, hatched: moved (whole 32-byte sectors)")
     ax.spines["left"].set_visible(False)
     ax.tick_params(left=False)
-    text = "; ".join(sentences)
-    return st.finish(fig, alt=f"Sectors touched by the 32 lanes of a warp. {text}.")
+    return st.finish(fig, alt=f"Sectors touched by the 32 lanes of a warp. {'; '.join(sentences)}.")
 
 
 def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
@@ -249,8 +239,7 @@ def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
     fig, axes = st.new_figure(len(plans), 1, height_in=0.8 + 0.85 * len(plans), sharex=True)
     for ax, (count, spans) in zip(axes, plans.items(), strict=True):
         for span in spans:
-            is_load = span.text.startswith("ld")
-            if is_load:
+            if span.text.startswith("ld"):
                 length = span.ready - span.start
                 ax.barh(span.warp, length, left=span.start, height=0.14, color=st.GREY)
             ax.barh(span.warp, 1, left=span.start, height=0.85, color=st.BLUE)

@@ -34,6 +34,7 @@ from matplotlib.text import Text
 
 from ascend_lab.errors import AscendLabError, InputError
 
+Point = tuple[float, float]
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -130,12 +131,8 @@ class PipeStyle:
     def patch_args(self) -> dict[str, Any]:
         """Return keyword arguments for `Axes.barh`, `Axes.bar` or a patch."""
         hatch = {"hatchcolor": (*to_rgb(self.text_colour), 0.45)} if HATCHES else {}
-        return {
-            "facecolor": self.colour,
-            "hatch": self.hatch,
-            "edgecolor": INK,
-            "linewidth": 0.6,
-        } | hatch
+        look = {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": INK, "linewidth": 0.6}
+        return look | hatch
 
     def text_args(self) -> dict[str, Any]:
         """Return keyword arguments for text on a bar: a plain box keeps the hatch out of it."""
@@ -208,16 +205,9 @@ def styled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def new_figure(
-    nrows: int = 1,
-    ncols: int = 1,
-    height_in: float = 3.2,
-    *,
-    sharex: bool = False,
-    sharey: bool = False,
-    width_ratios: Sequence[float] | None = None,
-    height_ratios: Sequence[float] | None = None,
+    nrows: int = 1, ncols: int = 1, height_in: float = 3.2, **how: Any
 ) -> tuple[LabFigure, Any]:
-    """Return a figure of the book's width and its axes.
+    """Return a figure of the book's width and its axes; `how`: sharex, sharey, width_ratios, ...
 
     The axes come as `matplotlib.figure.Figure.subplots` returns them: one `Axes` for 1 x 1, an
     array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise; see `panels`.
@@ -228,15 +218,7 @@ def new_figure(
         raise FigureError(needed, got, "correct the call of new_figure")
     with book_style():
         fig = LabFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
-        axes = fig.subplots(
-            nrows,
-            ncols,
-            sharex=sharex,
-            sharey=sharey,
-            width_ratios=width_ratios,
-            height_ratios=height_ratios,
-        )
-    return fig, axes
+        return fig, fig.subplots(nrows, ncols, **how)
 
 
 def some(things: Any, what: str) -> None:

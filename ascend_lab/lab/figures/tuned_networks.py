@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -127,7 +127,7 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = Tru
     return st.finish(fig, alt=f"Where the time goes. {'; '.join(said)}.")
 
 
-@lru_cache(maxsize=4)
+@cache
 def one_block(batch: int = 16) -> Graph:
     """Return the first convolution of a ResNet, one block of two 3 x 3 ones, and a classifier."""
     net = Net("one_block", "fp32")
@@ -164,11 +164,11 @@ def fig_switches(
     ax.set_title(f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f}x", loc="left")
     off = ", ".join(n for n in TECHNIQUES if n not in on)
     how = f"without {off}" if off else "with all techniques"
-    return st.finish(
-        fig,
-        alt=f"A network of one block on {chip} {how}: {len(line.operators)} kernels, "
-        f"{left:.2f} ms, {factor:.2f} times the {best * 1e3:.2f} ms of the default compiler.",
+    took = (
+        f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f} times the {best * 1e3:.2f} ms"
     )
+    alt = f"A network of one block on {chip} {how}: {took} of the default compiler."
+    return st.finish(fig, alt=alt)
 
 
 # -- the subgraph tuner: bands through L2, times by number of slices, rows of a halo ---------------
@@ -278,10 +278,8 @@ def fig_bands(
 ) -> st.LabFigure:
     """Draw two operators whole and in slices: time across, addresses of x, y and z down."""
     rows = 12
-    cases = {
-        "whole": two_operators(rows, l2_rows, 1, halo, stored),
-        f"{slices} slices": two_operators(rows, l2_rows, slices, halo, stored),
-    }
+    counts = {"whole": 1, f"{slices} slices": slices}
+    cases = {name: two_operators(rows, l2_rows, n, halo, stored) for name, n in counts.items()}
     heights = [case.base[1] + case.rows for case in cases.values()]
     fig, axes = st.new_figure(2, 1, 0.9 + 0.075 * sum(heights), sharex=True, height_ratios=heights)
     told = []
@@ -341,13 +339,13 @@ def fig_slice_times(
     ax.axhline(times[1], color=st.VERMILLION, ls="--", lw=1, label="whole")
     for i, n in enumerate(counts):
         ax.text(i, times[n], f"{times[n]:,.0f}", ha="center", va="bottom", fontsize=8)
+    top = max(times.values())
     if fits is not None:
-        ax.axvline(sum(n < fits for n in counts) - 0.5, color=st.INK, ls=":", lw=1)
-        at = sum(n < fits for n in counts) - 0.46, 1.17 * max(times.values())
-        ax.text(*at, "live set fits", fontsize=8, va="top")
-    ax.set_ylim(0, 1.2 * max(times.values()))
+        at = sum(n < fits for n in counts)
+        ax.axvline(at - 0.5, color=st.INK, ls=":", lw=1)
+        ax.text(at - 0.46, 1.17 * top, "live set fits", fontsize=8, va="top")
     ax.set_xticks(list(x), [str(n) for n in counts])
-    ax.set(xlabel="slices", ylabel="time (µs)")
+    ax.set(xlabel="slices", ylabel="time (µs)", ylim=(0, 1.2 * top))
     fig.legend(loc="outside upper center", ncols=4)
     said = ", ".join(f"{n}: {times[n]:,.0f}" for n in counts)
     alt = f"Microseconds by number of slices: {said}. With all reads hitting, {floor:,.0f} whole"
@@ -360,15 +358,11 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
     told = []
     for ax, halo in zip(axes, HALOS, strict=True):
-        region = Region(
-            graph.nodes[0].name, graph.nodes[-1].name, "height", tuple(parts), halo=halo
-        )
-        found = ranges_of(part, region)
+        first, last = graph.nodes[0].name, graph.nodes[-1].name
+        found = ranges_of(part, Region(first, last, "height", tuple(parts), halo=halo))
         names = [n.name for n in part.nodes if not n.has("lanes")]
-        total = 0
-        for x, name in enumerate(names):
-            spans = [found.spans.get((name, i)) for i in range(len(parts))]
-            total += _draw_spans(ax, x, spans)
+        columns = [[found.spans.get((n, i)) for i in range(len(parts))] for n in names]
+        total = sum(_draw_spans(ax, x, spans) for x, spans in enumerate(columns))
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
         ax.set_title(f"{halo}: {total} rows computed", loc="left")
         told.append(f"{halo}: {total} rows of {len(names)} results computed")

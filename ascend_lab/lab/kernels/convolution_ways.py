@@ -7,7 +7,7 @@ the precision of their operands (fp64 included), whole numbers exactly; they sha
 kernels they judge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 
 import numpy as np
@@ -16,7 +16,6 @@ from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.kernels import gemm, gemm_schedule, planes
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
-from ascend_lab.kernels.epilogue import Epilogue
 
 
 def explicit_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:
@@ -170,12 +169,7 @@ def is_plain_product(shape: ConvShape) -> bool:
     return one and shape.n == shape.groups == 1 and shape.h * shape.w % isa.FRACTAL == 0
 
 
-def pointwise_launch(
-    shape: ConvShape,
-    chip: Chip,
-    schedule: gemm_schedule.GemmSchedule | None = None,
-    epilogue: Epilogue | None = None,
-) -> isa.Launch:
+def pointwise_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
     """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free."""
     if not is_plain_product(shape):
         raise errors.InputError(
@@ -185,7 +179,7 @@ def pointwise_launch(
             "use conv_launch",
         )
     # explicit_gemm of a 1x1 kernel: pixels x (whole blocks of) input channels x output channels
-    return gemm.gemm_launch(explicit_gemm(shape), chip, schedule, epilogue)
+    return gemm.gemm_launch(explicit_gemm(shape), chip)
 
 
 def pack_pointwise(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
@@ -196,14 +190,16 @@ def pack_pointwise(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[
 
 # -- references -----------------------------------------------------------------------------------
 Values = np.ndarray
+Steps = int | Pair
+Edges = int | Pair | Pads
 
 
 def conv2d_reference(
     x: Values,
     weight: Values,
-    stride: int | Pair = 1,
-    pad: int | Pair | Pads = 0,
-    dilation: int | Pair = 1,
+    stride: Steps = 1,
+    pad: Edges = 0,
+    dilation: Steps = 1,
     groups: int = 1,
 ) -> Values:
     """y[n,k,i,j] = sum over c,r,s of x[n,c,i*sh+r*dh-top,j*sw+s*dw-left] * weight[k,c,r,s].
@@ -213,26 +209,25 @@ def conv2d_reference(
     """
     x, weight = _wide(x, 4), _wide(weight, 4)
     shape = _shape_of(x, weight, stride, pad, dilation, groups)
-    (oh, ow), (down, right), (sh, sw) = shape.out_hw, shape.dilations, shape.strides
-    top, bottom, left, last = shape.pads
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, last)))
-    x = x.reshape(shape.n, groups, shape.c // groups, *x.shape[2:])
     split = weight.reshape(groups, shape.k // groups, *weight.shape[1:])
-    y = np.zeros((shape.n, groups, shape.k // groups, oh, ow), np.result_type(x, weight))
-    for i in range(shape.r):
-        for j in range(shape.s):
-            rows = slice(i * down, i * down + (oh - 1) * sh + 1, sh)
-            columns = slice(j * right, j * right + (ow - 1) * sw + 1, sw)
-            y += np.einsum("ngchw,gkc->ngkhw", x[:, :, :, rows, columns], split[..., i, j])
-    return y.reshape(shape.n, shape.k, oh, ow)
+    y = np.zeros((shape.n, groups, shape.k // groups, *shape.out_hw), np.result_type(x, weight))
+    for i, j, under in _taps(shape, x.reshape(shape.n, groups, -1, shape.h, shape.w)):
+        y += np.einsum("ngchw,gkc->ngkhw", under, split[..., i, j])
+    return y.reshape(shape.n, shape.k, *shape.out_hw)
+
+
+def _taps(shape: ConvShape, x: Values) -> Iterator[tuple[int, int, Values]]:
+    """Yield every kernel tap (r, s) and the pixels (..., oh, ow) that lie under it."""
+    (oh, ow), (down, right), (sh, sw) = shape.out_hw, shape.dilations, shape.strides
+    x = np.pad(x, (*[(0, 0)] * (x.ndim - 2), shape.pads[:2], shape.pads[2:]))
+    for i, j in product(range(shape.r), range(shape.s)):
+        rows = slice(i * down, i * down + (oh - 1) * sh + 1, sh)
+        columns = slice(j * right, j * right + (ow - 1) * sw + 1, sw)
+        yield i, j, x[..., rows, columns]
 
 
 def im2col_reference(
-    x: Values,
-    kernel: Pair,
-    stride: int | Pair = 1,
-    pad: int | Pair | Pads = 0,
-    dilation: int | Pair = 1,
+    x: Values, kernel: Pair, stride: Steps = 1, pad: Edges = 0, dilation: Steps = 1
 ) -> Values:
     """Return the im2col matrix (n*oh*ow, c*r*s) of x (n, c, h, w): a row holds a window.
 
@@ -241,14 +236,8 @@ def im2col_reference(
     x = np.asarray(x)
     probe = np.zeros((1, x.shape[1], *kernel))
     shape = _shape_of(x, probe, stride, pad, dilation, 1)
-    (oh, ow), (down, right), (sh, sw) = shape.out_hw, shape.dilations, shape.strides
-    top, bottom, left, last = shape.pads
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, last)))
-    rows = np.arange(oh)[:, None] * sh + np.arange(shape.r)[None, :] * down
-    columns = np.arange(ow)[:, None] * sw + np.arange(shape.s)[None, :] * right
-    windows = x[:, :, rows[:, None, :, None], columns[None, :, None, :]]
-    matrix: Values = windows.transpose(0, 2, 3, 1, 4, 5).reshape(shape.n * oh * ow, -1)
-    return matrix
+    windows = np.stack([under for *_, under in _taps(shape, x)], axis=-1)
+    return windows.transpose(0, 2, 3, 1, 4).reshape(-1, shape.c * shape.taps)
 
 
 def _wide(values: Values, rank: int) -> Values:
@@ -262,12 +251,7 @@ def _wide(values: Values, rank: int) -> Values:
 
 
 def _shape_of(
-    x: Values,
-    weight: Values,
-    stride: int | Pair,
-    pad: int | Pair | Pads,
-    dilation: int | Pair,
-    groups: int,
+    x: Values, weight: Values, stride: Steps, pad: Edges, dilation: Steps, groups: int
 ) -> ConvShape:
     """Check the operands against one another and return them as a problem."""
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:

@@ -36,27 +36,20 @@ TILES = 2
 
 # -- one split for several operators ---------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A split all operators agree on: the cut axis of every tensor; others are read whole."""
-
-    axes: Mapping[str, int]
-
-    def __str__(self) -> str:
-        """Return it on one line."""
-        return ", ".join(f"{name} along axis {axis}" for name, axis in self.axes.items())
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
-    """What comes of every axis of the last output: a split, or the reason why there is none."""
+    """What comes of every axis of the last output: a split, or the reason why there is none.
 
-    splits: Mapping[int, Split]
+    A split is the cut axis of every tensor it names; others are read whole.
+    """
+
+    splits: Mapping[int, Mapping[str, int]]
     refusals: Mapping[int, str]
 
     def __str__(self) -> str:
         """Return a line per axis."""
-        lines = {a: f"cut {s}" for a, s in self.splits.items()}
-        lines |= {a: f"no: {why}" for a, why in self.refusals.items()}
+        lines = {a: f"no: {why}" for a, why in self.refusals.items()}
+        for a, split in self.splits.items():
+            lines[a] = f"cut {', '.join(f'{name} along axis {n}' for name, n in split.items())}"
         return "\n".join(f"axis {a}: {lines[a]}" for a in sorted(lines))
 
 
@@ -69,14 +62,10 @@ def common_split(graph: Graph, nodes: Sequence[Node]) -> Agreement:
     """
     if not nodes:
         raise GraphError("one node or more", "none", "pass the nodes in order")
-    splits, refusals = {}, {}
-    for axis in range(len(graph.types[nodes[-1].output].shape)):
-        found = _axes(graph, nodes, axis)
-        if isinstance(found, str):
-            refusals[axis] = found
-        else:
-            splits[axis] = Split(found)
-    return Agreement(splits, refusals)
+    rank = len(graph.types[nodes[-1].output].shape)
+    found = {axis: _axes(graph, nodes, axis) for axis in range(rank)}
+    splits = {axis: cut for axis, cut in found.items() if not isinstance(cut, str)}
+    return Agreement(splits, {axis: why for axis, why in found.items() if isinstance(why, str)})
 
 
 def _axes(graph: Graph, nodes: Sequence[Node], axis: int) -> dict[str, int] | str:
@@ -367,8 +356,8 @@ def owner_maps(sizes: Points, chip: Chip) -> dict[str, np.ndarray]:
     reads = ({"x": x}, {"h": h}, {"u": u, "index": index})
     found = {
         name: owners(kernel, given, name, like, chip)
-        for kernel, given, (name, like) in zip(
-            apart_kernels(sizes, chip), reads, (("h", h), ("u", u), ("y", y)), strict=True
+        for kernel, given, name, like in zip(
+            apart_kernels(sizes, chip), reads, "huy", (h, u, y), strict=True
         )
     }
     fused = owners(fused_kernel(sizes, chip), {"x": x, "index": index}, "y", y, chip)

@@ -44,13 +44,8 @@ def saxpy(n: int) -> Kernel:
 
 def masked_add(n: int) -> Kernel:
     """Return y = x + y where mask is set, else y unchanged."""
-    body = (
-        Load("m", "mask"),
-        Load("y", "y"),
-        Branch("m", then=(Load("x", "x"), Arith("y", "add", ("x", "y")))),
-        Store("y", "y"),
-    )
-    return Kernel("masked add", n, body)
+    add = Branch("m", then=(Load("x", "x"), Arith("y", "add", ("x", "y"))))
+    return Kernel("masked add", n, (Load("m", "mask"), Load("y", "y"), add, Store("y", "y")))
 
 
 def total(n: int) -> Kernel:
@@ -60,15 +55,9 @@ def total(n: int) -> Kernel:
 
 def two_sided(n: int, depth: int = 8) -> Kernel:
     """Return a branch with `depth` mads on each side: the cost of divergence in the open."""
-    then = tuple(Arith("y", "mad", ("a", "x", "y")) for _ in range(depth))
-    other = tuple(Arith("y", "mad", ("b", "x", "y")) for _ in range(depth))
-    body = (
-        Load("m", "mask"),
-        Load("x", "x"),
-        Load("y", "y"),
-        Branch("m", then, other),
-        Store("y", "y"),
-    )
+    sides = ((Arith("y", "mad", (factor, "x", "y")),) * depth for factor in "ab")
+    loads = Load("m", "mask"), Load("x", "x"), Load("y", "y")
+    body = *loads, Branch("m", *sides), Store("y", "y")
     return Kernel("two-sided branch", n, body, ("a", "b"))
 
 
@@ -79,8 +68,7 @@ def strided_copy(n: int, stride: int) -> Kernel:
 
 def gather(n: int) -> Kernel:
     """Return y[i] = x[idx[i]]: addresses that are data."""
-    body = (Load("j", "idx"), Load("x", "x", index="j"), Store("y", "x"))
-    return Kernel("gather", n, body)
+    return Kernel("gather", n, (Load("j", "idx"), Load("x", "x", index="j"), Store("y", "x")))
 
 
 def sample_inputs(
@@ -98,7 +86,7 @@ def sample_inputs(
     for instr in walk(program.body):
         if not isinstance(instr, Load) or instr.array in inputs:
             continue
-        size = instr.stride * (program.n - 1) + instr.offset + 1
+        size = instr.stride * (program.n - 1) + 1
         if instr.array == "mask":
             inputs[instr.array] = rng.random(size) < density
         elif instr.array == "idx":
@@ -110,20 +98,20 @@ def sample_inputs(
 
 # -- `run(machine, program, inputs)`: pick the rule that belongs to the machine and the program ----
 Machine: TypeAlias = Scalar | Simd | Simt | Systolic | Cube
-Rule: TypeAlias = Callable[[Any, Any, Mapping[str, pr.Array]], Run]
+Rule: TypeAlias = Callable[[Any, Any, pr.Arrays], Run]
 RULES: Mapping[type, tuple[Rule, Rule]] = MappingProxyType(
     {
         Scalar: (simd.scalar_kernel, simd.scalar_matmul),
         Simd: (simd.simd_kernel, simd.simd_matmul),
         Simt: (simt_kernel, simt_matmul),
-        Systolic: (matrix_units.systolic_kernel, matrix_units.systolic_matmul),
-        Cube: (matrix_units.cube_kernel, matrix_units.cube_matmul),
+        Systolic: (matrix_units.matrix_kernel, matrix_units.systolic_matmul),
+        Cube: (matrix_units.matrix_kernel, matrix_units.cube_matmul),
     }
 )
 """Kind of machine -> how it runs a `Kernel`, how it runs a `Matmul`."""
 
 
-def run(machine: Machine, program: Program, inputs: Mapping[str, pr.Array] | None = None) -> Run:
+def run(machine: Machine, program: Program, inputs: pr.Arrays | None = None) -> Run:
     """Execute a program on a machine: values, cycles, their causes, counters.
 
     Without inputs, small random whole numbers are used (`sample_inputs`). Raises `MachineError`

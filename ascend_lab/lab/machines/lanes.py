@@ -52,14 +52,8 @@ def units_touched(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> pr.
 def _units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> tuple[pr.Array, pr.Array]:
     """Return the units of each group, sorted, and where a new one begins that a lane touches."""
     units = np.sort(np.where(active, addresses // unit_bytes, np.int64(-1)), axis=1)
-    fresh = np.ones_like(units, dtype=bool)
-    fresh[:, 1:] = units[:, 1:] != units[:, :-1]
+    fresh = np.diff(units, axis=1, prepend=-1) != 0
     return units, fresh & (units >= 0)
-
-
-def distinct_units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> int:
-    """Return how many distinct units all active lanes touch together: a cache that never evicts."""
-    return int(np.unique(addresses[active] // unit_bytes).size)
 
 
 def bank_ways(addresses: pr.Array, active: pr.Array) -> pr.Array:
@@ -133,7 +127,7 @@ class Trace:
 @dataclass(slots=True)
 class _State:
     kernel: pr.Kernel
-    inputs: Mapping[str, pr.Array]
+    inputs: pr.Arrays
     width: int
     port: Port
     timing: Timing
@@ -146,13 +140,14 @@ class _State:
     issues: list[Issue] = field(default_factory=list)
     divergent: int = 0
     summand: pr.Array | None = None
-    clock: pr.Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    slots: pr.Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    clock: pr.Array = field(init=False)
+    slots: pr.Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock, self.slots = np.zeros((2, len(self.element)), np.int64)
 
 
-def execute(
-    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], width: int, port: Port, timing: Timing
-) -> Trace:
+def execute(kernel: pr.Kernel, inputs: pr.Arrays, width: int, port: Port, timing: Timing) -> Trace:
     """Run the kernel in groups of `width` lanes and return values and counts.
 
     Raises `MachineError` for missing or short inputs, a load past the end of an array, and a
@@ -161,21 +156,13 @@ def execute(
     pr.check_inputs(kernel, inputs)
     groups = -(-kernel.n // width)
     element = np.arange(groups * width, dtype=np.int64).reshape(groups, width)
-    zeros = np.zeros(groups, np.int64)
     state = _State(kernel, inputs, width, port, timing, pr.number_format(kernel, inputs), element)
-    state.clock, state.slots = zeros, zeros.copy()
     active = element < kernel.n
     with np.errstate(over="ignore", invalid="ignore"):  # fp16 and int8 overflow as hardware does
         _run(state, kernel.body, active, np.ones(groups, bool))
-    return Trace(
-        state.values,
-        tuple(state.issues),
-        state.slots,
-        state.clock - state.slots,
-        state.divergent,
-        state.summand,
-        active,
-    )
+    waits = state.clock - state.slots
+    done = state.values, tuple(state.issues), state.slots, waits, state.divergent, state.summand
+    return Trace(*done, active)
 
 
 def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr.Array) -> None:
@@ -185,12 +172,15 @@ def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr
         elif isinstance(instr, pr.Store):
             _store(state, instr, active, issued)
         elif isinstance(instr, pr.Arith):
-            _arith(state, instr, active, issued)
+            value = pr.OPS[instr.op].apply(*(_read(state, arg, active) for arg in instr.args))
+            sources = tuple(arg for arg in instr.args if isinstance(arg, str))
+            _issue(state, instr, "arith", active, issued, sources, ops=pr.OPS[instr.op].ops)
+            full = np.broadcast_to(value, active.shape)
+            _write(state, instr.dst, full, active, issued, state.timing.arith_cycles)
         elif isinstance(instr, pr.Branch):
             _branch(state, instr, active, issued)
         else:
-            state.summand = _read(state, instr.src, active)
-            src = state.summand
+            src = state.summand = _read(state, instr.src, active)
             state.values[instr.array] = np.zeros(1, src.dtype)
             _issue(state, instr, "total", active, issued, (instr.src,), ops=1)
 
@@ -207,7 +197,7 @@ def _load(state: _State, instr: pr.Load, active: pr.Array, issued: pr.Array) -> 
                 "correct the index array",
             )
     else:
-        index = instr.stride * state.element + instr.offset
+        index = instr.stride * state.element
     value = array[np.where(active, index, 0)]
     sources = (instr.index,) if instr.index else ()
     counts = _access(state, instr.array, index, array.itemsize, active)
@@ -217,23 +207,12 @@ def _load(state: _State, instr: pr.Load, active: pr.Array, issued: pr.Array) -> 
 
 def _store(state: _State, instr: pr.Store, active: pr.Array, issued: pr.Array) -> None:
     value = _read(state, instr.src, active)
-    index = instr.stride * state.element + instr.offset
     if instr.array not in state.values:
-        size = instr.stride * (state.kernel.n - 1) + instr.offset + 1
-        old = state.inputs.get(instr.array)
-        state.values[instr.array] = np.zeros(size, value.dtype) if old is None else old.copy()
-    state.values[instr.array][index[active]] = value[active]
-    counts = _access(state, instr.array, index, value.itemsize, active)
+        old = state.inputs.get(instr.array, np.zeros(state.kernel.n, value.dtype))
+        state.values[instr.array] = old.copy()
+    state.values[instr.array][state.element[active]] = value[active]
+    counts = _access(state, instr.array, state.element, value.itemsize, active)
     _issue(state, instr, "store", active, issued, (instr.src,), **counts)
-
-
-def _arith(state: _State, instr: pr.Arith, active: pr.Array, issued: pr.Array) -> None:
-    op = pr.OPS[instr.op]
-    value = op.apply(*(_read(state, arg, active) for arg in instr.args))
-    sources = tuple(arg for arg in instr.args if isinstance(arg, str))
-    _issue(state, instr, "arith", active, issued, sources, ops=op.ops)
-    full = np.broadcast_to(value, active.shape)
-    _write(state, instr.dst, full, active, issued, state.timing.arith_cycles)
 
 
 def _branch(state: _State, instr: pr.Branch, active: pr.Array, issued: pr.Array) -> None:
@@ -268,17 +247,13 @@ def _undefined(state: _State, name: str, where: str) -> MachineError:
 
 
 def _write(
-    state: _State,
-    name: str,
-    value: pr.Array,
-    active: pr.Array,
-    issued: pr.Array,
-    latency_cycles: int,
+    state: _State, name: str, value: pr.Array, active: pr.Array, issued: pr.Array, cycles: int
 ) -> None:
+    """Keep a result that can be used some cycles after its issue."""
     old = state.regs.get(name)
     state.regs[name] = value if old is None else np.where(active, value, old)
     state.defined[name] = active if old is None else active | state.defined[name]
-    done = state.clock + latency_cycles - 1
+    done = state.clock + cycles - 1
     state.ready[name] = np.where(issued, done, state.ready.get(name, np.int64(0)))
 
 
@@ -317,7 +292,7 @@ def _access(
     if timing.slot_bytes:
         counts["slots"] = np.maximum(units_touched(address, touched, timing.slot_bytes), 1)
     if timing.cache_bytes:
-        counts["lines"] = distinct_units(address, touched, timing.cache_bytes)
+        counts["lines"] = np.unique(address[touched] // timing.cache_bytes).size
     return counts
 
 
@@ -376,17 +351,14 @@ def blocking(
     )
 
 
-def operands(
-    program: pr.Matmul, inputs: Mapping[str, pr.Array]
-) -> tuple[pr.Array, pr.Array, np.dtype]:
+def operands(program: pr.Matmul, inputs: pr.Arrays) -> tuple[pr.Array, pr.Array, np.dtype]:
     """Return A, B and the accumulation format; raise `MachineError` for a wrong shape or format."""
     wanted = {"A": (program.m, program.k), "B": (program.k, program.n)}
     for name, shape in wanted.items():
         got = np.shape(inputs[name]) if name in inputs else "no such input"
         if got != shape:
-            raise MachineError(
-                f"{program.name} needs {name} of shape {shape}", str(got), "pass it in inputs"
-            )
+            needed = f"{program.name} needs {name} of shape {shape}"
+            raise MachineError(needed, str(got), "pass it in inputs")
     a, b = np.asarray(inputs["A"]), np.asarray(inputs["B"])
     if a.dtype != b.dtype or str(a.dtype) not in ACCUMULATE:
         needed = f"{program.name} needs A and B in one format of {', '.join(ACCUMULATE)}"

@@ -4,8 +4,8 @@ The cube unit: one instruction, one block of a matrix product per cycle. The sys
 step of every value per cycle. And the matmul that an elementwise kernel is for either.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -64,28 +64,11 @@ class Cube:
         raise MachineError(f"{self.name} multiplies {known}", dtype, "convert the inputs")
 
 
-def cube_kernel(machine: Cube, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
-    """Execute an elementwise kernel or a reduction as the matmul it is equal to."""
-    matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
-    shape = pr.Matmul(matmul.a.shape[0], matmul.a.shape[1], matmul.b.shape[1], kernel.name)
-    used = sum(np.asarray(inputs[name]).nbytes for name in inputs if np.ndim(inputs[name]))
-    run = cube_matmul(machine, shape, {"A": matmul.a, "B": matmul.b})
-    values = unfold(kernel, run.values["C"], matmul)
-    used += sum(value.nbytes for value in values.values())
-    counters = {**run.counters, "ops": kernel.ops, "bytes_used": used}
-    return pr.Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
-
-
-def cube_matmul(machine: Cube, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def cube_matmul(machine: Cube, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B in whole blocks; parts of a block that hold no data cost the same."""
     a, b, accumulate = operands(program, inputs)
     block = machine.block(str(a.dtype))
-    m1, k1, n1 = (
-        -(-size // unit)
-        for size, unit in zip(
-            (program.m, program.k, program.n), (block.m, block.k, block.n), strict=True
-        )
-    )
+    m1, k1, n1 = (-(-getattr(program, side) // getattr(block, side)) for side in "mkn")
     shape = pr.Matmul(m1 * block.m, k1 * block.k, n1 * block.n, program.name)
     room = machine.local_bytes // machine.buffers
     cut = blocking(shape, a.itemsize, accumulate.itemsize, room, max(block.m, block.n))
@@ -145,23 +128,7 @@ def array_cycles(machine: Systolic, program: pr.Matmul) -> int:
     return tiles * (2 * machine.rows + program.m + machine.columns - 2)
 
 
-def systolic_kernel(machine: Systolic, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
-    """Execute an elementwise kernel or a reduction as the matmul it is equal to."""
-    matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
-    a, b = matmul.a, matmul.b
-    if not matmul.is_total:
-        a, b = b.T, a.T
-    shape = pr.Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
-    run = systolic_matmul(machine, shape, {"A": a, "B": b})
-    c = run.values["C"]
-    values = unfold(kernel, c if matmul.is_total else c.T, matmul)
-    counters = {**run.counters, "ops": kernel.ops}
-    return pr.Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
-
-
-def systolic_matmul(
-    machine: Systolic, program: pr.Matmul, inputs: Mapping[str, pr.Array]
-) -> pr.Run:
+def systolic_matmul(machine: Systolic, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B by moving every value through the array."""
     a, b, accumulate = operands(program, inputs)
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
@@ -205,7 +172,7 @@ def systolic_product(
     streams = streams.reshape(m1, 1, chunk, k1, 1, rows).transpose(0, 1, 3, 4, 2, 5)[:, 0]
     weights = weights.reshape(k1, rows, n1, columns).transpose(0, 2, 1, 3)[None]
     out = np.zeros((m1, k1, n1, chunk, columns), accumulate)
-    state = zero_state((m1, k1, n1), rows, columns, accumulate)
+    state = (np.zeros((m1, k1, n1, rows, columns), accumulate),) * 2
     for step in range(chunk + rows + columns - 2):
         state = advance(state, weights, streams, step)
         for_rows = step - (rows - 1) - np.arange(columns)
@@ -216,17 +183,10 @@ def systolic_product(
     return np.asarray(whole_tiles[:m, :n])
 
 
-def zero_state(
-    batch: tuple[int, ...], rows: int, columns: int, dtype: np.dtype
-) -> tuple[pr.Array, pr.Array]:
-    """Return an idle array: the values travelling right and the partial sums travelling down."""
-    return np.zeros((*batch, rows, columns), dtype), np.zeros((*batch, rows, columns), dtype)
-
-
 def advance(
     state: tuple[pr.Array, pr.Array], weights: pr.Array, streams: pr.Array, step: int
 ) -> tuple[pr.Array, pr.Array]:
-    """Return the array one cycle later.
+    """Return one cycle later the values travelling right and the partial sums travelling down.
 
     `streams` has shape (..., M, R): row m of A enters array row r at step m + r.
     """
@@ -252,7 +212,7 @@ def frames(a: pr.Array, b: pr.Array) -> list[tuple[pr.Array, pr.Array]]:
     steps = a.shape[0] + rows + columns - 2
     if steps > 64:
         raise MachineError("a drawing needs at most 64 cycles", str(steps), "use smaller matrices")
-    state, result = zero_state((), rows, columns, np.dtype(np.float64)), []
+    state, result = (np.zeros((rows, columns)),) * 2, []
     for step in range(steps):
         state = advance(state, b.astype(float), a.astype(float), step)
         result.append(state)
@@ -279,9 +239,7 @@ class AsMatmul:
     is_total: bool
 
 
-def as_matmul(
-    kernel: pr.Kernel, inputs: Mapping[str, pr.Array], rows: int, machine: str
-) -> AsMatmul:
+def as_matmul(kernel: pr.Kernel, inputs: pr.Arrays, rows: int, machine: str) -> AsMatmul:
     """Return the matmul that computes the kernel, with its elements folded into `rows` rows.
 
     Raises `MachineError` for a kernel that is not a sum of inputs times numbers.
@@ -306,13 +264,28 @@ def as_matmul(
     return AsMatmul(a, b.reshape(len(form) * rows, columns), last.array, False)
 
 
-def unfold(kernel: pr.Kernel, c: pr.Array, matmul: AsMatmul) -> dict[str, pr.Array]:
-    """Return the kernel's outputs from the product, rounded to the format of the inputs."""
-    flat = c.astype(matmul.b.dtype).ravel()
-    return {matmul.output: flat[:1] if matmul.is_total else flat[: kernel.n]}
+def matrix_kernel(machine: Cube | Systolic, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
+    """Execute an elementwise kernel or a reduction as the matmul it is equal to.
+
+    A systolic array keeps the small factor and streams the elements past it.
+    """
+    matmul, is_cube = (
+        as_matmul(kernel, inputs, machine.fold, machine.name),
+        isinstance(machine, Cube),
+    )
+    turned = not is_cube and not matmul.is_total
+    a, b = (matmul.b.T, matmul.a.T) if turned else (matmul.a, matmul.b)
+    shape = pr.Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
+    multiply: Callable[..., pr.Run] = cube_matmul if is_cube else systolic_matmul
+    run = multiply(machine, shape, {"A": a, "B": b})
+    c = run.values["C"].T if turned else run.values["C"]
+    flat = c.astype(b.dtype).ravel()[: 1 if matmul.is_total else kernel.n]
+    used = flat.nbytes + sum(x.nbytes for x in map(np.asarray, inputs.values()) if x.ndim)
+    counts = {**run.counters, "ops": kernel.ops} | ({"bytes_used": used} if is_cube else {})
+    return replace(run, values={matmul.output: flat}, counters=counts)
 
 
-def _linear_form(kernel: pr.Kernel, inputs: Mapping[str, pr.Array], out: str, machine: str) -> Form:
+def _linear_form(kernel: pr.Kernel, inputs: pr.Arrays, out: str, machine: str) -> Form:
     regs: dict[str, Form] = {}
 
     def value(arg: pr.Operand) -> Form:
@@ -321,7 +294,7 @@ def _linear_form(kernel: pr.Kernel, inputs: Mapping[str, pr.Array], out: str, ma
         return regs[arg] if arg in regs else {"": float(inputs[arg])}
 
     for instr in kernel.body:
-        if isinstance(instr, pr.Load) and (instr.stride, instr.offset, instr.index) == (1, 0, ""):
+        if isinstance(instr, pr.Load) and (instr.stride, instr.index) == (1, ""):
             regs[instr.dst] = {instr.array: 1.0}
         elif isinstance(instr, pr.Arith):
             form = _combine(instr.op, [value(arg) for arg in instr.args])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ascend_lab.errors import MachineError
 
 Array: TypeAlias = NDArray[Any]
+Arrays = Mapping[str, Array]
 Operand: TypeAlias = str | float
 """A register, a scalar parameter of the kernel, or a number."""
 MAX_ELEMENTS = 1 << 27
@@ -30,10 +31,6 @@ class Op:
     apply: Callable[..., Array]
 
 
-def _mad(a: Array, b: Array, c: Array) -> Array:
-    return np.add(np.multiply(a, b), c)
-
-
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "add": Op(2, 1, np.add),
@@ -43,7 +40,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
         "min": Op(2, 1, np.minimum),
         "lt": Op(2, 1, np.less),
         "ge": Op(2, 1, np.greater_equal),
-        "mad": Op(3, 2, _mad),
+        "mad": Op(3, 2, lambda a, b, c: np.add(np.multiply(a, b), c)),
     }
 )
 """`mad` is a*b + c and counts as two operations. It rounds twice, as NumPy does; the fused
@@ -52,23 +49,20 @@ multiply-add of real hardware rounds once, which can change the last bit."""
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`dst = array[stride*i + offset]`, or `dst = array[index]` with the register `index`."""
+    """`dst = array[stride*i]`, or `dst = array[index]` with the register `index`."""
 
     dst: str
     array: str
     stride: int = 1
-    offset: int = 0
     index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`array[stride*i + offset] = src`."""
+    """`array[i] = src`."""
 
     array: str
     src: str
-    stride: int = 1
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +106,8 @@ class Kernel:
     def __post_init__(self) -> None:
         """Refuse sizes, operations and addresses that make no sense."""
         if not 1 <= self.n <= MAX_ELEMENTS:
-            raise MachineError(
-                f"kernel {self.name} needs 1 to {MAX_ELEMENTS} elements", str(self.n), "change n"
-            )
+            needed = f"kernel {self.name} needs 1 to {MAX_ELEMENTS} elements"
+            raise MachineError(needed, str(self.n), "change n")
         for instr in walk(self.body):
             _check(instr, self.name)
         _check_independent(self)
@@ -126,10 +119,9 @@ class Kernel:
     @property
     def ops(self) -> int:
         """Arithmetic operations for n elements if every element took every side of a branch."""
-        total = 0
-        for instr in walk(self.body):
-            total += OPS[instr.op].ops if isinstance(instr, Arith) else isinstance(instr, Total)
-        return total * self.n
+        body = walk(self.body)
+        each = (OPS[i.op].ops if isinstance(i, Arith) else isinstance(i, Total) for i in body)
+        return sum(each) * self.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,40 +161,32 @@ def _check(instr: Instr, name: str) -> None:
     if isinstance(instr, Arith):
         op = OPS.get(instr.op)
         if op is None:
-            raise MachineError(
-                f"kernel {name} needs an operation of {', '.join(OPS)}", repr(instr.op), "use one"
-            )
+            needed = f"kernel {name} needs an operation of {', '.join(OPS)}"
+            raise MachineError(needed, repr(instr.op), "use one")
         if len(instr.args) != op.operands:
             needed = f"kernel {name}: {instr.op} needs {op.operands} operands"
             raise MachineError(needed, str(len(instr.args)), "correct the instruction")
-    if isinstance(instr, Load | Store) and (instr.stride < 1 or instr.offset < 0):
-        needed = f"kernel {name} needs a stride of at least 1 and an offset of at least 0"
-        got = f"stride {instr.stride}, offset {instr.offset}"
-        raise MachineError(needed, got, "correct the address")
+    if isinstance(instr, Load) and instr.stride < 1:
+        needed = f"kernel {name} needs a stride of at least 1"
+        raise MachineError(needed, f"stride {instr.stride}", "correct the address")
 
 
 def _check_independent(kernel: Kernel) -> None:
     """Refuse a kernel in which one element may read what another one writes."""
-    stores = {i.array: (i.stride, i.offset) for i in walk(kernel.body) if isinstance(i, Store)}
+    stored = {i.array for i in walk(kernel.body) if isinstance(i, Store)}
     for instr in walk(kernel.body):
-        if not isinstance(instr, Load | Store) or instr.array not in stores:
-            continue
-        by_index = isinstance(instr, Load) and instr.index != ""
-        if (instr.stride, instr.offset) != stores[instr.array] or by_index:
-            raise MachineError(
-                f"kernel {kernel.name} needs every access to the stored array {instr.array!r} at "
-                "the same stride and offset",
-                text(instr),
-                "store into another array",
-            )
+        if isinstance(instr, Load) and instr.array in stored and (instr.stride > 1 or instr.index):
+            needed = f"kernel {kernel.name} needs every access to the stored array {instr.array!r}"
+            raise MachineError(f"{needed} at element i", text(instr), "store into another array")
 
 
 def text(instr: Instr) -> str:
     """Return one instruction as a short line: `mad y, a, x, y`."""
     if isinstance(instr, Load):
-        return f"ld {instr.dst}, {instr.array}[{instr.index or _affine(instr)}]"
+        scaled = "i" if instr.stride == 1 else f"{instr.stride}*i"
+        return f"ld {instr.dst}, {instr.array}[{instr.index or scaled}]"
     if isinstance(instr, Store):
-        return f"st {instr.array}[{_affine(instr)}], {instr.src}"
+        return f"st {instr.array}[i], {instr.src}"
     if isinstance(instr, Arith):
         return f"{instr.op} {instr.dst}, {', '.join(str(arg) for arg in instr.args)}"
     if isinstance(instr, Branch):
@@ -210,13 +194,8 @@ def text(instr: Instr) -> str:
     return f"sum {instr.array}, {instr.src}"
 
 
-def _affine(instr: Load | Store) -> str:
-    scaled = "i" if instr.stride == 1 else f"{instr.stride}*i"
-    return scaled if instr.offset == 0 else f"{scaled}+{instr.offset}"
-
-
 # -- check the inputs of a kernel before anything runs ---------------------------------------------
-def check_inputs(kernel: Kernel, inputs: Mapping[str, Array]) -> None:
+def check_inputs(kernel: Kernel, inputs: Arrays) -> None:
     """Raise `MachineError` unless every parameter and every array is there and long enough."""
     for name in kernel.params:
         if name not in inputs or np.ndim(inputs[name]) != 0:
@@ -224,25 +203,22 @@ def check_inputs(kernel: Kernel, inputs: Mapping[str, Array]) -> None:
     for instr in walk(kernel.body):
         if not isinstance(instr, Load):
             continue
-        need = 1 if instr.index else instr.stride * (kernel.n - 1) + instr.offset + 1
+        need = 1 if instr.index else instr.stride * (kernel.n - 1) + 1
         array = inputs.get(instr.array)
         if array is None or np.ndim(array) != 1 or len(array) < need:
             got = _have(inputs) if array is None else f"shape {np.shape(array)}"
-            raise MachineError(
-                f"{kernel.name} needs an array {instr.array!r} of one axis and {need} elements",
-                got,
-                "pass it in inputs",
-            )
+            needed = f"{kernel.name} needs an array {instr.array!r} of one axis and {need} elements"
+            raise MachineError(needed, got, "pass it in inputs")
 
 
-def _have(inputs: Mapping[str, Array]) -> str:
+def _have(inputs: Arrays) -> str:
     return "inputs " + (", ".join(sorted(inputs)) or "that are empty")
 
 
-def number_format(kernel: Kernel, inputs: Mapping[str, Array]) -> np.dtype[Any]:
+def number_format(kernel: Kernel, inputs: Arrays) -> np.dtype[Any]:
     """Return the one number format of the arrays that arithmetic works on."""
-    indices = {instr.index for instr in walk(kernel.body) if isinstance(instr, Load)}
     loads = [instr for instr in walk(kernel.body) if isinstance(instr, Load)]
+    indices = {load.index for load in loads}
     names = [load.array for load in loads if load.dst not in indices]
     kinds = {np.dtype(inputs[n].dtype) for n in names if inputs[n].dtype != np.bool_}
     if len(kinds) > 1:
@@ -274,8 +250,7 @@ class Breakdown:
     @property
     def bound_by(self) -> str:
         """The name of the largest part."""
-        parts = {"compute": self.compute, "move": self.move, "wait": self.wait}
-        return max(parts, key=lambda name: parts[name])
+        return max(self.__slots__, key=lambda name: getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +273,7 @@ class Run:
 
     machine: str
     program: str
-    values: Mapping[str, Array]
+    values: Arrays
     cycles: int
     parts: Breakdown
     counters: Mapping[str, int]

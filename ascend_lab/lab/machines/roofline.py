@@ -48,9 +48,8 @@ class Dot:
         _positive(f"dot {self.name}", "time_s", self.time_s)
         for level, moved in self.bytes_per_level.items():
             if not 0 <= moved < math.inf:
-                raise MachineError(
-                    f"dot {self.name} needs bytes of at least 0 at {level}", str(moved), "check it"
-                )
+                needed = f"dot {self.name} needs bytes of at least 0 at {level}"
+                raise MachineError(needed, str(moved), "check it")
         object.__setattr__(self, "bytes_per_level", MappingProxyType(dict(self.bytes_per_level)))
 
     @property
@@ -101,16 +100,9 @@ L0_PATHS = (("L1", "L0A"), ("L1", "L0B"))
 def level_dot(name: str, timeline: Timeline) -> Dot:
     """Return the launch as a dot: its cube operations, its bytes across each level, its time."""
     moved = timeline.path_bytes
-    return Dot(
-        name,
-        2.0 * timeline.macs,
-        {
-            INTO_L0: sum(moved.get(path, 0) for path in L0_PATHS),
-            INTO_L1: moved.get(("GM", "L1"), 0),
-            INTO_L2: timeline.memory_bytes,
-        },
-        timeline.time_s,
-    )
+    into_l0 = sum(moved.get(path, 0) for path in L0_PATHS)
+    levels = {INTO_L0: into_l0, INTO_L1: moved.get(("GM", "L1"), 0), INTO_L2: timeline.memory_bytes}
+    return Dot(name, 2.0 * timeline.macs, levels, timeline.time_s)
 
 
 def levels_of(timeline: Timeline) -> tuple[Level, Level, Level]:
@@ -132,9 +124,8 @@ def chip_levels(chip: Chip, cores: int = 0, share_of_a: float = 0.5) -> tuple[Le
     """
     cores = cores or chip.core_count
     to_a, to_b = (chip.path(*path).rate_bytes_per_cycle for path in L0_PATHS)
-    port = min(
-        chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)
-    )
+    l2 = chip.shared_rate_bytes_per_cycle("L2", cores)
+    port = min(chip.path("GM", "L1").rate_bytes_per_cycle, l2)
     per_cycle = 1.0 / (share_of_a / to_a + (1.0 - share_of_a) / to_b)
     return (
         Level(INTO_L0, per_cycle * cores * chip.clock_hz),
@@ -151,12 +142,9 @@ def energy_parts(timeline: Timeline) -> dict[str, float]:
     chip = timeline.chip
     if not timeline.macs:
         raise MachineError("a launch that multiplies", timeline.name, "take a matmul")
+    l2 = chip.l2.energy_pj_per_byte
     spent = {
-        path: n
-        * (
-            chip.paths[path].energy_pj_per_byte
-            + (chip.l2.energy_pj_per_byte if "GM" in path else 0.0)
-        )
+        path: n * (chip.paths[path].energy_pj_per_byte + l2 * ("GM" in path))
         for path, n in timeline.path_bytes.items()
     }
     totals = {
@@ -220,9 +208,8 @@ def fact(machine: str, key: str) -> float:
     """Return one number of a real machine; `MachineError` names what is known about it."""
     facts = facts_of(machine)
     if key not in facts:
-        raise MachineError(
-            f"{machine} has {', '.join(facts)}", repr(key), "no source gives it, or misspelt"
-        )
+        remedy = "no source gives it, or misspelt"
+        raise MachineError(f"{machine} has {', '.join(facts)}", repr(key), remedy)
     return facts[key].value
 
 

@@ -1,6 +1,6 @@
 """SISD, one instruction, one element: an in-order core with a cache. And SIMD, many elements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,55 +32,43 @@ class Scalar:
         return 2.0
 
 
-def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
     trace = execute(kernel, inputs, 1, machine.port, _timing(machine))
     values = dict(trace.values)
     loop = machine.loop_instructions * kernel.n
     stalls = int(trace.stalls.sum())
     if trace.summand is not None:
-        values[kernel_total(kernel)][0] = sequential_sum(trace.summand[:, 0])
+        first_to_last = trace.summand[:, 0]  # every step rounds in the format of the values
+        values[kernel_total(kernel)][0] = np.cumsum(first_to_last, dtype=first_to_last.dtype)[-1]
         per_element = int(trace.slots[0] + trace.stalls[0]) + machine.loop_instructions
         stalls += kernel.n * max(0, machine.arith_cycles - per_element)
-    lines_in, lines_out = cache_lines(trace)
-    instructions = trace.count("groups") + loop
+    work = trace.count("groups") + loop, stalls, *cache_lines(trace)
     stream = [pr.Line(issue.text, issue.groups) for issue in trace.issues]
     stream.append(pr.Line("next i, jump", loop))
-    return _finish(
-        machine,
-        kernel.name,
-        values,
-        (instructions, stalls, lines_in, lines_out),
-        {"ops": trace.count("ops"), "bytes_used": trace.count("bytes_used")},
-        tuple(stream),
-    )
+    counts = {what: trace.count(what) for what in ("ops", "bytes_used")}
+    return _finish(machine, kernel.name, values, work, counts, stream)
 
 
-def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute three nested loops: two loads, a multiply-add and the loop per product."""
     a, b, accumulate = operands(program, inputs)
     steps = program.m * program.k * program.n
-    inner = pr.Kernel(
-        "inner", 1, (pr.Load("a", "A"), pr.Load("b", "B"), pr.Arith("c", "mad", ("a", "b", 0.0)))
-    )
+    body = pr.Load("a", "A"), pr.Load("b", "B"), pr.Arith("c", "mad", ("a", "b", 0.0))
+    inner = pr.Kernel("inner", 1, body)
     one = np.ones(1, accumulate)
     trace = execute(inner, {"A": one, "B": one}, 1, machine.port, _timing(machine))
     slots = int(trace.slots[0]) + machine.loop_instructions
     cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes)
-    line = machine.port.line_bytes
-    work = (
-        slots * steps + program.m * program.n,
-        int(trace.stalls[0]) * steps,
-        -(-cut.bytes_in // line),
-        -(-cut.bytes_out // line),
-    )
+    lines = (-(-size // machine.port.line_bytes) for size in (cut.bytes_in, cut.bytes_out))
+    work = slots * steps + program.m * program.n, int(trace.stalls[0]) * steps, *lines
     used = a.nbytes + b.nbytes + cut.bytes_out
     stream = [pr.Line(issue.text, steps) for issue in trace.issues]
     loop = machine.loop_instructions * steps
     stream += [pr.Line("next k, jump", loop), pr.Line("st C[i,j], c", program.m * program.n)]
     values = {"C": product(a, b, accumulate)}
     counts = {"ops": program.ops, "bytes_used": used}
-    return _finish(machine, program.name, values, work, counts, tuple(stream))
+    return _finish(machine, program.name, values, work, counts, stream)
 
 
 def cache_lines(trace: Trace) -> tuple[int, int]:
@@ -89,19 +77,15 @@ def cache_lines(trace: Trace) -> tuple[int, int]:
     for issue in trace.issues:
         key = (issue.kind, issue.array)
         lines[key] = max(lines.get(key, 0), issue.lines)
-    read = sum(count for (kind, _), count in lines.items() if kind == "load")
-    written = sum(count for (kind, _), count in lines.items() if kind == "store")
+    read, written = (
+        sum(count for (kind, _), count in lines.items() if kind == way) for way in ("load", "store")
+    )
     return read, written
 
 
 def kernel_total(kernel: pr.Kernel) -> str:
     """Return the name of the array that the kernel's closing `Total` writes."""
     return str(getattr(kernel.body[-1], "array", ""))
-
-
-def sequential_sum(values: pr.Array) -> pr.Array:
-    """Return the sum from left to right, rounding in the format of the values at every step."""
-    return np.cumsum(values, dtype=values.dtype)[-1]  # type: ignore[no-any-return]
 
 
 def _timing(machine: Scalar) -> Timing:
@@ -112,9 +96,9 @@ def _finish(
     machine: Scalar,
     name: str,
     values: dict[str, pr.Array],
-    work: tuple[int, int, int, int],
+    work: tuple[int, ...],
     counts: dict[str, int],
-    stream: tuple[pr.Line, ...],
+    stream: list[pr.Line],
 ) -> pr.Run:
     instructions, stalls, lines_in, lines_out = work
     port = machine.port
@@ -124,7 +108,7 @@ def _finish(
     parts = pr.Breakdown(instructions, move, pr.whole(stalls + misses))
     counts = {"instructions": instructions, **counts, "bytes_moved": bytes_moved}
     counts["cache_misses"] = lines_in
-    return pr.Run(machine.name, name, values, parts.total, parts, counts, stream)
+    return pr.Run(machine.name, name, values, parts.total, parts, counts, tuple(stream))
 
 
 # One vector instruction: an operation, a mask, a repeat count and a stride, on a local buffer.
@@ -184,20 +168,19 @@ def run_vector(ops: Sequence[VectorOp], buffer: pr.Array) -> pr.Array:
     for op in ops:
         touched = elements(op, buffer.dtype)
         for start in (op.dst, op.a, op.b):
-            _check_operand(start, int(touched.max()), result)
+            last, byte = start + int(touched.max()), start * buffer.itemsize
+            if start < 0 or last >= buffer.size:
+                needed, got = (
+                    f"an operand needs elements {start} to {last}",
+                    f"a buffer of {buffer.size}",
+                )
+                raise MachineError(needed, got, "reduce repeats or mask, or enlarge the buffer")
+            if byte % BLOCK_BYTES:
+                needed = f"an operand must start at a multiple of {BLOCK_BYTES} bytes"
+                raise MachineError(needed, f"byte {byte}", "align it")
         value = pr.OPS[op.op].apply(result[op.a + touched], result[op.b + touched])
         result[op.dst + touched] = value
     return result
-
-
-def _check_operand(start: int, last: int, buffer: pr.Array) -> None:
-    if start < 0 or start + last >= buffer.size:
-        needed = f"an operand needs elements {start} to {start + last}"
-        got = f"a buffer of {buffer.size}"
-        raise MachineError(needed, got, "reduce repeats or mask, or enlarge the buffer")
-    if start * buffer.itemsize % BLOCK_BYTES:
-        needed = f"an operand must start at a multiple of {BLOCK_BYTES} bytes"
-        raise MachineError(needed, f"byte {start * buffer.itemsize}", "align it")
 
 
 def plain_ops(
@@ -206,15 +189,12 @@ def plain_ops(
     """Return the usual cover of n elements: full repeats, 255 at most, then one masked tail."""
     lanes = lanes_of(dtype)
     full, tail = divmod(n, lanes)
-    result = []
-    for first in range(0, full, MAX_REPEATS):
-        skip = first * lanes
-        repeats = min(MAX_REPEATS, full - first)
-        result.append(VectorOp(op, dst + skip, a + skip, b + skip, lanes, repeats))
-    if tail:
-        skip = full * lanes
-        result.append(VectorOp(op, dst + skip, a + skip, b + skip, tail))
-    return result
+    pieces = [(s, lanes, min(MAX_REPEATS, full - s)) for s in range(0, full, MAX_REPEATS)]
+    pieces += [(full, tail, 1)] * bool(tail)
+    return [
+        VectorOp(op, dst + n * lanes, a + n * lanes, b + n * lanes, mask, repeats)
+        for n, mask, repeats in pieces
+    ]
 
 
 def instruction_count(n: int, lanes: int) -> int:
@@ -252,11 +232,10 @@ class Simd:
 
 def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
     """Return the cycles of a list of vector instructions, each waiting for the one before."""
-    per_op = (machine.startup_cycles + machine.cycles_per_repeat * op.repeats for op in ops)
-    return sum(per_op)
+    return sum(machine.startup_cycles + machine.cycles_per_repeat * op.repeats for op in ops)
 
 
-def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute the kernel tile by tile in the local buffer."""
     if any(isinstance(instr, pr.Load) and instr.index for instr in pr.walk(kernel.body)):
         raise MachineError(
@@ -271,9 +250,8 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]
     values = dict(trace.values)
     tile = _tile(machine, kernel, itemsize, width)
     full, rest = divmod(kernel.n, tile)
-    tiles = full + (rest > 0)
+    tiles, repeats = full + (rest > 0), -(-kernel.n // width)
     per_op = full * instruction_count(tile, width) + instruction_count(rest, width)
-    repeats = -(-kernel.n // width)
     vector_ops = sum(issue.kind in ("arith", "branch", "total") for issue in trace.issues)
     copies = sum(issue.kind in ("load", "store") for issue in trace.issues)
     instructions, passes = vector_ops * per_op, vector_ops * repeats
@@ -298,7 +276,7 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]
     return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
 
 
-def simd_matmul(machine: Simd, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simd_matmul(machine: Simd, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C[i, :] += A[i, k] * B[k, :] with one masked instruction series per (i, k)."""
     a, b, accumulate = operands(program, inputs)
     width = max(1, machine.vector_bytes // accumulate.itemsize)
@@ -352,11 +330,10 @@ def _tile(machine: Simd, kernel: pr.Kernel, itemsize: int, width: int) -> int:
 
 
 def _stream(trace: Trace, tiles: int, per_op: int) -> tuple[pr.Line, ...]:
-    lines = []
-    for issue in trace.issues:
-        if issue.kind in ("load", "store"):
-            way = "in" if issue.kind == "load" else "out"
-            lines.append(pr.Line(f"copy {issue.array} {way}", tiles))
-        else:
-            lines.append(pr.Line(issue.text.replace("if ", "mask "), per_op))
-    return tuple(lines)
+    ways = {"load": "in", "store": "out"}
+    return tuple(
+        pr.Line(f"copy {i.array} {ways[i.kind]}", tiles)
+        if i.kind in ways
+        else pr.Line(i.text.replace("if ", "mask "), per_op)
+        for i in trace.issues
+    )

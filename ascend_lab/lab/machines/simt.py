@@ -71,8 +71,7 @@ def occupancy(machine: Simt, shared_bytes_per_block: int = 0) -> Mapping[str, in
                 "use fewer threads, registers or shared bytes per block",
             )
     result = {limit: count * warps for limit, count in blocks.items()}
-    result["all"] = min(result.values())
-    return result
+    return result | {"all": min(result.values())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[int, pr.Br
     return pr.whole(cycles), pr.Breakdown(pr.whole(compute), pr.whole(move), pr.whole(wait))
 
 
-def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute one thread per element; a closing `Total` adds passes over the partial sums."""
     port = machine.port
     timing = Timing(machine.arith_cycles, port.latency_cycles, slot_bytes=port.line_bytes)
@@ -125,24 +124,18 @@ def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: Mapping[str, pr.Array]
 
 
 def _load(machine: Simt, trace: Trace) -> WarpLoad:
-    slots = trace.slots + machine.thread_instructions
-    return WarpLoad(
-        warps=slots.size,
-        slots=int(slots.sum()),
-        stalls=int(trace.stalls.sum()),
-        max_slots=int(slots.max()),
-        max_stalls=int(trace.stalls.max()),
-        bytes_moved=trace.count("sectors") * machine.port.sector_bytes,
-    )
+    slots, stalls = trace.slots + machine.thread_instructions, trace.stalls
+    moved = trace.count("sectors") * machine.port.sector_bytes
+    most = int(slots.max()), int(stalls.max())
+    return WarpLoad(slots.size, int(slots.sum()), int(stalls.sum()), *most, moved)
 
 
 def _counts(machine: Simt, trace: Trace, load: WarpLoad, resident: int) -> dict[str, int]:
+    counted = {what: trace.count(what) for what in ("ops", "bytes_used", "sectors")}
     return {
         "instructions": trace.count("groups") + machine.thread_instructions * load.warps,
-        "ops": trace.count("ops"),
-        "bytes_used": trace.count("bytes_used"),
+        **counted,
         "bytes_moved": load.bytes_moved,
-        "sectors": trace.count("sectors"),
         "lanes_issued": trace.count("groups") * machine.warp_lanes,
         "lanes_active": trace.count("lanes"),
         "warps": load.warps,
@@ -190,17 +183,14 @@ def _reduce(machine: Simt, kernel: pr.Kernel, trace: Trace) -> pr.Run:
     assert trace.summand is not None
     threads = machine.threads_per_block
     flat = np.where(trace.active, trace.summand, trace.summand.dtype.type(0)).ravel()
-    blocks = -(-flat.size // threads)
-    padded = np.zeros(blocks * threads, flat.dtype)
-    padded[: flat.size] = flat
-    part = padded.reshape(blocks, threads)
+    part = np.pad(flat, (0, -flat.size % threads)).reshape(-1, threads)
+    blocks = len(part)
     while part.shape[1] > 1:
         half = part.shape[1] // 2
         part = part[:, :half] + part[:, half:]
-    first = _pass_run(machine, kernel, trace, blocks)
+    first, name = _pass_run(machine, kernel, trace, blocks), simd.kernel_total(kernel)
     if blocks == 1:
-        return replace(first, values={**trace.values, simd.kernel_total(kernel): part[0].copy()})
-    name = simd.kernel_total(kernel)
+        return replace(first, values={**trace.values, name: part[0].copy()})
     rest = pr.Kernel(kernel.name, blocks, (pr.Load("x", "partial"), pr.Total(name, "x")))
     return _then(first, simt_kernel(machine, rest, {"partial": part[:, 0]}))
 
@@ -248,7 +238,7 @@ STEP_OVERHEAD = 8
 """Warp instructions per k-tile besides the products: 2 loads, 2 shared stores, 2 barriers, loop."""
 
 
-def simt_matmul(machine: Simt, program: pr.Matmul, inputs: Mapping[str, pr.Array]) -> pr.Run:
+def simt_matmul(machine: Simt, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B in blocks of TILE x TILE threads; each product costs two shared loads."""
     a, b, accumulate = operands(program, inputs)
     block = replace(machine, threads_per_block=TILE * TILE)
@@ -331,14 +321,12 @@ def steps_of(kernel: pr.Kernel, machine: Simt) -> tuple[Step, ...]:
     steps = [Step("index", 0, 1, ()) for _ in range(machine.thread_instructions)]
     for instr in kernel.body:
         if isinstance(instr, pr.Branch | pr.Total):
-            raise MachineError(
-                "the drawn schedule needs straight-line code", pr.text(instr), "leave it out"
-            )
+            needed = "the drawn schedule needs straight-line code"
+            raise MachineError(needed, pr.text(instr), "leave it out")
         needs = tuple(writer[name] for name in _sources(instr) if name in writer)
         memory = isinstance(instr, pr.Load | pr.Store)
-        latency = (
-            machine.port.latency_cycles if isinstance(instr, pr.Load) else machine.arith_cycles
-        )
+        load = isinstance(instr, pr.Load)
+        latency = machine.port.latency_cycles if load else machine.arith_cycles
         steps.append(Step(pr.text(instr), row_bytes if memory else 0, latency, needs))
         if isinstance(instr, pr.Load | pr.Arith):
             writer[instr.dst] = len(steps) - 1
@@ -383,10 +371,9 @@ def _simulate(steps: Sequence[Step], machine: Simt, warps: int, resident: int) -
         issue_at = max(issue_at, can)
         step = steps[position[warp]]
         start = int(issue_at)
-        if step.moved_bytes:
-            port_free = max(port_free, start) + step.moved_bytes / machine.port.rate_bytes_per_cycle
         done = start + step.latency_cycles
         if step.moved_bytes:
+            port_free = max(port_free, start) + step.moved_bytes / machine.port.rate_bytes_per_cycle
             done = max(done, math.ceil(port_free))
         ready[warp][position[warp]] = done
         spans.append(Span(warp, step.text, start, done))
