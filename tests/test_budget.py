@@ -29,7 +29,7 @@ LINES = {
     "data": 20,
     "dsl": 6405,
     "errors": 85,
-    "graph": 17530,
+    "graph": 17600,
     "isa": 3250,
     "kernels": 11585,
     "lab": 18190,

@@ -18,18 +18,14 @@ timed, from images in blocks to images in blocks.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph import layout, tasks
-from ascend_lab.graph.aliases import cut_spans
+from ascend_lab.graph import aliases, fusion, layout, tasks
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.passes.rewrite import derived
-from ascend_lab.isa import up
 from ascend_lab.ops.formats import is_float
 
 UNARY = ("reshape", "transpose", "split", "slice")
@@ -53,11 +49,9 @@ class Family:
     @property
     def lanes(self) -> list[Values]:
         """Where the channels of each source lie."""
-        blocks = (up(count, layout.BLOCK) for count in self.counts)
-        lows = accumulate(blocks, initial=0)
-        return [
-            low * layout.BLOCK + np.arange(n) for low, n in zip(lows, self.counts, strict=False)
-        ]
+        ends = np.cumsum([-(-count // layout.BLOCK) * layout.BLOCK for count in self.counts])
+        lows = [0, *ends[:-1]]
+        return [low + np.arange(n) for low, n in zip(lows, self.counts, strict=True)]
 
     def breaks(self, name: str) -> bool:
         """Tell whether a result is not made of whole blocks, or the last of a source."""
@@ -119,7 +113,7 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
         if (perm[0], *perm[-2:]) != (0, last - 1, last):
             return []
         return [picks.transpose([axis - 1 for axis in perm[1:-2]])]
-    found = cut_spans(graph, node)
+    found = aliases.cut_spans(graph, node)
     if found is None:
         return []
     axis, spans = found
@@ -191,7 +185,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
 def _cycles(graph: Graph, chip: Chip) -> int:
     """Return the cycles of a graph's kernels, one after another, its results in blocks."""
     laid_out = layout.cancel_trans_data(layout.Assigner(graph).assigned(BLOCKS))
-    compiled = tasks.compile_tasks(laid_out, chip, fuse(laid_out, chip).groups)
+    compiled = tasks.compile_tasks(laid_out, chip, fusion.fuse(laid_out, chip).groups)
     pieces = [task.piece for task in compiled.tasks if task.lowered]
     return sum(tasks.cycles_started(piece, chip, "queued", warm=True) for piece in pieces)
 

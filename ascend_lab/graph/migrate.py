@@ -204,7 +204,6 @@ def _placed(
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
     """Return a written graph with the names and element types that the source's ends had."""
     import onnx
-    from onnx import helper
 
     before: list[NodeProto] = []
     after: list[NodeProto] = []
@@ -215,11 +214,11 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
         name, tensor = entry.name, entry.type.tensor_type
         is_input = kinds is imported.input_types
         own = name if is_input else imported.graph.outputs[list(graph.outputs).index(name)]
-        wanted = helper.np_dtype_to_tensor_dtype(np.dtype(_NUMPY.get(kinds[own], kinds[own])))
+        wanted = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(_NUMPY.get(kinds[own], kinds[own])))
         if tensor.elem_type == wanted and own == name:
             continue
         inner = f"{name}.inner"
-        cast = helper.make_node(
+        cast = onnx.helper.make_node(
             "Cast", [name] if is_input else [inner], [inner] if is_input else [own],
             to=tensor.elem_type if is_input else wanted,
         )  # fmt: skip

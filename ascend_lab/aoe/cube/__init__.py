@@ -17,7 +17,6 @@ from ascend_lab.aoe.space import Point, TableSpace, completed
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph import lower, tasks
-from ascend_lab.graph.lower import conv, matmul
 from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
 from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
 from ascend_lab.kernels.conv_schedules import CHANGED, conv_candidates, conv_estimate, conv_schedule
@@ -135,10 +134,10 @@ class CubeJob:
         self.operator = operator
         piece, chip = operator.piece, operator.chip
         if piece.graph.nodes[0].op in lower.CONVOLUTIONS:
-            shape, epilogue, _ = conv.conv_job(piece, chip)
+            shape, epilogue, _ = lower.conv.conv_job(piece, chip)
             self.measure = self._measure(shape, epilogue)
         else:
-            self.measure = self._measure(*matmul.product_job(piece, chip))
+            self.measure = self._measure(*lower.matmul.product_job(piece, chip))
         self.floor = self._floor()
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
@@ -389,7 +388,7 @@ class JointJob(TableJob):
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
-        shape, epilogue, _ = conv.conv_job(operator.piece, operator.chip)
+        shape, epilogue, _ = lower.conv.conv_job(operator.piece, operator.chip)
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from math import gcd
 
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, one_slice, ranges_of, sliced
 from ascend_lab.chip import Chip
@@ -222,7 +221,7 @@ class Segments:
         """Images: the common divisor of the entries of all first axes, 1 where one has none."""
         names = (*self.graph.inputs, *self.graph.outputs)
         shapes = [self.graph.types[name].shape for name in names]
-        return gcd(*(shape[0] if shape else 1 for shape in shapes)) if shapes else 1
+        return math.gcd(*(shape[0] if shape else 1 for shape in shapes)) if shapes else 1
 
     def part(self, first: int, stop: int) -> Graph:
         """Return units first .. stop-1 as a graph."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
@@ -58,9 +57,9 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
     named, inside = graph.name or "graph", _infos(graph, inner)
-    made = helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
+    made = onnx.helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
     how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], **how)
+    return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], **how)
 
 
 def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Path:
@@ -85,7 +84,7 @@ def _check_size(graph: Graph, fill_nodes: bool) -> None:
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
     types = ((name, graph.types[name]) for name in names)
     return [
-        helper.make_tensor_value_info(n, export_writer.ONNX_TYPES[t.dtype], t.shape)
+        onnx.helper.make_tensor_value_info(n, export_writer.ONNX_TYPES[t.dtype], t.shape)
         for n, t in types
     ]
 

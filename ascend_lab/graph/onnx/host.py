@@ -71,11 +71,11 @@ def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -
 
 def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
     """Return the tensors as the reference evaluator computes them."""
-    import onnx
-    from onnx.reference import ReferenceEvaluator
+    import onnx.reference
 
     with np.errstate(all="ignore"):
-        found = ReferenceEvaluator(_asking(model, names, onnx)).run(names, dict(feed))
+        evaluator = onnx.reference.ReferenceEvaluator(_asking(model, names, onnx))
+        found = evaluator.run(names, dict(feed))
     return [np.asarray(v) if isinstance(v, np.generic | int | float) else v for v in found]
 
 
@@ -153,7 +153,6 @@ def sub_model(
 ) -> ModelProto:  # fmt: skip
     """Return nodes as a model of their own, `constants` stored, the rest inputs."""
     import onnx
-    from onnx import numpy_helper
 
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     fixed = stored.keys() | (constants or set())
@@ -167,7 +166,7 @@ def sub_model(
         if name in stored:
             graph.initializer.append(stored[name])
         elif name in fixed and is_numbers(values[name]):
-            graph.initializer.append(numpy_helper.from_array(np.asarray(values[name]), name))
+            graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values[name]), name))
         else:
             graph.input.append(entry_of(name, values[name]))
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in writes)

@@ -8,7 +8,6 @@ from matplotlib.lines import Line2D
 
 from ascend_lab.lab import machines as mc
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.machines import matrix_units, simt
 
 CAUSES: dict[str, dict[str, Any]] = {
     "compute": {"facecolor": st.BLUE, "hatch": "", "edgecolor": st.INK},
@@ -234,8 +233,8 @@ def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
     """Draw the same eight warps of saxpy with more and more of them resident at a time."""
     warps = 8
     kernel = mc.saxpy(warps * machine.warp_lanes)
-    plans = {count: simt.schedule(kernel, machine, warps, count) for count in residents}
-    ends = {count: simt.last_cycle(spans) for count, spans in plans.items()}
+    plans = {count: mc.simt.schedule(kernel, machine, warps, count) for count in residents}
+    ends = {count: mc.simt.last_cycle(spans) for count, spans in plans.items()}
     fig, axes = st.new_figure(len(plans), 1, height_in=0.8 + 0.85 * len(plans), sharex=True)
     for ax, (count, spans) in zip(axes, plans.items(), strict=True):
         for span in spans:
@@ -262,7 +261,7 @@ def fig_warps(machine: mc.Simt, residents: Sequence[int]) -> st.LabFigure:
 
 def fig_systolic(a: np.ndarray, b: np.ndarray) -> st.LabFigure:
     """Draw every cycle of a small weight-stationary array: what enters, sums, and leaves."""
-    states = matrix_units.frames(a, b)
+    states = mc.matrix_units.frames(a, b)
     fig, axes = st.new_figure(1, len(states), height_in=1.75)
     for step, (ax, (values, sums)) in enumerate(zip(axes, states, strict=True)):
         _array(ax, step, values, sums, a, b)

@@ -25,7 +25,6 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
-from matplotlib import collections as mpl_collections
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -167,7 +166,7 @@ class LabFigure(Figure):
 
     def to_svg(self) -> str:
         """Return the figure as SVG: the same text each time on the same matplotlib."""
-        for marks in self.findobj(mpl_collections.Collection):
+        for marks in self.findobj(mpl.collections.Collection):
             count = max(np.shape(marks.get_offsets())[0], len(marks.get_paths()))
             marks.set_rasterized(count > MANY)
         for line in self.findobj(Line2D):
