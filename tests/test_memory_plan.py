@@ -165,6 +165,19 @@ def test_what_the_search_cannot_do_in_time_goes_to_cpsat_if_there(monkeypatch, i
     assert bool(asked) is installed
 
 
+@pytest.mark.parametrize("least", range(4, 21))
+def test_halving_ends_at_the_least_height(monkeypatch, least):
+    """The oracle packs one buffer of 4 under the roof of any target that is high enough."""
+
+    def under(target, *_):
+        return ({0: target - 4}, "oracle") if target >= least else (None, "oracle")
+
+    monkeypatch.setattr(planner_module, "HEURISTICS", {"high": lambda buffers: {0: 16}})
+    monkeypatch.setattr(planner_module, "_pack", lambda buffers, *how: under(*how))
+    found = plan([Buffer(0, 0, 1, 4)], method="best of", alignment_bytes=1)
+    assert (found.height_bytes, found.optimal) == (least, True)
+
+
 @pytest.mark.skipif(not cpsat_available(), reason="OR-tools is optional")
 @given(buffers=instances(most=6))
 def test_cpsat_agrees_with_the_search(buffers):
