@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_compiled, zoo
+from ascend_lab.graph import (
+    GraphBuilder,
+    Road,
+    compile_stages,
+    evaluate,
+    run_compiled,
+    run_tasks,
+    zoo,
+)
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.channels import channels_by_cube
 from ascend_lab.graph.ir import Graph
@@ -113,6 +121,24 @@ def test_whole_blocks_of_several_images_are_taken_in(batch: int, joins: int) -> 
     same_values(graph, made)
 
 
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize("fusion", [True, False])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_sums_that_cancel_stay_on_the_core(chip: str, fusion: bool, parts: int) -> None:
+    """Parts of a sum in fp16 would overflow, or lose what is left when they cancel."""
+    net = GraphBuilder("cancel", "fp16")
+    x = net.input("x", (1, 8, 4, 4))
+    ones = net.fill((33, 8, 1, 1), 1.0, "ones")
+    y = net.concat(*(net.conv2d(x, ones) for _ in range(parts)), axis=1)
+    signs = np.repeat([1.0, -1.0, 0.0][:parts], 33).astype(np.float16)
+    net.output(net.conv2d(y, net.constant(np.tile(signs, (5, 1)).reshape(5, -1, 1, 1))))
+    graph = net.build()
+    road = Road(fusion=fusion).stages(graph, load_chip(chip)).compiled
+    x = {"x": np.full((1, 8, 4, 4), 4000 / 8, np.float16)}
+    (got,) = run_tasks(road, x, graph.outputs).values()
+    np.testing.assert_array_equal(got, np.zeros_like(got))
+
+
 @pytest.mark.parametrize("kind", ["blocks", "row-major", "bytes", "large"])
 def test_what_is_left_alone(kind: str) -> None:
     net = GraphBuilder("left", "int8" if kind == "bytes" else "fp16")
@@ -133,7 +159,9 @@ def test_what_is_left_alone(kind: str) -> None:
 def test_a_shuffled_network_is_quicker(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = zoo.build("shufflenet_v2_x0_5")
     quick = compile_stages(network, chip).timeline()
-    monkeypatch.setattr("ascend_lab.graph.canonical.channels_by_cube", lambda graph, chip: graph)
+    monkeypatch.setattr(
+        "ascend_lab.graph.canonical.channels_by_cube", lambda graph, chip, joint: graph
+    )
     slow = compile_stages(network, chip).timeline()
     assert quick.time_s < 0.8 * slow.time_s
     assert quick.kernels < 0.7 * slow.kernels

@@ -333,7 +333,7 @@ def test_a_group_that_does_not_pay_as_a_whole_is_split(monkeypatch):
 def test_inside_a_launch_borders_cost_a_barrier(chip, within):
     """The vector unit's convolution saves a later start; a barrier buys the cube's before it."""
     net, chip = GraphBuilder("depthwise", "fp16"), load_chip(chip)
-    y = net.depthwise_conv2d(net.input("x", (1, 32, 28, 28)), net.weight((32, 1, 5, 5)), pad=2)
+    y = net.depthwise_conv2d(net.input("x", (1, 64, 28, 28)), net.weight((64, 1, 3, 3)), pad=1)
     net.output(net.silu(y, name="y"))
     graph = net.build()
     queued, inside = (Road(start=start).stages(graph, chip) for start in ("queued", within))

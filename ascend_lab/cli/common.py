@@ -75,6 +75,11 @@ class Parser(argparse.ArgumentParser):
         finally:
             for flag in flags:
                 flag.default = defaults[flag.dest]
+        for action in self._actions:  # argparse gives what comes behind a flag to nobody
+            if action.nargs == "*" and not action.option_strings:
+                more = [word for word in rest if not word.startswith("-")]
+                setattr(found, action.dest, [*getattr(found, action.dest), *more])
+                rest = [word for word in rest if word not in more]
         if self._subparsers is None and rest:  # as a verb, or the command would name its own help
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         own = frozenset(defaults.keys() & vars(found).keys())

@@ -45,10 +45,13 @@ BLOCK = 16
 FLASH = "flash_attention"
 
 
-def canonical(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph in the operators that lowering knows; values are those of the parts."""
+def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
+    """Return the graph in the operators that lowering knows; values are those of the parts.
+
+    `joint`: two convolutions that are added may become one kernel.
+    """
     graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
-    return merged_products(channels_by_cube(turned_silus(graph), chip), chip)
+    return merged_products(channels_by_cube(turned_silus(graph), chip, joint=joint), chip)
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ that are 0 and 1:
     [x1 x2][p]                        y = E1 x1 + E2 x2: two convolutions that are added
     W (E x)                           (W E) x: weights with other columns take a move in
 
-In E one term of each sum is not zero: finite numbers keep their bits but for the sign of zero; an
-infinite one becomes NaN for its neighbours, as in every product with zeros. Which way is quicker is
-timed, from images in blocks to images in blocks.
+In E one term of each sum is not zero: finite numbers keep their bits but for the sign of zero. An
+infinite one is NaN in every channel of its pixel, also where a cut has dropped it, as in every
+product with zeros. Which way is quicker is timed, from images in blocks to images in blocks.
 """
 
 from collections.abc import Sequence
@@ -61,13 +61,18 @@ class Family:
         return not rows or (len(blocks[-1]) < layout.BLOCK and blocks[-1][-1] not in ends)
 
 
-def channels_by_cube(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph in which the cube moves channels of images wherever that is quicker."""
+def channels_by_cube(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
+    """Return the graph in which the cube moves channels of images wherever that is quicker.
+
+    Only where two convolutions may be `joint` in one kernel does one take a move of two sources in.
+    """
     draft = Draft(graph)
-    for family in _families(graph):
-        ways = _ways(graph, family)
-        if ways and _of_images(graph, family, chip) and _pays(graph, family, ways, chip):
-            _to_products(draft, family, ways)
+    for family in filter(lambda one: _of_images(graph, one, chip), _families(graph)):
+        tried = [_ways(graph, family, most) for most in ((2, 1) if joint else (1,))]
+        for ways in (tried[0], *(one for one in tried[1:] if one != tried[0])):
+            if ways and _pays(graph, family, ways, chip):
+                _to_products(draft, family, ways)
+                break
     return draft.finish()
 
 
@@ -146,12 +151,17 @@ Ways = dict[str, list[Node]]
 """Results that products stand for, and the convolutions that take each move in, if all can."""
 
 
-def _ways(graph: Graph, family: Family) -> Ways:
-    """Return what of a family is no view of its sources: in one image, whole blocks are."""
+def _ways(graph: Graph, family: Family, most: int) -> Ways:
+    """Return what of a family is no view of its sources: in one image, whole blocks are.
+
+    A convolution takes a move of at most so many sources in.
+    """
     found = Ways()
     for name in family.results:
         readers = graph.readers[name]
-        taken = name not in graph.outputs and all(_takes_in(graph, n, name) for n in readers)
+        picked = [own for own in family.lanes if np.isin(family.picks[name], own).any()]
+        taken = name not in graph.outputs and len(picked) <= most
+        taken = taken and all(_takes_in(graph, node, name) for node in readers)
         if family.breaks(name) or (taken and graph.types[name].shape[0] > 1):
             found[name] = list(readers) if taken else []
     return found
@@ -168,7 +178,10 @@ def _takes_in(graph: Graph, node: Node, name: str) -> bool:
 
 
 def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
-    """Tell whether the products of a family take fewer cycles than its moves, starts counted."""
+    """Tell whether the products of a family take fewer cycles than its moves, starts counted.
+
+    A convolution that is cut in two must be one kernel: parts in memory are rounded, or too large.
+    """
     kinds = {name: replace(graph.types[name], layout=BLOCKS) for name in family.sources}
     taking = [node for nodes in ways.values() for node in nodes]
     ends = [name for name in family.results if not ways.get(name)]
@@ -176,17 +189,23 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
         graph, inputs=tuple(dict.fromkeys(family.sources)), types={**graph.types, **kinds},
         nodes=(*family.nodes, *taking), outputs=(*ends, *(node.output for node in taking)),
     )  # fmt: skip
-    moved = _cycles(alone, chip)
     draft = Draft(alone)
     _to_products(draft, family, ways)
-    return _cycles(draft.finish(), chip) < moved
+    products = _compiled(draft.finish(), chip)
+    kernels = [[node.op for node in task.piece.graph.nodes] for task in products.tasks]
+    whole = all(ops.count("conv2d") > ops.count("add") for ops in kernels if "add" in ops)
+    return (whole or not taking) and _cycles(products) < _cycles(_compiled(alone, chip))
 
 
-def _cycles(graph: Graph, chip: Chip) -> int:
-    """Return the cycles of a graph's kernels, one after another, its results in blocks."""
+def _compiled(graph: Graph, chip: Chip) -> tasks.Compiled:
+    """Return the kernels of a graph whose results stay in blocks."""
     laid_out = layout.cancel_trans_data(layout.Assigner(graph).assigned(BLOCKS))
-    compiled = tasks.compile_tasks(laid_out, chip, fusion.fuse(laid_out, chip).groups)
-    pieces = [task.piece for task in compiled.tasks if task.lowered]
+    return tasks.compile_tasks(laid_out, chip, fusion.fuse(laid_out, chip).groups)
+
+
+def _cycles(compiled: tasks.Compiled) -> int:
+    """Return the cycles of all kernels, one after another, operands in L2."""
+    chip, pieces = compiled.chip, [task.piece for task in compiled.tasks if task.lowered]
     return sum(tasks.cycles_started(piece, chip, "queued", warm=True) for piece in pieces)
 
 

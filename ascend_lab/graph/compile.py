@@ -39,7 +39,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import canonical, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
-from ascend_lab.graph.fusion import Fused, fuse, unfused
+from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 from ascend_lab.sim import few_collections
 from ascend_lab.sim.timeline import Start, Timeline
@@ -105,7 +105,8 @@ class Road:
         """Return a rewritten graph in operators that have kernels."""
         for rewrite in self.apart:
             graph = rewrite(graph)
-        return canonical.canonical(graph, chip)
+        joint = self.fusion and self.switches.is_on(JOINT)
+        return canonical.canonical(graph, chip, joint=joint)
 
     def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""

@@ -38,6 +38,8 @@ Match = Callable[[Graph, Node], Sequence[Node] | None]
 Kind = Literal["cube", "elementwise", "reduce", "other"]
 AUTOMATIC = "AutomaticUbFusion"
 """The name of fusion by dominators, which comes after all rules."""
+JOINT = "JointConvolutionFusionPass"
+"""The name of the rule that makes two convolutions that are added one kernel."""
 LONGEST = 29
 """Elementwise operators in one group at most (AutomaticUbFusion of GE)."""
 FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
@@ -171,7 +173,7 @@ RULES: list[Rule] = [
     Rule("FlashAttentionTransposeFusionPass", moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
-    Rule("JointConvolutionFusionPass", joint_convolutions),
+    Rule(JOINT, joint_convolutions),
     Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
