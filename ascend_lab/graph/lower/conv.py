@@ -106,19 +106,14 @@ def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> L
     if tiling:
         return best
     shape, epilogue, _ = conv_job(piece, chip)
+    least = 0
     for window in conv_schedules.CHANGED:
         if found := conv_schedules.window_schedule(shape, chip, window, epilogue):
             way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
-            (near, held), (before, whole) = (_times(one.kernel, piece, chip) for one in (way, best))
-            if near < before and (window == "stacked" or held <= whole):
-                best = way
+            least = least or near_cycles(best.kernel, piece, chip)
+            if (near := near_cycles(way.kernel, piece, chip)) < least:
+                best, least = way, near
     return best
-
-
-def _times(kernel: isa.Kernel, piece: Piece, chip: Chip) -> tuple[int, int]:
-    """Return the cycles of a kernel with what others wrote in L2, and with all of that there."""
-    every = sim.DeviceMemory.holding(chip, kernel.tensors, {*piece.graph.inputs})
-    return near_cycles(kernel, piece, chip), sim.simulate_kernel(kernel, chip, every).cycles
 
 
 def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
