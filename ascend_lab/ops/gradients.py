@@ -37,7 +37,7 @@ class Writer:
         """Return the constant that holds one number everywhere."""
         raise NotImplementedError
 
-    def value(self, tensor: Any) -> Any:
+    def kept(self, tensor: Any) -> Any:
         """Return a tensor of the forward pass."""
         return tensor
 
@@ -115,12 +115,12 @@ class Site:
         return self.net.wide(value) if self.wide else value
 
     def x(self, place: int = 0) -> Any:
-        """Return an input."""
-        return self._seen(self.net.value(self.inputs[place]))
+        """Return an input: kept, or computed again."""
+        return self._seen(self.net.kept(self.inputs[place]))
 
     def y(self, place: int = 0) -> Any:
-        """Return an output."""
-        return self._seen(self.net.value(self.outputs[place]))
+        """Return an output: kept, or computed again."""
+        return self._seen(self.net.kept(self.outputs[place]))
 
     @property
     def g(self) -> Any:

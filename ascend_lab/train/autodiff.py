@@ -305,9 +305,9 @@ class Tape(GraphBuilder, Writer):
         """Tell whether a tensor has that name."""
         return name in self._types
 
-    def value(self, tensor: str) -> Value:
+    def value(self, name: str) -> Value:
         """Return a tensor by name."""
-        return Value(tensor, self._types[tensor])
+        return Value(name, self._types[name])
 
     def number(self, value: float, shape: Shape, dtype: str) -> Value:
         """Return the constant that holds one number everywhere; equal ones are one."""
