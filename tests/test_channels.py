@@ -1,5 +1,7 @@
 """Moves of channels as products: values, what is left alone, and that it is quicker."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -153,6 +155,14 @@ def test_what_is_left_alone(kind: str) -> None:
         net.output(deep(net, net.concat(*images(net, *counts, size=size), axis=1)))
     graph = net.build()
     assert channels_by_cube(graph, load_chip("Ascend310")) is graph
+
+
+def test_a_chip_without_room_moves_channels_as_before() -> None:
+    net = GraphBuilder("tight", "fp16")
+    net.output(deep(net, net.concat(*images(net, 20, 20), axis=1)))
+    graph, tight = net.build(), replace(CHIP, buffers={**CHIP.buffers, "L0C": 64})
+    assert channels_by_cube(graph, CHIP) is not graph
+    assert channels_by_cube(graph, tight) is graph
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])

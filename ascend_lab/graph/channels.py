@@ -15,13 +15,13 @@ infinite one is NaN in every channel of its pixel, also where a cut has dropped 
 product with zeros. Which way is quicker is timed, from images in blocks to images in blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
 from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import aliases, fusion, layout, tasks
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
@@ -191,10 +191,13 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     )  # fmt: skip
     draft = Draft(alone)
     _to_products(draft, family, ways)
-    products = _compiled(draft.finish(), chip)
-    kernels = [[node.op for node in task.piece.graph.nodes] for task in products.tasks]
-    whole = all(ops.count("conv2d") > ops.count("add") for ops in kernels if "add" in ops)
-    return (whole or not taking) and _cycles(products) < _cycles(_compiled(alone, chip))
+    try:
+        products = _compiled(draft.finish(), chip)
+        kernels = [[node.op for node in task.piece.graph.nodes] for task in products.tasks]
+        whole = all(ops.count("conv2d") > ops.count("add") for ops in kernels if "add" in ops)
+        return (whole or not taking) and _cycles(products) < _cycles(_compiled(alone, chip))
+    except AscendLabError:  # a chip with no room for one of them by itself
+        return False
 
 
 def _compiled(graph: Graph, chip: Chip) -> tasks.Compiled:
@@ -232,15 +235,19 @@ def _sum(
         mine = np.isin(picks, lanes)
         if mine.any():
             kind = replace(weight.type, shape=(weight.type.shape[0], len(lanes), 1, 1))
-            wide = derived(kind, partial(_spread, kind, mine, picks[mine] - lanes[0]), weight)
+            wide = derived(kind, _spread(kind, mine, picks[mine] - lanes[0]), weight)
             own = draft.add(wide, f"{title}_weight")
             part = draft.insert("conv2d", (source, own, *(() if total else bias)), {}, title)
             total = draft.insert("add", (total, part), {}, f"{title}_sum") if total else part
     return total
 
 
-def _spread(kind: TensorType, mine: Values, lanes: Values, weight: Values) -> Values:
-    """Return the columns `mine` of weights at `lanes`, zeros elsewhere."""
-    wide = np.zeros(kind.shape)
-    wide[:, lanes] = weight[:, mine]
+def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values], Values]:
+    """Return what puts the columns `mine` of weights at `lanes`, zeros elsewhere."""
+
+    def wide(weight: Values) -> Values:
+        made = np.zeros(kind.shape)
+        made[:, lanes] = weight[:, mine]
+        return made
+
     return wide
