@@ -341,6 +341,12 @@ def test_errors_in_a_kernel_name_its_line(capsys, tmp_path):
 
 
 # -- operators -------------------------------------------------------------------------------------
+def test_shapes_may_stand_behind_a_flag(capsys):
+    plain = run(capsys, "op", "matmul", "64x32", "32x16", "--chip", "Ascend310")
+    assert run(capsys, "op", "matmul", "64x32", "--chip", "Ascend310", "32x16") == plain
+    assert "op: unrecognized arguments: -4x8" in refused(capsys, "op", "softmax", "-4x8")
+
+
 def test_op_times_an_operator_and_shows_its_nest(capsys):
     words = ("op", "softmax", "64x100", "--chip", "Ascend910A")
     code, out, _ = run(capsys, *words, "--show")

@@ -68,9 +68,8 @@ def channels_by_cube(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
     """
     draft = Draft(graph)
     for family in filter(lambda one: _of_images(graph, one, chip), _families(graph)):
-        tried = [_ways(graph, family, most) for most in ((2, 1) if joint else (1,))]
-        for ways in (tried[0], *(one for one in tried[1:] if one != tried[0])):
-            if ways and _pays(graph, family, ways, chip):
+        for most in (2, 1) if joint else (1,):
+            if (ways := _ways(graph, family, most)) and _pays(graph, family, ways, chip):
                 _to_products(draft, family, ways)
                 break
     return draft.finish()
@@ -136,12 +135,17 @@ def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
 
 
 def _near_cube(graph: Graph, name: str, back: bool = False) -> bool:
-    """Tell whether an image comes from the cube or pooling, or goes there, lanes between."""
+    """Tell whether an image is made by cube, pooling or a join, or else lane by lane.
+
+    With `back` lanes and moves do not count: what is before them does.
+    """
     while (node := graph.producers.get(name)) is not None:
         if node.has("convolution", "pooling") or node.op == "concat":
             return True
-        if not (node.has("lanes") or (back and node.op in UNARY)) or not back:
+        if not back:
             return node.has("lanes")
+        if not node.has("lanes") and node.op not in UNARY:
+            return False
         name = next((n for n in node.inputs if n not in graph.constants), "")
     return False
 
