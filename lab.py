@@ -250,8 +250,8 @@ STEPS = {
     "book": lambda: python(BUILDER, "book", "--saved"),
     **{name: functools.partial(run_tests, name) for name in TESTS},
 }
-BESIDE = ("book", "browser")
-"""Steps of one process, the second of which waits for the first, and mostly for the browser."""
+BESIDE = ("lint", "book", "browser")
+"""Steps of one process, one after another; the last waits for the book, and mostly for Chromium."""
 
 
 def beside(names: list[str]) -> Callable[[], int]:
@@ -270,7 +270,7 @@ def beside(names: list[str]) -> Callable[[], int]:
 
 
 def do_test(arguments: list[str]) -> int:
-    """Run every test: lint, package, notebooks, beside them book, browser; or the steps named."""
+    """Run every test: package, notebooks, beside them lint, book, browser; or the steps named."""
     if set(arguments) - set(STEPS):
         raise LabError("test takes these steps: " + " ".join(STEPS))
     wanted = [name for name in STEPS if name in (arguments or STEPS)]

@@ -188,17 +188,17 @@ def test_every_step_runs_and_the_failed_ones_are_named(lab, monkeypatch, capsys)
         lab.do_test(["d"])
 
 
-def test_book_and_browser_run_beside_the_rest_and_say_their_own(
+def test_lint_book_and_browser_run_beside_the_rest_and_say_their_own(
     lab, told, monkeypatch, tmp_path, capsys
 ):
     script = tmp_path / "other.py"
     script.write_text("import sys; print('aside', sys.argv[1:]); sys.exit(3)", "utf-8")
     monkeypatch.setattr(lab, "__file__", str(script))
     monkeypatch.setattr(lab, "BUILD", tmp_path / "made")
-    words = r"lint 0 s, package \+ notebooks 0 s, book \+ browser \d s"
-    with pytest.raises(lab.LabError, match=rf"^FAILED: book \+ browser \({words}\)$"):
+    words = r"package \+ notebooks 0 s, lint \+ book \+ browser \d s"
+    with pytest.raises(lab.LabError, match=rf"^FAILED: lint \+ book \+ browser \({words}\)$"):
         lab.do_test([])
-    assert "aside ['test', 'book', 'browser']" in capsys.readouterr().out
+    assert "aside ['test', 'lint', 'book', 'browser']" in capsys.readouterr().out
     *_, session = told
     assert session[3:7] == ("-n", "2", "--dist", "loadfile")
     assert session[-3:] == ("tests", "--nbval", "notebooks")
