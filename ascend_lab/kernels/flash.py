@@ -1,18 +1,38 @@
 """FlashAttention for cores with cube and vector unit together: scores never reach GM.
 
-A block of rows of Q stays in L1 while blocks of K and V pass by. For each: S = Q K^T on the cube
-into L0C, online softmax in UB, P as fp16 through L1 back to the cube, P V into L0C, added to the
-running output in UB. The product P V of a block is issued behind the scores of the next one, be it
-of the next rows, so that the vector unit never waits for the cube. V has 16 columns more, of ones:
-the cube adds up the rows of P as well.
+A block of rows of Q stays in L1 while blocks of K and V pass by, in three steps each:
+
+    scores   the cube: S = Q K^T into L0C; V: the maxima of its rows, through L1 back to the cube
+    weights  the cube: S - m, in place; V: P = exp(S - m) as fp16, through L1 back to the cube
+    product  the cube: P V into L0C; V: added to the running output in UB
+
+Steps of two blocks take turns, be the second of the next rows, so that V hardly ever waits for the
+cube: the weights of a block, the scores of the next one, the product of the first. V has 16 columns
+more, of ones: the cube adds up the rows of P as well. It also adds a mask of one row to all rows of
+scores, a product of 16 equal numbers with 16 times the mask.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
 
+from collections.abc import Sequence
+
 from ascend_lab.chip import Chip
-from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
+from ascend_lab.isa import (
+    FRACTAL,
+    Affine,
+    KernelBuilder,
+    Launch,
+    Program,
+    Queue,
+    Region,
+    Tile,
+    spread,
+)
 from ascend_lab.kernels import flash_shape, flash_steps as soft
 from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
+
+ALL, ODD = ((1 << 128) - 1, sum(1 << lane for lane in range(1, 128, 2)))
+"""Lanes of fp16 that a constant fills."""
 
 
 def flash_launch(
@@ -66,11 +86,10 @@ class _Writer:
         """Declare the tensors, allocate queues and state.
 
         Two blocks of K and V are in use, a third is on its way; they share their flags, because a
-        pair of pipes may have only 4 event ids.
+        pair of pipes may have only 4 event ids. Scores have one slot: the cube subtracts in place.
         """
         rows, keys, (_, _, depth1, width1) = tiling.rows, tiling.keys, shape.fractals
-        depth, width = depth1 * FRACTAL, (width1 + 1) * FRACTAL
-        wide, mask = rows * max(keys, width), {"": 0, "rows": keys, "full": rows * keys}[shape.mask]
+        depth, width, one_row = depth1 * FRACTAL, (width1 + 1) * FRACTAL, shape.mask == "rows"
         k = self.k = KernelBuilder(f"flash_{rows}x{keys}", chip)
         self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1 + 1
         self.block = keys // FRACTAL
@@ -79,20 +98,29 @@ class _Writer:
         self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
         self.q = k.queue("q_l1", "L1", "fp16", rows * depth, src="MTE2", dst="MTE1", depth=1)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
-        most = rows * max(depth, keys), keys * max(depth, width)
-        self.left = k.queue("a_l0", "L0A", "fp16", most[0], src="MTE1", dst="M")
-        self.right = k.queue("b_l0", "L0B", "fp16", most[1], src="MTE1", dst="M")
-        self.product = k.queue("c_l0", "L0C", "fp32", wide, src="M", dst="V")
-        self.result = k.queue("out", "UB", "fp16", wide, src="V", dst="MTE3")
+        deep = depth + FRACTAL * one_row
+        left, right = rows * max(deep, keys, 2 * FRACTAL), keys * max(deep, width)
+        self.left = k.queue("a_l0", "L0A", "fp16", left, src="MTE1", dst="M")
+        self.right = k.queue("b_l0", "L0B", "fp16", right, src="MTE1", dst="M")
+        self.scores = k.queue("s_l0", "L0C", "fp32", rows * keys, src="M", dst="V", depth=1)
+        self.product = k.queue("c_l0", "L0C", "fp32", rows * width, src="M", dst="V", depth=1)
+        self.result = k.queue("out", "UB", "fp16", rows * max(keys, width), src="V", dst="MTE3")
         self.weights = k.queue("p_l1", "L1", "fp16", rows * keys, src="MTE3", dst="MTE1")
+        to_cube = {"src": "MTE3", "dst": "MTE1", "depth": 1}
+        self.peaks = k.queue("m_l1", "L1", "fp16", 2 * rows * FRACTAL, **to_cube)
+        self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
+        self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA * one_row or 1)
         self.mask: Queue | None = None
-        if mask:
-            self.mask = k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V")
+        if shape.mask:
+            size = keys if one_row else rows * keys
+            self.mask = k.queue("mask_ub", "UB", "fp16", size, src="MTE2", dst="V")
+        if one_row:
+            self.wide = k.queue("mask_l1", "L1", "fp16", keys * FRACTAL, **to_cube)
         self.state = soft.State.make(k, shape, tiling)
 
     def program(self, own: flash_shape.Own) -> Program:
         """Walk the blocks of rows of Q, the first scores of each before the last product behind."""
-        self._ones()
+        self._constants()
         side = self.tiling.rows // FRACTAL
         matrices, blocks = soft.axes(own, soft.places(self.k, own), side)
         steps, alone = (self._begin, self._go_on, self._end), blocks.count == 1
@@ -103,15 +131,25 @@ class _Writer:
                 steps[step](matrix.matrix, (rows.start, rows.size))
         return self.k.finish()
 
-    def _ones(self) -> None:
-        """Fill the last 16 columns of every slot of V in L1 with ones."""
-        size = self.tiling.keys * FRACTAL
-        self.k.each("vdup", size, (self.result.alloc(), 0), scalar=1.0)
+    def _constants(self) -> None:
+        """Fill the last 16 columns of every slot of V in L1 with ones, and what is subtracted."""
+        size, area = self.tiling.keys * FRACTAL, flash_shape.AREA
+        slots = (Tile(self.values, slot) for slot in range(self.keys.buffer.slots))
+        self._fill([slot.region((self.width - 1) * size, size) for slot in slots], (1.0, ALL))
+        self._fill([self.minus.region(0, area)], (-soft.STEP / FRACTAL, ALL))
+        if self.shape.mask == "rows":
+            high, low = flash_shape.mask_shares(self.shape.scale)
+            self._fill([self.share.region(0, area)], (high, ALL), (low, ODD))
+
+    def _fill(self, places: Sequence[Region], *numbers: tuple[float, int]) -> None:
+        """Fill places in L1 with numbers, each where a lane's bit says so."""
+        tile = self.result.alloc()
+        for number, mask in numbers:
+            self.k.each("vdup", places[0].elements, (tile, 0), scalar=number, mask=mask)
         self.result.enqueue()
-        source = self.result.dequeue().region(0, size)
-        for slot in range(self.keys.buffer.slots):
-            to = Tile(self.values, slot).region((self.width - 1) * size, size)
-            self.k.copy(to, source)
+        source = self.result.dequeue()
+        for to in places:
+            self.k.copy(to, source.region(0, to.sizes))
         self.result.free()
 
     def _begin(self, matrix: flash_shape.Matrix, rows: Span) -> None:
@@ -124,20 +162,27 @@ class _Writer:
         self._scores(matrix, rows, (Affine(), size), Affine(), kept)
 
     def _go_on(self, matrix: flash_shape.Matrix, rows: Span) -> None:
-        """Take all other scores, and the products of all blocks of K and V but the last."""
+        """Take all weights, all other scores, and the products of all blocks but the last."""
         block, (full, rest, ragged) = self.block, self.cut
         if full > 1:  # the first product begins the output, so that the loop starts behind it
-            self._scores(matrix, rows, (Affine(block), block), Affine(1))
-            self._add(rows[1], Affine())
+            self._turn(matrix, rows, (Affine(block), block), Affine())
         if full > 2:
             with self.k.loop("key", full - 2) as j:
-                self._scores(matrix, rows, ((j + 2) * block, block), j + 2)
-                self._add(rows[1], j + 1)
+                self._turn(matrix, rows, ((j + 2) * block, block), j + 1)
         if full and rest:
-            last = Affine(full * block), rest
-            self._scores(matrix, rows, last, Affine(full), ragged)
-            self._add(rows[1], Affine(full - 1))
+            self._turn(matrix, rows, (Affine(full * block), rest), Affine(full - 1), ragged)
         self.q.free()
+        self._weights(rows[1], rest or block)
+
+    def _turn(
+        self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
+    ) -> None:
+        """The weights of block `block`, the scores of the next, the product of the first."""
+        self._weights(rows[1], self.block)
+        self._scores(matrix, rows, keys, block + 1, ragged)
+        sums = self._product(rows[1], self.block)
+        soft.add_product(self.state, sums, rows[1], self.width, block)
+        self.product.free()
 
     def _end(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """The last product, and the quotient to GM."""
@@ -150,8 +195,11 @@ class _Writer:
         else:
             soft.finish(self.state, sums, self.result.alloc(), rows[1], self.width)
             self.product.free()
+        self._send(self.gm.block("y", matrix, rows))
+
+    def _send(self, to: Region) -> None:
+        """Move what V has written elsewhere."""
         self.result.enqueue()
-        to = self.gm.block("y", matrix, rows)
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
         self.result.free()
 
@@ -164,60 +212,99 @@ class _Writer:
     def _scores(
         self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
     ) -> None:
-        """One block of scores, from K in GM to P in L1; `ragged`: keys in its last fractal."""
-        k, state = self.k, self.state
+        """One block of scores in L0C and their maxima in L1; `ragged`: keys in its last fractal."""
+        k, state, high = self.k, self.state, rows[1]
         tile = self.keys.alloc()
         self._load(tile, "k", matrix, keys)
         self._load(Tile(self.values, tile.slot), "v", matrix, keys)
         self.keys.enqueue()
         tile = self.keys.dequeue()
         q = Tile(self.q.buffer, self.q.counts["free"])
-        load_a(k, self.left.alloc(), q, rows[1], self.depth)
-        self.left.enqueue()
+        left, right = self.left.alloc(), self.right.alloc()
+        load_a(k, left, q, high, self.depth)
         fractals = (self.depth * keys[1], flash_shape.AREA)
-        k.load2d(self.right.alloc().region(0, fractals), tile.region(0, fractals))
-        self.right.enqueue()
-        self._multiply(rows[1], self.depth, keys[1])
-        soft.take_scores(state, self.product.dequeue(), rows[1], keys[1])
-        self.product.free()
-        if self.mask is not None:
-            src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
-            k.copy(self.mask.alloc().region(0, src.sizes), src)
-            self.mask.enqueue()
-            one_row = self.shape.mask == "rows"
-            soft.add_mask(state, self.mask.dequeue(), rows[1], keys[1], one_row=one_row)
+        k.load2d(right.region(0, fractals), tile.region(0, fractals))
+        if self.shape.mask == "rows":
+            self._load_mask(left, right, matrix, rows, keys)
+        self._multiply(self.scores, (high, self.depth, keys[1]))
+        tile = self.scores.dequeue()
+        if self.shape.mask == "full":
+            soft.add_mask(state, tile, self._mask(matrix, rows, keys), high * keys[1])
             self.mask.free()
         if ragged:
-            soft.drop_padding(state, rows[1], keys[1], ragged)
-        soft.softmax_block(state, self.result.alloc(), rows[1], keys[1], block)
-        self.result.enqueue()
-        area = rows[1] * keys[1] * flash_shape.AREA
-        k.copy(self.weights.alloc().region(0, area), self.result.dequeue().region(0, area))
-        self.result.free()
-        self.weights.enqueue()
+            soft.drop_padding(state, tile, high, keys[1], ragged)
+        soft.take_peaks(state, tile, self.result.alloc(), high, keys[1], block)
+        self.scores.free()
+        self._send(self.peaks.alloc().region(0, 2 * high * flash_shape.AREA))
+        self.peaks.enqueue()
+        if block != Affine():
+            soft.take_factor(state, high, block)
 
-    def _add(self, rows: int, block: Affine) -> None:
-        """Add the product of a full block to the running output."""
-        soft.add_product(self.state, self._product(rows, self.block), rows, self.width, block)
-        self.product.free()
+    def _mask(self, matrix: flash_shape.Matrix, rows: Span, keys: Span) -> Tile:
+        """Bring the mask of a block to UB."""
+        assert self.mask is not None
+        src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
+        self.k.copy(self.mask.alloc().region(0, src.sizes), src)
+        self.mask.enqueue()
+        return self.mask.dequeue()
+
+    def _load_mask(
+        self, left: Tile, right: Tile, matrix: flash_shape.Matrix, rows: Span, keys: Span
+    ) -> None:
+        """Bring a mask of one row, 16 times side by side, behind K in L0B; its shares behind Q."""
+        k, area, count = self.k, flash_shape.AREA, keys[1] * FRACTAL
+        mask = self._mask(matrix, rows, keys).region(0, count)
+        k.vector("vbrcb", self.result.alloc().region(0, (count, FRACTAL)), mask)
+        self.mask.free()
+        self._send(self.wide.alloc().region(0, (keys[1], area)))
+        self.wide.enqueue()
+        some = (keys[1], area)
+        mask = self.wide.dequeue().region(0, some)
+        k.load2d(right.region(keys[1] * self.depth * area, some), mask)
+        self.wide.free()
+        some = (rows[1], area)
+        k.load2d(left.region(rows[1] * self.depth * area, some), self.share.region(0, some, (0, 1)))
+
+    def _weights(self, rows: int, keys: int) -> None:
+        """Scores of a block less their maxima, and the weights in L1."""
+        k, fractals = self.k, (2 * keys, flash_shape.AREA)
+        load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
+        self.peaks.free()
+        minus = self.minus.region(0, fractals, (0, 1))
+        k.load2d(self.right.alloc().region(0, fractals), minus)
+        self._multiply(self.scores, (rows, 2, keys), 1)
+        area, out = rows * keys * flash_shape.AREA, self.result.alloc()
+        k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
+        self.scores.free()
+        soft.weigh(self.state, out, rows * keys)
+        self._send(self.weights.alloc().region(0, area))
+        self.weights.enqueue()
 
     def _product(self, rows: int, keys: int) -> Tile:
         """P V of one block: both to L0, and multiplied."""
         load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
-        self.left.enqueue()
         values = Tile(self.values, self.keys.counts["free"])
         source = Fractals(values, Affine(), self.block * flash_shape.AREA)
         load_turned(self.k, self.right.alloc(), source, self.width, keys)
         self.keys.free()
-        self.right.enqueue()
-        self._multiply(rows, keys, self.width)
+        self._multiply(self.product, (rows, keys, self.width))
         return self.product.dequeue()
 
-    def _multiply(self, m: int, depth: int, n: int) -> None:
-        """One matrix instruction on what waits in L0A and L0B."""
-        a, b, c = self.left.dequeue(), self.right.dequeue(), self.product.alloc()
-        multiply(self.k, c, a, b, (m, depth, n))
+    def _multiply(self, sums: Queue, sizes: tuple[int, int, int], accumulate: int = 0) -> None:
+        """Multiply what has come to L0A and L0B; a mask stands behind Q and K."""
+        self.left.enqueue()
+        self.right.enqueue()
+        a, b, c = self.left.dequeue(), self.right.dequeue(), sums.alloc()
+        multiply(self.k, c, a, b, sizes, accumulate)
+        if sums is self.scores and not accumulate and self.shape.mask == "rows":
+            m, depth, n = sizes
+            self.k.mmad(
+                c.region(0, (n, m, FRACTAL, FRACTAL)),
+                a.region(m * depth * flash_shape.AREA, (m, 1, FRACTAL, FRACTAL)),
+                b.region(n * depth * flash_shape.AREA, (1, n, FRACTAL, FRACTAL)),
+                accumulate=1,
+            )
         self.left.free()
         self.right.free()
-        self.product.enqueue()
+        sums.enqueue()

@@ -112,19 +112,20 @@ class FlashTiling:
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
 
-    UB: scores and running output, 5 times 16 lanes and one number a row of statistics, two tiles
-    on their way out, and the mask.
+    UB: the running output, two tiles on their way out, the maxima of every 8 keys, 16 lanes and
+    six numbers a row of statistics, and the mask.
     """
     depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
-    rows, keys = tiling.rows, tiling.keys
-    wide = max(keys, width)
-    mask = {"": 0, "rows": 2 * keys, "full": rows * keys}[shape.mask]
+    rows, keys, one_row = tiling.rows, tiling.keys, shape.mask == "rows"
+    deep, wide = depth + FRACTAL * one_row, max(keys, width)
+    masks = {"": 0, "rows": 4 * keys, "full": 8 * rows * keys}
+    l1 = rows * depth + 3 * keys * (depth + width) + 2 * rows * (keys + FRACTAL)
     return {
-        "L1": 2 * (rows * depth + 3 * keys * (depth + width) + 2 * rows * keys),
-        "L0A": 4 * rows * max(depth, keys),
-        "L0B": 4 * keys * max(depth, width),
-        "L0C": 8 * rows * wide,
-        "UB": 4 * (rows * (keys + width + 5 * FRACTAL + 1 + wide) + mask),
+        "L1": 2 * (l1 + AREA + one_row * (AREA + keys * FRACTAL)),
+        "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
+        "L0B": 4 * keys * max(deep, width),
+        "L0C": 4 * rows * (keys + width),
+        "UB": 4 * rows * (wide + width + keys // 8 + FRACTAL + 6) + masks[shape.mask],
     }
 
 
@@ -212,6 +213,13 @@ def _parts(fractals: int) -> list[int]:
 def default_scale(depth: int) -> float:
     """Return 1 / sqrt(d)."""
     return 1.0 / math.sqrt(depth)
+
+
+def mask_shares(scale: float) -> tuple[float, float]:
+    """Return two positive numbers of fp16, high and low: 8 of each are 1 / scale."""
+    mantissa, exponent = math.frexp(0.125 / scale)
+    high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
+    return high, 0.125 / scale - high
 
 
 # -- cores -----------------------------------------------------------------------------------------
