@@ -9,7 +9,7 @@ A block of rows of Q stays in L1 while blocks of K and V pass by, in three steps
 Steps of two blocks take turns, be the second of the next rows, so that V hardly ever waits for the
 cube: the weights of a block, the scores of the next one, the product of the first. V has 16 columns
 more, of ones: the cube adds up the rows of P as well. It also adds a mask of one row to all rows of
-scores, a product of 16 equal numbers with 16 times the mask.
+scores: two more rows of K^T, which the two halves of 1 / scale meet.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
@@ -31,8 +31,8 @@ from ascend_lab.isa import (
 from ascend_lab.kernels import flash_shape, flash_steps as soft
 from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
 
-ALL, ODD = ((1 << 128) - 1, sum(1 << lane for lane in range(1, 128, 2)))
-"""Lanes of fp16 that a constant fills."""
+ALL, FIRST = (1 << 128) - 1, sum(1 << lane for lane in range(0, 128, FRACTAL))
+"""Lanes of fp16 that a constant fills: all, or the first of every row."""
 
 
 def flash_launch(
@@ -109,13 +109,12 @@ class _Writer:
         to_cube = {"src": "MTE3", "dst": "MTE1", "depth": 1}
         self.peaks = k.queue("m_l1", "L1", "fp16", 2 * rows * FRACTAL, **to_cube)
         self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
-        self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA * one_row or 1)
         self.mask: Queue | None = None
-        if shape.mask:
-            size = keys if one_row else rows * keys
-            self.mask = k.queue("mask_ub", "UB", "fp16", size, src="MTE2", dst="V")
+        if shape.mask == "full":
+            self.mask = k.queue("mask_ub", "UB", "fp16", rows * keys, src="MTE2", dst="V")
         if one_row:
-            self.wide = k.queue("mask_l1", "L1", "fp16", keys * FRACTAL, **to_cube)
+            self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
+            self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
         self.state = soft.State.make(k, shape, tiling)
 
     def program(self, own: flash_shape.Own) -> Program:
@@ -132,14 +131,23 @@ class _Writer:
         return self.k.finish()
 
     def _constants(self) -> None:
-        """Fill the last 16 columns of every slot of V in L1 with ones, and what is subtracted."""
+        """Fill places in L1 with numbers: rows of a mask, what it and maxima meet, ones of V."""
         size, area = self.tiling.keys * FRACTAL, flash_shape.AREA
-        slots = (Tile(self.values, slot) for slot in range(self.keys.buffer.slots))
-        self._fill([slot.region((self.width - 1) * size, size) for slot in slots], (1.0, ALL))
-        self._fill([self.minus.region(0, area)], (-soft.STEP / FRACTAL, ALL))
+        self.peaks.alloc()
+        slots = [Affine(slot) for slot in range(self.keys.buffer.slots)]
         if self.shape.mask == "rows":
+            self._fill([Tile(self.row, slot).region(0, size) for slot in slots], (0.0, ALL))
+            self.k.set_flag("MTE3", "MTE2", 0)
+            self.k.wait_flag("MTE3", "MTE2", 0)
             high, low = flash_shape.mask_shares(self.shape.scale)
-            self._fill([self.share.region(0, area)], (high, ALL), (low, ODD))
+            shares = (0.0, ALL), (high, FIRST), (low, FIRST << 1)
+            self._fill([self.share.region(0, area)], *shares)
+        self._fill([self.minus.region(0, area)], (-soft.STEP / FRACTAL, ALL))
+        ones = [Tile(self.values, slot).region((self.width - 1) * size, size) for slot in slots]
+        self._fill(ones, (1.0, ALL))
+        self.peaks.enqueue()
+        self.peaks.dequeue()
+        self.peaks.free()
 
     def _fill(self, places: Sequence[Region], *numbers: tuple[float, int]) -> None:
         """Fill places in L1 with numbers, each where a lane's bit says so."""
@@ -160,6 +168,8 @@ class _Writer:
         full, rest, ragged = self.cut
         size, kept = (self.block, 0) if full else (rest, ragged)
         self._scores(matrix, rows, (Affine(), size), Affine(), kept)
+        if full + (rest > 0) == 1:
+            self.q.free()
 
     def _go_on(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """Take all weights, all other scores, and the products of all blocks but the last."""
@@ -171,7 +181,8 @@ class _Writer:
                 self._turn(matrix, rows, ((j + 2) * block, block), j + 1)
         if full and rest:
             self._turn(matrix, rows, (Affine(full * block), rest), Affine(full - 1), ragged)
-        self.q.free()
+        if full + (rest > 0) > 1:
+            self.q.free()
         self._weights(rows[1], rest or block)
 
     def _turn(
@@ -213,10 +224,12 @@ class _Writer:
         self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
     ) -> None:
         """One block of scores in L0C and their maxima in L1; `ragged`: keys in its last fractal."""
-        k, state, high = self.k, self.state, rows[1]
+        k, state, high, one_row = self.k, self.state, rows[1], self.shape.mask == "rows"
         tile = self.keys.alloc()
         self._load(tile, "k", matrix, keys)
         self._load(Tile(self.values, tile.slot), "v", matrix, keys)
+        if one_row:
+            self._load_mask(matrix, rows, keys, tile.slot)
         self.keys.enqueue()
         tile = self.keys.dequeue()
         q = Tile(self.q.buffer, self.q.counts["free"])
@@ -224,13 +237,12 @@ class _Writer:
         load_a(k, left, q, high, self.depth)
         fractals = (self.depth * keys[1], flash_shape.AREA)
         k.load2d(right.region(0, fractals), tile.region(0, fractals))
-        if self.shape.mask == "rows":
-            self._load_mask(left, right, matrix, rows, keys)
+        if one_row:
+            self._feed_mask(left, right, high, keys[1], tile.slot)
         self._multiply(self.scores, (high, self.depth, keys[1]))
         tile = self.scores.dequeue()
-        if self.shape.mask == "full":
-            soft.add_mask(state, tile, self._mask(matrix, rows, keys), high * keys[1])
-            self.mask.free()
+        if self.mask:
+            self._add_mask(tile, matrix, rows, keys)
         if ragged:
             soft.drop_padding(state, tile, high, keys[1], ragged)
         soft.take_peaks(state, tile, self.result.alloc(), high, keys[1], block)
@@ -240,38 +252,37 @@ class _Writer:
         if block != Affine():
             soft.take_factor(state, high, block)
 
-    def _mask(self, matrix: flash_shape.Matrix, rows: Span, keys: Span) -> Tile:
-        """Bring the mask of a block to UB."""
+    def _load_mask(self, matrix: flash_shape.Matrix, rows: Span, keys: Span, slot: Affine) -> None:
+        """A mask of one row to the first two rows of fractals of L1."""
+        src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
+        for row in (0, 1):
+            place = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
+            self.k.copy(Tile(self.row, slot).region(*place), src)
+
+    def _feed_mask(self, left: Tile, right: Tile, rows: int, keys: int, slot: Affine) -> None:
+        """The shares of a mask behind Q in L0A, and its fractals, transposed, behind K in L0B."""
+        area, some, square = flash_shape.AREA, (rows, flash_shape.AREA), (FRACTAL, FRACTAL)
+        shares = self.share.region(0, some, (0, 1))
+        self.k.load2d(left.region(rows * self.depth * area, some), shares)
+        mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
+        self.k.load2d(right.region(keys * self.depth * area, (keys, *square)), mask)
+
+    def _add_mask(self, tile: Tile, matrix: flash_shape.Matrix, rows: Span, keys: Span) -> None:
+        """A mask of all rows to UB, and added to scores."""
         assert self.mask is not None
         src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
         self.k.copy(self.mask.alloc().region(0, src.sizes), src)
         self.mask.enqueue()
-        return self.mask.dequeue()
-
-    def _load_mask(
-        self, left: Tile, right: Tile, matrix: flash_shape.Matrix, rows: Span, keys: Span
-    ) -> None:
-        """Bring a mask of one row, 16 times side by side, behind K in L0B; its shares behind Q."""
-        k, area, count = self.k, flash_shape.AREA, keys[1] * FRACTAL
-        mask = self._mask(matrix, rows, keys).region(0, count)
-        k.vector("vbrcb", self.result.alloc().region(0, (count, FRACTAL)), mask)
+        soft.add_mask(self.state, tile, self.mask.dequeue(), rows[1] * keys[1])
         self.mask.free()
-        self._send(self.wide.alloc().region(0, (keys[1], area)))
-        self.wide.enqueue()
-        some = (keys[1], area)
-        mask = self.wide.dequeue().region(0, some)
-        k.load2d(right.region(keys[1] * self.depth * area, some), mask)
-        self.wide.free()
-        some = (rows[1], area)
-        k.load2d(left.region(rows[1] * self.depth * area, some), self.share.region(0, some, (0, 1)))
 
     def _weights(self, rows: int, keys: int) -> None:
         """Scores of a block less their maxima, and the weights in L1."""
         k, fractals = self.k, (2 * keys, flash_shape.AREA)
-        load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
-        self.peaks.free()
         minus = self.minus.region(0, fractals, (0, 1))
         k.load2d(self.right.alloc().region(0, fractals), minus)
+        load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
+        self.peaks.free()
         self._multiply(self.scores, (rows, 2, keys), 1)
         area, out = rows * keys * flash_shape.AREA, self.result.alloc()
         k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
@@ -282,12 +293,12 @@ class _Writer:
 
     def _product(self, rows: int, keys: int) -> Tile:
         """P V of one block: both to L0, and multiplied."""
-        load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
-        self.weights.free()
         values = Tile(self.values, self.keys.counts["free"])
         source = Fractals(values, Affine(), self.block * flash_shape.AREA)
         load_turned(self.k, self.right.alloc(), source, self.width, keys)
         self.keys.free()
+        load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
+        self.weights.free()
         self._multiply(self.product, (rows, keys, self.width))
         return self.product.dequeue()
 

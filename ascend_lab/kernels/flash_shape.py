@@ -118,10 +118,10 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
     rows, keys, one_row = tiling.rows, tiling.keys, shape.mask == "rows"
     deep, wide = depth + FRACTAL * one_row, max(keys, width)
-    masks = {"": 0, "rows": 4 * keys, "full": 8 * rows * keys}
+    masks = {"": 0, "rows": 0, "full": 8 * rows * keys}
     l1 = rows * depth + 3 * keys * (depth + width) + 2 * rows * (keys + FRACTAL)
     return {
-        "L1": 2 * (l1 + AREA + one_row * (AREA + keys * FRACTAL)),
+        "L1": 2 * (l1 + AREA + one_row * (AREA + 3 * keys * FRACTAL)),
         "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
         "L0B": 4 * keys * max(deep, width),
         "L0C": 4 * rows * (keys + width),
@@ -138,7 +138,7 @@ def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
     """
     rows, keys, depth, width = (n * FRACTAL for n in shape.fractals)
     blocks = up(rows, tiling.rows)
-    mask = {"": 0, "rows": blocks * keys, "full": rows * keys}[shape.mask]
+    mask = {"": 0, "rows": 2 * blocks * keys, "full": rows * keys}[shape.mask]
     return 2 * shape.batch * (rows * (depth + width) + blocks * keys * (depth + width) + mask)
 
 
@@ -216,10 +216,10 @@ def default_scale(depth: int) -> float:
 
 
 def mask_shares(scale: float) -> tuple[float, float]:
-    """Return two positive numbers of fp16, high and low: 8 of each are 1 / scale."""
-    mantissa, exponent = math.frexp(0.125 / scale)
+    """Return two positive numbers of fp16 of the sum 1 / scale, so that infinities stay."""
+    mantissa, exponent = math.frexp(1.0 / scale)
     high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
-    return high, 0.125 / scale - high
+    return high, 1.0 / scale - high
 
 
 # -- cores -----------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Tensors:
         """
         source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
         if self.shape.mask == "rows":
-            return source.region(start + at * FRACTAL, size * FRACTAL)
+            return source.region(start + at * FRACTAL, (size, FRACTAL))
         pitch = self.view("mask").column
         start = start + at * pitch + rows[0] * FRACTAL
         return source.region(start, (size, rows[1] * FRACTAL), (pitch, 1))
