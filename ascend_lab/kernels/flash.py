@@ -4,10 +4,10 @@ A block of rows of Q stays in L1 while blocks of K and V pass by, in three steps
 
     scores   the cube: S = Q K^T into L0C; V: the maxima of its rows, through L1 back to the cube
     weights  the cube: S - m, in place; V: P = exp(S - m) as fp16, through L1 back to the cube
-    product  the cube: P V into L0C; V: added to the running output in UB
+    product  the cube: P V added to the running output in L0C, which V has multiplied by f
 
-Steps of two blocks take turns, be the second of the next rows, so that V hardly ever waits for the
-cube: the weights of a block, the scores of the next one, the product of the first. V has 16 columns
+Steps of blocks take turns, so that V hardly ever waits for the cube: the weights of a block, the
+product of the one before, the scores of the next one, be it of the next rows. V has 16 columns
 more, of ones: the cube adds up the rows of P as well. It also adds a mask of one row to all rows of
 scores: two more rows of K^T, which the two halves of 1 / scale meet.
 
@@ -174,38 +174,42 @@ class _Writer:
     def _go_on(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """Take all weights, all other scores, and the products of all blocks but the last."""
         block, (full, rest, ragged) = self.block, self.cut
+        last = Affine(full - (not rest))
         if full > 1:  # the first product begins the output, so that the loop starts behind it
             self._turn(matrix, rows, (Affine(block), block), Affine())
         if full > 2:
             with self.k.loop("key", full - 2) as j:
                 self._turn(matrix, rows, ((j + 2) * block, block), j + 1)
         if full and rest:
-            self._turn(matrix, rows, (Affine(full * block), rest), Affine(full - 1), ragged)
-        if full + (rest > 0) > 1:
-            self.q.free()
+            self._turn(matrix, rows, (last * block, rest), last - 1, ragged)
         self._weights(rows[1], rest or block)
+        if last != Affine():
+            self.q.free()
+            self._product(rows[1], block, last - 1)
+            self._rescale(rows[1], last)
 
     def _turn(
         self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
     ) -> None:
-        """The weights of block `block`, the scores of the next, the product of the first."""
+        """The weights of block `block`, the product before it, the scores of the next one."""
         self._weights(rows[1], self.block)
+        if block != Affine():
+            self._product(rows[1], self.block, block - 1)
         self._scores(matrix, rows, keys, block + 1, ragged)
-        sums = self._product(rows[1], self.block)
-        soft.add_product(self.state, sums, rows[1], self.width, block)
+        if block != Affine():
+            self._rescale(rows[1], block)
+
+    def _rescale(self, rows: int, block: Affine) -> None:
+        """Multiply the running output by the factor of the block that comes next."""
+        soft.rescale(self.state, self.product.dequeue(), rows, self.width, block)
         self.product.free()
 
     def _end(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """The last product, and the quotient to GM."""
         full, rest, _ = self.cut
-        sums = self._product(rows[1], rest or self.block)
-        if full + (rest > 0) > 1:
-            soft.add_product(self.state, sums, rows[1], self.width, Affine(full - (not rest)))
-            self.product.free()
-            soft.finish(self.state, self.state.out, self.result.alloc(), rows[1], self.width)
-        else:
-            soft.finish(self.state, sums, self.result.alloc(), rows[1], self.width)
-            self.product.free()
+        self._product(rows[1], rest or self.block, Affine(full - (not rest)))
+        soft.finish(self.state, self.product.dequeue(), self.result.alloc(), rows[1], self.width)
+        self.product.free()
         self._send(self.gm.block("y", matrix, rows))
 
     def _send(self, to: Region) -> None:
@@ -291,18 +295,19 @@ class _Writer:
         self._send(self.weights.alloc().region(0, area))
         self.weights.enqueue()
 
-    def _product(self, rows: int, keys: int) -> Tile:
-        """P V of one block: both to L0, and multiplied."""
+    def _product(self, rows: int, keys: int, block: Affine) -> None:
+        """P V of one block: both to L0, and multiplied; the first one begins the output."""
         values = Tile(self.values, self.keys.counts["free"])
         source = Fractals(values, Affine(), self.block * flash_shape.AREA)
         load_turned(self.k, self.right.alloc(), source, self.width, keys)
         self.keys.free()
         load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
-        self._multiply(self.product, (rows, keys, self.width))
-        return self.product.dequeue()
+        self._multiply(self.product, (rows, keys, self.width), block)
 
-    def _multiply(self, sums: Queue, sizes: tuple[int, int, int], accumulate: int = 0) -> None:
+    def _multiply(
+        self, sums: Queue, sizes: tuple[int, int, int], accumulate: Affine | int = 0
+    ) -> None:
         """Multiply what has come to L0A and L0B; a mask stands behind Q and K."""
         self.left.enqueue()
         self.right.enqueue()

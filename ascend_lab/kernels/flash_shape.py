@@ -112,7 +112,7 @@ class FlashTiling:
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
 
-    UB: the running output, two tiles on their way out, the maxima of every 8 keys, 16 lanes and
+    UB: two tiles on their way out, the maxima of every 8 keys, 16 lanes and
     six numbers a row of statistics, and the mask.
     """
     depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
@@ -125,7 +125,7 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
         "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
         "L0B": 4 * keys * max(deep, width),
         "L0C": 4 * rows * (keys + width),
-        "UB": 4 * rows * (wide + width + keys // 8 + FRACTAL + 6) + masks[shape.mask],
+        "UB": 4 * rows * (wide + keys // 8 + FRACTAL + 6) + masks[shape.mask],
     }
 
 

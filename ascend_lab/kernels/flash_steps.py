@@ -45,7 +45,6 @@ class State:
     """Buffers of UB that only the vector unit uses, fp32 but for `halves`: a number a row or 16."""
 
     builder: KernelBuilder
-    out: Buffer
     best: Buffer
     work: Buffer
     peak: Buffer
@@ -58,7 +57,7 @@ class State:
     @classmethod
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
-        rows, width = tiling.rows, (shape.fractals[3] + 1) * FRACTAL
+        rows = tiling.rows
 
         def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
             return k.buffer(name, "UB", dtype, elements, slots)
@@ -66,7 +65,6 @@ class State:
         work = buffer("work", rows * FRACTAL)
         return cls(
             k,
-            buffer("sums", rows * width),
             buffer("best", rows * tiling.keys // 8),
             work,
             buffer("peak", rows, 2),
@@ -149,29 +147,29 @@ def weigh(s: State, out: Tile, fractals: int) -> None:
     k.each("vexp", count, place, place)
 
 
-def add_product(s: State, tile: Tile, rows: int, width: int, block: Affine) -> None:
-    """Emit o = f o + (tile of L0C), the product of block `block`'s p and v; the first is o."""
-    k, factor, count = s.builder, Tile(s.factor, block), rows * FRACTAL
-    if block == Affine():
-        k.copy(s.out.region(0, width * rows * AREA), tile.region(0, width * rows * AREA))
-        return
+def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
+    """Emit o = f o in L0C, with the factor of block `block`."""
+    k, count = s.builder, rows * FRACTAL
     for at in (0, 8):
         spread = s.work.region(at, (count, 8), (FRACTAL, 1))
-        k.vector("vbrcb", spread, factor.region(0, count))
+        k.vector("vbrcb", spread, Tile(s.factor, block).region(0, count))
+    columns(s, out, rows, width)
+
+
+def columns(s: State, tile: Tile, rows: int, width: int) -> None:
+    """Emit tile of L0C *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
+    k = s.builder
     with repeat(k, "column", width) as e:
-        out = lanes(s.out, rows, e * rows)
-        k.vector("vmul", out, out, lanes(s.work, rows))
-    sums = (s.out, 0)
-    k.each("vadd", width * rows * AREA, sums, sums, (tile, 0))
+        some = lanes(tile, rows, e * rows)
+        k.vector("vmul", some, some, lanes(s.work, rows))
 
 
-def finish(s: State, sums: Memory, out: Tile, rows: int, width: int) -> None:
+def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
     """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
-    k, share = s.builder, lanes(s.work, rows)
-    k.vector("vrec", share, lanes(sums, rows, (width - 1) * rows))
-    with repeat(k, "column", width - 1) as e:
-        k.vector("vmul", lanes(s.out, rows, e * rows), lanes(sums, rows, e * rows), share)
-    k.each("vconv", (width - 1) * rows * AREA, (out, 0), (s.out, 0))
+    k, size = s.builder, (width - 1) * rows * AREA
+    k.vector("vrec", lanes(s.work, rows), lanes(sums, rows, (width - 1) * rows))
+    columns(s, sums, rows, width - 1)
+    k.copy(out.region(0, size), sums.region(0, size))
 
 
 # -- two stages of one nest ------------------------------------------------------------------------
