@@ -162,9 +162,6 @@ class _Writer:
 
     def _begin(self, matrix: flash_shape.Matrix, rows: Span) -> None:
         """Bring a block of rows of Q, and take its first scores."""
-        self._load(self.q.alloc(), "q", matrix, rows)
-        self.q.enqueue()
-        self.q.dequeue()
         full, rest, ragged = self.cut
         size, kept = (self.block, 0) if full else (rest, ragged)
         self._scores(matrix, rows, (Affine(), size), Affine(), kept)
@@ -235,6 +232,10 @@ class _Writer:
         if one_row:
             self._load_mask(matrix, rows, keys, tile.slot)
         self.keys.enqueue()
+        if block == Affine():
+            self._load(self.q.alloc(), "q", matrix, rows)
+            self.q.enqueue()
+            self.q.dequeue()
         tile = self.keys.dequeue()
         q = Tile(self.q.buffer, self.q.counts["free"])
         left, right = self.left.alloc(), self.right.alloc()
