@@ -15,6 +15,8 @@ Source: Dao et al. 2022, "FlashAttention".
 """
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import (
@@ -77,6 +79,24 @@ def multiply(
     )
 
 
+Place = tuple[soft.Piece, soft.Piece]
+"""A matrix and a block of its rows."""
+
+
+class Block(NamedTuple):
+    """A block of rows and of keys: where they are, its number among those of its rows.
+
+    `ragged` keys are in its last fractal, where that is not full.
+    """
+
+    matrix: flash_shape.Matrix
+    rows: Span
+    keys: Span
+    number: Affine
+    ragged: int
+    is_last: bool
+
+
 class _Writer:
     """The program of cores with equal shares; its steps take sizes in fractals."""
 
@@ -118,17 +138,58 @@ class _Writer:
         self.state = soft.State.make(k, shape, tiling)
 
     def program(self, own: flash_shape.Own) -> Program:
-        """Walk the blocks of rows of Q, the first scores of each before the last product behind."""
+        """Walk blocks, three of them at a time."""
         self._constants()
         side = self.tiling.rows // FRACTAL
         matrices, blocks = soft.axes(own, soft.places(self.k, own), side)
-        steps, alone = (self._begin, self._go_on, self._end), blocks.count == 1
+        alone = blocks.count == 1
         outer, inner = (blocks, matrices) if alone else (matrices, blocks)
         for piece in outer.pieces(self.k):
-            for step, other in inner.overlapped(self.k):
-                matrix, rows = (other, piece) if alone else (piece, other)
-                steps[step](matrix.matrix, (rows.start, rows.size))
+            for some in inner.threes(self.k):
+                pairs = [other and ((other, piece) if alone else (piece, other)) for other in some]
+                self._walk(*pairs)
         return self.k.finish()
+
+    def _walk(self, *places: Place | None) -> None:
+        """Take turns at the blocks of the middle of three places, from the last of the first on."""
+        full, rest, _ = self.cut
+        last = full - (not rest)
+        before, now, after = (place and partial(self._block, place) for place in places)
+        ends = before and before(last), after and after(0)
+        if now is None:
+            self._turn(ends[0], None, ends[1])
+            return
+        self._turn(ends[0], now(0), now(1) if last else ends[1])
+        if full > 2:
+            with self.k.loop("key", full - 2) as j:
+                self._turn(*(now(j + n) for n in range(3)))
+        for n in range(max(1, full - 1), last + 1):
+            self._turn(now(n - 1), now(n), now(n + 1) if n < last else ends[1])
+
+    def _block(self, place: Place, number: Affine | int) -> Block:
+        """Return a block of keys of a place."""
+        (matrix, rows), (full, rest, ragged), at = place, self.cut, Affine() + number
+        keys, own = at * self.block, at == Affine(full)
+        return Block(
+            matrix.matrix, (rows.start, rows.size), (keys, rest if own else self.block), at,
+            ragged if own else 0, at == Affine(full - (not rest)),
+        )  # fmt: skip
+
+    def _turn(self, before: Block | None, now: Block | None, after: Block | None) -> None:
+        """The weights of a block, the product of the one before, the scores of the next."""
+        if now:
+            if now.is_last:
+                self.q.free()
+            self._weights(now)
+        if before:
+            self._product(before)
+        if after:
+            self._scores(after)
+        if before and before.is_last:
+            self._finish(before)
+        if now and now.number != Affine():
+            soft.rescale(self.state, self.product.dequeue(), now.rows[1], self.width, now.number)
+            self.product.free()
 
     def _constants(self) -> None:
         """Fill places in L1 with numbers: rows of a mask, what it and maxima meet, ones of V."""
@@ -160,106 +221,55 @@ class _Writer:
             self.k.copy(to, source.region(0, to.sizes))
         self.result.free()
 
-    def _begin(self, matrix: flash_shape.Matrix, rows: Span) -> None:
-        """Bring a block of rows of Q, and take its first scores."""
-        full, rest, ragged = self.cut
-        size, kept = (self.block, 0) if full else (rest, ragged)
-        self._scores(matrix, rows, (Affine(), size), Affine(), kept)
-        if full + (rest > 0) == 1:
-            self.q.free()
-
-    def _go_on(self, matrix: flash_shape.Matrix, rows: Span) -> None:
-        """Take all weights, all other scores, and the products of all blocks but the last."""
-        block, (full, rest, ragged) = self.block, self.cut
-        last = Affine(full - (not rest))
-        if full > 1:  # the first product begins the output, so that the loop starts behind it
-            self._turn(matrix, rows, (Affine(block), block), Affine())
-        if full > 2:
-            with self.k.loop("key", full - 2) as j:
-                self._turn(matrix, rows, ((j + 2) * block, block), j + 1)
-        if full and rest:
-            self._turn(matrix, rows, (last * block, rest), last - 1, ragged)
-        self._weights(rows[1], rest or block)
-        if last != Affine():
-            self.q.free()
-            self._product(rows[1], block, last - 1)
-            self._rescale(rows[1], last)
-
-    def _turn(
-        self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
-    ) -> None:
-        """The weights of block `block`, the product before it, the scores of the next one."""
-        self._weights(rows[1], self.block)
-        if block != Affine():
-            self._product(rows[1], self.block, block - 1)
-        self._scores(matrix, rows, keys, block + 1, ragged)
-        if block != Affine():
-            self._rescale(rows[1], block)
-
-    def _rescale(self, rows: int, block: Affine) -> None:
-        """Multiply the running output by the factor of the block that comes next."""
-        soft.rescale(self.state, self.product.dequeue(), rows, self.width, block)
-        self.product.free()
-
-    def _end(self, matrix: flash_shape.Matrix, rows: Span) -> None:
-        """The last product, and the quotient to GM."""
-        full, rest, _ = self.cut
-        self._product(rows[1], rest or self.block, Affine(full - (not rest)))
-        soft.finish(self.state, self.product.dequeue(), self.result.alloc(), rows[1], self.width)
-        self.product.free()
-        self._send(self.gm.block("y", matrix, rows))
-
     def _send(self, to: Region) -> None:
         """Move what V has written elsewhere."""
         self.result.enqueue()
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
         self.result.free()
 
-    def _load(self, tile: Tile, name: str, matrix: flash_shape.Matrix, rows: Span) -> None:
+    def _load(self, tile: Tile, name: str, block: Block, rows: Span) -> None:
         """Rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
-        region = self.gm.block(name, matrix, rows)
+        region = self.gm.block(name, block.matrix, rows)
         pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
         self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
 
-    def _scores(
-        self, matrix: flash_shape.Matrix, rows: Span, keys: Span, block: Affine, ragged: int = 0
-    ) -> None:
-        """One block of scores in L0C and their maxima in L1; `ragged`: keys in its last fractal."""
-        k, state, high, one_row = self.k, self.state, rows[1], self.shape.mask == "rows"
+    def _scores(self, block: Block) -> None:
+        """Scores of a block in L0C and their maxima in L1; the first brings a block of rows."""
+        k, state, one_row = self.k, self.state, self.shape.mask == "rows"
+        (_, rows), (_, keys) = block.rows, block.keys
         tile = self.keys.alloc()
-        self._load(tile, "k", matrix, keys)
-        self._load(Tile(self.values, tile.slot), "v", matrix, keys)
+        self._load(tile, "k", block, block.keys)
+        self._load(Tile(self.values, tile.slot), "v", block, block.keys)
         if one_row:
-            self._load_mask(matrix, rows, keys, tile.slot)
+            self._load_mask(block, tile.slot)
         self.keys.enqueue()
-        if block == Affine():
-            self._load(self.q.alloc(), "q", matrix, rows)
+        if block.number == Affine():
+            self._load(self.q.alloc(), "q", block, block.rows)
             self.q.enqueue()
             self.q.dequeue()
-        tile = self.keys.dequeue()
-        q = Tile(self.q.buffer, self.q.counts["free"])
+        tile, q = self.keys.dequeue(), Tile(self.q.buffer, self.q.counts["free"])
         left, right = self.left.alloc(), self.right.alloc()
-        load_a(k, left, q, high, self.depth)
-        fractals = (self.depth * keys[1], flash_shape.AREA)
+        load_a(k, left, q, rows, self.depth)
+        fractals = (self.depth * keys, flash_shape.AREA)
         k.load2d(right.region(0, fractals), tile.region(0, fractals))
         if one_row:
-            self._feed_mask(left, right, high, keys[1], tile.slot)
-        self._multiply(self.scores, (high, self.depth, keys[1]))
+            self._feed_mask(left, right, rows, keys, tile.slot)
+        self._multiply(self.scores, (rows, self.depth, keys))
         tile = self.scores.dequeue()
         if self.mask:
-            self._add_mask(tile, matrix, rows, keys)
-        if ragged:
-            soft.drop_padding(state, tile, high, keys[1], ragged)
-        soft.take_peaks(state, tile, self.result.alloc(), high, keys[1], block)
+            self._add_mask(tile, block)
+        if block.ragged:
+            soft.drop_padding(state, tile, rows, keys, block.ragged)
+        soft.take_peaks(state, tile, self.result.alloc(), rows, keys, block.number)
         self.scores.free()
-        self._send(self.peaks.alloc().region(0, 2 * high * flash_shape.AREA))
+        self._send(self.peaks.alloc().region(0, 2 * rows * flash_shape.AREA))
         self.peaks.enqueue()
-        if block != Affine():
-            soft.take_factor(state, high, block)
+        if block.number != Affine():
+            soft.take_factor(state, rows, block.number)
 
-    def _load_mask(self, matrix: flash_shape.Matrix, rows: Span, keys: Span, slot: Affine) -> None:
+    def _load_mask(self, block: Block, slot: Affine) -> None:
         """A mask of one row to the first two rows of fractals of L1."""
-        src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
+        src = self.gm.mask(block.matrix, block.rows, block.keys)
         for row in (0, 1):
             place = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
             self.k.copy(Tile(self.row, slot).region(*place), src)
@@ -272,20 +282,21 @@ class _Writer:
         mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
         self.k.load2d(right.region(keys * self.depth * area, (keys, *square)), mask)
 
-    def _add_mask(self, tile: Tile, matrix: flash_shape.Matrix, rows: Span, keys: Span) -> None:
+    def _add_mask(self, tile: Tile, block: Block) -> None:
         """A mask of all rows to UB, and added to scores."""
         assert self.mask is not None
-        src = self.gm.mask(matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL), keys)
+        (start, rows), (_, keys) = block.rows, block.keys
+        src = self.gm.mask(block.matrix, (start * FRACTAL, rows * FRACTAL), block.keys)
         self.k.copy(self.mask.alloc().region(0, src.sizes), src)
         self.mask.enqueue()
-        soft.add_mask(self.state, tile, self.mask.dequeue(), rows[1] * keys[1])
+        soft.add_mask(self.state, tile, self.mask.dequeue(), rows * keys)
         self.mask.free()
 
-    def _weights(self, rows: int, keys: int) -> None:
+    def _weights(self, block: Block) -> None:
         """Scores of a block less their maxima, and the weights in L1."""
-        k, fractals = self.k, (2 * keys, flash_shape.AREA)
-        minus = self.minus.region(0, fractals, (0, 1))
-        k.load2d(self.right.alloc().region(0, fractals), minus)
+        k, (_, rows), (_, keys) = self.k, block.rows, block.keys
+        some = (2 * keys, flash_shape.AREA)
+        k.load2d(self.right.alloc().region(0, some), self.minus.region(0, some, (0, 1)))
         load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
         self.peaks.free()
         self._multiply(self.scores, (rows, 2, keys), 1)
@@ -296,15 +307,24 @@ class _Writer:
         self._send(self.weights.alloc().region(0, area))
         self.weights.enqueue()
 
-    def _product(self, rows: int, keys: int, block: Affine) -> None:
-        """P V of one block: both to L0, and multiplied; the first one begins the output."""
+    def _product(self, block: Block) -> None:
+        """P V of a block: both to L0, and multiplied; the first one begins the output."""
+        (_, rows), (_, keys) = block.rows, block.keys
         values = Tile(self.values, self.keys.counts["free"])
         source = Fractals(values, Affine(), self.block * flash_shape.AREA)
         load_turned(self.k, self.right.alloc(), source, self.width, keys)
         self.keys.free()
         load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
-        self._multiply(self.product, (rows, keys, self.width), block)
+        self._multiply(self.product, (rows, keys, self.width), block.number)
+
+    def _finish(self, block: Block) -> None:
+        """The quotient of a block of rows to GM."""
+        soft.finish(
+            self.state, self.product.dequeue(), self.result.alloc(), block.rows[1], self.width
+        )
+        self.product.free()
+        self._send(self.gm.block("y", block.matrix, block.rows))
 
     def _multiply(
         self, sums: Queue, sizes: tuple[int, int, int], accumulate: Affine | int = 0

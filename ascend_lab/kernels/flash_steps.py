@@ -239,26 +239,17 @@ class Axis:
             yield piece
         yield from self.last()
 
-    def overlapped(self, k: KernelBuilder) -> Iterator[tuple[int, Piece]]:
-        """Yield (step, piece) of three steps each, the last of a piece behind the next one's first.
-
-        Steps 1 of all pieces follow each other: 0 1 0' 2 1' 0'' 2' 1'' 2''.
-        """
-        rest = list(self.last())
-        if self.full:
-            yield 0, next(self.turns(k, 1, 0))[0]
-            for piece, after in self.turns(k, self.full - 1, 0, 1):
-                yield 1, piece
-                yield 0, after
-                yield 2, piece
-            yield 1, next(self.turns(k, 1, self.full - 1))[0]
-        for piece in rest:
-            yield 0, piece
-        if self.full:
-            yield 2, next(self.turns(k, 1, self.full - 1))[0]
-        for piece in rest:
-            yield 1, piece
-            yield 2, piece
+    def threes(self, k: KernelBuilder) -> Iterator[tuple[Piece | None, ...]]:
+        """Yield each piece between the one before and the next; None stands at both ends, twice."""
+        few = range(self.full) if self.full < 2 else (0, 1)
+        begin = [None, None, *(next(self.turns(k, 1, n))[0] for n in few)]
+        if self.full > 1:
+            yield from zip(begin, begin[1:], begin[2:], strict=False)
+            for pieces in self.turns(k, self.full - 2, 0, 1, 2):
+                yield tuple(pieces)
+            begin = [next(self.turns(k, 1, self.full - n))[0] for n in (2, 1)]
+        end = [*begin, *self.last(), None, None]
+        yield from zip(end, end[1:], end[2:], strict=False)
 
     def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
         """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""
