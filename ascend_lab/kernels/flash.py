@@ -7,7 +7,7 @@ A block of rows of Q stays in L1 while blocks of K and V pass by, in three steps
     product  the cube: P V added to the running output in L0C, which V has multiplied by f
 
 Steps of blocks take turns, so that V hardly ever waits for the cube: the weights of a block, the
-product of the one before, the scores of the next one, be it of the next rows. V has 16 columns
+scores of the next one, be it of the next rows, the product of the one before. V has 16 columns
 more, of ones: the cube adds up the rows of P as well. It also adds a mask of one row to all rows of
 scores: two more rows of K^T, which the two halves of 1 / scale meet.
 
@@ -176,15 +176,15 @@ class _Writer:
         )  # fmt: skip
 
     def _turn(self, before: Block | None, now: Block | None, after: Block | None) -> None:
-        """The weights of a block, the product of the one before, the scores of the next."""
+        """The weights of a block, the scores of the next, the product of the one before."""
         if now:
             if now.is_last:
                 self.q.free()
             self._weights(now)
-        if before:
-            self._product(before)
         if after:
             self._scores(after)
+        if before:
+            self._product(before)
         if before and before.is_last:
             self._finish(before)
         if now and now.number != Affine():
