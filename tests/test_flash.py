@@ -229,7 +229,7 @@ def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
 
 def test_program_size_does_not_grow_with_the_sequence():
     chip, counts = load_chip("Ascend910A"), set()
-    for n in (512, 4096, 16384):
+    for n in (1024, 4096, 16384):
         launch = flash_launch(replace(SQUARE, rows=n, keys=n), chip, FlashTiling(64, 64, 1, 4))
         (part,) = launch.parts
         counts.add(len(part.program.instructions()))

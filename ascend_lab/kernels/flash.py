@@ -105,8 +105,9 @@ class _Writer:
     ) -> None:
         """Declare the tensors, allocate queues and state.
 
-        Two blocks of K and V are in use, a third is on its way; they share their flags, because a
-        pair of pipes may have only 4 event ids. Scores have one slot: the cube subtracts in place.
+        Two blocks of K and V are in use, others on their way; Q comes with the first of its own.
+        All share their flags, because a pair of pipes may have only 4 event ids. Scores have one
+        slot: the cube subtracts in place.
         """
         rows, keys, (_, _, depth1, width1) = tiling.rows, tiling.keys, shape.fractals
         depth, width, one_row = depth1 * FRACTAL, (width1 + 1) * FRACTAL, shape.mask == "rows"
@@ -114,9 +115,10 @@ class _Writer:
         self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1 + 1
         self.block = keys // FRACTAL
         self.cut = flash_shape.cut_keys(shape, self.block)
-        self.keys = k.queue("k_l1", "L1", "fp16", keys * depth, src="MTE2", dst="MTE1", depth=3)
+        size, slots = keys * depth, flash_shape.key_slots(shape, tiling)
+        self.keys = k.queue("k_l1", "L1", "fp16", size, src="MTE2", dst="MTE1", depth=slots)
         self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
-        self.q = k.queue("q_l1", "L1", "fp16", rows * depth, src="MTE2", dst="MTE1", depth=1)
+        self.q = self.keys.join("q_l1", "fp16", rows * depth)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
         deep = depth + FRACTAL * one_row
         left, right = rows * max(deep, keys, 2 * FRACTAL), keys * max(deep, width)
@@ -178,8 +180,6 @@ class _Writer:
     def _turn(self, before: Block | None, now: Block | None, after: Block | None) -> None:
         """The weights of a block, the scores of the next, the product of the one before."""
         if now:
-            if now.is_last:
-                self.q.free()
             self._weights(now)
         if after:
             self._scores(after)
@@ -242,12 +242,11 @@ class _Writer:
         self._load(Tile(self.values, tile.slot), "v", block, block.keys)
         if one_row:
             self._load_mask(block, tile.slot)
-        self.keys.enqueue()
         if block.number == Affine():
-            self._load(self.q.alloc(), "q", block, block.rows)
-            self.q.enqueue()
-            self.q.dequeue()
-        tile, q = self.keys.dequeue(), Tile(self.q.buffer, self.q.counts["free"])
+            self._load(Tile(self.q, tile.slot), "q", block, block.rows)
+        self.keys.enqueue()
+        tile = self.keys.dequeue()
+        q = Tile(self.q, tile.slot - block.number)
         left, right = self.left.alloc(), self.right.alloc()
         load_a(k, left, q, rows, self.depth)
         fractals = (self.depth * keys, flash_shape.AREA)

@@ -118,15 +118,24 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
     rows, keys, one_row = tiling.rows, tiling.keys, shape.mask == "rows"
     deep, wide = depth + FRACTAL * one_row, max(keys, width)
-    masks = {"": 0, "rows": 0, "full": 8 * rows * keys}
-    l1 = rows * depth + 3 * keys * (depth + width) + 2 * rows * (keys + FRACTAL)
+    consts, masks = AREA * (1 + one_row), {"": 0, "rows": 0, "full": 8 * rows * keys}
+    each = rows * depth + keys * (depth + width + FRACTAL * one_row)
     return {
-        "L1": 2 * (l1 + AREA + one_row * (AREA + 3 * keys * FRACTAL)),
+        "L1": 2 * (key_slots(shape, tiling) * each + 2 * rows * (keys + FRACTAL) + consts),
         "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
         "L0B": 4 * keys * max(deep, width),
         "L0C": 4 * rows * (keys + width),
         "UB": 4 * rows * (wide + keys // 8 + FRACTAL + 6) + masks[shape.mask],
     }
+
+
+def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
+    """Return the slots of K and V in L1: 4, or 3 if the next block of rows would meet its own Q.
+
+    A slot is filled when the product of 3 or 4 blocks before, and the scores 2 behind that one,
+    have been taken: the last but one, or the last.
+    """
+    return 3 + (up(shape.keys, tiling.keys) % 4 > 0)
 
 
 def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -187,22 +196,24 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
 
 
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
-    """Estimate the vector unit's cycles on the busiest core: instructions times their length.
+    """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
 
-    A block takes 5 instructions for 16 keys, 2 for 16 columns of v and its ones, and as much as 5
-    for its statistics; one instruction 12 cycles to start and about 2 a repeat of 4 rows. A core's
-    only block waits for its own product, about a cycle for 12 scores on their way to the cube.
+    A block takes 12 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
+    maxima; a block of rows 10 for its 16 x 16 numbers, and 8 for each block of keys but the first.
     """
     rows, keys, _, width = shape.fractals
-    blocks = up(keys * FRACTAL, tiling.keys)
-    count = 5 * keys + blocks * (2 * width + 7)
-    share = up(up(rows * FRACTAL, tiling.rows), tiling.grid_rows) * tiling.rows
+    high, wide = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    blocks = up(keys, wide)
+    share = up(up(rows, high), tiling.grid_rows) * high
     # a core's last block may be lower: all its rows count once, the start of every block
-    own = min(share, rows * FRACTAL)
-    starts, heads = up(own, tiling.rows), up(shape.heads, tiling.grid_heads)
+    own = min(share, rows)
+    starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
-    alone = tiling.rows * tiling.keys // 12 if matrices * starts * blocks == 1 else 0
-    return matrices * count * (12 * starts + own // 2) + alone
+    each = (32 if shape.mask == "full" else 12) * keys + blocks * 4 + keys + 10 * width + 6
+    start = 180 + 10 * wide.bit_length() + 35 * (shape.mask == "full")
+    start, again = start * blocks + 20 + 10 * width, blocks - 1
+    each, start = each + again * (8 * width + 12), start + again * (77 + 10 * width)
+    return matrices * (start * starts + each * own)
 
 
 def _parts(fractals: int) -> list[int]:
