@@ -293,7 +293,8 @@ def test_flash_beats_three_kernels_on_the_other_chips(chip):
 
 def test_the_vector_unit_never_waits_for_the_cube():
     line = simulate(
-        flash_launch(FlashShape(1, 4096, 4096, 64, 64, 0.125), load_chip("Toy")), load_chip("Toy")
+        flash_launch(FlashShape(32, 4096, 4096, 64, 64, 0.125), load_chip("Ascend910A")),
+        load_chip("Ascend910A"),
     )
     assert line.limit == "V"
     assert line.busy_cycles["V"] > 0.97 * line.cycles
@@ -432,7 +433,7 @@ def test_a_matrix_too_wide_for_l0_is_refused():
 
 def test_what_does_not_fit_says_so_and_runs_as_attention():
     chip, wide = load_chip("Toy"), replace(SQUARE, depth=256, width=256)
-    with pytest.raises(CapacityError, match=r"width 256: 16384 bytes.*8192 on Toy"):
+    with pytest.raises(CapacityError, match=r"width 256: 77824 bytes.*65536 on Toy"):
         flash_launch(wide, chip)
     with pytest.raises(CapacityError, match="halve a block"):
         flash_launch(SQUARE, chip, FlashTiling(128, 128))

@@ -22,6 +22,8 @@ GRID = ("group", "row", "heads")
 MASKS = ("", "rows", "full")
 TENSORS = ("q", "k", "v", "mask")
 AREA = FRACTAL * FRACTAL
+SCALES = 2.0**-11, 16.0
+"""Scales that coupled cores can have: differences of products that count are finite in fp16."""
 
 
 class FlashView(NamedTuple):
@@ -162,6 +164,9 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
         wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
         raise InputError(wanted, got, "round them")
+    if not SCALES[0] <= shape.scale <= SCALES[1]:
+        wanted, got = f"a scale of {SCALES[0]} to {SCALES[1]}", str(shape.scale)
+        raise InputError(wanted, got, "multiply q by a part of it, or use the operator attention")
     if min(tiling.cores) < 1 or math.prod(tiling.cores) > chip.core_count:
         wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
         raise InputError(wanted, "x".join(map(str, tiling.cores)), "change it")
