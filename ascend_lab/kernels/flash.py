@@ -18,18 +18,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ascend_lab import isa
 from ascend_lab.chip import Chip
-from ascend_lab.isa import (
-    FRACTAL,
-    Affine,
-    KernelBuilder,
-    Launch,
-    Program,
-    Queue,
-    Region,
-    Tile,
-    spread,
-)
+from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels import flash_shape, flash_steps as soft
 from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
 
@@ -39,14 +30,14 @@ ALL, FIRST = (1 << 128) - 1, sum(1 << lane for lane in range(0, 128, FRACTAL))
 
 def flash_launch(
     shape: flash_shape.FlashShape, chip: Chip, tiling: flash_shape.FlashTiling | None = None
-) -> Launch:
+) -> isa.Launch:
     """Return attention as a launch over batch and row blocks: GM tensors q, k, v (, mask), y.
 
     Raises `PathError` on chips with separate vector cores, `CapacityError` where blocks do not fit.
     """
     t = tiling or flash_shape.default_tiling(shape, chip)
     flash_shape.check_tiling(shape, t, chip)
-    return spread(
+    return isa.spread(
         f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}",
         flash_shape.shares(shape, t.rows // FRACTAL, t.cores),
         lambda *own: _Writer(shape, t, chip).program(own),
@@ -128,8 +119,8 @@ class _Writer:
         self.product = k.queue("c_l0", "L0C", "fp32", rows * width, src="M", dst="V", depth=1)
         self.result = k.queue("out", "UB", "fp16", rows * max(keys, width), src="V", dst="MTE3")
         self.weights = k.queue("p_l1", "L1", "fp16", rows * keys, src="MTE3", dst="MTE1")
-        to_cube = {"src": "MTE3", "dst": "MTE1", "depth": 1}
-        self.peaks = k.queue("m_l1", "L1", "fp16", 2 * rows * FRACTAL, **to_cube)
+        size = 2 * rows * FRACTAL
+        self.peaks = k.queue("m_l1", "L1", "fp16", size, src="MTE3", dst="MTE1", depth=1)
         self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
         self.mask: Queue | None = None
         if shape.mask == "full":
@@ -139,7 +130,7 @@ class _Writer:
             self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
         self.state = soft.State.make(k, shape, tiling)
 
-    def program(self, own: flash_shape.Own) -> Program:
+    def program(self, own: flash_shape.Own) -> isa.Program:
         """Walk blocks, three of them at a time."""
         self._constants()
         side = self.tiling.rows // FRACTAL
@@ -152,21 +143,21 @@ class _Writer:
                 self._walk(*pairs)
         return self.k.finish()
 
-    def _walk(self, *places: Place | None) -> None:
-        """Take turns at the blocks of the middle of three places, from the last of the first on."""
+    def _walk(self, before: Place | None, place: Place | None, after: Place | None) -> None:
+        """Take turns at the blocks of a place, from the last before it to the first behind."""
         full, rest, _ = self.cut
         last = full - (not rest)
-        before, now, after = (place and partial(self._block, place) for place in places)
-        ends = before and before(last), after and after(0)
-        if now is None:
-            self._turn(ends[0], None, ends[1])
+        first, end = before and self._block(before, last), after and self._block(after, 0)
+        if place is None:
+            self._turn(first, None, end)
             return
-        self._turn(ends[0], now(0), now(1) if last else ends[1])
+        now = partial(self._block, place)
+        self._turn(first, now(0), now(1) if last else end)
         if full > 2:
             with self.k.loop("key", full - 2) as j:
                 self._turn(*(now(j + n) for n in range(3)))
         for n in range(max(1, full - 1), last + 1):
-            self._turn(now(n - 1), now(n), now(n + 1) if n < last else ends[1])
+            self._turn(now(n - 1), now(n), now(n + 1) if n < last else end)
 
     def _block(self, place: Place, number: Affine | int) -> Block:
         """Return a block of keys of a place."""
@@ -266,14 +257,14 @@ class _Writer:
         if block.number != Affine():
             soft.take_factor(state, rows, block.number)
 
-    def _load_mask(self, block: Block, slot: Affine) -> None:
+    def _load_mask(self, block: Block, slot: Affine | int) -> None:
         """A mask of one row to the first two rows of fractals of L1."""
         src = self.gm.mask(block.matrix, block.rows, block.keys)
         for row in (0, 1):
             place = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
             self.k.copy(Tile(self.row, slot).region(*place), src)
 
-    def _feed_mask(self, left: Tile, right: Tile, rows: int, keys: int, slot: Affine) -> None:
+    def _feed_mask(self, left: Tile, right: Tile, rows: int, keys: int, slot: Affine | int) -> None:
         """The shares of a mask behind Q in L0A, and its fractals, transposed, behind K in L0B."""
         area, some, square = flash_shape.AREA, (rows, flash_shape.AREA), (FRACTAL, FRACTAL)
         shares = self.share.region(0, some, (0, 1))
