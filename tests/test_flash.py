@@ -162,7 +162,7 @@ def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, c
     assert sanitize(far, chip, filled=moved) == []
     times = [simulate_kernel(kernel, chip).cycles for kernel in (near, far)]
     assert times[1] == simulate_kernel(far, chip, engine="reference").cycles
-    assert times[1] <= 1.02 * times[0]
+    assert times[1] <= 1.05 * times[0]  # other grids, whose cores share memory at the start
 
 
 @given(

@@ -14,15 +14,10 @@ scores: two more rows of K^T, which the two halves of 1 / scale meet.
 Source: Dao et al. 2022, "FlashAttention".
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
-
 from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
-from ascend_lab.kernels import flash_shape, flash_steps as soft
-from ascend_lab.kernels.tiles import Fractals, Span, load_a, repeat
+from ascend_lab.kernels import flash_shape, flash_steps as soft, tiles
 
 ALL, FIRST = (1 << 128) - 1, sum(1 << lane for lane in range(0, 128, FRACTAL))
 """Lanes of fp16 that a constant fills: all, or the first of every row."""
@@ -44,10 +39,10 @@ def flash_launch(
     )
 
 
-def load_turned(k: KernelBuilder, dst: Tile, src: Fractals, width: int, keys: int) -> None:
+def load_turned(k: KernelBuilder, dst: Tile, src: tiles.Fractals, width: int, keys: int) -> None:
     """Emit V (width, keys) fractals of L1 to (keys, width) of L0B, each fractal transposed."""
     sizes, strides = (width, FRACTAL, FRACTAL), (src.pitch, 1, FRACTAL)
-    with repeat(k, "fractal", keys) as i:
+    with tiles.repeat(k, "fractal", keys) as i:
         fractal = src.memory.region(src.start + i * flash_shape.AREA, sizes, strides)
         k.load2d(dst.region(i * (width * flash_shape.AREA), sizes), fractal)
 
@@ -72,20 +67,6 @@ def multiply(
 
 Place = tuple[soft.Piece, soft.Piece]
 """A matrix and a block of its rows."""
-
-
-class Block(NamedTuple):
-    """A block of rows and of keys: where they are, its number among those of its rows.
-
-    `ragged` keys are in its last fractal, where that is not full.
-    """
-
-    matrix: flash_shape.Matrix
-    rows: Span
-    keys: Span
-    number: Affine
-    ragged: int
-    is_last: bool
 
 
 class _Writer:
@@ -151,7 +132,10 @@ class _Writer:
         if place is None:
             self._turn(first, None, end)
             return
-        now = partial(self._block, place)
+
+        def now(number: Affine | int) -> soft.Block:
+            return self._block(place, number)
+
         self._turn(first, now(0), now(1) if last else end)
         if full > 2:
             with self.k.loop("key", full - 2) as j:
@@ -159,16 +143,18 @@ class _Writer:
         for n in range(max(1, full - 1), last + 1):
             self._turn(now(n - 1), now(n), now(n + 1) if n < last else end)
 
-    def _block(self, place: Place, number: Affine | int) -> Block:
+    def _block(self, place: Place, number: Affine | int) -> soft.Block:
         """Return a block of keys of a place."""
         (matrix, rows), (full, rest, ragged), at = place, self.cut, Affine() + number
         keys, own = at * self.block, at == Affine(full)
-        return Block(
+        return soft.Block(
             matrix.matrix, (rows.start, rows.size), (keys, rest if own else self.block), at,
             ragged if own else 0, at == Affine(full - (not rest)),
         )  # fmt: skip
 
-    def _turn(self, before: Block | None, now: Block | None, after: Block | None) -> None:
+    def _turn(
+        self, before: soft.Block | None, now: soft.Block | None, after: soft.Block | None
+    ) -> None:
         """The weights of a block, the scores of the next, the product of the one before."""
         if now:
             self._weights(now)
@@ -201,7 +187,7 @@ class _Writer:
         self.peaks.dequeue()
         self.peaks.free()
 
-    def _fill(self, places: Sequence[Region], *numbers: tuple[float, int]) -> None:
+    def _fill(self, places: list[Region], *numbers: tuple[float, int]) -> None:
         """Fill places in L1 with numbers, each where a lane's bit says so."""
         tile = self.result.alloc()
         for number, mask in numbers:
@@ -218,13 +204,13 @@ class _Writer:
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
         self.result.free()
 
-    def _load(self, tile: Tile, name: str, block: Block, rows: Span) -> None:
+    def _load(self, tile: Tile, name: str, block: soft.Block, rows: tiles.Span) -> None:
         """Rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
         region = self.gm.block(name, block.matrix, rows)
         pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
         self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
 
-    def _scores(self, block: Block) -> None:
+    def _scores(self, block: soft.Block) -> None:
         """Scores of a block in L0C and their maxima in L1; the first brings a block of rows."""
         k, state, one_row = self.k, self.state, self.shape.mask == "rows"
         (_, rows), (_, keys) = block.rows, block.keys
@@ -239,7 +225,7 @@ class _Writer:
         tile = self.keys.dequeue()
         q = Tile(self.q, tile.slot - block.number)
         left, right = self.left.alloc(), self.right.alloc()
-        load_a(k, left, q, rows, self.depth)
+        tiles.load_a(k, left, q, rows, self.depth)
         fractals = (self.depth * keys, flash_shape.AREA)
         k.load2d(right.region(0, fractals), tile.region(0, fractals))
         if one_row:
@@ -257,7 +243,7 @@ class _Writer:
         if block.number != Affine():
             soft.take_factor(state, rows, block.number)
 
-    def _load_mask(self, block: Block, slot: Affine | int) -> None:
+    def _load_mask(self, block: soft.Block, slot: Affine | int) -> None:
         """A mask of one row to the first two rows of fractals of L1."""
         src = self.gm.mask(block.matrix, block.rows, block.keys)
         for row in (0, 1):
@@ -272,7 +258,7 @@ class _Writer:
         mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
         self.k.load2d(right.region(keys * self.depth * area, (keys, *square)), mask)
 
-    def _add_mask(self, tile: Tile, block: Block) -> None:
+    def _add_mask(self, tile: Tile, block: soft.Block) -> None:
         """A mask of all rows to UB, and added to scores."""
         assert self.mask is not None
         (start, rows), (_, keys) = block.rows, block.keys
@@ -282,12 +268,12 @@ class _Writer:
         soft.add_mask(self.state, tile, self.mask.dequeue(), rows * keys)
         self.mask.free()
 
-    def _weights(self, block: Block) -> None:
+    def _weights(self, block: soft.Block) -> None:
         """Scores of a block less their maxima, and the weights in L1."""
         k, (_, rows), (_, keys) = self.k, block.rows, block.keys
         some = (2 * keys, flash_shape.AREA)
         k.load2d(self.right.alloc().region(0, some), self.minus.region(0, some, (0, 1)))
-        load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
+        tiles.load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
         self.peaks.free()
         self._multiply(self.scores, (rows, 2, keys), 1)
         area, out = rows * keys * flash_shape.AREA, self.result.alloc()
@@ -297,18 +283,18 @@ class _Writer:
         self._send(self.weights.alloc().region(0, area))
         self.weights.enqueue()
 
-    def _product(self, block: Block) -> None:
+    def _product(self, block: soft.Block) -> None:
         """P V of a block: both to L0, and multiplied; the first one begins the output."""
         (_, rows), (_, keys) = block.rows, block.keys
         values = Tile(self.values, self.keys.counts["free"])
-        source = Fractals(values, Affine(), self.block * flash_shape.AREA)
+        source = tiles.Fractals(values, Affine(), self.block * flash_shape.AREA)
         load_turned(self.k, self.right.alloc(), source, self.width, keys)
         self.keys.free()
-        load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
+        tiles.load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
         self._multiply(self.product, (rows, keys, self.width), block.number)
 
-    def _finish(self, block: Block) -> None:
+    def _finish(self, block: soft.Block) -> None:
         """The quotient of a block of rows to GM."""
         soft.finish(
             self.state, self.product.dequeue(), self.result.alloc(), block.rows[1], self.width

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
 from ascend_lab.kernels.flash_shape import AREA, GRID, FlashShape, FlashTiling, Matrix, Own
-from ascend_lab.kernels.tiles import repeat, segments
+from ascend_lab.kernels.tiles import Span, repeat, segments
 
 Memory = Buffer | Tile
 LANES = 64
@@ -189,6 +189,20 @@ class Piece(NamedTuple):
     def matrix(self) -> Matrix:
         """Entry and head of a matrix."""
         return self.start, self.head
+
+
+class Block(NamedTuple):
+    """A block of rows and of keys: where they are, its number among those of its rows.
+
+    `ragged` keys are in its last fractal, where that is not full.
+    """
+
+    matrix: Matrix
+    rows: Span
+    keys: Span
+    number: Affine
+    ragged: int
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
