@@ -199,8 +199,8 @@ class _Writer:
     def _body(self, tile: Piece, *others: Piece) -> None:
         """Divide a tile, find mean and deviation of the next, and the sums of the one behind.
 
-        Eighths of the columns stand where V would wait: for a mean on its way to the cube, for
-        the centred rows, and for both numbers of the next tile.
+        Eighths of the columns stand where V would wait: for the centred rows on their way to the
+        cube, and for both numbers of the next tile.
         """
         both, (after, later) = self.both.dequeue(), (*others, None, None)[:2]
 
@@ -212,10 +212,9 @@ class _Writer:
             self._load(later)
         if after:
             self._mean(after)
-            mixed(self.k, share(0, 1))
-            self._centre(after, 1, share(1, 2))
-            mixed(self.k, share(2, 4))
-            self._squares(after, 1, share(4, 7))
+            self._centre(after, 1)
+            mixed(self.k, share(0, 2))
+            self._squares(after, 1, share(2, 7))
             self._root(after)
         end = share(7 if after else 0, 8)
         if later:
@@ -302,7 +301,7 @@ class _Writer:
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
         k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)
 
-    def _centre(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
+    def _centre(self, tile: Piece, ahead: int) -> None:
         """Emit halves of what rows are off their mean, back to L1."""
         k, rows, area, x = self.k, tile.size, tile.size * AREA, self._held(ahead)
         mean, there = self.mean.dequeue(), self.centred.alloc()
@@ -323,7 +322,7 @@ class _Writer:
             self.product.free()
             self._send(there.region(at * area, size * area))
 
-        self._all(main, part)
+        self._all(tiles.NOTHING, part)
         self.centred.enqueue()
         self.mean.free()
 
