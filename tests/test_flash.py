@@ -17,6 +17,7 @@ from ascend_lab.kernels.flash_shape import (
     FlashTiling,
     FlashView,
     default_tiling,
+    mask_shares,
     tile_bytes,
     traffic_bytes,
 )
@@ -102,6 +103,40 @@ def test_minus_infinity_drops_a_whole_block_of_keys(chip):
     mask = np.zeros((32, 200), np.float16)
     mask[:, :130] = -np.inf  # the first blocks of every chip hold nothing else
     check([q, k, v, mask], chip)
+
+
+@pytest.mark.parametrize("chip", on(*COUPLED))
+@pytest.mark.parametrize(("scale", "roundings"), [(0.125, 1), (0.1, 3), (1.3, 3)])
+def test_a_weight_is_off_by_what_is_rounded_before_and_behind_its_exponential(
+    scale, roundings, chip
+):
+    arrays = case((48, 16), (200, 16), (200, 16), spread=3.0)
+    arrays += [(-0.37 * np.arange(200.0)[None]).astype(np.float16)]  # as positions are told
+    arrays[3][0, 50:90] = -np.inf
+    q, k, v, mask = (x.astype(np.float64) for x in arrays)
+    x = q @ k.T * scale + mask
+    x -= x.max(axis=1, keepdims=True)
+    weights = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    y, tail = weights @ v, np.where(np.isfinite(x), -x, 0.0)
+    far = np.abs(v[None] - y[:, None])
+    bound = np.einsum("ij,ije->ie", weights * (1 + roundings * tail) * 2**-11, far)
+    got = ops.run(FLASH, *arrays, chip=load_chip(chip), scale=scale)
+    assert (np.abs(got - y) <= 1.05 * bound + 2**-11 * np.abs(y) + 2**-20).all()
+
+
+def test_shares_of_a_mask_are_of_one_sign_and_whole():
+    for scale in (2.0**-11, 0.1, 0.125, 64**-0.5, 3.0, 16.0):
+        shares = [float(np.float16(share)) for share in mask_shares(scale)]
+        assert min(shares) > 0
+        assert sum(shares) * scale == pytest.approx(1, abs=2**-18)
+
+
+def test_odd_scales_are_left_to_the_operator():
+    arrays = case((20, 16), (20, 16), (20, 16))
+    for scale in (-0.7, 0.0, 2.0**-12, 17.0):
+        with pytest.raises(InputError, match="a scale of"):
+            flash_launch(replace(SQUARE, scale=scale), load_chip("Ascend310"))
+        check(arrays, "Ascend310", scale=scale)
 
 
 def test_causal_mask_and_scale():
