@@ -127,8 +127,13 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
         "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
         "L0B": 4 * keys * max(deep, width),
         "L0C": 4 * rows * (keys + width),
-        "UB": 4 * rows * (wide + keys // 8 + FRACTAL + 6) + masks[shape.mask],
+        "UB": 4 * rows * (wide + keys // 8 + FRACTAL) + 24 * row_lanes(rows) + masks[shape.mask],
     }
+
+
+def row_lanes(rows: int) -> int:
+    """Return the lanes of a number a row: whole repeats, if there is more than one."""
+    return rows if rows < 64 else up(rows, 64) * 64
 
 
 def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -206,8 +211,8 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
 
     A block takes 12 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
-    maxima, most if its rows do not fill repeats; a block of rows 10 for its 16 x 16 numbers, and 8
-    for each block of keys but the first. Before the first block and behind the last V waits.
+    maxima; a block of rows 10 for its 16 x 16 numbers, and 8 for each block of keys but the first.
+    Before the first block and behind the last V waits.
     """
     rows, keys, _, width = shape.fractals
     high, wide = tiling.rows // FRACTAL, tiling.keys // FRACTAL
@@ -218,7 +223,7 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
     each = (32 if shape.mask == "full" else 12) * keys + blocks * 4 + keys + 10 * width + 6
-    start = 180 + 10 * wide.bit_length() + 35 * (shape.mask == "full") + 130 * (high % 4 > 0)
+    start = 180 + 10 * wide.bit_length() + 35 * (shape.mask == "full")
     start, again = start * blocks + 20 + 10 * width, blocks - 1
     each, start = each + again * (8 * width + 12), start + again * (77 + 10 * width)
     return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6

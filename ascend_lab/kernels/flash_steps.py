@@ -26,8 +26,8 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
+from ascend_lab.kernels import flash_shape, tiles
 from ascend_lab.kernels.flash_shape import AREA, GRID, FlashShape, FlashTiling, Matrix, Own
-from ascend_lab.kernels.tiles import Span, repeat, segments
 
 Memory = Buffer | Tile
 LANES = 64
@@ -57,7 +57,7 @@ class State:
     @classmethod
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
-        rows = tiling.rows
+        rows, one_each = tiling.rows, flash_shape.row_lanes(tiling.rows)
 
         def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
             return k.buffer(name, "UB", dtype, elements, slots)
@@ -67,10 +67,10 @@ class State:
             k,
             buffer("best", rows * tiling.keys // 8),
             work,
-            buffer("peak", rows, 2),
-            buffer("factor", rows, 2),
-            buffer("left", rows),
-            buffer("halves", rows, 2, "fp16"),
+            buffer("peak", one_each, 2),
+            buffer("factor", one_each, 2),
+            buffer("left", one_each),
+            buffer("halves", one_each, 2, "fp16"),
             buffer("mask_wide", rows * tiling.keys) if shape.mask == "full" else work,
             shape.scale,
         )
@@ -99,29 +99,31 @@ def drop_padding(s: State, tile: Tile, rows: int, keys: int, kept: int) -> None:
 
 def take_peaks(s: State, tile: Tile, out: Tile, rows: int, keys: int, block: Affine) -> None:
     """Emit m', in steps, and its halves in 16 equal lanes of `out`, (2, rows, 16)."""
-    k, count, best, left = s.builder, rows * FRACTAL, (s.best, 0), (s.left, 0)
+    k, each, best, left = s.builder, flash_shape.row_lanes(rows * FRACTAL), (s.best, 0), (s.left, 0)
     tallest(s, tile, rows, keys)
-    k.each("vmuls", count, best, best, scalar=1.0 / STEP)
+    k.each("vmuls", each, best, best, scalar=1.0 / STEP)
     new = (Tile(s.peak, block + 1), 0)
     if block == Affine():
-        k.each("vmaxs", count, new, best, scalar=LOWEST)
+        k.each("vmaxs", each, new, best, scalar=LOWEST)
     else:
-        k.each("vmax", count, new, best, (Tile(s.peak, block), 0))
+        k.each("vmax", each, new, best, (Tile(s.peak, block), 0))
     high, low = (Tile(s.halves, Affine(half)) for half in (0, 1))
-    k.each("vconv", count, (high, 0), new)
-    k.each("vconv", count, left, (high, 0))
-    k.each("vsub", count, left, new, left)
-    k.each("vconv", count, (low, 0), left)
+    k.each("vconv", each, (high, 0), new)
+    k.each("vconv", each, left, (high, 0))
+    k.each("vsub", each, left, new, left)
+    k.each("vconv", each, (low, 0), left)
     for half, number in enumerate((high, low)):
-        to = out.region(half * count * FRACTAL, (count, FRACTAL))
-        k.vector("vbrcb", to, number.region(0, count))
+        to = out.region(half * rows * AREA, (rows * FRACTAL, FRACTAL))
+        k.vector("vbrcb", to, number.region(0, rows * FRACTAL))
 
 
 def tallest(s: State, tile: Tile, rows: int, keys: int) -> None:
     """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
     k, count, repeats = s.builder, 2 * keys, 2 * rows * keys
     for half in (0, 1):
-        for at, size in segments(k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))):
+        for at, size in tiles.segments(
+            k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))
+        ):
             source = tile.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
             k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)
     while count > 1:
@@ -132,7 +134,7 @@ def tallest(s: State, tile: Tile, rows: int, keys: int) -> None:
 
 def take_factor(s: State, rows: int, block: Affine) -> None:
     """Emit f of block `block`, a number a row; two blocks are under way at a time."""
-    k, count, factor = s.builder, rows * FRACTAL, (Tile(s.factor, block), 0)
+    k, count, factor = s.builder, flash_shape.row_lanes(rows * FRACTAL), (Tile(s.factor, block), 0)
     old, new = ((Tile(s.peak, at), 0) for at in (block, block + 1))
     k.each("vsub", count, factor, old, new)
     k.each("vmuls", count, factor, factor, scalar=STEP * s.scale)
@@ -159,7 +161,7 @@ def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
 def columns(s: State, tile: Tile, rows: int, width: int) -> None:
     """Emit tile of L0C *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
     k = s.builder
-    with repeat(k, "column", width) as e:
+    with tiles.repeat(k, "column", width) as e:
         some = lanes(tile, rows, e * rows)
         k.vector("vmul", some, some, lanes(s.work, rows))
 
@@ -198,8 +200,8 @@ class Block(NamedTuple):
     """
 
     matrix: Matrix
-    rows: Span
-    keys: Span
+    rows: tiles.Span
+    keys: tiles.Span
     number: Affine
     ragged: int
     is_last: bool
@@ -236,9 +238,9 @@ class Axis:
         cuts = {0, *(-shift % wide for shift in shifts)}
         for row, rows, size in ((0, count // wide, wide), (count // wide, 1, count % wide)):
             ends = sorted({*(n for n in cuts if n < size), size}) if rows else []
-            with repeat(k, "head", rows or 1) as head:
+            with tiles.repeat(k, "head", rows or 1) as head:
                 for low, high in pairwise(ends):
-                    with repeat(k, self.name, high - low) as at:
+                    with tiles.repeat(k, self.name, high - low) as at:
                         ways = (divmod(low + shift, wide) for shift in shifts)
                         yield [self._piece(head + row + more, at + inside) for more, inside in ways]
 
