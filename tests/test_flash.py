@@ -17,6 +17,7 @@ from ascend_lab.kernels.flash_shape import (
     FlashTiling,
     FlashView,
     default_tiling,
+    mask_shares,
     tile_bytes,
     traffic_bytes,
 )
@@ -104,6 +105,40 @@ def test_minus_infinity_drops_a_whole_block_of_keys(chip):
     check([q, k, v, mask], chip)
 
 
+@pytest.mark.parametrize("chip", on(*COUPLED))
+@pytest.mark.parametrize(("scale", "roundings"), [(0.125, 1), (0.1, 3), (1.3, 3)])
+def test_a_weight_is_off_by_what_is_rounded_before_and_behind_its_exponential(
+    scale, roundings, chip
+):
+    arrays = case((48, 16), (200, 16), (200, 16), spread=3.0)
+    arrays += [(-0.37 * np.arange(200.0)[None]).astype(np.float16)]  # as positions are told
+    arrays[3][0, 50:90] = -np.inf
+    q, k, v, mask = (x.astype(np.float64) for x in arrays)
+    x = q @ k.T * scale + mask
+    x -= x.max(axis=1, keepdims=True)
+    weights = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    y, tail = weights @ v, np.where(np.isfinite(x), -x, 0.0)
+    far = np.abs(v[None] - y[:, None])
+    bound = np.einsum("ij,ije->ie", weights * (1 + roundings * tail) * 2**-11, far)
+    got = ops.run(FLASH, *arrays, chip=load_chip(chip), scale=scale)
+    assert (np.abs(got - y) <= 1.05 * bound + 2**-11 * np.abs(y) + 2**-20).all()
+
+
+def test_shares_of_a_mask_are_of_one_sign_and_whole():
+    for scale in (2.0**-11, 0.1, 0.125, 64**-0.5, 3.0, 16.0):
+        shares = [float(np.float16(share)) for share in mask_shares(scale)]
+        assert min(shares) > 0
+        assert sum(shares) * scale == pytest.approx(1, abs=2**-18)
+
+
+def test_odd_scales_are_left_to_the_operator():
+    arrays = case((20, 16), (20, 16), (20, 16))
+    for scale in (-0.7, 0.0, 2.0**-12, 17.0):
+        with pytest.raises(InputError, match="a scale of"):
+            flash_launch(replace(SQUARE, scale=scale), load_chip("Ascend310"))
+        check(arrays, "Ascend310", scale=scale)
+
+
 def test_causal_mask_and_scale():
     q, k, v = case((2, 60, 16), (2, 60, 16), (2, 60, 16))
     mask = np.triu(np.full((60, 60), -10000.0), 1).astype(np.float16)
@@ -162,7 +197,7 @@ def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, c
     assert sanitize(far, chip, filled=moved) == []
     times = [simulate_kernel(kernel, chip).cycles for kernel in (near, far)]
     assert times[1] == simulate_kernel(far, chip, engine="reference").cycles
-    assert times[1] <= 1.02 * times[0]
+    assert times[1] <= 1.05 * times[0]  # other grids, whose cores share memory at the start
 
 
 @given(
@@ -229,7 +264,7 @@ def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
 
 def test_program_size_does_not_grow_with_the_sequence():
     chip, counts = load_chip("Ascend910A"), set()
-    for n in (512, 4096, 16384):
+    for n in (1024, 4096, 16384):
         launch = flash_launch(replace(SQUARE, rows=n, keys=n), chip, FlashTiling(64, 64, 1, 4))
         (part,) = launch.parts
         counts.add(len(part.program.instructions()))
@@ -293,7 +328,8 @@ def test_flash_beats_three_kernels_on_the_other_chips(chip):
 
 def test_the_vector_unit_never_waits_for_the_cube():
     line = simulate(
-        flash_launch(FlashShape(1, 4096, 4096, 64, 64, 0.125), load_chip("Toy")), load_chip("Toy")
+        flash_launch(FlashShape(32, 4096, 4096, 64, 64, 0.125), load_chip("Ascend910A")),
+        load_chip("Ascend910A"),
     )
     assert line.limit == "V"
     assert line.busy_cycles["V"] > 0.97 * line.cycles
@@ -432,7 +468,7 @@ def test_a_matrix_too_wide_for_l0_is_refused():
 
 def test_what_does_not_fit_says_so_and_runs_as_attention():
     chip, wide = load_chip("Toy"), replace(SQUARE, depth=256, width=256)
-    with pytest.raises(CapacityError, match=r"width 256: 16384 bytes.*8192 on Toy"):
+    with pytest.raises(CapacityError, match=r"width 256: 77824 bytes.*65536 on Toy"):
         flash_launch(wide, chip)
     with pytest.raises(CapacityError, match="halve a block"):
         flash_launch(SQUARE, chip, FlashTiling(128, 128))

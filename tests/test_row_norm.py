@@ -127,9 +127,11 @@ def test_the_vector_unit_works_and_the_cube_hides():
     chip = load_chip("Ascend310")
     best = min((simulate(launch, chip) for launch in norm_launches(NormShape(128, 48, 1e-5), chip)),
                key=lambda timeline: timeline.cycles)  # fmt: skip
-    repeats = 64 * 48 * 256 // 64  # of one core, in fp32: at least two instructions of 2 cycles
-    assert 4 * repeats < best.busy_cycles["V"] < 6 * repeats
-    assert best.cycles < 1.25 * best.busy_cycles["V"]
+    repeats = (
+        64 * 48 * 256 // 64
+    )  # of one core, in fp32: 2 cycles to divide, 1 for two copies in fp16
+    assert 3 * repeats < best.busy_cycles["V"] < 4 * repeats
+    assert best.cycles < 1.35 * best.busy_cycles["V"]  # ways of m and s are not hidden altogether
 
 
 # -- in networks ----------------------------------------------------------------------------------

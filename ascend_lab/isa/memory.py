@@ -306,7 +306,7 @@ class Tile:
     """One slot of a queue, held between alloc/enqueue or dequeue/free."""
 
     buffer: Buffer
-    slot: int
+    slot: Index
 
     def region(self, offset: Index = 0, sizes: Sizes = None, strides: Strides = None) -> Region:
         """Return a region of this slot, as `Buffer.region`."""

@@ -22,6 +22,8 @@ GRID = ("group", "row", "heads")
 MASKS = ("", "rows", "full")
 TENSORS = ("q", "k", "v", "mask")
 AREA = FRACTAL * FRACTAL
+SCALES = 2.0**-11, 16.0
+"""Scales that coupled cores can have: differences of products that count are finite in fp16."""
 
 
 class FlashView(NamedTuple):
@@ -112,20 +114,35 @@ class FlashTiling:
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
 
-    UB: scores and running output, 5 times 16 lanes and one number a row of statistics, two tiles
-    on their way out, and the mask.
+    UB: two tiles on their way out, the maxima of every 8 keys, 16 lanes and
+    six numbers a row of statistics, and the mask.
     """
     depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
-    rows, keys = tiling.rows, tiling.keys
-    wide = max(keys, width)
-    mask = {"": 0, "rows": 2 * keys, "full": rows * keys}[shape.mask]
+    rows, keys, one_row = tiling.rows, tiling.keys, shape.mask == "rows"
+    deep, wide = depth + FRACTAL * one_row, max(keys, width)
+    consts, masks = AREA * (1 + one_row), {"": 0, "rows": 0, "full": 8 * rows * keys}
+    each = rows * depth + keys * (depth + width + FRACTAL * one_row)
     return {
-        "L1": 2 * (rows * depth + 3 * keys * (depth + width) + 2 * rows * keys),
-        "L0A": 4 * rows * max(depth, keys),
-        "L0B": 4 * keys * max(depth, width),
-        "L0C": 8 * rows * wide,
-        "UB": 4 * (rows * (keys + width + 5 * FRACTAL + 1 + wide) + mask),
+        "L1": 2 * (key_slots(shape, tiling) * each + 2 * rows * (keys + FRACTAL) + consts),
+        "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
+        "L0B": 4 * keys * max(deep, width),
+        "L0C": 4 * rows * (keys + width),
+        "UB": 4 * rows * (wide + keys // 8 + FRACTAL) + 24 * row_lanes(rows) + masks[shape.mask],
     }
+
+
+def row_lanes(rows: int) -> int:
+    """Return the lanes of a number a row: whole repeats, if there is more than one."""
+    return rows if rows < 64 else up(rows, 64) * 64
+
+
+def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
+    """Return the slots of K and V in L1: 4, or 3 if the next block of rows would meet its own Q.
+
+    A slot is filled when the product of 3 or 4 blocks before, and the scores 2 behind that one,
+    have been taken: the last but one, or the last.
+    """
+    return 3 + (up(shape.keys, tiling.keys) % 4 > 0)
 
 
 def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -137,7 +154,7 @@ def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
     """
     rows, keys, depth, width = (n * FRACTAL for n in shape.fractals)
     blocks = up(rows, tiling.rows)
-    mask = {"": 0, "rows": blocks * keys, "full": rows * keys}[shape.mask]
+    mask = {"": 0, "rows": 2 * blocks * keys, "full": rows * keys}[shape.mask]
     return 2 * shape.batch * (rows * (depth + width) + blocks * keys * (depth + width) + mask)
 
 
@@ -152,6 +169,9 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
         wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
         raise InputError(wanted, got, "round them")
+    if not SCALES[0] <= shape.scale <= SCALES[1]:
+        wanted, got = f"a scale of {SCALES[0]} to {SCALES[1]}", str(shape.scale)
+        raise InputError(wanted, got, "multiply q by a part of it, or use the operator attention")
     if min(tiling.cores) < 1 or math.prod(tiling.cores) > chip.core_count:
         wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
         raise InputError(wanted, "x".join(map(str, tiling.cores)), "change it")
@@ -171,10 +191,10 @@ def fits(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> bool:
 
 
 def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
-    """Return the blocks that fit and keep the busiest core's vector unit busy least.
+    """Return the blocks that fit, keep the busiest core's vector unit busy least, and move least.
 
-    Among equals those of the most keys, whose maxima are brought up to date least. Raises as
-    `check_tiling`.
+    The fewest bytes count among those within 3 %, then the most keys, whose maxima are brought up
+    to date least. Raises as `check_tiling`.
     """
     check_tiling(shape, FlashTiling(FRACTAL, FRACTAL), chip)
     rows, keys = shape.fractals[:2]
@@ -182,26 +202,31 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
     blocks = [t for t in some if fits(shape, t, chip)]
     cores = ((t, grid(shape, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
     found = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
-    return min(found, key=lambda t: (vector_cycles(shape, t), -t.keys, -t.rows))
+    cycles = {t: vector_cycles(shape, t) for t in found}
+    some = [t for t in found if 32 * cycles[t] <= 33 * min(cycles.values())]
+    return min(some, key=lambda t: (traffic_bytes(shape, t), cycles[t], -t.keys, -t.rows))
 
 
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
-    """Estimate the vector unit's cycles on the busiest core: instructions times their length.
+    """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
 
-    A block takes 5 instructions for 16 keys, 2 for 16 columns of v and its ones, and as much as 5
-    for its statistics; one instruction 12 cycles to start and about 2 a repeat of 4 rows. A core's
-    only block waits for its own product, about a cycle for 12 scores on their way to the cube.
+    A block takes 12 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
+    maxima; a block of rows 10 for its 16 x 16 numbers, and 8 for each block of keys but the first.
+    Before the first block and behind the last V waits.
     """
     rows, keys, _, width = shape.fractals
-    blocks = up(keys * FRACTAL, tiling.keys)
-    count = 5 * keys + blocks * (2 * width + 7)
-    share = up(up(rows * FRACTAL, tiling.rows), tiling.grid_rows) * tiling.rows
+    high, wide = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    blocks = up(keys, wide)
+    share = up(up(rows, high), tiling.grid_rows) * high
     # a core's last block may be lower: all its rows count once, the start of every block
-    own = min(share, rows * FRACTAL)
-    starts, heads = up(own, tiling.rows), up(shape.heads, tiling.grid_heads)
+    own = min(share, rows)
+    starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
-    alone = tiling.rows * tiling.keys // 12 if matrices * starts * blocks == 1 else 0
-    return matrices * count * (12 * starts + own // 2) + alone
+    each = (32 if shape.mask == "full" else 12) * keys + blocks * 4 + keys + 10 * width + 6
+    start = 180 + 10 * wide.bit_length() + 35 * (shape.mask == "full")
+    start, again = start * blocks + 20 + 10 * width, blocks - 1
+    each, start = each + again * (8 * width + 12), start + again * (77 + 10 * width)
+    return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6
 
 
 def _parts(fractals: int) -> list[int]:
@@ -212,6 +237,13 @@ def _parts(fractals: int) -> list[int]:
 def default_scale(depth: int) -> float:
     """Return 1 / sqrt(d)."""
     return 1.0 / math.sqrt(depth)
+
+
+def mask_shares(scale: float) -> tuple[float, float]:
+    """Return two positive numbers of fp16 of the sum 1 / scale, so that infinities stay."""
+    mantissa, exponent = math.frexp(1.0 / scale)
+    high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
+    return high, 1.0 / scale - high
 
 
 # -- cores -----------------------------------------------------------------------------------------
@@ -289,7 +321,7 @@ class Tensors:
         """
         source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
         if self.shape.mask == "rows":
-            return source.region(start + at * FRACTAL, size * FRACTAL)
+            return source.region(start + at * FRACTAL, (size, FRACTAL))
         pitch = self.view("mask").column
         start = start + at * pitch + rows[0] * FRACTAL
         return source.region(start, (size, rows[1] * FRACTAL), (pitch, 1))

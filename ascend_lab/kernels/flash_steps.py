@@ -1,12 +1,15 @@
 """Steps of FlashAttention: online softmax on one block of scores, and two stages in one nest.
 
-Scores come from L0C as (keys / 16, rows, 16), so the maximum of a row is first taken lane by lane
-over the key fractals and then across 16 lanes. Maximum m and factor f are kept in 16 equal lanes
-a row: (rows, 16), 4 rows a vector repeat. The last 16 columns of v are ones, those of o are l.
+Scores lie in L0C as (keys / 16, rows, 16). The vector unit looks at them twice, for their maxima
+and as fp16, and in between the cube subtracts the maxima: a product with -128, 16 times. Maximum m
+and factor f are a number a row; m is two halves, the second what the first leaves. The last 16
+columns of v are ones, those of o are l.
 
-    m' = max(m, max(s)),  p = exp(s - m'),  f = exp(m - m'),  o' = f o + p v,  y = o / l
+    m' = max(m, max(s)),  p = exp(c (s - m')),  f = exp(c (m - m')),  o' = f o + p v,  y = o / l
 
-The first block of keys finds no m and o: m' = max(s), but finite, o' = p v.
+c scales products to scores. The first block of keys finds no m and o: m' = max(s), but finite, o' =
+p v. s - m' is rounded to fp16 before its exponential is taken: e^-x is off by x e^-x 2^-11 at most,
+no more than 1.8e-4, where rounding p itself may take 2.4e-4.
 
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 
@@ -23,165 +26,152 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
+from ascend_lab.kernels import flash_shape, tiles
 from ascend_lab.kernels.flash_shape import AREA, GRID, FlashShape, FlashTiling, Matrix, Own
-from ascend_lab.kernels.tiles import repeat, segments
 
 Memory = Buffer | Tile
 LANES = 64
 """fp32 lanes of a repeat: 4 rows of 16."""
 LEAST = -1.0e30
 """Stands for minus infinity, but finite: the difference of two of them is 0, not NaN."""
+STEP = 2048.0
+"""Maxima are counted in these, so that their halves reach to 2^27."""
+LOWEST = -65504.0
+"""The least maximum of a row, in steps: finite in fp16."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """fp32 buffers of UB that only the vector unit uses; statistics are (rows, 16)."""
+    """Buffers of UB that only the vector unit uses, fp32 but for `halves`: a number a row or 16."""
 
     builder: KernelBuilder
-    scores: Buffer
-    out: Buffer
+    best: Buffer
+    work: Buffer
     peak: Buffer
     factor: Buffer
-    work: Buffer
-    row: Buffer
+    left: Buffer
+    halves: Buffer
     mask: Buffer
     scale: float
 
     @classmethod
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
-        rows, width = tiling.rows, (shape.fractals[3] + 1) * FRACTAL
-        lanes = rows * FRACTAL
+        rows, one_each = tiling.rows, flash_shape.row_lanes(tiling.rows)
 
-        def buffer(name: str, elements: int, slots: int = 1) -> Buffer:
-            return k.buffer(name, "UB", "fp32", elements, slots)
+        def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
+            return k.buffer(name, "UB", dtype, elements, slots)
 
-        work = buffer("work", lanes)
+        work = buffer("work", rows * FRACTAL)
         return cls(
             k,
-            buffer("scores", rows * tiling.keys),
-            buffer("sums", rows * width),
-            buffer("peak", lanes, 2),
-            buffer("factor", lanes, 2),
+            buffer("best", rows * tiling.keys // 8),
             work,
-            buffer("row", rows),
-            buffer("mask_wide", tiling.keys) if shape.mask == "rows" else work,
+            buffer("peak", one_each, 2),
+            buffer("factor", one_each, 2),
+            buffer("left", one_each),
+            buffer("halves", one_each, 2, "fp16"),
+            buffer("mask_wide", rows * tiling.keys) if shape.mask == "full" else work,
             shape.scale,
         )
 
 
-def lanes(buffer: Buffer | Tile, rows: int, at: Affine | int = 0) -> Region:
+def lanes(buffer: Memory, rows: int, at: Affine | int = 0) -> Region:
     """Return `rows` fractals (rows x 256 elements) from fractal `at` on as vector repeats."""
     return buffer.region(at * AREA, (rows * AREA // LANES, LANES))
 
 
-def slotted(buffer: Buffer, rows: int, slot: Affine) -> Region:
-    """Return the statistics of block `slot`; two blocks are under way at a time."""
-    return buffer.region(0, (rows * AREA // LANES, LANES), slot=slot)
+def add_mask(s: State, tile: Tile, mask: Tile, fractals: int) -> None:
+    """Emit tile of L0C += mask / c in fp32, both (keys / 16, rows, 16)."""
+    k, count, wide = s.builder, fractals * AREA, (s.mask, 0)
+    k.each("vconv", count, wide, (mask, 0))
+    k.each("vmuls", count, wide, wide, scalar=1.0 / s.scale)
+    k.each("vadd", count, (tile, 0), (tile, 0), wide)
 
 
-def whole(
-    k: KernelBuilder, op: str, to: Memory, what: Memory, fractals: int, scalar: float | None = None
-) -> None:
-    """Emit an operation on neighbouring fractals, in as few instructions as repeats allow."""
-    each = k.chip.max_repeat * LANES // AREA
-    for at, count in segments(k, "part", fractals, up(fractals, up(fractals, each))):
-        k.vector(op, lanes(to, count, at), lanes(what, count, at), scalar=scalar)
-
-
-def take_scores(s: State, tile: Tile, rows: int, keys: int) -> None:
-    """Emit scores = scale * (tile of L0C)."""
-    whole(s.builder, "vmuls", s.scores, tile, keys * rows, scalar=s.scale)
-
-
-def add_mask(s: State, mask: Tile, rows: int, keys: int, *, one_row: bool) -> None:
-    """Emit scores += mask in fp32: (keys / 16, rows, 16), or a single row for all."""
-    k, row = s.builder, (keys, FRACTAL)
-    if one_row:
-        k.vector("vconv", s.mask.region(0, row), mask.region(0, row))
-    with repeat(k, "column", keys) as n:
-        wide = lanes(s.mask, rows)
-        if one_row:
-            shape = (rows * AREA // LANES, LANES // FRACTAL, FRACTAL)
-            wide = s.mask.region(n * FRACTAL, shape, (0, 0, 1))
-        else:
-            k.vector("vconv", wide, lanes(mask, rows, n * rows))
-        scores = lanes(s.scores, rows, n * rows)
-        k.vector("vadd", scores, scores, wide)
-
-
-def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
+def drop_padding(s: State, tile: Tile, rows: int, keys: int, kept: int) -> None:
     """Emit scores of the keys behind the last one, from lane `kept` of the last fractal: LEAST."""
     fractal = ((1 << FRACTAL) - 1) >> kept << kept
     bits = sum(fractal << at for at in range(0, LANES, FRACTAL))
-    last = lanes(s.scores, rows, (keys - 1) * rows)
+    last = lanes(tile, rows, (keys - 1) * rows)
     s.builder.vector("vdup", last, scalar=LEAST, mask=bits)
 
 
-def softmax_block(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
-    """Emit p = exp(scores - m') as fp16 in `out`, with m' and f brought up to date."""
-    k, first, work = s.builder, block == Affine(), lanes(s.work, rows)
-    old, new = slotted(s.peak, rows, block), slotted(s.peak, rows, block + 1)
-    factor = slotted(s.factor, rows, block)
-    tallest(s, work, None if first else old, rows, keys)
-    if first:
-        k.vector("vmaxs", work, work, scalar=LEAST)
-    across(s, rows, new)
-    if not first:
-        k.vector("vsub", factor, old, new)
-        k.vector("vexp", factor, factor)
-    with repeat(k, "column", keys) as n:
-        scores = lanes(s.scores, rows, n * rows)
-        k.vector("vsub", scores, scores, new)
-    whole(k, "vexp", s.scores, s.scores, keys * rows)
-    whole(k, "vconv", out, s.scores, keys * rows)
-
-
-def tallest(s: State, to: Region, before: Region | None, rows: int, keys: int) -> None:
-    """Emit to = the maxima over key fractals, and what was there before, if any."""
-    k, held, start = s.builder, before or lanes(s.scores, rows), 0 if before else 1
-    if keys == start:
-        k.vector("vcopy", to, held)
-        return
-    k.vector("vmax", to, held, lanes(s.scores, rows, start * rows))
-    if keys > start + 1:
-        with repeat(k, "column", keys - start - 1) as n:
-            k.vector("vmax", to, to, lanes(s.scores, rows, (n + start + 1) * rows))
-
-
-def across(s: State, rows: int, out: Region) -> None:
-    """Emit out (rows, 16) = the maximum over the 16 lanes of `work`, in every lane."""
-    k, eight = s.builder, FRACTAL // 2
-    repeats = rows * AREA // LANES // 2
-    halves = [
-        s.work.region(at, (repeats, 8, eight), (8 * FRACTAL, FRACTAL, 1)) for at in (0, eight)
-    ]
-    k.vector("vmax", halves[0], *halves)
-    k.vector("vcgmax", s.row.region(0, rows * FRACTAL), halves[0])
-    for at in (0, eight):
-        spread = out.buffer.region(at, (rows * FRACTAL, eight), (FRACTAL, 1), slot=out.slot)
-        k.vector("vbrcb", spread, s.row.region(0, rows * FRACTAL))
-
-
-def add_product(s: State, tile: Tile, rows: int, width: int, block: Affine) -> None:
-    """Emit o = f o + (tile of L0C), the product of block `block`'s p and v; the first is o."""
-    k, factor = s.builder, slotted(s.factor, rows, block)
+def take_peaks(s: State, tile: Tile, out: Tile, rows: int, keys: int, block: Affine) -> None:
+    """Emit m', in steps, and its halves in 16 equal lanes of `out`, (2, rows, 16)."""
+    k, each, best, left = s.builder, flash_shape.row_lanes(rows * FRACTAL), (s.best, 0), (s.left, 0)
+    tallest(s, tile, rows, keys)
+    k.each("vmuls", each, best, best, scalar=1.0 / STEP)
+    new = (Tile(s.peak, block + 1), 0)
     if block == Affine():
-        k.copy(s.out.region(0, width * rows * AREA), tile.region(0, width * rows * AREA))
-        return
-    with repeat(k, "column", width) as e:
-        out = lanes(s.out, rows, e * rows)
-        k.vector("vmul", out, out, factor)
-        k.vector("vadd", out, out, lanes(tile, rows, e * rows))
+        k.each("vmaxs", each, new, best, scalar=LOWEST)
+    else:
+        k.each("vmax", each, new, best, (Tile(s.peak, block), 0))
+    high, low = (Tile(s.halves, Affine(half)) for half in (0, 1))
+    k.each("vconv", each, (high, 0), new)
+    k.each("vconv", each, left, (high, 0))
+    k.each("vsub", each, left, new, left)
+    k.each("vconv", each, (low, 0), left)
+    for half, number in enumerate((high, low)):
+        to = out.region(half * rows * AREA, (rows * FRACTAL, FRACTAL))
+        k.vector("vbrcb", to, number.region(0, rows * FRACTAL))
 
 
-def finish(s: State, sums: Memory, out: Tile, rows: int, width: int) -> None:
+def tallest(s: State, tile: Tile, rows: int, keys: int) -> None:
+    """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
+    k, count, repeats = s.builder, 2 * keys, 2 * rows * keys
+    for half in (0, 1):
+        for at, size in tiles.segments(
+            k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))
+        ):
+            source = tile.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
+            k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)
+    while count > 1:
+        some, far = count // 2 * rows * FRACTAL, (count - count // 2) * rows * FRACTAL
+        k.each("vmax", some, (s.best, 0), (s.best, 0), (s.best, far))
+        count -= count // 2
+
+
+def take_factor(s: State, rows: int, block: Affine) -> None:
+    """Emit f of block `block`, a number a row; two blocks are under way at a time."""
+    k, count, factor = s.builder, flash_shape.row_lanes(rows * FRACTAL), (Tile(s.factor, block), 0)
+    old, new = ((Tile(s.peak, at), 0) for at in (block, block + 1))
+    k.each("vsub", count, factor, old, new)
+    k.each("vmuls", count, factor, factor, scalar=STEP * s.scale)
+    k.each("vexp", count, factor, factor)
+
+
+def weigh(s: State, out: Tile, fractals: int) -> None:
+    """Emit p = exp(c x) of the fp16 numbers in `out`, in place."""
+    k, count, place = s.builder, fractals * AREA, (out, 0)
+    if s.scale != 1.0:
+        k.each("vmuls", count, place, place, scalar=s.scale)
+    k.each("vexp", count, place, place)
+
+
+def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
+    """Emit o = f o in L0C, with the factor of block `block`."""
+    k, count = s.builder, rows * FRACTAL
+    for at in (0, 8):
+        spread = s.work.region(at, (count, 8), (FRACTAL, 1))
+        k.vector("vbrcb", spread, Tile(s.factor, block).region(0, count))
+    columns(s, out, rows, width)
+
+
+def columns(s: State, tile: Tile, rows: int, width: int) -> None:
+    """Emit tile of L0C *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
+    k = s.builder
+    with tiles.repeat(k, "column", width) as e:
+        some = lanes(tile, rows, e * rows)
+        k.vector("vmul", some, some, lanes(s.work, rows))
+
+
+def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
     """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
-    k, share = s.builder, lanes(s.work, rows)
-    k.vector("vrec", share, lanes(sums, rows, (width - 1) * rows))
-    with repeat(k, "column", width - 1) as e:
-        k.vector("vmul", lanes(s.out, rows, e * rows), lanes(sums, rows, e * rows), share)
-    whole(k, "vconv", out, s.out, (width - 1) * rows)
+    k, size = s.builder, (width - 1) * rows * AREA
+    k.vector("vrec", lanes(s.work, rows), lanes(sums, rows, (width - 1) * rows))
+    columns(s, sums, rows, width - 1)
+    k.copy(out.region(0, size), sums.region(0, size))
 
 
 # -- two stages of one nest ------------------------------------------------------------------------
@@ -201,6 +191,20 @@ class Piece(NamedTuple):
     def matrix(self) -> Matrix:
         """Entry and head of a matrix."""
         return self.start, self.head
+
+
+class Block(NamedTuple):
+    """A block of rows and of keys: where they are, its number among those of its rows.
+
+    `ragged` keys are in its last fractal, where that is not full.
+    """
+
+    matrix: Matrix
+    rows: tiles.Span
+    keys: tiles.Span
+    number: Affine
+    ragged: int
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +238,9 @@ class Axis:
         cuts = {0, *(-shift % wide for shift in shifts)}
         for row, rows, size in ((0, count // wide, wide), (count // wide, 1, count % wide)):
             ends = sorted({*(n for n in cuts if n < size), size}) if rows else []
-            with repeat(k, "head", rows or 1) as head:
+            with tiles.repeat(k, "head", rows or 1) as head:
                 for low, high in pairwise(ends):
-                    with repeat(k, self.name, high - low) as at:
+                    with tiles.repeat(k, self.name, high - low) as at:
                         ways = (divmod(low + shift, wide) for shift in shifts)
                         yield [self._piece(head + row + more, at + inside) for more, inside in ways]
 
@@ -251,26 +255,17 @@ class Axis:
             yield piece
         yield from self.last()
 
-    def overlapped(self, k: KernelBuilder) -> Iterator[tuple[int, Piece]]:
-        """Yield (step, piece) of three steps each, the last of a piece behind the next one's first.
-
-        Steps 1 of all pieces follow each other: 0 1 0' 2 1' 0'' 2' 1'' 2''.
-        """
-        rest = list(self.last())
-        if self.full:
-            yield 0, next(self.turns(k, 1, 0))[0]
-            for piece, after in self.turns(k, self.full - 1, 0, 1):
-                yield 1, piece
-                yield 0, after
-                yield 2, piece
-            yield 1, next(self.turns(k, 1, self.full - 1))[0]
-        for piece in rest:
-            yield 0, piece
-        if self.full:
-            yield 2, next(self.turns(k, 1, self.full - 1))[0]
-        for piece in rest:
-            yield 1, piece
-            yield 2, piece
+    def threes(self, k: KernelBuilder) -> Iterator[tuple[Piece | None, ...]]:
+        """Yield each piece between the one before and the next; None stands at both ends, twice."""
+        few = range(self.full) if self.full < 2 else (0, 1)
+        begin = [None, None, *(next(self.turns(k, 1, n))[0] for n in few)]
+        if self.full > 1:
+            yield from zip(begin, begin[1:], begin[2:], strict=False)
+            for pieces in self.turns(k, self.full - 2, 0, 1, 2):
+                yield tuple(pieces)
+            begin = [next(self.turns(k, 1, self.full - n))[0] for n in (2, 1)]
+        end = [*begin, *self.last(), None, None]
+        yield from zip(end, end[1:], end[2:], strict=False)
 
     def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
         """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""

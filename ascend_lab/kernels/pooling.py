@@ -255,7 +255,7 @@ class _GradientWriter:
         self.sums.free()
 
     def _load(
-        self, slot: int, block: GradientRows, place: tuple[Affine, Affine], index: Affine
+        self, slot: Affine | int, block: GradientRows, place: tuple[Affine, Affine], index: Affine
     ) -> None:
         """Bring rows of x between the borders, the windows' gradients and y, rates or weights."""
         k, shape, (oh, ow), (plane, channel) = self.k, self.job.shape, self.job.shape.out_hw, place

@@ -2,13 +2,13 @@
 
 For cores that are both. 16 rows of FRACTAL_NZ are 16 x 16 blocks, ready to be the left operand of a
 product; sums are fp32 in L0C. Alone the vector unit takes 9 instructions for 64 numbers of a row,
-here 2, and a copy in fp16:
+here 1, and two copies in fp16:
 
     cube    sums = X 1                             m = mean of each row
     cube    C = (m 1' - X) / 2 in fp16             V copies it to UB, and from there to L1
     cube    G = C C' + X C', c = C 1               s^2 = 4 (m c - diagonal of G) / n + epsilon
     cube    D = X diag(scale) - m scale' + s bias'
-    V       y = D / s, rounded once
+    V       y = D / s in L0C, rounded once on its way out
 
 X diag(scale) is one fractal times another for every 16 columns, and exact. A number of a row, m or
 s, is two halves: the first is rounded, the second 2^11 times what that leaves; they stand in even
@@ -104,7 +104,7 @@ def _part(shape: NormShape, chip: Chip, rows: int) -> int:
 def _cycles(shape: NormShape, own: int, rows: int, part: int) -> int:
     """Estimate what tiles add for `own` rows: m and s, heads, the first with nothing to hide."""
     heads = isa.up(shape.columns, part) * (10 * min(part, 4 * rows) + 40)
-    return isa.up(own, rows) * (700 + heads) + 28 * rows * shape.columns
+    return isa.up(own, rows) * (700 + heads) + 22 * rows * shape.columns
 
 
 def _blocks(memory: isa.Buffer | Tile, at: Affine | int, *counts: int) -> Region:
@@ -140,7 +140,6 @@ class _Writer:
         self.product = k.queue("c_l0", "L0C", "fp32", tile, src="M", dst="V")
         self.narrow = k.view(self.product.buffer, "c_half", "fp16")
         self.out = k.queue("out", "UB", "fp16", tile, src="V", dst="MTE3", depth=4)
-        self.wide = k.buffer("wide", "UB", "fp32", tile)
         self.slope = k.buffer("slope", "UB", "fp32", side, 2)
         self.diagonal = k.buffer("diagonal", "UB", "fp32", side)
         self.fold = k.buffer("fold", "UB", "fp32", side // 2)
@@ -200,8 +199,8 @@ class _Writer:
     def _body(self, tile: Piece, *others: Piece) -> None:
         """Divide a tile, find mean and deviation of the next, and the sums of the one behind.
 
-        Eighths of the columns stand where V would wait: for a mean on its way to the cube, for
-        the centred rows, and for both numbers of the next tile.
+        Eighths of the columns stand where V would wait: for the centred rows on their way to the
+        cube, and for both numbers of the next tile.
         """
         both, (after, later) = self.both.dequeue(), (*others, None, None)[:2]
 
@@ -213,10 +212,9 @@ class _Writer:
             self._load(later)
         if after:
             self._mean(after)
-            mixed(self.k, share(0, 1))
-            self._centre(after, 1, share(1, 2))
-            mixed(self.k, share(2, 4))
-            self._squares(after, 1, share(4, 7))
+            self._centre(after, 1)
+            mixed(self.k, share(0, 2))
+            self._squares(after, 1, share(2, 7))
             self._root(after)
         end = share(7 if after else 0, 8)
         if later:
@@ -303,7 +301,7 @@ class _Writer:
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
         k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)
 
-    def _centre(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
+    def _centre(self, tile: Piece, ahead: int) -> None:
         """Emit halves of what rows are off their mean, back to L1."""
         k, rows, area, x = self.k, tile.size, tile.size * AREA, self._held(ahead)
         mean, there = self.mean.dequeue(), self.centred.alloc()
@@ -324,7 +322,7 @@ class _Writer:
             self.product.free()
             self._send(there.region(at * area, size * area))
 
-        self._all(main, part)
+        self._all(tiles.NOTHING, part)
         self.centred.enqueue()
         self.mean.free()
 
@@ -400,19 +398,20 @@ class _Writer:
         self.left.free()
         self.right.free()
         self.product.enqueue()
-        self._divide(self.product.dequeue(), tile, size)
+        sums, count = self.product.dequeue(), size * area
+        self._divide(sums, tile, size)
+        k.copy(self.out.alloc().region(0, count), sums.region(0, count))
         self.product.free()
-        k.each("vconv", size * area, (self.out.alloc(), 0), (self.wide, 0))
         there = (at * self.shape.rows + tile.start) * AREA
         self._send(self.y.region(there, (size, area), (self.shape.rows * AREA, 1)))
 
     def _divide(self, sums: Tile, tile: Piece, size: int) -> None:
-        """Emit wide = sums / s, a column of fractals or 4 rows of them at a time."""
+        """Emit sums of L0C divided by s, a column of fractals or 4 rows of them at a time."""
         k, groups, area = self.k, tile.size * AREA // LANES, tile.size * AREA
         count, step, shape, strides, again = size, area, (groups, LANES), (LANES, 1), (LANES, 1)
         if groups < size:
             count, step, shape, strides, again = groups, LANES, (size, LANES), (area, 1), (0, 1)
         with repeat(k, "step", count) as i:
-            place, first = (i * step, shape, strides), Affine() if again[0] else i * LANES
+            some, first = sums.region(i * step, shape, strides), Affine() if again[0] else i * LANES
             slope = self.slope.region(first, shape, again, slot=tile.number)
-            k.vector("vmul", self.wide.region(*place), sums.region(*place), slope)
+            k.vector("vmul", some, some, slope)

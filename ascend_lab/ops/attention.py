@@ -13,7 +13,7 @@ import numpy as np
 from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
 from ascend_lab.kernels import flash, flash_split
-from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, default_scale, fits
+from ascend_lab.kernels.flash_shape import SCALES, FlashShape, FlashTiling, default_scale, fits
 from ascend_lab.ops import gradients, reduction, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
@@ -225,7 +225,7 @@ def _single(shape: Shape) -> bool:
 
 
 def applies(call: Call, chip: Chip) -> bool:
-    """Tell whether the kernel can run: fp16, and the smallest blocks fit.
+    """Tell whether the kernel can run: fp16, the smallest blocks fit, and an ordinary scale.
 
     Elsewhere the operator is computed as `attention`.
     """
@@ -233,7 +233,8 @@ def applies(call: Call, chip: Chip) -> bool:
         return False
     shape = flash_shape(call)
     if chip.combined:
-        return fits(shape, FlashTiling(isa.FRACTAL, isa.FRACTAL), chip)
+        smallest = FlashTiling(isa.FRACTAL, isa.FRACTAL)
+        return SCALES[0] <= shape.scale <= SCALES[1] and fits(shape, smallest, chip)
     return max(shape.fractals[2:]) <= flash_split.widest(chip)
 
 
