@@ -312,9 +312,9 @@ def test_bytes_follow_the_law_of_the_paper(depth):
 def test_flash_beats_three_kernels_on_long_sequences():
     chip, shape = load_chip("Ascend910A"), FlashShape(1, 4096, 4096, 64, 64, 0.125)
     flash, three = flash_traffic(shape, chip), separate_traffic(shape, chip)
-    assert flash.gm_bytes == 34_603_008
-    assert three.gm_bytes > 15 * flash.gm_bytes
-    assert three.memory_bytes > 200 * flash.memory_bytes
+    assert flash.gm_bytes == 68_157_440
+    assert three.gm_bytes > 7 * flash.gm_bytes
+    assert three.memory_bytes > 100 * flash.memory_bytes
     assert three.cycles > 2.5 * flash.cycles
 
 

@@ -439,6 +439,9 @@ BAD = {
         "operands in UB; got GM": lambda: compute(
             "vtranspose", BLOCK, Buffer("g", "GM", "fp16", 256).region(0, (16, 16))
         ),
+        "operands in UB; got L0C": lambda: compute(
+            "vadd", *[UB32.region(0, (1, 8))] * 2, Buffer("c", "L0C", "fp32", 8).region(0, (1, 8))
+        ),
         "on the path UB->GM; got 'add', GM->UB": lambda: copy(R32, G32, atomic="add"),
         "got 'max'": lambda: copy(G32, R32, atomic="max"),
         "an atomic add in fp32, fp16, int32; got int8": lambda: copy(

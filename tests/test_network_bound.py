@@ -375,7 +375,7 @@ def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():
 WAIT = {  # by hand: a start-up and a cycle a copy, two flags from pipe to pipe, L2's 50 cycles
     "in": 11 + 50 + 2,  # GM->L0A, or GM->UB
     "product": 6 + 1,
-    "function": 2 + 13 + 2,  # two flags, vexp of what lies in L0C
+    "function": 2 + 11 + 13 + 2,  # two flags, out of L0C, vexp
     "on": 2 + 11 + 2 + 11 + 2,  # UB->L1->L0A
     "out": 2 + 11 + 50,  # UB->GM
 }
@@ -450,7 +450,7 @@ def test_work_before_and_behind_what_needs_all_of_an_image_adds_up():
     half = 16 * 64 * 64 / 128 / 2 * (2 + 13 / 255)  # of both functions, on both cores
     barrier = CHIP.barrier_s * CHIP.clock_hz / 2  # of which weights may hide a half
     other = WAIT["out"] + barrier + WAIT["in"] + WAIT["product"]  # for what another core did
-    waits = WAIT["in"] + other / 2 + 2 + WAIT["out"]
+    waits = WAIT["in"] + other / 2 + 2 + 11 + WAIT["out"]
     assert found["chain"] == pytest.approx(2 * half + waits)
     assert many["chain"] < many["vector"]  # images do not wait for each other
 

@@ -127,10 +127,8 @@ def test_the_vector_unit_works_and_the_cube_hides():
     chip = load_chip("Ascend310")
     best = min((simulate(launch, chip) for launch in norm_launches(NormShape(128, 48, 1e-5), chip)),
                key=lambda timeline: timeline.cycles)  # fmt: skip
-    repeats = (
-        64 * 48 * 256 // 64
-    )  # of one core, in fp32: 2 cycles to divide, 1 for two copies in fp16
-    assert 3 * repeats < best.busy_cycles["V"] < 4 * repeats
+    repeats = 64 * 48 * 256 // 64  # of a core, in fp32: 1 cycle to copy, 2 to divide, 2 to round
+    assert 5 * repeats < best.busy_cycles["V"] < 7 * repeats
     assert best.cycles < 1.35 * best.busy_cycles["V"]  # ways of m and s are not hidden altogether
 
 

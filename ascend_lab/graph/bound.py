@@ -19,8 +19,7 @@ vector    computes there what no cube and no path out of it can: for each result
           On others small groups leave the cube or are a step per tap there, as is best.
 results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
           quickest path, or, to vector units apart, by the quickest path to them if a function
-          reads it; sums only added up may be added up inside and leave once. A vector unit that
-          reads them there takes as long: they have four bytes, so half go in a repeat.
+          reads it; sums only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
           and writes of the results what a cache cannot hold at the end. Spills count as none, also
           on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may

@@ -309,7 +309,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
     if op == "vaxpy" and instruction.srcs[0] != dst:
         raise ProgramError("vaxpy: a sum in place", str(instruction.srcs[0]), "name dst first")
     for region in instruction.regions:
-        if region.space not in ("UB", "L0C"):
+        if region.space != "UB":
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
         if region is not dst or not reducing:
             check_aligned(region, BLOCK_BYTES, op)

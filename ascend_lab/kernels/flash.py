@@ -231,13 +231,9 @@ class _Writer:
         if one_row:
             self._feed_mask(left, right, rows, keys, tile.slot)
         self._multiply(self.scores, (rows, self.depth, keys))
-        tile = self.scores.dequeue()
-        if self.mask:
-            self._add_mask(tile, block)
-        if block.ragged:
-            soft.drop_padding(state, tile, rows, keys, block.ragged)
-        soft.take_peaks(state, tile, self.result.alloc(), rows, keys, block.number)
+        self._complete(self.scores.dequeue(), block)
         self.scores.free()
+        soft.take_peaks(state, self.result.alloc(), rows, keys, block.number)
         self._send(self.peaks.alloc().region(0, 2 * rows * flash_shape.AREA))
         self.peaks.enqueue()
         if block.number != Affine():
@@ -258,15 +254,23 @@ class _Writer:
         mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
         self.k.load2d(right.region(keys * self.depth * area, (keys, *square)), mask)
 
-    def _add_mask(self, tile: Tile, block: soft.Block) -> None:
-        """A mask of all rows to UB, and added to scores."""
-        assert self.mask is not None
-        (start, rows), (_, keys) = block.rows, block.keys
-        src = self.gm.mask(block.matrix, (start * FRACTAL, rows * FRACTAL), block.keys)
-        self.k.copy(self.mask.alloc().region(0, src.sizes), src)
-        self.mask.enqueue()
-        soft.add_mask(self.state, tile, self.mask.dequeue(), rows * keys)
-        self.mask.free()
+    def _complete(self, tile: Tile, block: soft.Block) -> None:
+        """Scores to UB; what a mask of all rows or the end of keys changes there goes back."""
+        k, (start, rows), (_, keys), wide = self.k, block.rows, block.keys, self.state.wide
+        area, changed = rows * keys * flash_shape.AREA, (keys - 1) * rows * flash_shape.AREA
+        k.copy(wide.region(0, area), tile.region(0, area))
+        if self.mask:
+            src = self.gm.mask(block.matrix, (start * FRACTAL, rows * FRACTAL), block.keys)
+            k.copy(self.mask.alloc().region(0, src.sizes), src)
+            self.mask.enqueue()
+            soft.add_mask(self.state, self.mask.dequeue(), rows * keys)
+            self.mask.free()
+            changed = 0
+        if block.ragged:
+            soft.drop_padding(self.state, rows, keys, block.ragged)
+        if block.ragged or self.mask:
+            some = changed, area - changed
+            k.copy(tile.region(*some), wide.region(*some))
 
     def _weights(self, block: soft.Block) -> None:
         """Scores of a block less their maxima, and the weights in L1."""

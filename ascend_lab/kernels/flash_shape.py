@@ -122,12 +122,13 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     deep, wide = depth + FRACTAL * one_row, max(keys, width)
     consts, masks = AREA * (1 + one_row), {"": 0, "rows": 0, "full": 8 * rows * keys}
     each = rows * depth + keys * (depth + width + FRACTAL * one_row)
+    work = rows * (8 * wide + keys // 2 + 4 * FRACTAL) + 24 * row_lanes(rows)
     return {
         "L1": 2 * (key_slots(shape, tiling) * each + 2 * rows * (keys + FRACTAL) + consts),
         "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
         "L0B": 4 * keys * max(deep, width),
         "L0C": 4 * rows * (keys + width),
-        "UB": 4 * rows * (wide + keys // 8 + FRACTAL) + 24 * row_lanes(rows) + masks[shape.mask],
+        "UB": work + masks[shape.mask],
     }
 
 
@@ -210,8 +211,8 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
 
-    A block takes 12 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
-    maxima; a block of rows 10 for its 16 x 16 numbers, and 8 for each block of keys but the first.
+    A block takes 16 cycles for 16 x 16 scores, 24 more with a mask of all rows, some more for its
+    maxima; a block of rows 20 for its 16 x 16 numbers, and 16 for each block of keys but the first.
     Before the first block and behind the last V waits.
     """
     rows, keys, _, width = shape.fractals
@@ -222,10 +223,10 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     own = min(share, rows)
     starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
-    each = (32 if shape.mask == "full" else 12) * keys + blocks * 4 + keys + 10 * width + 6
+    each = (40 if shape.mask == "full" else 16) * keys + blocks * 4 + keys + 20 * width + 6
     start = 180 + 10 * wide.bit_length() + 35 * (shape.mask == "full")
     start, again = start * blocks + 20 + 10 * width, blocks - 1
-    each, start = each + again * (8 * width + 12), start + again * (77 + 10 * width)
+    each, start = each + again * (16 * width + 12), start + again * (77 + 10 * width)
     return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6
 
 

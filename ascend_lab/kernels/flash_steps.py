@@ -1,7 +1,7 @@
 """Steps of FlashAttention: online softmax on one block of scores, and two stages in one nest.
 
-Scores lie in L0C as (keys / 16, rows, 16). The vector unit looks at them twice, for their maxima
-and as fp16, and in between the cube subtracts the maxima: a product with -128, 16 times. Maximum m
+Scores lie in L0C as (keys / 16, rows, 16). The vector unit copies them twice, for their maxima and
+as fp16, and in between the cube subtracts the maxima: a product with -128, 16 times. Maximum m
 and factor f are a number a row; m is two halves, the second what the first leaves. The last 16
 columns of v are ones, those of o are l.
 
@@ -42,9 +42,13 @@ LOWEST = -65504.0
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Buffers of UB that only the vector unit uses, fp32 but for `halves`: a number a row or 16."""
+    """Buffers of UB that only the vector unit uses, fp32 but for `halves`.
+
+    `wide` has a tile of L0C, `work` 16 numbers a row, others one; `best` one for 8 keys.
+    """
 
     builder: KernelBuilder
+    wide: Buffer
     best: Buffer
     work: Buffer
     peak: Buffer
@@ -58,6 +62,7 @@ class State:
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
         rows, one_each = tiling.rows, flash_shape.row_lanes(tiling.rows)
+        columns = max(tiling.keys, (shape.fractals[3] + 1) * FRACTAL)
 
         def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
             return k.buffer(name, "UB", dtype, elements, slots)
@@ -65,6 +70,7 @@ class State:
         work = buffer("work", rows * FRACTAL)
         return cls(
             k,
+            buffer("wide", rows * columns),
             buffer("best", rows * tiling.keys // 8),
             work,
             buffer("peak", one_each, 2),
@@ -81,26 +87,26 @@ def lanes(buffer: Memory, rows: int, at: Affine | int = 0) -> Region:
     return buffer.region(at * AREA, (rows * AREA // LANES, LANES))
 
 
-def add_mask(s: State, tile: Tile, mask: Tile, fractals: int) -> None:
-    """Emit tile of L0C += mask / c in fp32, both (keys / 16, rows, 16)."""
-    k, count, wide = s.builder, fractals * AREA, (s.mask, 0)
+def add_mask(s: State, mask: Tile, fractals: int) -> None:
+    """Emit scores in UB += mask / c in fp32, both (keys / 16, rows, 16)."""
+    k, count, wide, scores = s.builder, fractals * AREA, (s.mask, 0), (s.wide, 0)
     k.each("vconv", count, wide, (mask, 0))
     k.each("vmuls", count, wide, wide, scalar=1.0 / s.scale)
-    k.each("vadd", count, (tile, 0), (tile, 0), wide)
+    k.each("vadd", count, scores, scores, wide)
 
 
-def drop_padding(s: State, tile: Tile, rows: int, keys: int, kept: int) -> None:
+def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
     """Emit scores of the keys behind the last one, from lane `kept` of the last fractal: LEAST."""
     fractal = ((1 << FRACTAL) - 1) >> kept << kept
     bits = sum(fractal << at for at in range(0, LANES, FRACTAL))
-    last = lanes(tile, rows, (keys - 1) * rows)
+    last = lanes(s.wide, rows, (keys - 1) * rows)
     s.builder.vector("vdup", last, scalar=LEAST, mask=bits)
 
 
-def take_peaks(s: State, tile: Tile, out: Tile, rows: int, keys: int, block: Affine) -> None:
-    """Emit m', in steps, and its halves in 16 equal lanes of `out`, (2, rows, 16)."""
+def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
+    """Emit m' of the scores in UB, in steps, and its halves in 16 equal lanes of `out`."""
     k, each, best, left = s.builder, flash_shape.row_lanes(rows * FRACTAL), (s.best, 0), (s.left, 0)
-    tallest(s, tile, rows, keys)
+    tallest(s, rows, keys)
     k.each("vmuls", each, best, best, scalar=1.0 / STEP)
     new = (Tile(s.peak, block + 1), 0)
     if block == Affine():
@@ -117,14 +123,14 @@ def take_peaks(s: State, tile: Tile, out: Tile, rows: int, keys: int, block: Aff
         k.vector("vbrcb", to, number.region(0, rows * FRACTAL))
 
 
-def tallest(s: State, tile: Tile, rows: int, keys: int) -> None:
+def tallest(s: State, rows: int, keys: int) -> None:
     """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
     k, count, repeats = s.builder, 2 * keys, 2 * rows * keys
     for half in (0, 1):
         for at, size in tiles.segments(
             k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))
         ):
-            source = tile.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
+            source = s.wide.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
             k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)
     while count > 1:
         some, far = count // 2 * rows * FRACTAL, (count - count // 2) * rows * FRACTAL
@@ -150,28 +156,31 @@ def weigh(s: State, out: Tile, fractals: int) -> None:
 
 
 def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
-    """Emit o = f o in L0C, with the factor of block `block`."""
-    k, count = s.builder, rows * FRACTAL
+    """Emit o = f o, from L0C and back there, with the factor of block `block`."""
+    k, count, whole = s.builder, rows * FRACTAL, (0, width * rows * AREA)
+    k.copy(s.wide.region(*whole), out.region(*whole))
     for at in (0, 8):
         spread = s.work.region(at, (count, 8), (FRACTAL, 1))
         k.vector("vbrcb", spread, Tile(s.factor, block).region(0, count))
-    columns(s, out, rows, width)
+    columns(s, rows, width)
+    k.copy(out.region(*whole), s.wide.region(*whole))
 
 
-def columns(s: State, tile: Tile, rows: int, width: int) -> None:
-    """Emit tile of L0C *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
+def columns(s: State, rows: int, width: int) -> None:
+    """Emit wide *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
     k = s.builder
     with tiles.repeat(k, "column", width) as e:
-        some = lanes(tile, rows, e * rows)
+        some = lanes(s.wide, rows, e * rows)
         k.vector("vmul", some, some, lanes(s.work, rows))
 
 
 def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
     """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
-    k, size = s.builder, (width - 1) * rows * AREA
-    k.vector("vrec", lanes(s.work, rows), lanes(sums, rows, (width - 1) * rows))
-    columns(s, sums, rows, width - 1)
-    k.copy(out.region(0, size), sums.region(0, size))
+    k, size, whole = s.builder, (width - 1) * rows * AREA, (0, width * rows * AREA)
+    k.copy(s.wide.region(*whole), sums.region(*whole))
+    k.vector("vrec", lanes(s.work, rows), lanes(s.wide, rows, (width - 1) * rows))
+    columns(s, rows, width - 1)
+    k.each("vconv", size, (out, 0), (s.wide, 0))
 
 
 # -- two stages of one nest ------------------------------------------------------------------------

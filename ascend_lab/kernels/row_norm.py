@@ -2,13 +2,13 @@
 
 For cores that are both. 16 rows of FRACTAL_NZ are 16 x 16 blocks, ready to be the left operand of a
 product; sums are fp32 in L0C. Alone the vector unit takes 9 instructions for 64 numbers of a row,
-here 1, and two copies in fp16:
+here 2, a copy, and one in fp16:
 
     cube    sums = X 1                             m = mean of each row
     cube    C = (m 1' - X) / 2 in fp16             V copies it to UB, and from there to L1
     cube    G = C C' + X C', c = C 1               s^2 = 4 (m c - diagonal of G) / n + epsilon
     cube    D = X diag(scale) - m scale' + s bias'
-    V       y = D / s in L0C, rounded once on its way out
+    V       y = D / s, rounded once
 
 X diag(scale) is one fractal times another for every 16 columns, and exact. A number of a row, m or
 s, is two halves: the first is rounded, the second 2^11 times what that leaves; they stand in even
@@ -104,7 +104,7 @@ def _part(shape: NormShape, chip: Chip, rows: int) -> int:
 def _cycles(shape: NormShape, own: int, rows: int, part: int) -> int:
     """Estimate what tiles add for `own` rows: m and s, heads, the first with nothing to hide."""
     heads = isa.up(shape.columns, part) * (10 * min(part, 4 * rows) + 40)
-    return isa.up(own, rows) * (700 + heads) + 22 * rows * shape.columns
+    return isa.up(own, rows) * (700 + heads) + 32 * rows * shape.columns
 
 
 def _blocks(memory: isa.Buffer | Tile, at: Affine | int, *counts: int) -> Region:
@@ -140,6 +140,7 @@ class _Writer:
         self.product = k.queue("c_l0", "L0C", "fp32", tile, src="M", dst="V")
         self.narrow = k.view(self.product.buffer, "c_half", "fp16")
         self.out = k.queue("out", "UB", "fp16", tile, src="V", dst="MTE3", depth=4)
+        self.wide = k.buffer("wide", "UB", "fp32", max(tile, 2 * side))
         self.slope = k.buffer("slope", "UB", "fp32", side, 2)
         self.diagonal = k.buffer("diagonal", "UB", "fp32", side)
         self.fold = k.buffer("fold", "UB", "fp32", side // 2)
@@ -280,13 +281,19 @@ class _Writer:
     def _mean(self, tile: Piece) -> None:
         """Emit minus the mean of rows."""
         k, count, minus = self.k, tile.size * FRACTAL, (self.minus, 0)
-        source = self.sums.dequeue().region(0, (tile.size * 2, 8, 8), (8 * FRACTAL, FRACTAL, 1))
-        k.vector("vcgmax", self.minus.region(0, count), source)
-        self.sums.free()
+        self._take_sums(tile.size)
+        lanes = self.wide.region(0, (tile.size * 2, 8, 8), (8 * FRACTAL, FRACTAL, 1))
+        k.vector("vcgmax", self.minus.region(0, count), lanes)
         k.each("vmuls", count, minus, minus, scalar=-1.0 / (self.shape.columns * FRACTAL))
         self._spread(self.minus, count)
         self._send(*(queue.alloc().region(0, count * FRACTAL) for queue in (self.mean, self.both)))
         self.mean.enqueue()
+
+    def _take_sums(self, fractals: int) -> None:
+        """Bring sums of the cube to UB."""
+        size = fractals * AREA
+        self.k.copy(self.wide.region(0, size), self.sums.dequeue().region(0, size))
+        self.sums.free()
 
     def _spread(self, numbers: isa.Buffer, count: int) -> None:
         """Emit the halves of numbers in even and odd columns of fractals, ready to be sent."""
@@ -351,18 +358,15 @@ class _Writer:
     def _root(self, tile: Piece) -> None:
         """Emit 1 / s in every lane of rows, and mean and s on their way to the cube."""
         k, rows, count, number = self.k, tile.size, tile.size * FRACTAL, (self.number, 0)
-        g, rest, lanes = (
-            self.sums.dequeue(),
-            (self.left_over, 0),
-            ((2 * rows, 8, 8), (8 * FRACTAL, FRACTAL, 1)),
-        )
+        g, rest = self.wide, (self.left_over, 0)
+        lanes = (2 * rows, 8, 8), (8 * FRACTAL, FRACTAL, 1)
+        self._take_sums(2 * rows)
         k.vector("vcgmax", self.left_over.region(0, count), g.region(rows * AREA, *lanes))
         k.each("vmul", count, rest, rest, (self.minus, 0))
         for at in range(0, AREA, LANES):
             there = (rows, LANES), (AREA, 1)
             mask = sum(1 << i * FRACTAL + at // FRACTAL + i for i in range(LANES // FRACTAL))
             k.vector("vcopy", self.diagonal.region(at, *there), g.region(at, *there), mask=mask)
-        self.sums.free()
         sides = [self.diagonal.region(at, *lanes) for at in (0, 8)]
         k.vector("vadd", self.fold.region(0, (2 * rows, 8, 8)), *sides)
         k.vector("vcgadd", self.number.region(0, count), self.fold.region(0, (2 * rows, LANES)))
@@ -398,20 +402,21 @@ class _Writer:
         self.left.free()
         self.right.free()
         self.product.enqueue()
-        sums, count = self.product.dequeue(), size * area
-        self._divide(sums, tile, size)
-        k.copy(self.out.alloc().region(0, count), sums.region(0, count))
+        k.copy(self.wide.region(0, size * area), self.product.dequeue().region(0, size * area))
         self.product.free()
+        self._divide(tile, size)
+        k.each("vconv", size * area, (self.out.alloc(), 0), (self.wide, 0))
         there = (at * self.shape.rows + tile.start) * AREA
         self._send(self.y.region(there, (size, area), (self.shape.rows * AREA, 1)))
 
-    def _divide(self, sums: Tile, tile: Piece, size: int) -> None:
-        """Emit sums of L0C divided by s, a column of fractals or 4 rows of them at a time."""
+    def _divide(self, tile: Piece, size: int) -> None:
+        """Emit wide / s, a column of fractals or 4 rows of them at a time."""
         k, groups, area = self.k, tile.size * AREA // LANES, tile.size * AREA
         count, step, shape, strides, again = size, area, (groups, LANES), (LANES, 1), (LANES, 1)
         if groups < size:
             count, step, shape, strides, again = groups, LANES, (size, LANES), (area, 1), (0, 1)
         with repeat(k, "step", count) as i:
-            some, first = sums.region(i * step, shape, strides), Affine() if again[0] else i * LANES
+            first = Affine() if again[0] else i * LANES
+            some = self.wide.region(i * step, shape, strides)
             slope = self.slope.region(first, shape, again, slot=tile.number)
             k.vector("vmul", some, some, slope)

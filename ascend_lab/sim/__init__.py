@@ -325,8 +325,8 @@ def rate_of(chip: Chip, sources: Collection[str], targets: Collection[str] = ())
 def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
     """Return the least cycles from a buffer to where the cube and the vector unit read, and to GM.
 
-    A copy starts up, takes a cycle, and L2 some more; from pipe to pipe two flags tell. Cores that
-    are both read L0C with the vector unit, which may bring numbers on; others have to be told.
+    A copy starts up, takes a cycle, and L2 some more; from pipe to pipe two flags tell. The vector
+    unit itself copies out of L0C; cores that are not both have to be told.
     """
     told = 0.0 if chip.combined else told_cycles(chip)
     flags, places = 2 * chip.flag_cycles, sorted({name for pair in chip.paths for name in pair})
@@ -334,12 +334,9 @@ def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
     for (a, b), path in chip.paths.items():
         late = path.latency_cycles + (chip.l2.latency_cycles if "GM" in (a, b) else 0)
         far[a, b] = path.startup_cycles + 1 + late + (flags if a != "GM" else 0)
-    if chip.combined:
-        lone = min(cost.head_cycles + cost.slope_cycles for cost in chip.vector_costs.values())
-        far["L0C", "UB"] = min(far["L0C", "UB"], lone + flags)
     for via, a, b in product(places, repeat=3):
         far[a, b] = min(far[a, b], far[a, via] + far[via, b])
     fed = {a: min(far[a, "L0A"], far[a, "L0B"]) + flags + told * (a == "UB") for a in places}
     read = {a: far[a, "UB"] + (flags if a != "UB" else 0) for a in places}
-    read["L0C"] = flags if chip.combined else read["L0C"] + told
+    read["L0C"] += -flags if chip.combined else told
     return {a: (fed[a], read[a], far[a, "GM"]) for a in places}
