@@ -83,10 +83,9 @@ def lanes(buffer: Memory, rows: int, at: Affine | int = 0) -> Region:
 
 def add_mask(s: State, tile: Tile, mask: Tile, fractals: int) -> None:
     """Emit tile of L0C += mask / c in fp32, both (keys / 16, rows, 16)."""
-    k, count, wide = s.builder, fractals * AREA, (s.mask, 0)
+    k, count, wide, sums = s.builder, fractals * AREA, (s.mask, 0), (tile, 0)
     k.each("vconv", count, wide, (mask, 0))
-    k.each("vmuls", count, wide, wide, scalar=1.0 / s.scale)
-    k.each("vadd", count, (tile, 0), (tile, 0), wide)
+    k.each("vaxpy", count, sums, sums, wide, scalar=1.0 / s.scale)
 
 
 def drop_padding(s: State, tile: Tile, rows: int, keys: int, kept: int) -> None:
