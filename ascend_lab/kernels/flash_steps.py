@@ -9,7 +9,7 @@ columns of v are ones, those of o are l.
 
 c scales products to scores. The first block of keys finds no m and o: m' = max(s), but finite, o' =
 p v. s - m' is rounded to fp16 before its exponential is taken: e^-x is off by x e^-x 2^-11 at most,
-no more than 1.8e-4, where rounding p itself may take 2.4e-4.
+no more than 1.8e-4, where rounding p itself may take 2.4e-4; three times, if c is no power of two.
 
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 
