@@ -28,7 +28,8 @@ def flash_launch(
 ) -> isa.Launch:
     """Return attention as a launch over batch and row blocks: GM tensors q, k, v (, mask), y.
 
-    Raises `PathError` on chips with separate vector cores, `CapacityError` where blocks do not fit.
+    Rows whose largest q k exceeds 2^27 become NaN. Raises `PathError` on chips with separate vector
+    cores, `CapacityError` where blocks do not fit, `InputError` for scales beyond `SCALES`.
     """
     t = tiling or flash_shape.default_tiling(shape, chip)
     flash_shape.check_tiling(shape, t, chip)

@@ -211,7 +211,7 @@ def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
 def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
 
-    A block takes 16 cycles for 16 x 16 scores, 24 more with a mask of all rows, some more for its
+    A block takes 16 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
     maxima; a block of rows 20 for its 16 x 16 numbers, and 16 for each block of keys but the first.
     Before the first block and behind the last V waits.
     """
@@ -223,8 +223,8 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     own = min(share, rows)
     starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
-    each = (40 if shape.mask == "full" else 16) * keys + blocks * 4 + keys + 20 * width + 6
-    start = 180 + 10 * wide.bit_length() + 35 * (shape.mask == "full")
+    each = (36 if shape.mask == "full" else 16) * keys + blocks * 4 + keys + 20 * width + 6
+    start = 180 + 10 * wide.bit_length() + 30 * (shape.mask == "full")
     start, again = start * blocks + 20 + 10 * width, blocks - 1
     each, start = each + again * (16 * width + 12), start + again * (77 + 10 * width)
     return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6

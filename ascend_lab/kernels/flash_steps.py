@@ -9,7 +9,7 @@ columns of v are ones, those of o are l.
 
 c scales products to scores. The first block of keys finds no m and o: m' = max(s), but finite, o' =
 p v. s - m' is rounded to fp16 before its exponential is taken: e^-x is off by x e^-x 2^-11 at most,
-no more than 1.8e-4, where rounding p itself may take 2.4e-4.
+no more than 1.8e-4, where rounding p itself may take 2.4e-4; three times, if c is no power of two.
 
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 
@@ -91,8 +91,7 @@ def add_mask(s: State, mask: Tile, fractals: int) -> None:
     """Emit scores in UB += mask / c in fp32, both (keys / 16, rows, 16)."""
     k, count, wide, scores = s.builder, fractals * AREA, (s.mask, 0), (s.wide, 0)
     k.each("vconv", count, wide, (mask, 0))
-    k.each("vmuls", count, wide, wide, scalar=1.0 / s.scale)
-    k.each("vadd", count, scores, scores, wide)
+    k.each("vaxpy", count, scores, scores, wide, scalar=1.0 / s.scale)
 
 
 def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
