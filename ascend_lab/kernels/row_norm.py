@@ -281,19 +281,18 @@ class _Writer:
     def _mean(self, tile: Piece) -> None:
         """Emit minus the mean of rows."""
         k, count, minus = self.k, tile.size * FRACTAL, (self.minus, 0)
-        self._take_sums(tile.size)
-        lanes = self.wide.region(0, (tile.size * 2, 8, 8), (8 * FRACTAL, FRACTAL, 1))
-        k.vector("vcgmax", self.minus.region(0, count), lanes)
+        k.vector("vcgmax", self.minus.region(0, count), self._take_sums(tile.size))
         k.each("vmuls", count, minus, minus, scalar=-1.0 / (self.shape.columns * FRACTAL))
         self._spread(self.minus, count)
         self._send(*(queue.alloc().region(0, count * FRACTAL) for queue in (self.mean, self.both)))
         self.mean.enqueue()
 
-    def _take_sums(self, fractals: int) -> None:
-        """Bring sums of the cube to UB."""
+    def _take_sums(self, fractals: int) -> Region:
+        """Bring sums of the cube to UB; return 8 of the 16 lanes of their rows."""
         size = fractals * AREA
         self.k.copy(self.wide.region(0, size), self.sums.dequeue().region(0, size))
         self.sums.free()
+        return self.wide.region(0, (2 * fractals, 8, 8), (8 * FRACTAL, FRACTAL, 1))
 
     def _spread(self, numbers: isa.Buffer, count: int) -> None:
         """Emit the halves of numbers in even and odd columns of fractals, ready to be sent."""
@@ -418,5 +417,4 @@ class _Writer:
         with repeat(k, "step", count) as i:
             first = Affine() if again[0] else i * LANES
             some = self.wide.region(i * step, shape, strides)
-            slope = self.slope.region(first, shape, again, slot=tile.number)
-            k.vector("vmul", some, some, slope)
+            k.vector("vmul", some, some, self.slope.region(first, shape, again, slot=tile.number))
