@@ -130,21 +130,31 @@ def _apart(
     graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start,
     *, cuts: bool, warm: bool, enough: float = NEVER,
 ) -> float:  # fmt: skip
-    """Return the cycles of the first way apart that the chip has, or the least with `cuts`.
+    """Return the cycles of the first way apart that the chip has, or with `cuts` of the quickest.
 
-    Kernels that bring a way to `enough` cycles by what each takes at least are not written.
+    Any below `enough` will do for that, and what a way takes beyond is not counted.
     """
     least = NEVER
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
-        cycles: float = sum(known := [_least(graph, part, chip, start) for part in way])
-        for part, at_least in zip(way, known, strict=True):
-            if cycles >= enough:
-                break
-            cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - at_least
-        least = min(least, cycles)
-        if least < NEVER and not cuts:
+        least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
+        if least < (enough if cuts else NEVER):
             break
     return least
+
+
+def _summed(
+    graph: ir.Graph, way: Sequence[Sequence[ir.Node]], chip: Chip, start: Start,
+    *, warm: bool, enough: float,
+) -> float:  # fmt: skip
+    """Return the cycles of kernels one after another, or `enough` where what each takes at least,
+    or the quickly written ones take, comes to that: those with a cube are written last."""
+    cycles: float = sum(_least(graph, part, chip, start) for part in way)
+    for part in sorted(way, key=lambda part: any(node.op in tasks.CUBE for node in part)):
+        if cycles >= enough:
+            break
+        known = _least(graph, part, chip, start)
+        cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - known
+    return cycles
 
 
 def _least(graph: ir.Graph, part: Sequence[ir.Node], chip: Chip, start: Start) -> int:
@@ -210,7 +220,8 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
         found = _moved(graph, graph.node(name))
         if found is None:
             continue
-        if _near_cycles(*found, chip, start) < _near_cycles(graph, name, chip, start):
+        cycles = _near_cycles(*found, chip, start)
+        if cycles < _near_cycles(graph, name, chip, start, cycles + 1):
             graph = found[0]
     return graph
 
@@ -264,15 +275,18 @@ def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> 
         kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
         small = draft.finish()
-        both = [_near_cycles(g, node.name, chip, start) for g in (small, graph)]
-        graph = small if both[0] < both[1] else graph
+        cycles = _near_cycles(small, node.name, chip, start)
+        if cycles < _near_cycles(graph, node.name, chip, start, cycles + 1):
+            graph = small
     return graph
 
 
-def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
+def _near_cycles(
+    graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float = NEVER
+) -> float:
     """Return the cycles of an operator and of the conversions it alone needs, with their starts.
 
-    Bytes are made, and sums of bytes scaled, in the same kernels.
+    Bytes are made, and sums of bytes scaled, in the same kernels. See `_summed`.
     """
     node = graph.node(name)
     before, after = graph.producers.get(node.inputs[0]), ir.only_reader(graph, node)
@@ -283,4 +297,4 @@ def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
         maker = graph.producers.get(before.inputs[0])
         bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
-    return sum(_cycles(lower.piece_of(graph, group), chip, start) for group in groups)
+    return _summed(graph, groups, chip, start, warm=False, enough=enough)

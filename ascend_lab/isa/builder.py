@@ -29,7 +29,10 @@ def place_of(buffer: Buffer) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop while it is written: its body so far, and how many slots its queues move on a pass."""
+    """A loop while it is written: its body so far, and the slots by which a pass moves its queues.
+
+    Whole turns of a queue count as none.
+    """
 
     loop: Loop
     body: list[Instruction | OpenLoop]
@@ -49,7 +52,8 @@ def closed(
         if isinstance(node, OpenLoop):
             loop, inner = node.loop, dict(turns)
             for place, step in node.steps.items():
-                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
+                turn = Affine(0, ((loop.var, step),))
+                inner[place] = inner[place] + turn if place in inner else turn
             out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
         elif turns and node.regions:
             dst = None if node.dst is None else _turned(node.dst, turns)
@@ -333,8 +337,9 @@ class KernelBuilder:
                 needed = f"loop {name}: as many {_steps(queue)} of {queue.buffer.name}"
                 got = str({key: n - s for key, n, s in steps})
                 raise SyncError(needed, got, "pair them inside the loop body")
-            held = (queue.buffer, *queue.members)
-            opened.steps.update((place_of(b), step) for b in held)
+            if slots := step % queue.buffer.slots:
+                held = (queue.buffer, *queue.members)
+                opened.steps.update((place_of(b), slots) for b in held)
             further = step * (opened.loop.count - 1)
             for key, count in zip(queue.counts, now, strict=True):
                 queue.counts[key] = count + further

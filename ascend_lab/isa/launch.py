@@ -11,6 +11,7 @@ for that, loads it and tells that the slot is empty. What the cores exchange sta
 the protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
 """
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,10 +91,14 @@ class Launch:
         return sum(part.program.event_count * part.core_count for part in self.parts)
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """Programs of all parts, those that several share once."""
+        return tuple({id(part.program): part.program for part in self.parts}.values())
+
+    @property
     def tensors(self) -> tuple[Buffer, ...]:
         """GM tensors of all parts, each once."""
-        seen = {b.name: b for part in self.parts for b in part.program.tensors}
-        return tuple(seen.values())
+        return tuple({b.name: b for program in self.programs for b in program.tensors}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +185,21 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
-            return Loop(old.var, old.count, tuple(map(node, old.body)))
-        if not old.regions:
+            body = tuple([node(one) for one in old.body])
+            same = all(map(operator.is_, body, old.body))
+            return old if same else Loop(old.var, old.count, body)
+        if not any(buffer(r.buffer) is not r.buffer for r in old.regions):
             return old
         dst = None if old.dst is None else region(old.dst)
         return Instruction(old.op, old.pipe, dst, tuple(map(region, old.srcs)), old.attrs)
 
-    def part(old: Part) -> Part:
-        body = tuple(map(node, old.program.body))
-        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
-        return replace(old, program=replace(old.program, buffers=buffers, body=body))
+    def program(old: Program) -> Program:
+        buffers = tuple(dict.fromkeys(map(buffer, old.buffers)))
+        return replace(old, buffers=buffers, body=tuple(map(node, old.body)))
 
-    return replace(launch, parts=tuple(map(part, launch.parts)))
+    new = {id(old): program(old) for old in launch.programs}
+    parts = (replace(part, program=new[id(part.program)]) for part in launch.parts)
+    return replace(launch, parts=tuple(parts))
 
 
 def spread(
