@@ -105,6 +105,8 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
             return False
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
+        if lower.follows_free(piece, lower.piece_of(graph, group[:1]), chip):
+            return True
     except AscendLabError:
         return False
     mixed = any(phase.mix for phase in kernel.phases) and not lower.attention_in(group)
