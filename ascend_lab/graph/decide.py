@@ -105,7 +105,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
             return False
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
-        if lower.follows_free(piece, lower.piece_of(graph, group[:1]), chip):
+        if lower.conv.follows_free(piece, lower.piece_of(graph, group[:1]), chip):
             return True
     except AscendLabError:
         return False
@@ -134,7 +134,7 @@ def _apart(
 ) -> float:  # fmt: skip
     """Return the cycles of the first way apart that the chip has, or with `cuts` of the quickest.
 
-    Any below `enough` will do for that, and what a way takes beyond is not counted.
+    For that the first below `enough` counts; see `_summed`.
     """
     least = NEVER
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
@@ -148,14 +148,15 @@ def _summed(
     graph: ir.Graph, way: Sequence[Sequence[ir.Node]], chip: Chip, start: Start,
     *, warm: bool, enough: float,
 ) -> float:  # fmt: skip
-    """Return the cycles of kernels one after another, or `enough` where what each takes at least,
-    or the quickly written ones take, comes to that: those with a cube are written last."""
-    cycles: float = sum(_least(graph, part, chip, start) for part in way)
-    for part in sorted(way, key=lambda part: any(node.op in tasks.CUBE for node in part)):
+    """Return the cycles of kernels one after another, or some number from `enough` on.
+
+    Kernels that bring a way to `enough` cycles by what each takes at least are not written.
+    """
+    cycles: float = sum(known := [_least(graph, part, chip, start) for part in way])
+    for part, at_least in zip(way, known, strict=True):
         if cycles >= enough:
             break
-        known = _least(graph, part, chip, start)
-        cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - known
+        cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - at_least
     return cycles
 
 
@@ -222,7 +223,7 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
         found = _moved(graph, graph.node(name))
         if found is None:
             continue
-        cycles = _near_cycles(*found, chip, start)
+        cycles = _near_cycles(*found, chip, start, NEVER)
         if cycles < _near_cycles(graph, name, chip, start, cycles + 1):
             graph = found[0]
     return graph
@@ -277,26 +278,24 @@ def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> 
         kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
         small = draft.finish()
-        cycles = _near_cycles(small, node.name, chip, start)
+        cycles = _near_cycles(small, node.name, chip, start, NEVER)
         if cycles < _near_cycles(graph, node.name, chip, start, cycles + 1):
             graph = small
     return graph
 
 
-def _near_cycles(
-    graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float = NEVER
-) -> float:
+def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float) -> float:
     """Return the cycles of an operator and of the conversions it alone needs, with their starts.
 
-    Bytes are made, and sums of bytes scaled, in the same kernels. See `_summed`.
+    Bytes are made, and sums of bytes scaled, in the same kernels. Conversions are written first.
     """
     node = graph.node(name)
     before, after = graph.producers.get(node.inputs[0]), ir.only_reader(graph, node)
     scaled = after is not None and after.op in ("dequantise", "requantise")
-    groups = [(node, after) if after and scaled else (node,)]
-    groups += [(n,) for n in graph.readers[node.output] if n.op == "trans_data"]
+    groups = [(n,) for n in graph.readers[node.output] if n.op == "trans_data"]
     if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
         maker = graph.producers.get(before.inputs[0])
         bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
+    groups.append((node, after) if after and scaled else (node,))
     return _summed(graph, groups, chip, start, warm=False, enough=enough)

@@ -11,7 +11,6 @@ for that, loads it and tells that the slot is empty. What the cores exchange sta
 the protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
 """
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -185,10 +184,8 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
-            body = tuple([node(one) for one in old.body])
-            same = all(map(operator.is_, body, old.body))
-            return old if same else Loop(old.var, old.count, body)
-        if not any(buffer(r.buffer) is not r.buffer for r in old.regions):
+            return Loop(old.var, old.count, tuple(map(node, old.body)))
+        if all(buffer(r.buffer) is r.buffer for r in old.regions):
             return old
         dst = None if old.dst is None else region(old.dst)
         return Instruction(old.op, old.pipe, dst, tuple(map(region, old.srcs)), old.attrs)
@@ -254,11 +251,8 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
         needed = f"{op}: a chip whose cube and vector cores are separate"
         raise PathError(needed, chip.name, "use flags between pipes")
     if not 0 <= flag < IDS:
-        needed, remedy = (
-            f"{op}: a flag id of 0..{IDS - 1}",
-            "use an id again once it is drained",
-        )
-        raise CapacityError(needed, str(flag), remedy)
+        needed = f"{op}: a flag id of 0..{IDS - 1}"
+        raise CapacityError(needed, str(flag), "use an id again once it is drained")
     if sets and instruction.number("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")
     pipes = PIPES[1:] if sets else ("ALL",)  # all but the scalar unit can tell other cores

@@ -31,8 +31,7 @@ from ascend_lab.isa import Event, Instruction, Kernel, Launch, Loop, Part, Progr
 from ascend_lab.isa.instructions import mmad_shape, program_unit
 from ascend_lab.isa.launch import MODES, Runnable, as_launch, check_launch, meets, senders, uses
 from ascend_lab.sim.compiled import (
-    SET, WAIT, WORK, Compiled, Compiler, Nest, compile_priced, compile_program, numba_available,
-    run_reference,
+    SET, WAIT, WORK, Compiled, Compiler, Nest, compile_program, numba_available, run_reference,
 )
 from ascend_lab.sim.cost import Cost, Surroundings, Traffic, analyse, costs_of, instruction_cost
 from ascend_lab.sim.fast import run_batch, run_fast, run_quickest
@@ -223,7 +222,7 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     if launch.mix:
         parts = compile_crews(launch, chip, costs)
     else:
-        parts = tuple(compile_priced(part.program, chip, costs) for part in launch.parts)
+        parts = tuple(Compiler(chip, costs).alone(part.program) for part in launch.parts)
     slow = engine == "reference"
     times = tuple(run_reference(part)[0] if slow else run_quickest(part) for part in parts)
     macs, dtype, energy_pj = _work(launch, costs)

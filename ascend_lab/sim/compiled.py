@@ -99,6 +99,11 @@ class Compiler:
         self.last_latency: list[int] = []
         self.tail_latency: list[int] = []
 
+    def alone(self, program: Program) -> Compiled:
+        """Return the timed form of one program."""
+        self.begin(program.pipes)
+        return self.finish(self.tree(program.body))
+
     def begin(self, pipes: Sequence[str], prefix: str = "") -> None:
         """Begin the program of a core, whose pipes are called `prefix` and their own name."""
         self.prefix, start = prefix, len(self.names)
@@ -208,14 +213,7 @@ class Compiler:
 
 def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
     """Return the timed form of `program`; the durations are those of `instruction_cost`."""
-    return compile_priced(program, chip, costs_of([program], chip, around))
-
-
-def compile_priced(program: Program, chip: Chip, costs: Mapping[int, Cost]) -> Compiled:
-    """Return the timed form of `program`, whose instructions cost that."""
-    compiler = Compiler(chip, costs)
-    compiler.begin(program.pipes)
-    return compiler.finish(compiler.tree(program.body))
+    return Compiler(chip, costs_of([program], chip, around)).alone(program)
 
 
 # -- event by event --------------------------------------------------------------------------------

@@ -21,15 +21,14 @@ from ascend_lab.graph.lower.matmul import around_attention, attention_in
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
 from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
-from ascend_lab.kernels.epilogue import Epilogue, halves, supported
-from ascend_lab.kernels.epilogue_plan import demand_of
+from ascend_lab.kernels.epilogue import Epilogue, halves
 from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "around_attention", "attention_in", "by_template", "choice_of", "follows_free", "halves_of",
-    "lower", "means_of", "mixes", "packed", "piece_of", "scale_of",
+    "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
+    "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -82,21 +81,6 @@ def mixes(piece: Piece, chip: Chip) -> bool:
         return False
     shape, epilogue, _ = conv_job(piece, chip)
     return not conv.by_vector(shape) and bool(halves(epilogue, chip, ACCUMULATOR[shape.dtype])[1])
-
-
-def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
-    """Tell whether a convolution takes as long `alone`: what follows is done on the way out.
-
-    A fix pipe that adds a bias makes sums 0, or scales all of them, in the same time.
-    """
-    if chip.combined or piece.graph.nodes[0].op not in CONVOLUTIONS:
-        return False
-    (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
-    if one is None or other is None or shape != same or conv.by_vector(shape):
-        return False
-    sums = ACCUMULATOR[shape.dtype]
-    demands = {demand_of(epilogue, chip, sums) for epilogue in (one, other)}
-    return len(demands) == 1 and not any(supported(e, chip, sums) for e in (one, other))
 
 
 def by_template(piece: Piece, chip: Chip) -> bool:
