@@ -132,10 +132,7 @@ def _apart(
     graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start,
     *, cuts: bool, warm: bool, enough: float = NEVER,
 ) -> float:  # fmt: skip
-    """Return the cycles of the first way apart that the chip has, or with `cuts` of the quickest.
-
-    For that the first below `enough` counts; see `_summed`.
-    """
+    """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
     least = NEVER
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
         least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
@@ -292,7 +289,8 @@ def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: f
     node = graph.node(name)
     before, after = graph.producers.get(node.inputs[0]), ir.only_reader(graph, node)
     scaled = after is not None and after.op in ("dequantise", "requantise")
-    groups = [(n,) for n in graph.readers[node.output] if n.op == "trans_data"]
+    readers = graph.readers[node.output]
+    groups: list[tuple[ir.Node, ...]] = [(n,) for n in readers if n.op == "trans_data"]
     if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
         maker = graph.producers.get(before.inputs[0])
         bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
