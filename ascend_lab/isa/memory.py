@@ -55,8 +55,8 @@ class Affine:
         merged = dict(self.terms)
         for var, coefficient in other.terms:
             merged[var] = merged.get(var, 0) + coefficient
-        kept = tuple(sorted((v, c) for v, c in merged.items() if c))
-        return Affine(self.const + other.const, kept)
+        kept = sorted([(v, c) for v, c in merged.items() if c])
+        return Affine(self.const + other.const, tuple(kept))
 
     __radd__ = __add__
 
