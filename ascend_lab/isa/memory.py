@@ -210,7 +210,6 @@ class Buffer:
         return Region(self, as_affine(offset), shape, tuple(strides), as_affine(slot))
 
 
-@lru_cache(4096)
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a contiguous array: each the product of the sizes behind it."""
     strides = [1]
