@@ -266,11 +266,9 @@ def conv_job(
 
 
 def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
-    """Tell whether a convolution takes as long `alone`: what follows is done on the way out.
-
-    A fix pipe that adds a bias makes sums 0, or scales all of them, in the same time.
-    """
-    if chip.combined or not piece.graph.nodes[0].has("convolution"):
+    """Tell whether a convolution takes as long `alone`: a fix pipe does what follows in passing."""
+    heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
+    if chip.combined or heads != piece.graph.nodes[:1] or pooled_of(piece)[1]:
         return False
     (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
     if one is None or other is None or shape != same or by_vector(shape):
