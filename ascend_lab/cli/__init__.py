@@ -6,7 +6,6 @@ imported inside the guard, so that Ctrl-C is one line from the start on.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -56,6 +55,8 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
         else:
             code = _what_is_left(name, error)
     if argv is None:  # the process ends: nobody needs a last look for garbage
+        import gc
+
         gc.freeze()
     return code
 
