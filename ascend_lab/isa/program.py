@@ -189,7 +189,9 @@ class Program:
     def instructions(self) -> Sequence[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
         if not self._flat:
-            _counted(self.body, 1, self._flat)
+            found = list[tuple[Instruction, int]]()
+            _counted(self.body, 1, found)
+            self._flat[:] = found  # at once: threads may ask, too
         return self._flat
 
     def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
