@@ -54,6 +54,10 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
             code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
         else:
             code = _what_is_left(name, error)
+    if argv is None:  # the process ends: nobody needs a last look for garbage
+        import gc
+
+        gc.freeze()
     return code
 
 

@@ -8,8 +8,6 @@ from ascend_lab.dsl.formulas import (
     minimum, placeholder, reduce_axis, relu, round, rsqrt, select, sqrt, vabs, vadd,  # noqa: A004
     vadds, vand, vcmp, vdiv, vexp, vlog, vmax, vmaxs, vmin, vmins, vmul, vmuls, vnot, vor, vrec,
     vrelu, vrsqrt, vsqrt, vsub,
-)
-from ascend_lab.dsl.formulas import (  # the published names
     fold_max as max, fold_min as min, fold_prod as prod, fold_sum as sum,  # noqa: A004
 )
 from ascend_lab.dsl.lower import lower

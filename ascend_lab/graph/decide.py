@@ -105,6 +105,8 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
             return False
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
+        if lower.conv.follows_free(piece, lower.piece_of(graph, group[:1]), chip):
+            return True
     except AscendLabError:
         return False
     mixed = any(phase.mix for phase in kernel.phases) and not lower.attention_in(group)
@@ -130,21 +132,29 @@ def _apart(
     graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start,
     *, cuts: bool, warm: bool, enough: float = NEVER,
 ) -> float:  # fmt: skip
-    """Return the cycles of the first way apart that the chip has, or the least with `cuts`.
+    """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
+    least = NEVER
+    for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
+        least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
+        if least < (enough if cuts else NEVER):
+            break
+    return least
+
+
+def _summed(
+    graph: ir.Graph, way: Sequence[Sequence[ir.Node]], chip: Chip, start: Start,
+    *, warm: bool, enough: float,
+) -> float:  # fmt: skip
+    """Return the cycles of kernels one after another, or some number from `enough` on.
 
     Kernels that bring a way to `enough` cycles by what each takes at least are not written.
     """
-    least = NEVER
-    for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
-        cycles: float = sum(known := [_least(graph, part, chip, start) for part in way])
-        for part, at_least in zip(way, known, strict=True):
-            if cycles >= enough:
-                break
-            cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - at_least
-        least = min(least, cycles)
-        if least < NEVER and not cuts:
+    cycles: float = sum(known := [_least(graph, part, chip, start) for part in way])
+    for part, at_least in zip(way, known, strict=True):
+        if cycles >= enough:
             break
-    return least
+        cycles += _cycles(lower.piece_of(graph, part), chip, start, warm=warm) - at_least
+    return cycles
 
 
 def _least(graph: ir.Graph, part: Sequence[ir.Node], chip: Chip, start: Start) -> int:
@@ -210,7 +220,8 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
         found = _moved(graph, graph.node(name))
         if found is None:
             continue
-        if _near_cycles(*found, chip, start) < _near_cycles(graph, name, chip, start):
+        cycles = _near_cycles(*found, chip, start, NEVER)
+        if cycles < _near_cycles(graph, name, chip, start, cycles + 1):
             graph = found[0]
     return graph
 
@@ -264,23 +275,25 @@ def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> 
         kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
         small = draft.finish()
-        both = [_near_cycles(g, node.name, chip, start) for g in (small, graph)]
-        graph = small if both[0] < both[1] else graph
+        cycles = _near_cycles(small, node.name, chip, start, NEVER)
+        if cycles < _near_cycles(graph, node.name, chip, start, cycles + 1):
+            graph = small
     return graph
 
 
-def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
+def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float) -> float:
     """Return the cycles of an operator and of the conversions it alone needs, with their starts.
 
-    Bytes are made, and sums of bytes scaled, in the same kernels.
+    Bytes are made, and sums of bytes scaled, in the same kernels. Conversions are written first.
     """
     node = graph.node(name)
     before, after = graph.producers.get(node.inputs[0]), ir.only_reader(graph, node)
     scaled = after is not None and after.op in ("dequantise", "requantise")
-    groups = [(node, after) if after and scaled else (node,)]
-    groups += [(n,) for n in graph.readers[node.output] if n.op == "trans_data"]
+    readers = graph.readers[node.output]
+    groups: list[tuple[ir.Node, ...]] = [(n,) for n in readers if n.op == "trans_data"]
     if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
         maker = graph.producers.get(before.inputs[0])
         bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
-    return sum(_cycles(lower.piece_of(graph, group), chip, start) for group in groups)
+    groups.append((node, after) if after and scaled else (node,))
+    return _summed(graph, groups, chip, start, warm=False, enough=enough)

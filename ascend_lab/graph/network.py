@@ -162,6 +162,7 @@ class NetworkTimeline:
         }
 
 
+@sim.few_collections()
 def simulate_graph(
     compiled: Compiled,
     plan: Plan | None = None,

@@ -29,7 +29,10 @@ def place_of(buffer: Buffer) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop while it is written: its body so far, and how many slots its queues move on a pass."""
+    """A loop while it is written: its body so far, and the slots by which a pass moves its queues.
+
+    Whole turns of a queue count as none.
+    """
 
     loop: Loop
     body: list[Instruction | OpenLoop]
@@ -49,7 +52,8 @@ def closed(
         if isinstance(node, OpenLoop):
             loop, inner = node.loop, dict(turns)
             for place, step in node.steps.items():
-                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
+                turn = Affine(0, ((loop.var, step),))
+                inner[place] = inner[place] + turn if place in inner else turn
             out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
         elif turns and node.regions:
             dst = None if node.dst is None else _turned(node.dst, turns)
@@ -319,25 +323,23 @@ class KernelBuilder:
         """Repeat what is written inside; queues must be left as full as they were found."""
         opened = OpenLoop(Loop(name, count, ()), [], {})
         outer, self._body = self._body, opened.body
-        before = [tuple(q.counts.values()) for q in self._queues]
+        before = [queue.counts.copy() for queue in self._queues]
         yield var(name)
         self._body = outer
-        before += [(0,) * len(q.counts) for q in self._queues[len(before) :]]
+        before += [dict.fromkeys(q.counts, 0) for q in self._queues[len(before) :]]
         for queue, start in zip(self._queues, before, strict=True):
-            now = tuple(queue.counts.values())
-            if now == start:
+            if queue.counts == start:
                 continue
-            step = now[0] - start[0]
-            if any(n - s != step for n, s in zip(now, start, strict=True)):
-                steps = zip(queue.counts, now, start, strict=True)
+            steps = {key: now - start[key] for key, now in queue.counts.items()}
+            step, *others = set(steps.values())
+            if others:
                 needed = f"loop {name}: as many {_steps(queue)} of {queue.buffer.name}"
-                got = str({key: n - s for key, n, s in steps})
-                raise SyncError(needed, got, "pair them inside the loop body")
-            held = (queue.buffer, *queue.members)
-            opened.steps.update((place_of(b), step) for b in held)
+                raise SyncError(needed, str(steps), "pair them inside the loop body")
+            if slots := step % queue.buffer.slots:
+                held = (queue.buffer, *queue.members)
+                opened.steps.update((place_of(b), slots) for b in held)
             further = step * (opened.loop.count - 1)
-            for key, count in zip(queue.counts, now, strict=True):
-                queue.counts[key] = count + further
+            queue.counts = {key: now + further for key, now in queue.counts.items()}
         self._body.append(opened)
 
     def emit(self, instruction: Instruction) -> None:

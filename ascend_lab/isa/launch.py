@@ -90,10 +90,14 @@ class Launch:
         return sum(part.program.event_count * part.core_count for part in self.parts)
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """Programs of all parts, those that several share once."""
+        return tuple({id(part.program): part.program for part in self.parts}.values())
+
+    @property
     def tensors(self) -> tuple[Buffer, ...]:
         """GM tensors of all parts, each once."""
-        seen = {b.name: b for part in self.parts for b in part.program.tensors}
-        return tuple(seen.values())
+        return tuple({b.name: b for program in self.programs for b in program.tensors}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +185,18 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
             return Loop(old.var, old.count, tuple(map(node, old.body)))
-        if not old.regions:
+        if all(buffer(r.buffer) is r.buffer for r in old.regions):
             return old
         dst = None if old.dst is None else region(old.dst)
         return Instruction(old.op, old.pipe, dst, tuple(map(region, old.srcs)), old.attrs)
 
-    def part(old: Part) -> Part:
-        body = tuple(map(node, old.program.body))
-        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
-        return replace(old, program=replace(old.program, buffers=buffers, body=body))
+    def program(old: Program) -> Program:
+        buffers = tuple(dict.fromkeys(map(buffer, old.buffers)))
+        return replace(old, buffers=buffers, body=tuple(map(node, old.body)))
 
-    return replace(launch, parts=tuple(map(part, launch.parts)))
+    new = {id(old): program(old) for old in launch.programs}
+    parts = (replace(part, program=new[id(part.program)]) for part in launch.parts)
+    return replace(launch, parts=tuple(parts))
 
 
 def spread(
@@ -246,11 +251,8 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
         needed = f"{op}: a chip whose cube and vector cores are separate"
         raise PathError(needed, chip.name, "use flags between pipes")
     if not 0 <= flag < IDS:
-        needed, remedy = (
-            f"{op}: a flag id of 0..{IDS - 1}",
-            "use an id again once it is drained",
-        )
-        raise CapacityError(needed, str(flag), remedy)
+        needed = f"{op}: a flag id of 0..{IDS - 1}"
+        raise CapacityError(needed, str(flag), "use an id again once it is drained")
     if sets and instruction.number("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")
     pipes = PIPES[1:] if sets else ("ALL",)  # all but the scalar unit can tell other cores

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, SupportsIndex, cast
 
@@ -49,14 +49,14 @@ class Affine:
             step = other if type(other) is int else whole(other, "an address")
             return Affine(self.const + step, self.terms) if step else self
         if not other.terms:
-            return self + other.const
+            return Affine(self.const + other.const, self.terms) if other.const else self
         if not self.terms:
-            return other + self.const
+            return Affine(self.const + other.const, other.terms) if self.const else other
         merged = dict(self.terms)
         for var, coefficient in other.terms:
             merged[var] = merged.get(var, 0) + coefficient
-        kept = tuple(sorted((v, c) for v, c in merged.items() if c))
-        return Affine(self.const + other.const, kept)
+        kept = sorted([(v, c) for v, c in merged.items() if c])
+        return Affine(self.const + other.const, tuple(kept))
 
     __radd__ = __add__
 
@@ -76,7 +76,7 @@ class Affine:
         """Return the expression scaled by an integer."""
         if type(factor) is not int:
             factor = whole(factor, "a factor of an address")
-        if factor == 1:
+        if factor == 1 or not (self.const or self.terms):
             return self
         terms = tuple([(v, c * factor) for v, c in self.terms]) if factor else ()
         return Affine(self.const * factor, terms)
@@ -86,7 +86,7 @@ class Affine:
     def modulo(self, n: int) -> Affine:
         """Return an expression with the same value modulo n and coefficients in 0 .. n-1."""
         terms = tuple([(v, c % n) for v, c in self.terms if c % n])
-        return Affine(self.const % n, terms)
+        return Affine(self.const % n, terms) if terms else constant(self.const % n)
 
     def at(self, env: Mapping[str, int]) -> int:
         """Return the value for loop variables `env`."""
@@ -111,6 +111,13 @@ class Affine:
         return "+".join(parts).replace("+-", "-")
 
 
+@lru_cache(4096)
+def constant(value: int) -> Affine:
+    """Return a number as an affine expression."""
+    return Affine(value)
+
+
+@lru_cache(4096)
 def var(name: str) -> Affine:
     """Return the loop variable `name` as an affine expression."""
     return Affine(0, ((name, 1),))
@@ -123,7 +130,7 @@ Strides = Sequence[int] | None
 
 def as_affine(value: Index) -> Affine:
     """Return `value` unchanged if affine, else the constant."""
-    return value if isinstance(value, Affine) else Affine(whole(value, "an address"))
+    return value if isinstance(value, Affine) else constant(whole(value, "an address"))
 
 
 @cache

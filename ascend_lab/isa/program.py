@@ -1,8 +1,8 @@
 """Programs as data: instructions on pipes and nested loops, and the text that says the same."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ascend_lab.errors import ProgramError
 from ascend_lab.isa.memory import Affine, Buffer, Region, whole
@@ -169,6 +169,9 @@ class Program:
     buffers: tuple[Buffer, ...]
     body: tuple[Node, ...]
     params: tuple[tuple[str, int], ...] = ()
+    _flat: list[tuple[Instruction, int]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Check the body, and that params have different names and at least one value each."""
@@ -183,11 +186,13 @@ class Program:
         """Hash by name, buffers, params and length; equality compares every instruction."""
         return hash((self.name, self.buffers, self.params, len(self.body)))
 
-    def instructions(self) -> list[tuple[Instruction, int]]:
+    def instructions(self) -> Sequence[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
-        found = list[tuple[Instruction, int]]()
-        _counted(self.body, 1, found)
-        return found
+        if not self._flat:
+            found = list[tuple[Instruction, int]]()
+            _counted(self.body, 1, found)
+            self._flat[:] = found  # at once: threads may ask, too
+        return self._flat
 
     def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
         """Return each static instruction with the trip counts of the loops around it."""

@@ -5,7 +5,7 @@ accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTA
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import gcd, lcm
 
@@ -34,8 +34,9 @@ class ConvShape:
 
     `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
     columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form and
-    read through `strides`, `dilations` and `pads`. With `groups` g, output channels i*k/g ..
-    (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative pad cuts
+    read through `strides`, `dilations` and `pads`. The result has `out_hw` rows (of all mixed
+    images) and columns: (size + pads - reach) // stride + 1. With `groups` g, output channels i*k/g
+    .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop` a negative pad cuts
     rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a pixel in
     memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With `stored`
     (rows, step) a channel block has so many rows in memory, not h, and what is read are rows `step`
@@ -69,12 +70,21 @@ class ConvShape:
     phase: tuple[int, int, int] = (0, 0, 0)
     pool: "ConvShape | None" = None
     columns: int = 0
+    strides: Pair = field(init=False, repr=False, compare=False)
+    dilations: Pair = field(init=False, repr=False, compare=False)
+    pads: Pads = field(init=False, repr=False, compare=False)
+    out_hw: Pair = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
+        put = object.__setattr__
         for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
-            object.__setattr__(self, name, _shortest(name, getattr(self, name), lengths))
+            put(self, name, _shortest(name, getattr(self, name), lengths))
+        put(self, "strides", pair(self.stride))
+        put(self, "dilations", pair(self.dilation))
+        put(self, "pads", _sides(self.pad))
         self._check_sizes()
+        put(self, "out_hw", self._out_hw())
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         fits = self.c <= SMALL_C0 == self.lanes and self.groups == 1
@@ -123,34 +133,12 @@ class ConvShape:
         return 1 + (self.beside is not None and self.dtype == "int8")
 
     @property
-    def strides(self) -> Pair:
-        """Rows and columns from one window to the next."""
-        return pair(self.stride)
-
-    @property
-    def dilations(self) -> Pair:
-        """Rows and columns from one tap of a window to the next."""
-        return pair(self.dilation)
-
-    @property
-    def pads(self) -> Pads:
-        """Zero rows and columns around the image: top, bottom, left, right."""
-        if not isinstance(self.pad, tuple):
-            return (self.pad,) * 4
-        if len(self.pad) == 4:
-            return self.pad
-        rows, columns = self.pad
-        return rows, rows, columns, columns
-
-    @property
     def reach(self) -> Pair:
         """Rows and columns a window spans: dilation * (kernel - 1) + 1."""
         down, right = self.dilations
         return down * (self.r - 1) + 1, right * (self.s - 1) + 1
 
-    @property
-    def out_hw(self) -> Pair:
-        """Output height (of all mixed images) and width: (size + pads - reach) // stride + 1."""
+    def _out_hw(self) -> Pair:
         top, bottom, left, right = self.pads
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
         return rows * self.mixed, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
@@ -258,6 +246,14 @@ def in_phases(shape: ConvShape) -> ConvShape:
 def pair(value: int | Pair) -> Pair:
     """Return (vertical, horizontal) of one number for both, or of two."""
     return value if isinstance(value, tuple) else (value, value)
+
+
+def _sides(pad: int | Pair | Pads) -> Pads:
+    """Return rows above and below, columns left and right."""
+    if isinstance(pad, tuple) and len(pad) == 4:
+        return pad
+    rows, columns = pair(pad)
+    return rows, rows, columns, columns
 
 
 def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:

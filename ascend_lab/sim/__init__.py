@@ -33,7 +33,7 @@ from ascend_lab.isa.launch import MODES, Runnable, as_launch, check_launch, meet
 from ascend_lab.sim.compiled import (
     SET, WAIT, WORK, Compiled, Compiler, Nest, compile_program, numba_available, run_reference,
 )
-from ascend_lab.sim.cost import Cost, Surroundings, Traffic, analyse, instruction_cost
+from ascend_lab.sim.cost import Cost, Surroundings, Traffic, analyse, costs_of, instruction_cost
 from ascend_lab.sim.fast import run_batch, run_fast, run_quickest
 from ascend_lab.sim.l2 import L2, Access, DeviceMemory, Outcome, accesses_of
 from ascend_lab.sim.timeline import KernelTimeline, Span, Timeline, trace_events, write_trace
@@ -63,9 +63,9 @@ class _Crew(Compiler):
     """Compiles programs that tell each other, `team` cores to an AI core."""
 
     def __init__(
-        self, chip: Chip, around: Surroundings, members: Sequence[_Member], team: int
+        self, chip: Chip, costs: Mapping[int, Cost], members: Sequence[_Member], team: int
     ) -> None:
-        super().__init__(chip, around)
+        super().__init__(chip, costs)
         self.members, self.member = members, members[0]
         cores = team * (members[-1].place // team + 1)
         self.hears = {
@@ -74,13 +74,14 @@ class _Crew(Compiler):
             for mode in MODES
         }
         self.sets = {m.place: set(uses(m.program)) for m in members}
+        self.own = {m.place: m.program.pipes for m in members}
 
     def compiled(self) -> Compiled:
         """Return all programs, a nest that runs once for each."""
         nests = list[int | Nest]()
         for member in self.members:
             self.member = member
-            self.begin(member.program.pipes, f"{member.name}.")
+            self.begin(self.own[member.place], f"{member.name}.")
             whole = Loop("core", 1, member.program.body)
             nests += self.tree((whole,))
         return self.finish(tuple(nests), len(nests))
@@ -97,7 +98,7 @@ class _Crew(Compiler):
         latency = self.last_latency[pipe] + self.chip.cross_flag_cycles
         self.tail_latency[pipe] = 0
         told = (m for m in self.members if me in self.hears[m.place, mode])
-        numbers = [self._number(me, m, p, flag) for m in told for p in m.program.pipes]
+        numbers = [self._number(me, m, p, flag) for m in told for p in self.own[m.place]]
         return [
             self.step(pipe, WORK, -1, self.chip.flag_cycles, 0),
             *(self.step(pipe, SET, number, 0, latency) for number in numbers),
@@ -137,17 +138,17 @@ def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
     return found
 
 
-def compile_crews(launch: Launch, chip: Chip, around: Surroundings) -> tuple[Compiled, ...]:
+def compile_crews(launch: Launch, chip: Chip, costs: Mapping[int, Cost]) -> tuple[Compiled, ...]:
     """Return the timed programs of a mix launch: one for each kind of AI core, or one for all.
 
     Raises `SyncError` for a flag that nobody sets, `SimulationError` for one set in two modes.
     """
     together = [launch.teams] if meets(launch) else [(team,) for team in launch.teams]
-    crews = (_Crew(chip, around, _members(teams), launch.mix) for teams in together)
+    crews = (_Crew(chip, costs, _members(teams), launch.mix) for teams in together)
     return tuple(crew.compiled() for crew in crews)
 
 
-OBJECTS = 50_000
+OBJECTS = 500_000
 """Made before Python looks for garbage in cycles, where it makes programs by the hundred."""
 
 
@@ -217,11 +218,14 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     memory_cycles = max(
         math.ceil(size / memory.rate_bytes_per_s * chip.clock_hz - 1e-9) for size, memory in shared
     )
-    alone = tuple(compile_program(part.program, chip, around) for part in launch.parts)
-    parts = compile_crews(launch, chip, around) if launch.mix else alone
+    costs = costs_of(launch.programs, chip, around)
+    if launch.mix:
+        parts = compile_crews(launch, chip, costs)
+    else:
+        parts = tuple(Compiler(chip, costs).alone(part.program) for part in launch.parts)
     slow = engine == "reference"
     times = tuple(run_reference(part)[0] if slow else run_quickest(part) for part in parts)
-    macs, dtype, energy_pj = _work(launch, alone)
+    macs, dtype, energy_pj = _work(launch, costs)
     reads = sum(n for (src, _), n in traffic.path_bytes.items() if src == "GM")
     return Timeline(
         name=launch.name,
@@ -241,17 +245,17 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     )
 
 
-def _work(launch: Launch, parts: tuple[Compiled, ...]) -> tuple[int, str, float]:
+def _work(launch: Launch, costs: Mapping[int, Cost]) -> tuple[int, str, float]:
     """Multiply-accumulates of all cores, their number format, and the energy in pJ."""
     macs, dtype, energy_pj = 0, "fp16", 0.0
-    for part, compiled in zip(launch.parts, parts, strict=True):
-        rows = zip(compiled.steps, compiled.runs(), compiled.energy_pj, strict=True)
-        for step, times, each_pj in rows:
-            runs, source = times * part.core_count, compiled.sources[step.source]
-            energy_pj += each_pj * runs
-            if source.op == "mmad":
-                macs += math.prod(mmad_shape(source)) * runs
-                dtype = source.srcs[0].buffer.dtype
+    for part in launch.parts:
+        for source, times in part.program.instructions():
+            if cost := costs.get(id(source)):
+                runs = times * part.core_count
+                energy_pj += cost.energy_pj * runs
+                if source.op == "mmad":
+                    macs += math.prod(mmad_shape(source)) * runs
+                    dtype = source.srcs[0].buffer.dtype
     return macs, dtype, energy_pj
 
 

@@ -6,7 +6,7 @@ must equal it to the cycle. The same function runs on Python lists or, compiled 
 is installed, on arrays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError, SyncError
 from ascend_lab.isa import Event, Instruction, Loop, Node, Program
 from ascend_lab.isa.program import CROSS
-from ascend_lab.sim.cost import Surroundings, instruction_cost
+from ascend_lab.sim.cost import Cost, Surroundings, costs_of
 
 BEGIN, END, WORK, SET, WAIT, STOP = range(6)
 """Kinds of timed step, and what engines put between: of a loop, and of a program."""
@@ -50,10 +50,9 @@ class Compiled:
     """Structure (shared by all candidates of one template) plus durations and trip counts.
 
     `cores` counts the cores whose programs stand here, a nest each at the top of the tree; 0: one
-    program. `cycles[s]` is how long step s takes its pipe, and what that takes in energy is
-    `energy_pj[s]`; `latency[s]` delays the flag a SET raises;
-    `tail_latency[p]` is the latency of the last work of pipe p, paid at the end unless a flag after
-    it tells someone that the result is there.
+    program. `cycles[s]` is how long step s takes its pipe; `latency[s]` delays the flag a SET
+    raises; `tail_latency[p]` is the latency of the last work of pipe p, paid at the end unless a
+    flag after it tells someone that the result is there.
     """
 
     pipes: tuple[str, ...]
@@ -65,7 +64,6 @@ class Compiled:
     latency: tuple[int, ...]
     tail_latency: tuple[int, ...]
     counts: tuple[int, ...]
-    energy_pj: tuple[float, ...]
     cores: int = 0
 
     def runs(self) -> list[int]:
@@ -83,11 +81,11 @@ class Compiled:
 
 
 class Compiler:
-    """Collects the steps of one program, or of several that run together."""
+    """Collects the steps of one program, or of several that run together, at known costs."""
 
-    def __init__(self, chip: Chip, around: Surroundings) -> None:
+    def __init__(self, chip: Chip, costs: Mapping[int, Cost]) -> None:
         """Start empty."""
-        self.chip, self.around = chip, around
+        self.chip, self.costs = chip, costs
         self.names: list[str] = []
         self.pipes: dict[str, int] = {}
         self.prefix = ""
@@ -97,10 +95,14 @@ class Compiler:
         self.sources: list[Instruction] = []
         self.cycles: list[int] = []
         self.latency: list[int] = []
-        self.energy: list[float] = []
         self.counts: list[int] = []
         self.last_latency: list[int] = []
         self.tail_latency: list[int] = []
+
+    def alone(self, program: Program) -> Compiled:
+        """Return the timed form of one program."""
+        self.begin(program.pipes)
+        return self.finish(self.tree(program.body))
 
     def begin(self, pipes: Sequence[str], prefix: str = "") -> None:
         """Begin the program of a core, whose pipes are called `prefix` and their own name."""
@@ -140,14 +142,11 @@ class Compiler:
             number = self.known[id(event)] = self.events.setdefault(named, len(self.events))
         return number
 
-    def step(
-        self, pipe: int, kind: int, event: int, cycles: int, latency: int, energy: float = 0.0
-    ) -> int:
+    def step(self, pipe: int, kind: int, event: int, cycles: int, latency: int) -> int:
         """Add a step and return its number."""
         self.steps.append(Step(pipe, kind, event, len(self.sources) - 1))
         self.cycles.append(cycles)
         self.latency.append(latency)
-        self.energy.append(energy)
         return len(self.steps) - 1
 
     def instruction(self, node: Instruction) -> int:
@@ -155,13 +154,13 @@ class Compiler:
         self.sources.append(node)
         pipe = self.pipes[node.pipe]
         if node.event is None:
-            cost = instruction_cost(self.chip, node, self.around)
+            cost = self.costs[id(node)]
             # A flag tells that all before it can be seen, also a slow copy before a fast one.
             before = self.last_latency[pipe] - cost.occupancy_cycles
             self.last_latency[pipe] = max(cost.latency_cycles, before)
             before = self.tail_latency[pipe] - cost.occupancy_cycles
             self.tail_latency[pipe] = max(cost.latency_cycles, before)
-            return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0, cost.energy_pj)
+            return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0)
         event, cycles = self.number_of(node.event), self.chip.flag_cycles
         if node.op == "set_flag":
             self.tail_latency[pipe] = 0
@@ -208,16 +207,13 @@ class Compiler:
             tuple(self.latency),
             tuple(self.tail_latency),
             tuple(self.counts),
-            tuple(self.energy),
             cores,
         )
 
 
 def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
     """Return the timed form of `program`; the durations are those of `instruction_cost`."""
-    compiler = Compiler(chip, around)
-    compiler.begin(program.pipes)
-    return compiler.finish(compiler.tree(program.body))
+    return Compiler(chip, costs_of([program], chip, around)).alone(program)
 
 
 # -- event by event --------------------------------------------------------------------------------

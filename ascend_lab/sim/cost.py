@@ -16,13 +16,13 @@ counts.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa import Instruction, Launch, Loop, Node, Region, mmad_shape, program
+from ascend_lab.isa import Instruction, Launch, Loop, Node, Program, Region, mmad_shape, program
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,16 @@ class Cost:
     occupancy_cycles: int
     latency_cycles: int = 0
     energy_pj: float = 0.0
+
+
+def costs_of(programs: Iterable[Program], chip: Chip, around: Surroundings) -> Mapping[int, Cost]:
+    """Return, by identity, what instructions cost that are no flags."""
+    return {
+        id(instruction): instruction_cost(chip, instruction, around)
+        for one in programs
+        for instruction, _ in one.instructions()
+        if instruction.event is None and instruction.op not in program.CROSS
+    }
 
 
 def instruction_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
@@ -300,10 +310,14 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     capacity = chip.l2.size_bytes
     fetched_by_all, written, held = Counter[str](), Counter[str](), Counter[str]()
     passes: dict[str, float] = {}
+    known: dict[tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]] = {}
     for part in launch.parts:
         params, body = _distinct(part.bindings), part.program.body
-        reads, writes = whole = _footprint(body, params)
-        fetched = _misses(body, params, capacity, whole)
+        key = id(part.program), frozenset(params.items())  # vector cores of one AI core are alike
+        if key not in known:
+            whole = _footprint(body, params)
+            known[key] = *whole, _misses(body, params, capacity, whole)
+        reads, writes, fetched = known[key]
         for name, size in fetched.items():
             passes[name] = max(passes.get(name, 0.0), size / reads[name])
         fetched_by_all.update(fetched)
@@ -333,8 +347,8 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
 def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
     """Return the first byte of each GM tensor that is touched, by (name, written)."""
     found: dict[tuple[str, bool], int] = {}
-    for part in launch.parts:
-        for instruction, ranges in part.program.scoped():
+    for one in launch.programs:
+        for instruction, ranges in one.scoped():
             for region, is_write in _gm_regions(instruction):
                 low = (
                     program.reach_of(instruction, region).extent(ranges)[0] * region.buffer.itemsize
@@ -346,9 +360,11 @@ def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
 
 def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
     """Return bytes per path, and bytes read per GM tensor, of all cores."""
-    path_bytes, read = Counter[tuple[str, str]](), Counter[str]()
+    path_bytes, read, cores = Counter[tuple[str, str]](), Counter[str](), Counter[int]()
     for part in launch.parts:
-        for instruction, times in part.program.instructions():
+        cores[id(part.program)] += part.core_count
+    for one in launch.programs:
+        for instruction, times in one.instructions():
             if instruction.dst is None or not instruction.srcs or instruction.op == "mmad":
                 continue
             src, dst = instruction.srcs[0], instruction.dst
@@ -356,7 +372,7 @@ def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
                 continue
             one_way = src.space == "L0C" or instruction.op == "load3d"
             moved = dst.size_bytes if one_way else min(src.size_bytes, dst.size_bytes)
-            moved *= times * part.core_count
+            moved *= times * cores[id(one)]
             path_bytes[src.space, dst.space] += moved
             if src.space == "GM":
                 read[src.buffer.name] += moved

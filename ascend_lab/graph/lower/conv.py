@@ -17,7 +17,7 @@ from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
-from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand
+from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
 from ascend_lab.ops import conv_gradient, operator, pooling
@@ -263,6 +263,19 @@ def conv_job(
             epilogue = replace(moved, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
             forms = others | {bias[0]: partial(epilogue_plan.pack_bias, shape)}
     return shape, epilogue, forms
+
+
+def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
+    """Tell whether a convolution takes as long `alone`: a fix pipe does what follows in passing."""
+    heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
+    if chip.combined or heads != piece.graph.nodes[:1] or pooled_of(piece)[1]:
+        return False
+    (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
+    if one is None or other is None or shape != same or by_vector(shape):
+        return False
+    sums = ACCUMULATOR[shape.dtype]
+    demands = [epilogue_plan.demand_of(epilogue, chip, sums) for epilogue in (one, other)]
+    return demands[0] == demands[1] and not any(supported(e, chip, sums) for e in (one, other))
 
 
 def _after(
