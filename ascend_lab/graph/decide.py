@@ -14,7 +14,7 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 `ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -284,3 +284,74 @@ def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
         bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
     return sum(_cycles(lower.piece_of(graph, group), chip, start) for group in groups)
+
+
+# -- joins of several images -----------------------------------------------------------------------
+def blocks_outermost(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
+    """Return the graph in which images that are joined have their blocks of channels outermost.
+
+    Then a block of all images is one run, and a join or a cut at whole blocks is a view. All that
+    reads or writes these images must have a kernel for that.
+    """
+    seen = set[str]()
+    for node in graph.nodes:
+        if _moves_blocks(graph, node) and node.output not in seen:
+            family = _family(graph, node)
+            seen |= family
+            types = {n: replace(graph.types[n], layout=lower.BLOCKS) for n in family}
+            moved = replace(graph, types={**graph.types, **types})
+            near = {n.name: n for n in graph.nodes if not family.isdisjoint((*n.inputs, *n.outputs))}
+            if all(_has_kernel(moved, n, chip, start) for n in near.values()):
+                graph = _nested(moved, family)
+    return graph
+
+
+def _nested(graph: ir.Graph, family: Container[str]) -> ir.Graph:
+    """Return the graph in which a join that begins as another one begins with its result."""
+    made, nodes = dict[tuple[str, ...], str](), list[ir.Node]()
+    for node in graph.nodes:
+        if node.op == "concat" and node.output in family and node.attr("axis", 0) % 4 == 1:
+            given = node.inputs
+            made[given] = node.output
+            for count in range(len(given) - 1, 1, -1):
+                if given[:count] in made:
+                    node = replace(node, inputs=(made[given[:count]], *given[count:]))
+                    break
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _moves_blocks(graph: ir.Graph, node: ir.Node) -> bool:
+    if node.op not in ("concat", "split", "slice"):
+        return False
+    kind = graph.types[node.output]
+    return kind.layout == "NC1HWC0" and kind.shape[0] > 1 and node.attr("axis", 1) % 4 == 1
+
+
+def _family(graph: ir.Graph, node: ir.Node) -> set[str]:
+    """Return the images that lie alike with those that a node joins or cuts."""
+    found, ahead = set[str](), [node.output]
+    while ahead:
+        name = ahead.pop()
+        if name in found or graph.types[name].layout != "NC1HWC0":
+            continue
+        found.add(name)
+        maker = graph.producers.get(name)
+        for near in (*((maker,) if maker else ()), *graph.readers[name]):
+            if lower.alike(near) and near.op != "trans_data":
+                ahead += [*near.inputs, *near.outputs]
+    return found
+
+
+def _has_kernel(graph: ir.Graph, node: ir.Node, chip: Chip, start: Start) -> bool:
+    piece = lower.piece_of(graph, (node,))
+    if not lower.in_images(piece):
+        return True
+    try:
+        tasks.lowered_once(piece, chip, start=start)
+    except AscendLabError as error:
+        import os
+        if os.environ.get("SHOW"):
+            print(node, error)
+        return False
+    return True

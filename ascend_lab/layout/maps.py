@@ -60,6 +60,7 @@ FORMATS: Mapping[str, Format] = {
         ("NCHW", "N C H W", "N C H W"),
         ("NHWC", "N C H W", "N H W C"),
         ("NC1HWC0", "N C H W", "N C1 H W C0", "", "C"),
+        ("C1NHWC0", "N C H W", "C1 N H W C0", "", "C"),
         ("FRACTAL_Z", "N C H W", "C1*H*W N1 N0 C0", "N", "C"),
     )
 }

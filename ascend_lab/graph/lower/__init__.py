@@ -18,7 +18,10 @@ from ascend_lab.graph.ir import Graph, Node, Values, operator_of
 from ascend_lab.graph.lower import conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
-from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
+from ascend_lab.graph.lower.piece import (
+    BLOCKS, Choice, Form, Lowered, Piece, blocks_outermost, choice_of, images_outermost, packed,
+    piece_of,
+)
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
 from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
 from ascend_lab.kernels.epilogue import Epilogue, halves
@@ -26,7 +29,7 @@ from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
-    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
+    "BLOCKS", "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
     "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
     "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
@@ -42,6 +45,8 @@ def lower(
     Raises a typed error if it cannot be written for the chip.
     """
     _check_formats(piece, chip)
+    if in_images(piece):
+        return blocks_outermost(piece, lower(images_outermost(piece), chip, choice, start))
     nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
@@ -72,6 +77,16 @@ def lower(
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or _lower_rows(piece, chip)
+
+
+def in_images(piece: Piece) -> bool:
+    """Tell whether a piece with blocks outermost is lowered with images outermost."""
+    return any(kind.layout == BLOCKS for kind in piece.graph.types.values()) and not all(map(alike, piece.graph.nodes))
+
+
+def alike(node: Node) -> bool:
+    """Tell whether a node works on blocks in any order, alike in operands and results."""
+    return node.has("lanes", "image fold", "pooling") or node.op in ("concat", "split", "slice", "trans_data")
 
 
 def mixes(piece: Piece, chip: Chip) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 from ascend_lab import errors, isa, kernels, layout, sim
 from ascend_lab.chip import Chip
 from ascend_lab.graph.ir import Graph, Node, TensorType, Values, to_text
+from ascend_lab.isa.program import index_of
 
 Form = Callable[[Values], Values]
 """From the logical array of a constant to the flat array that lies in device memory."""
@@ -177,3 +178,129 @@ def pack_beside(array: Values, main: TensorType) -> Values:
 
 def _aligned(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     return (1,) * (len(main.shape) - len(shape)) + tuple(shape)
+
+
+# -- kernels of images whose blocks of channels are outermost --------------------------------------
+IMAGES, BLOCKS = "NC1HWC0", "C1NHWC0"
+Steps = tuple[tuple[int, int, int], ...]
+"""Of each axis of a stored tensor: elements to the next, how many, and elements to it elsewhere."""
+
+
+def images_outermost(piece: Piece) -> Piece:
+    """Return the piece with images outermost in all its tensors."""
+    types = {
+        name: replace(kind, layout=IMAGES) if kind.layout == BLOCKS else kind
+        for name, kind in piece.graph.types.items()
+    }
+    return replace(piece, graph=replace(piece.graph, types=types))
+
+
+def blocks_outermost(piece: Piece, found: Lowered) -> Lowered:
+    """Return the kernel of `images_outermost` for the piece itself: addresses in memory change.
+
+    Raises `UnsupportedError` where a copy, or a loop, goes over from one plane to the next.
+    """
+    moved = {}
+    for name, kind in piece.graph.types.items():
+        if kind.layout == BLOCKS:
+            steps = _steps(replace(kind, layout=IMAGES).map, kind.map)
+            if len(steps) > 1:
+                moved[name] = steps
+    phases = tuple(_elsewhere(phase, moved) for phase in found.kernel.phases)
+    return replace(found, kernel=replace(found.kernel, phases=phases))
+
+
+def _steps(one: layout.AddressMap, two: layout.AddressMap) -> Steps:
+    steps, strides = list[tuple[int, int, int]](), {(p.axis, p.step): p.stride for p in two.pieces}
+    for p in (p for p in one.pieces if p.count > 1):
+        there = strides[p.axis, p.step]
+        if steps and (steps[-1][0], steps[-1][2]) == (p.stride * p.count, there * p.count):
+            steps[-1] = (p.stride, steps[-1][1] * p.count, there)
+        else:
+            steps.append((p.stride, p.count, there))
+    return tuple(steps)
+
+
+def _elsewhere(launch: isa.Launch, moved: Mapping[str, Steps]) -> isa.Launch:
+    """Return a launch whose tensors lie elsewhere."""
+
+    def node(old: isa.Node, ranges: Mapping[str, int]) -> isa.Node:
+        if isinstance(old, isa.Loop):
+            inner = {**ranges, old.var: old.count}
+            return replace(old, body=tuple(node(one, inner) for one in old.body))
+        for place, region in enumerate(old.regions):
+            if region.space == "GM" and region.buffer.name in moved:
+                old = _redirected(old, place, moved[region.buffer.name], ranges)
+        return old
+
+    parts = []
+    for part in launch.parts:
+        ranges = dict(part.program.params)
+        body = tuple(node(one, ranges) for one in part.program.body)
+        parts.append(replace(part, program=replace(part.program, body=body)))
+    return replace(launch, parts=tuple(parts))
+
+
+def _redirected(
+    old: isa.Instruction, place: int, steps: Steps, ranges: Mapping[str, int]
+) -> isa.Instruction:
+    """Return an instruction with one region elsewhere; all its regions are cut alike."""
+    regions, region = list(old.regions), old.regions[place]
+    for axis in range(len(region.sizes) - 1, -1, -1):
+        for stride, *_ in reversed(steps):
+            size, step = regions[place].sizes[axis], regions[place].strides[axis]
+            inner = stride // step if step else size
+            if step and stride % step == 0 and 1 < inner < size and size % inner == 0:
+                regions = [_cut(one, axis, inner) for one in regions]
+    if (len(regions[place].sizes) > len(region.sizes) and old.op not in ("data_copy", "fixpipe")) or index_of(old):
+        raise errors.UnsupportedError("x", "y", "z")
+    regions[place] = _at(regions[place], steps, ranges)
+    dst = None if old.dst is None else regions.pop(0)
+    return replace(old, dst=dst, srcs=tuple(regions))
+
+
+def _cut(region: isa.Region, axis: int, inner: int) -> isa.Region:
+    """Return a region with an axis cut in two, the inner one of so many."""
+    sizes, strides = list(region.sizes), list(region.strides)
+    sizes[axis : axis + 1] = sizes[axis] // inner, inner
+    strides[axis : axis + 1] = strides[axis] * inner, strides[axis]
+    return replace(region, sizes=tuple(sizes), strides=tuple(strides))
+
+
+def _at(region: isa.Region, steps: Steps, ranges: Mapping[str, int]) -> isa.Region:
+    """Return a region elsewhere: of what it adds up, every axis is moved by itself.
+
+    Of two things any distance apart both places are known.
+    """
+    first = _digits(region.offset.const, steps)
+    reach, terms, strides = list(first), list[tuple[str, int]](), list[int]()
+
+    def moved(digits: Sequence[int]) -> int:
+        return sum(d * there for d, (_, _, there) in zip(digits, steps, strict=True))
+
+    def add(value: int, times: int) -> int:
+        digits = _digits(value, steps)
+        if times == 1:
+            second = _digits(region.offset.const + value, steps)
+            digits = [two - one for one, two in zip(first, second, strict=True)]
+        for i, digit in enumerate(digits):
+            reach[i] += max(digit, 0) * times
+        return moved(digits)
+
+    for name, factor in region.offset.terms:
+        terms.append((name, add(factor, ranges[name] - 1)))
+    for stride, size in zip(region.strides, region.sizes, strict=True):
+        strides.append(add(stride, size - 1))
+    for have, (_, count, _) in zip(reach, steps, strict=True):
+        if have >= count:
+            got = f"{region} {steps} {reach} {ranges}"
+            raise errors.UnsupportedError("copies that stay in a plane", got, "copy")
+    return replace(region, offset=isa.Affine(moved(first), tuple(terms)), strides=tuple(strides))
+
+
+def _digits(value: int, steps: Steps) -> list[int]:
+    found = []
+    for stride, _, _ in steps:
+        digit, value = divmod(value, stride)
+        found.append(digit)
+    return found
