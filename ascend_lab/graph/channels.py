@@ -166,7 +166,7 @@ def _ways(graph: Graph, family: Family, most: int) -> Ways:
         picked = [own for own in family.lanes if np.isin(family.picks[name], own).any()]
         taken = name not in graph.outputs and len(picked) <= most
         taken = taken and all(_takes_in(graph, node, name) for node in readers)
-        if family.breaks(name) or (taken and graph.types[name].shape[0] > 1):
+        if family.breaks(name):
             found[name] = list(readers) if taken else []
     return found
 

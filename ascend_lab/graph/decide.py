@@ -14,7 +14,7 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 `ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import aliases, ir, lower, tasks
 from ascend_lab.graph.draft import Draft
+from ascend_lab.graph.lower.piece import BLOCKS, IMAGES
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.ops.casts import QUANTISED
 from ascend_lab.sim.timeline import Start, start_cycles
@@ -290,68 +291,68 @@ def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
 def blocks_outermost(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
     """Return the graph in which images that are joined have their blocks of channels outermost.
 
-    Then a block of all images is one run, and a join or a cut at whole blocks is a view. All that
-    reads or writes these images must have a kernel for that.
+    Then a block of all images is one run, and a join or a cut at whole blocks is a view. The copies
+    that this saves are timed against the conversions it makes slower; convolutions read and write
+    planes, which lie elsewhere, as before.
     """
     seen = set[str]()
     for node in graph.nodes:
-        if _moves_blocks(graph, node) and node.output not in seen:
-            family = _family(graph, node)
-            seen |= family
-            types = {n: replace(graph.types[n], layout=lower.BLOCKS) for n in family}
-            moved = replace(graph, types={**graph.types, **types})
-            near = {n.name: n for n in graph.nodes if not family.isdisjoint((*n.inputs, *n.outputs))}
-            if all(_has_kernel(moved, n, chip, start) for n in near.values()):
-                graph = _nested(moved, family)
+        many = node.op in ir.JOINS and graph.types[node.output].shape[:1] > (1,)
+        if many and node.output not in seen:
+            names = _alike(graph, node.output)
+            moved = _nested(_relaid(graph, names), names)
+            cycles = [_copying_cycles(one, names, chip, start) for one in (moved, graph)]
+            graph = moved if cycles[0] < cycles[1] else graph
+            seen |= names
     return graph
 
 
-def _nested(graph: ir.Graph, family: Container[str]) -> ir.Graph:
-    """Return the graph in which a join that begins as another one begins with its result."""
-    made, nodes = dict[tuple[str, ...], str](), list[ir.Node]()
-    for node in graph.nodes:
-        if node.op == "concat" and node.output in family and node.attr("axis", 0) % 4 == 1:
-            given = node.inputs
-            made[given] = node.output
-            for count in range(len(given) - 1, 1, -1):
-                if given[:count] in made:
-                    node = replace(node, inputs=(made[given[:count]], *given[count:]))
-                    break
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _moves_blocks(graph: ir.Graph, node: ir.Node) -> bool:
-    if node.op not in ("concat", "split", "slice"):
-        return False
-    kind = graph.types[node.output]
-    return kind.layout == "NC1HWC0" and kind.shape[0] > 1 and node.attr("axis", 1) % 4 == 1
-
-
-def _family(graph: ir.Graph, node: ir.Node) -> set[str]:
-    """Return the images that lie alike with those that a node joins or cuts."""
-    found, ahead = set[str](), [node.output]
+def _alike(graph: ir.Graph, name: str) -> set[str]:
+    """Return an image and those that lie as it does: operands and results of one operator."""
+    found, ahead = set[str](), [name]
     while ahead:
         name = ahead.pop()
-        if name in found or graph.types[name].layout != "NC1HWC0":
+        if name in found or graph.types[name].layout != IMAGES:
             continue
         found.add(name)
-        maker = graph.producers.get(name)
-        for near in (*((maker,) if maker else ()), *graph.readers[name]):
-            if lower.alike(near) and near.op != "trans_data":
-                ahead += [*near.inputs, *near.outputs]
+        for node in (*filter(None, [graph.producers.get(name)]), *graph.readers[name]):
+            if lower.alike(node) and node.op not in ir.MOVES:
+                ahead += [*node.inputs, *node.outputs]
     return found
 
 
-def _has_kernel(graph: ir.Graph, node: ir.Node, chip: Chip, start: Start) -> bool:
-    piece = lower.piece_of(graph, (node,))
-    if not lower.in_images(piece):
-        return True
-    try:
-        tasks.lowered_once(piece, chip, start=start)
-    except AscendLabError as error:
-        import os
-        if os.environ.get("SHOW"):
-            print(node, error)
-        return False
-    return True
+def _relaid(graph: ir.Graph, names: Collection[str]) -> ir.Graph:
+    """Return the graph in which some images have their blocks of channels outermost."""
+    types = {n: replace(graph.types[n], layout=BLOCKS) for n in names}
+    nodes = tuple(
+        replace(node, attrs={"layout": BLOCKS})
+        if node.op == "trans_data" and node.output in names
+        else node
+        for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes, types={**graph.types, **types})
+
+
+def _nested(graph: ir.Graph, names: Collection[str]) -> ir.Graph:
+    """Return the graph in which a join that begins as an earlier one reads that one's result."""
+    made, nodes = dict[tuple[str, ...], str](), list[ir.Node]()
+    for node in graph.nodes:
+        given = new = node.inputs
+        if node.op == "concat" and node.output in names and node.attr("axis", 0) % 4 == 1:
+            counts = range(len(given) - 1, 1, -1)
+            if count := next((n for n in counts if given[:n] in made), 0):
+                new = made[given[:count]], *given[count:]
+            made[given] = node.output
+        nodes.append(replace(node, inputs=new))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _copying_cycles(graph: ir.Graph, names: Collection[str], chip: Chip, start: Start) -> float:
+    """Return the cycles of joins and cuts that are no views, and of what has to know the layout."""
+    views, total = aliases.view_nodes(graph), 0.0
+    for node in graph.nodes:
+        own = not lower.alike(node) and not node.has("convolution")
+        copies = (own or node.op in (*ir.JOINS, "trans_data")) and node.name not in views
+        if copies and not names.isdisjoint((*node.inputs, *node.outputs)):
+            total += _cycles(lower.piece_of(graph, (node,)), chip, start, warm=True)
+    return total

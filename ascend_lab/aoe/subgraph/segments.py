@@ -27,6 +27,7 @@ from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.fusion import tandem_convolutions
+from ascend_lab.graph.lower.piece import BLOCKS, IMAGES
 from ascend_lab.graph.placement import Use, allocate, owners, spans
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
@@ -47,11 +48,15 @@ WHOLE: Way = ("", ())
 
 
 def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
-    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them."""
+    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them.
+
+    Images have their blocks outermost inside a part at most: what crosses its ends is not joined.
+    """
     types = dict(part.types)
     for name in part.inputs:
         if name in laid.types:
-            types[name] = replace(types[name], layout=laid.types[name].layout)
+            layout = laid.types[name].layout
+            types[name] = replace(types[name], layout=IMAGES if layout == BLOCKS else layout)
     own = road.lay_out(replace(part, types=types), chip)
     outs = []
     for wanted, name in zip(part.outputs, own.outputs, strict=True):

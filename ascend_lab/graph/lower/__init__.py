@@ -5,7 +5,7 @@ convolution and the scale of its images.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,14 +14,11 @@ import numpy as np
 from ascend_lab import dsl as te, kernels
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.graph.ir import Graph, Node, Values, operator_of
-from ascend_lab.graph.lower import conv, matmul, vector
+from ascend_lab.graph.ir import JOINS, MOVES, Graph, Node, Values, operator_of
+from ascend_lab.graph.lower import conv, matmul, piece as pieces, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
-from ascend_lab.graph.lower.piece import (
-    BLOCKS, Choice, Form, Lowered, Piece, blocks_outermost, choice_of, images_outermost, packed,
-    piece_of,
-)
+from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
 from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
 from ascend_lab.kernels.epilogue import Epilogue, halves
@@ -29,7 +26,7 @@ from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
-    "BLOCKS", "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
+    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions", "alike",
     "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
     "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
@@ -38,15 +35,27 @@ PRODUCTS = ("matmul", "batch_matmul")
 
 
 def lower(
-    piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
+    piece: Piece,
+    chip: Chip,
+    choice: Choice | None = None,
+    start: Start = "queued",
+    known: Callable[[Piece], Lowered] | None = None,
 ) -> Lowered:
     """Return the kernel of a piece, by default or as a tuner chose, to be started so.
 
-    Raises a typed error if it cannot be written for the chip.
+    `known` returns that of another piece, if kernels are remembered. Raises a typed error if it
+    cannot be written for the chip.
     """
+    if _moves_blocks(piece):
+        plain = replace(piece, graph=pieces.images_outermost(piece.graph))
+        found = known(plain) if known else lower(plain, chip, choice, start)
+        return pieces.among_blocks(piece, plain, found, chip)
+    return _lowered(piece, chip, choice, start)
+
+
+def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> Lowered:
+    """Return the kernel of a piece whose images lie as kernels have them."""
     _check_formats(piece, chip)
-    if in_images(piece):
-        return blocks_outermost(piece, lower(images_outermost(piece), chip, choice, start))
     nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
@@ -77,16 +86,6 @@ def lower(
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or _lower_rows(piece, chip)
-
-
-def in_images(piece: Piece) -> bool:
-    """Tell whether a piece with blocks outermost is lowered with images outermost."""
-    return any(kind.layout == BLOCKS for kind in piece.graph.types.values()) and not all(map(alike, piece.graph.nodes))
-
-
-def alike(node: Node) -> bool:
-    """Tell whether a node works on blocks in any order, alike in operands and results."""
-    return node.has("lanes", "image fold", "pooling") or node.op in ("concat", "split", "slice", "trans_data")
 
 
 def mixes(piece: Piece, chip: Chip) -> bool:
@@ -132,6 +131,18 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
             main = operator.types.main(operator.names(len(dtypes)), dtypes)
             where = f"{piece.names.get(node.output, node.op)} ({node.op})"
             check_chip(where, operator.types, main, chip)
+
+
+# -- images whose blocks of channels are outermost -------------------------------------------------
+def alike(node: Node) -> bool:
+    """Tell whether a node does the same to every block of 16 channels, in whatever order."""
+    return node.op in (*JOINS, *MOVES) or node.has("lanes", "image fold", "pooling")
+
+
+def _moves_blocks(piece: Piece) -> bool:
+    """Tell whether a kernel of a piece has to know where its images have their blocks."""
+    outermost = any(kind.layout == pieces.BLOCKS for kind in piece.graph.types.values())
+    return outermost and not all(map(alike, piece.graph.nodes))
 
 
 # -- rows in fractals ------------------------------------------------------------------------------
@@ -223,7 +234,8 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
         return None
     one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
     image, scale = graph.types[one], graph.types[two]
-    plain = all((t.dtype, t.layout) == ("fp16", "NC1HWC0") for t in (image, scale))
+    layouts = pieces.IMAGES, pieces.BLOCKS
+    plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
     fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
     return (one, two) if fits else None
 

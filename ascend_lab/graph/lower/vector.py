@@ -245,7 +245,8 @@ def blocked(
         attrs.update(_blocked_slice(attrs, kind, shapes[0]))
     if kind.layout == "C1NHWC0":  # the first two axes change places
         if node.op == "slice":
-            attrs |= {key: (b, n, *rest) for key in ("begin", "end") for n, b, *rest in [attrs[key]]}
+            ends = ((key, attrs[key]) for key in ("begin", "end"))
+            attrs.update((key, (at[1], at[0], *at[2:])) for key, at in ends)
         elif attrs["axis"] < 2:
             attrs["axis"] = 1 - attrs["axis"]
     return attrs, shapes
