@@ -14,7 +14,7 @@ Which passes and fusion rules are on is said in the two forms of `fusion_switch.
 `ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,6 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import aliases, ir, lower, tasks
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.lower.piece import BLOCKS, IMAGES
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.ops.casts import QUANTISED
 from ascend_lab.sim.timeline import Start, start_cycles
@@ -285,74 +284,3 @@ def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start) -> float:
         bytes_made = maker is not None and maker.op == "quantise" and ir.only_reader(graph, maker)
         groups.append((maker, before) if maker and bytes_made else (before,))
     return sum(_cycles(lower.piece_of(graph, group), chip, start) for group in groups)
-
-
-# -- joins of several images -----------------------------------------------------------------------
-def blocks_outermost(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
-    """Return the graph in which images that are joined have their blocks of channels outermost.
-
-    Then a block of all images is one run, and a join or a cut at whole blocks is a view. The copies
-    that this saves are timed against the conversions it makes slower; convolutions read and write
-    planes, which lie elsewhere, as before.
-    """
-    seen = set[str]()
-    for node in graph.nodes:
-        many = node.op in ir.JOINS and graph.types[node.output].shape[:1] > (1,)
-        if many and node.output not in seen:
-            names = _alike(graph, node.output)
-            moved = _nested(_relaid(graph, names), names)
-            cycles = [_copying_cycles(one, names, chip, start) for one in (moved, graph)]
-            graph = moved if cycles[0] < cycles[1] else graph
-            seen |= names
-    return graph
-
-
-def _alike(graph: ir.Graph, name: str) -> set[str]:
-    """Return an image and those that lie as it does: operands and results of one operator."""
-    found, ahead = set[str](), [name]
-    while ahead:
-        name = ahead.pop()
-        if name in found or graph.types[name].layout != IMAGES:
-            continue
-        found.add(name)
-        for node in (*filter(None, [graph.producers.get(name)]), *graph.readers[name]):
-            if lower.alike(node) and node.op not in ir.MOVES:
-                ahead += [*node.inputs, *node.outputs]
-    return found
-
-
-def _relaid(graph: ir.Graph, names: Collection[str]) -> ir.Graph:
-    """Return the graph in which some images have their blocks of channels outermost."""
-    types = {n: replace(graph.types[n], layout=BLOCKS) for n in names}
-    nodes = tuple(
-        replace(node, attrs={"layout": BLOCKS})
-        if node.op == "trans_data" and node.output in names
-        else node
-        for node in graph.nodes
-    )
-    return replace(graph, nodes=nodes, types={**graph.types, **types})
-
-
-def _nested(graph: ir.Graph, names: Collection[str]) -> ir.Graph:
-    """Return the graph in which a join that begins as an earlier one reads that one's result."""
-    made, nodes = dict[tuple[str, ...], str](), list[ir.Node]()
-    for node in graph.nodes:
-        given = new = node.inputs
-        if node.op == "concat" and node.output in names and node.attr("axis", 0) % 4 == 1:
-            counts = range(len(given) - 1, 1, -1)
-            if count := next((n for n in counts if given[:n] in made), 0):
-                new = made[given[:count]], *given[count:]
-            made[given] = node.output
-        nodes.append(replace(node, inputs=new))
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _copying_cycles(graph: ir.Graph, names: Collection[str], chip: Chip, start: Start) -> float:
-    """Return the cycles of joins and cuts that are no views, and of what has to know the layout."""
-    views, total = aliases.view_nodes(graph), 0.0
-    for node in graph.nodes:
-        own = not lower.alike(node) and not node.has("convolution")
-        copies = (own or node.op in (*ir.JOINS, "trans_data")) and node.name not in views
-        if copies and not names.isdisjoint((*node.inputs, *node.outputs)):
-            total += _cycles(lower.piece_of(graph, (node,)), chip, start, warm=True)
-    return total

@@ -19,7 +19,7 @@ from ascend_lab.graph import draft, fusion, placement, tasks
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
 from ascend_lab.graph.evaluate import macs
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
-from ascend_lab.graph.lower.piece import images_outermost
+from ascend_lab.graph.lower.blocks import images_outermost
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes
 from ascend_lab.graph.slice import Box, Grid, Step, obstacle, part_of, whole_inputs

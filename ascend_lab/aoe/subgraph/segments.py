@@ -27,7 +27,7 @@ from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.fusion import tandem_convolutions
-from ascend_lab.graph.lower.piece import BLOCKS, IMAGES
+from ascend_lab.graph.lower.blocks import images_outermost
 from ascend_lab.graph.placement import Use, allocate, owners, spans
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
@@ -48,15 +48,11 @@ WHOLE: Way = ("", ())
 
 
 def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Compiled:
-    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them.
-
-    Images have their blocks outermost inside a part at most: what crosses its ends is not joined.
-    """
+    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them."""
     types = dict(part.types)
     for name in part.inputs:
         if name in laid.types:
-            layout = laid.types[name].layout
-            types[name] = replace(types[name], layout=IMAGES if layout == BLOCKS else layout)
+            types[name] = replace(types[name], layout=laid.types[name].layout)
     own = road.lay_out(replace(part, types=types), chip)
     outs = []
     for wanted, name in zip(part.outputs, own.outputs, strict=True):
@@ -213,7 +209,7 @@ class Segments:
 
     def __post_init__(self) -> None:
         self.points = self.points or cut_points(self.graph, self.road)
-        self.laid = self.road.lay_out(self.graph, self.chip)
+        self.laid = images_outermost(self.road.lay_out(self.graph, self.chip))
         self.launch_s = timeline.start_cycles(self.chip, "inside") / self.chip.clock_hz
 
     @property

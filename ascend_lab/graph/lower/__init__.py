@@ -14,8 +14,8 @@ import numpy as np
 from ascend_lab import dsl as te, kernels
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.graph.ir import JOINS, MOVES, Graph, Node, Values, operator_of
-from ascend_lab.graph.lower import conv, matmul, piece as pieces, vector
+from ascend_lab.graph.ir import Graph, Node, Values, operator_of
+from ascend_lab.graph.lower import blocks, conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
@@ -26,7 +26,7 @@ from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
-    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions", "alike",
+    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
     "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
     "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
@@ -46,10 +46,9 @@ def lower(
     `known` returns that of another piece, if kernels are remembered. Raises a typed error if it
     cannot be written for the chip.
     """
-    if _moves_blocks(piece):
-        plain = replace(piece, graph=pieces.images_outermost(piece.graph))
+    if plain := blocks.plain_piece(piece):
         found = known(plain) if known else lower(plain, chip, choice, start)
-        return pieces.among_blocks(piece, plain, found, chip)
+        return blocks.among_blocks(piece, plain, found, chip)
     return _lowered(piece, chip, choice, start)
 
 
@@ -131,18 +130,6 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
             main = operator.types.main(operator.names(len(dtypes)), dtypes)
             where = f"{piece.names.get(node.output, node.op)} ({node.op})"
             check_chip(where, operator.types, main, chip)
-
-
-# -- images whose blocks of channels are outermost -------------------------------------------------
-def alike(node: Node) -> bool:
-    """Tell whether a node does the same to every block of 16 channels, in whatever order."""
-    return node.op in (*JOINS, *MOVES) or node.has("lanes", "image fold", "pooling")
-
-
-def _moves_blocks(piece: Piece) -> bool:
-    """Tell whether a kernel of a piece has to know where its images have their blocks."""
-    outermost = any(kind.layout == pieces.BLOCKS for kind in piece.graph.types.values())
-    return outermost and not all(map(alike, piece.graph.nodes))
 
 
 # -- rows in fractals ------------------------------------------------------------------------------
@@ -234,7 +221,7 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
         return None
     one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
     image, scale = graph.types[one], graph.types[two]
-    layouts = pieces.IMAGES, pieces.BLOCKS
+    layouts = blocks.IMAGES, blocks.BLOCKS
     plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
     fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
     return (one, two) if fits else None

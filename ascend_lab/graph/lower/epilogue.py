@@ -14,7 +14,7 @@ from ascend_lab import dsl as te
 from ascend_lab.dsl.tensor import Call, Compute, Expr, Load, topological
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
-from ascend_lab.graph.lower.piece import BLOCKS, Form, Piece, packed
+from ascend_lab.graph.lower.piece import Form, Piece, packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.kernels.epilogue import PAIR, SUMS, Deq, Epilogue, Operand, Step
 from ascend_lab.ops.formats import numpy_type
@@ -104,7 +104,7 @@ def whole_epilogue(
     sums = te.placeholder(main.map.piece_shape, dtype, "sums")
     known, operands = operands_of(piece, rest, main)
     layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
-    if layouts - {layout, BLOCKS}:
+    if layouts - {layout, "C1NHWC0"}:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
     known[node.output] = sums
     if beside:

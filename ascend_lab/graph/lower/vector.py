@@ -24,7 +24,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.fractals import matrices
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import JOINS, SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
 from ascend_lab.isa import Kernel, as_kernel, renamed
 from ascend_lab.kernels import transpose
@@ -232,7 +232,7 @@ def blocked(
     attrs, kind = dict(settings), types[0] if types else None
     if node.op == "cast":
         return attrs, [t.stored_shape or (1,) for t in types]
-    if node.op not in ("concat", "split", "slice") or kind is None or kind.layout == "ND":
+    if node.op not in JOINS or kind is None or kind.layout == "ND":
         return attrs, [t.shape or (1,) for t in types]
     if kind.layout not in CUBE_LAYOUTS:
         raise UnsupportedError(f"{node.op} on ND or blocks", kind.layout, "convert it")
