@@ -15,7 +15,7 @@ infinite one is NaN in every channel of its pixel, also where a cut has dropped 
 product with zeros. Which way is quicker is timed, from images in blocks to images in blocks.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +28,6 @@ from ascend_lab.graph.ir import JOINS, MOVES, Constant, Graph, Node, TensorType,
 from ascend_lab.graph.lower.blocks import BLOCKS, IMAGES, alike
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.formats import is_float
-from ascend_lab.sim.timeline import Start
 
 UNARY = ("reshape", "transpose", "split", "slice")
 
@@ -259,7 +258,7 @@ def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values],
 
 
 # -- joins of several images -----------------------------------------------------------------------
-def blocks_outermost(graph: Graph, chip: Chip, start: Start = "queued") -> Graph:
+def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in which images that are joined have their blocks of channels outermost.
 
     Then a block of all images is one run, and a join or a cut at whole blocks is a view. The copies
@@ -272,9 +271,10 @@ def blocks_outermost(graph: Graph, chip: Chip, start: Start = "queued") -> Graph
         if new and node.op in JOINS and kind.layout == IMAGES and kind.shape[0] > 1:
             names = _lying_alike(graph, node.output)
             moved = _nested(_relaid(graph, names), names)
-            cycles = [_copying_cycles(one, names, chip, start) for one in (moved, graph)]
-            graph = moved if cycles[0] < cycles[1] else graph
             seen |= names
+            if aliases.view_nodes(moved) - aliases.view_nodes(graph):
+                cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
+                graph = moved if cycles[0] < cycles[1] else graph
     return graph
 
 
@@ -292,7 +292,7 @@ def _lying_alike(graph: Graph, name: str) -> set[str]:
     return found
 
 
-def _relaid(graph: Graph, names: Collection[str]) -> Graph:
+def _relaid(graph: Graph, names: Set[str]) -> Graph:
     """Return the graph in which some images have their blocks of channels outermost."""
     types = {n: replace(graph.types[n], layout=BLOCKS) for n in names}
     nodes = tuple(
@@ -304,7 +304,7 @@ def _relaid(graph: Graph, names: Collection[str]) -> Graph:
     return replace(graph, nodes=nodes, types={**graph.types, **types})
 
 
-def _nested(graph: Graph, names: Collection[str]) -> Graph:
+def _nested(graph: Graph, names: Set[str]) -> Graph:
     """Return the graph in which a join that begins as an earlier one reads that one's result."""
     made, nodes = dict[tuple[str, ...], str](), list[Node]()
     for node in graph.nodes:
@@ -318,7 +318,7 @@ def _nested(graph: Graph, names: Collection[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _copying_cycles(graph: Graph, names: Collection[str], chip: Chip, start: Start) -> float:
+def _copying_cycles(graph: Graph, names: Set[str], chip: Chip) -> float:
     """Return the cycles of joins and cuts that are no views, and of what has to know the layout.
 
     Infinite if one has no kernel.
@@ -330,7 +330,7 @@ def _copying_cycles(graph: Graph, names: Collection[str], chip: Chip, start: Sta
         if copies and not names.isdisjoint((*node.inputs, *node.outputs)):
             try:
                 piece = lower.piece_of(graph, (node,))
-                total += tasks.cycles_started(piece, chip, start, warm=True)
+                total += tasks.cycles_started(piece, chip, "queued", warm=True)
             except AscendLabError:
                 return float("inf")
     return total

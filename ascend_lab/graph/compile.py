@@ -116,7 +116,7 @@ class Road:
             if len(graph.nodes) <= self.most_moved:
                 graph = decide.stay_in_fractals(graph, chip, self.start)
             graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
-            graph = channels.blocks_outermost(graph, chip, self.start)
+            graph = channels.blocks_outermost(graph, chip)
         return graph
 
     def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:

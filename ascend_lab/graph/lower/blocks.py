@@ -19,7 +19,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import JOINS, MOVES, Graph, Node
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
-from ascend_lab.isa.program import index_of
 
 IMAGES, BLOCKS = "NC1HWC0", "C1NHWC0"
 Steps = tuple[tuple[int, int, int], ...]
@@ -141,7 +140,7 @@ def _moved(
             if 1 < inner < size and size % inner == 0:
                 regions = [_cut(region, axis, inner) for region in regions]
     cut = len(regions[place].sizes) > len(old.regions[place].sizes)
-    if (cut and old.op not in ("data_copy", "fixpipe")) or index_of(old):
+    if (cut and old.op not in ("data_copy", "fixpipe")) or old.number("bound"):
         raise UnsupportedError("copies in one plane", str(old), "convert the image")
     regions[place] = _moved_region(regions[place], steps, ranges)
     dst = None if old.dst is None else regions.pop(0)
