@@ -330,7 +330,8 @@ def _copying_cycles(graph: Graph, names: Set[str], chip: Chip) -> float:
         if copies and not names.isdisjoint((*node.inputs, *node.outputs)):
             try:
                 piece = lower.piece_of(graph, (node,))
-                total += tasks.cycles_started(piece, chip, "queued", warm=True)
+                warm = not {*node.inputs} & {*graph.inputs}
+                total += tasks.cycles_started(piece, chip, "queued", warm=warm)
             except AscendLabError:
                 return float("inf")
     return total
