@@ -29,7 +29,7 @@ LINES = {
     "data": 20,
     "dsl": 6405,
     "errors": 85,
-    "graph": 17600,
+    "graph": 17900,
     "isa": 3250,
     "kernels": 11730,
     "lab": 18190,
@@ -45,9 +45,9 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 328
-IMPORT_LINES = 3800
-ROAD = 79
+FILES = 329
+IMPORT_LINES = 3810
+ROAD = 80
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

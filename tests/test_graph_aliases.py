@@ -217,7 +217,7 @@ def test_slices_of_whole_channel_blocks():
     graph = net.build()
     network = compiled(graph)
     kinds = [network.graph.types.get(f"c{low}_{high}") for low, high in parts]
-    assert [kind and kind.layout for kind in kinds] == ["NC1HWC0"] * 3 + [None]  # by the cube
+    assert [kind and kind.layout for kind in kinds] == ["C1NHWC0"] * 3 + [None]  # by the cube
     inputs = random_inputs(graph)
     wanted = evaluate(graph, inputs).values()
     for got, value in zip(run_tasks(network, inputs).values(), wanted, strict=True):

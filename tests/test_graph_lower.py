@@ -452,7 +452,8 @@ def test_joins_and_cuts_along_channels(parts, chip):
     laid, wanted, got = compiled_values(graph, inputs, chip)
     assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
     found = {laid.types[n.output].layout for n in laid.nodes if n.op in ("concat", "split")}
-    assert found == {"NC1HWC0"}  # channels that break blocks are moved by products
+    # channels that break blocks are moved by products
+    assert found == {"NC1HWC0" if parts[0] % 16 else "C1NHWC0"}
 
 
 @pytest.mark.parametrize("fixed", [True, False])

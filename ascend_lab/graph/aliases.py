@@ -4,9 +4,9 @@ A reshape of row-major memory is its source under another name, and so are conve
 and chains of them that leave every element where it is, as those that part a matrix in fractals
 into the heads of an attention. A slice or split is a part of its source where that part is one run
 of bytes: cut at whole blocks along the outermost axis that has more than one, such as the images of
-a batch, or the blocks of channels of one image. A concat along such an axis is a view the other way
-round: its operands are written where they stand in the result, if each has memory of its own to
-give up.
+a batch, or the blocks of channels of one image; in C1NHWC0, of all. A concat along such an axis is
+a view the other way round: its operands are written where they stand in the result, if each has
+memory of its own to give up.
 """
 
 from collections.abc import Collection, Mapping

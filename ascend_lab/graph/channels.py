@@ -1,10 +1,10 @@
 """Moves of channels as products: joins, cuts and shuffles that are no views of an image.
 
 An image in NC1HWC0 keeps 16 channels of a pixel together. A join or cut at whole blocks is a view,
-of several images a copy of blocks; one of 58 channels, or a shuffle of channels between groups,
-moves every number to another lane. The way over row-major memory is several kernels: to (n, c, h,
-w), join, turn, cut, and back into blocks. The cube moves channels as it adds them up, by weights
-that are 0 and 1:
+of several images in C1NHWC0, where a block of all of them is one run. One of 58 channels, or a
+shuffle of channels between groups, moves every number to another lane. The way over row-major
+memory is several kernels: to (n, c, h, w), join, turn, cut, and back into blocks. The cube moves
+channels as it adds them up, by weights that are 0 and 1:
 
     y[j] = x[p[j]]                    y = E x,  E[j, p[j]] = 1, a 1 x 1 convolution
     [x1 x2][p]                        y = E1 x1 + E2 x2: two convolutions that are added
@@ -15,21 +15,21 @@ infinite one is NaN in every channel of its pixel, also where a cut has dropped 
 product with zeros. Which way is quicker is timed, from images in blocks to images in blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import aliases, fusion, layout, tasks
+from ascend_lab.graph import aliases, fusion, layout, lower, tasks
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.ir import JOINS, MOVES, Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.lower.blocks import BLOCKS, IMAGES, alike
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.formats import is_float
 
 UNARY = ("reshape", "transpose", "split", "slice")
-BLOCKS = "NC1HWC0"
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ Ways = dict[str, list[Node]]
 
 
 def _ways(graph: Graph, family: Family, most: int) -> Ways:
-    """Return what of a family is no view of its sources: in one image, whole blocks are.
+    """Return what of a family is no view of its sources: whole blocks are.
 
     A convolution takes a move of at most so many sources in.
     """
@@ -166,7 +166,7 @@ def _ways(graph: Graph, family: Family, most: int) -> Ways:
         picked = [own for own in family.lanes if np.isin(family.picks[name], own).any()]
         taken = name not in graph.outputs and len(picked) <= most
         taken = taken and all(_takes_in(graph, node, name) for node in readers)
-        if family.breaks(name) or (taken and graph.types[name].shape[0] > 1):
+        if family.breaks(name):
             found[name] = list(readers) if taken else []
     return found
 
@@ -186,7 +186,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
 
     A convolution that is cut in two must be one kernel: parts in memory are rounded, or too large.
     """
-    kinds = {name: replace(graph.types[name], layout=BLOCKS) for name in family.sources}
+    kinds = {name: replace(graph.types[name], layout=IMAGES) for name in family.sources}
     taking = [node for nodes in ways.values() for node in nodes]
     ends = [name for name in family.results if not ways.get(name)]
     alone = replace(
@@ -206,7 +206,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
 
 def _compiled(graph: Graph, chip: Chip) -> tasks.Compiled:
     """Return the kernels of a graph whose results stay in blocks."""
-    laid_out = layout.cancel_trans_data(layout.Assigner(graph).assigned(BLOCKS))
+    laid_out = layout.cancel_trans_data(layout.Assigner(graph).assigned(IMAGES))
     return tasks.compile_tasks(laid_out, chip, fusion.fuse(laid_out, chip).groups)
 
 
@@ -255,3 +255,83 @@ def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values],
         return made
 
     return wide
+
+
+# -- joins of several images -----------------------------------------------------------------------
+def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
+    """Return the graph in which images that are joined have their blocks of channels outermost.
+
+    Then a block of all images is one run, and a join or a cut at whole blocks is a view. The copies
+    that this saves are timed against the conversions it makes slower; convolutions read and write
+    planes, which lie elsewhere, as before.
+    """
+    seen = set[str]()
+    for node in graph.nodes:
+        kind, new = graph.types[node.output], node.output not in seen
+        if new and node.op in JOINS and kind.layout == IMAGES and kind.shape[0] > 1:
+            names = _lying_alike(graph, node.output)
+            moved = _nested(_relaid(graph, names), names)
+            seen |= names
+            if aliases.view_nodes(moved) - aliases.view_nodes(graph):
+                cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
+                graph = moved if cycles[0] < cycles[1] else graph
+    return graph
+
+
+def _lying_alike(graph: Graph, name: str) -> set[str]:
+    """Return an image and those that lie as it does: operands and results of one operator."""
+    found, ahead = set[str](), [name]
+    while ahead:
+        name = ahead.pop()
+        if name in found or graph.types[name].layout != IMAGES:
+            continue
+        found.add(name)
+        for node in (*filter(None, [graph.producers.get(name)]), *graph.readers[name]):
+            if alike(node) and node.op not in MOVES:
+                ahead += [*node.inputs, *node.outputs]
+    return found
+
+
+def _relaid(graph: Graph, names: Set[str]) -> Graph:
+    """Return the graph in which some images have their blocks of channels outermost."""
+    types = {n: replace(graph.types[n], layout=BLOCKS) for n in names}
+    nodes = tuple(
+        replace(node, attrs={"layout": BLOCKS})
+        if node.op == "trans_data" and node.output in names
+        else node
+        for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes, types={**graph.types, **types})
+
+
+def _nested(graph: Graph, names: Set[str]) -> Graph:
+    """Return the graph in which a join that begins as an earlier one reads that one's result."""
+    made, nodes = dict[tuple[str, ...], str](), list[Node]()
+    for node in graph.nodes:
+        given = new = node.inputs
+        if node.op == "concat" and node.output in names and node.attr("axis", 0) % 4 == 1:
+            counts = range(len(given) - 1, 1, -1)
+            if count := next((n for n in counts if given[:n] in made), 0):
+                new = made[given[:count]], *given[count:]
+            made[given] = node.output
+        nodes.append(replace(node, inputs=new))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _copying_cycles(graph: Graph, names: Set[str], chip: Chip) -> float:
+    """Return the cycles of joins and cuts that are no views, and of what has to know the layout.
+
+    Infinite if one has no kernel.
+    """
+    views, total = aliases.view_nodes(graph), 0.0
+    for node in graph.nodes:
+        own = not alike(node) and not node.has("convolution")
+        copies = (own or node.op in (*JOINS, "trans_data")) and node.name not in views
+        if copies and not names.isdisjoint((*node.inputs, *node.outputs)):
+            try:
+                piece = lower.piece_of(graph, (node,))
+                warm = not {*node.inputs} & {*graph.inputs}
+                total += tasks.cycles_started(piece, chip, "queued", warm=warm)
+            except AscendLabError:
+                return float("inf")
+    return total

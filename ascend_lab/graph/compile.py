@@ -37,7 +37,7 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import canonical, decide, ir, layout, network, tasks
+from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
@@ -116,6 +116,7 @@ class Road:
             if len(graph.nodes) <= self.most_moved:
                 graph = decide.stay_in_fractals(graph, chip, self.start)
             graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
+            graph = channels.blocks_outermost(graph, chip)
         return graph
 
     def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:

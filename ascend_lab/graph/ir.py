@@ -25,6 +25,8 @@ Values = NDArray[Any]
 Shape = tuple[int, ...]
 MOVES = ("trans_data", "reshape", "transpose")
 """Operators that only put elements elsewhere, or in another layout."""
+JOINS = ("concat", "slice", "split")
+"""Operators that join tensors along an axis, or cut them."""
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
 

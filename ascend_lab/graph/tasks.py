@@ -293,7 +293,10 @@ def _lowered(
     operators: tuple[Operator, ...],
     start: Start,
 ) -> Lowered:
-    found = lower(piece, chip, choice, start)
+    def known(other: Piece) -> Lowered:
+        return _lowered(other, chip, choice, operators, start)
+
+    found = lower(piece, chip, choice, start, known)
     own = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
     for buffer in found.kernel.tensors:
         if buffer.name in own:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.graph import draft, fusion, placement, tasks
+from ascend_lab.graph import draft, fusion, lower, placement, tasks
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
 from ascend_lab.graph.evaluate import macs
 from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node
@@ -236,10 +236,13 @@ def tile_for(
     at any column, pixels of 4 channels at every fourth: in tiles, first layers read whole blocks.
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
-    tiled = tile_graph(front.laid_out, limit, most_pixels=KERNEL_PIXELS)
+    laid_out = lower.blocks.images_outermost(front.laid_out)
+    tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
         plain = replace(road, small=False)
-        laid_out = plain.lay_out(plain.prepare(front.rewritten, chip), chip)
+        laid_out = lower.blocks.images_outermost(
+            plain.lay_out(plain.prepare(front.rewritten, chip), chip)
+        )
         tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     return tiled
 

@@ -4,10 +4,9 @@ Every logical axis is cut into pieces; the pieces, permuted, are the axes of a r
 
     address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
 
-So the address is a sum of one term per logical axis, and everything else (bytes of padding, runs,
-conversions) follows from the pieces. A named layout is one line of text. `N C1 H W C0` reads:
-channels are cut into blocks, `C1` numbers the blocks, `C0` counts inside one, and the five axes are
-stored row-major in this order. Axes joined by `*` are stored as one axis of their product.
+So the address is a sum of one term per logical axis; padding, runs, conversions follow from pieces.
+A named layout is one line of text. `N C1 H W C0`: channels are cut into blocks, `C1` numbers them,
+`C0` counts inside one; the axes are stored row-major, those joined by `*` as one of their product.
 
 Two maps compose: where both step evenly along every axis, source and target address are affine in
 the same counters. Such a part of the array is a box, which one strided copy moves; there are few.
@@ -60,10 +59,11 @@ FORMATS: Mapping[str, Format] = {
         ("NCHW", "N C H W", "N C H W"),
         ("NHWC", "N C H W", "N H W C"),
         ("NC1HWC0", "N C H W", "N C1 H W C0", "", "C"),
+        ("C1NHWC0", "N C H W", "C1 N H W C0", "", "C"),
         ("FRACTAL_Z", "N C H W", "C1*H*W N1 N0 C0", "N", "C"),
     )
 }
-"""Every layout, by its name in the documentation; adding one is adding a line."""
+"""Every layout, by its name in the documentation (C1NHWC0: ours); adding one is adding a line."""
 
 
 def format_of(name: str) -> Format:

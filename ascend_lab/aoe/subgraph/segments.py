@@ -27,6 +27,7 @@ from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
 from ascend_lab.graph.compile import DEFAULT_ROAD
 from ascend_lab.graph.fusion import tandem_convolutions
+from ascend_lab.graph.lower.blocks import images_outermost
 from ascend_lab.graph.placement import Use, allocate, owners, spans
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.tasks import CpuKernel
@@ -208,7 +209,7 @@ class Segments:
 
     def __post_init__(self) -> None:
         self.points = self.points or cut_points(self.graph, self.road)
-        self.laid = self.road.lay_out(self.graph, self.chip)
+        self.laid = images_outermost(self.road.lay_out(self.graph, self.chip))
         self.launch_s = timeline.start_cycles(self.chip, "inside") / self.chip.clock_hz
 
     @property

@@ -5,7 +5,7 @@ convolution and the scale of its images.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from ascend_lab import dsl as te, kernels
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.graph.ir import Graph, Node, Values, operator_of
-from ascend_lab.graph.lower import conv, matmul, vector
+from ascend_lab.graph.lower import blocks, conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
@@ -35,12 +35,25 @@ PRODUCTS = ("matmul", "batch_matmul")
 
 
 def lower(
-    piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
+    piece: Piece,
+    chip: Chip,
+    choice: Choice | None = None,
+    start: Start = "queued",
+    known: Callable[[Piece], Lowered] | None = None,
 ) -> Lowered:
     """Return the kernel of a piece, by default or as a tuner chose, to be started so.
 
-    Raises a typed error if it cannot be written for the chip.
+    `known` returns that of another piece, if kernels are remembered. Raises a typed error if it
+    cannot be written for the chip.
     """
+    if plain := blocks.plain_piece(piece):
+        found = known(plain) if known else lower(plain, chip, choice, start)
+        return blocks.among_blocks(piece, plain, found, chip)
+    return _lowered(piece, chip, choice, start)
+
+
+def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> Lowered:
+    """Return the kernel of a piece whose images lie as kernels have them."""
     _check_formats(piece, chip)
     nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
     tiling = choice.tiling if choice else None
@@ -208,7 +221,8 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
         return None
     one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
     image, scale = graph.types[one], graph.types[two]
-    plain = all((t.dtype, t.layout) == ("fp16", "NC1HWC0") for t in (image, scale))
+    layouts = blocks.IMAGES, blocks.BLOCKS
+    plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
     fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
     return (one, two) if fits else None
 

@@ -104,7 +104,7 @@ def whole_epilogue(
     sums = te.placeholder(main.map.piece_shape, dtype, "sums")
     known, operands = operands_of(piece, rest, main)
     layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
-    if layouts - {layout}:
+    if layouts - {layout, "C1NHWC0"}:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
     known[node.output] = sums
     if beside:

@@ -24,7 +24,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.fractals import matrices
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
+from ascend_lab.graph.ir import JOINS, SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
 from ascend_lab.isa import Kernel, as_kernel, renamed
 from ascend_lab.kernels import transpose
@@ -232,17 +232,23 @@ def blocked(
     attrs, kind = dict(settings), types[0] if types else None
     if node.op == "cast":
         return attrs, [t.stored_shape or (1,) for t in types]
-    if node.op not in ("concat", "split", "slice") or kind is None or kind.layout == "ND":
+    if node.op not in JOINS or kind is None or kind.layout == "ND":
         return attrs, [t.shape or (1,) for t in types]
-    if kind.layout not in ("NC1HWC0", "FRACTAL_NZ"):
+    if kind.layout not in CUBE_LAYOUTS:
         raise UnsupportedError(f"{node.op} on ND or blocks", kind.layout, "convert it")
     shapes = [t.stored_shape for t in types]
     if attrs.get("axis") is not None:
         attrs["axis"] %= len(kind.shape)
-    if kind.layout == "NC1HWC0" and node.op == "split" and attrs["axis"] == 1:
+    if kind.layout != "FRACTAL_NZ" and node.op == "split" and attrs["axis"] == 1:
         attrs["sizes"] = tuple(n // BLOCK for n in attrs["sizes"])
     if node.op == "slice":
         attrs.update(_blocked_slice(attrs, kind, shapes[0]))
+    if kind.layout == "C1NHWC0":  # the first two axes change places
+        if node.op == "slice":
+            ends = ((key, attrs[key]) for key in ("begin", "end"))
+            attrs.update((key, (at[1], at[0], *at[2:])) for key, at in ends)
+        elif attrs["axis"] < 2:
+            attrs["axis"] = 1 - attrs["axis"]
     return attrs, shapes
 
 
@@ -254,7 +260,7 @@ def _blocked_slice(
     if kind.layout == "FRACTAL_NZ":
         inner = len(kind.shape) - 2
         return {"begin": (*begin[:inner], 0, 0, 0, 0), "end": (*end[:inner], *stored[inner:])}
-    last = end[1] // BLOCK if end[1] < kind.shape[1] else stored[1]
+    last = end[1] // BLOCK if end[1] < kind.shape[1] else -(-kind.shape[1] // BLOCK)
     low, high = (begin[0], begin[1] // BLOCK), (end[0], last)
     return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
 
