@@ -58,6 +58,7 @@ def conv_launch(
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
     job = Job(shape, schedule, chip, strip, place or conv_windows.plain_placement(shape), head)
+    job = replace(job, ahead=conv_schedules.stages_ahead(shape, schedule, left, strip=strip))
     if tail:
         cores, arrives = schedule.grid_rows * schedule.grid_cols, head.out_dtype if head else sums
         size, n1 = job.elements, shape.blocks[1]
@@ -149,9 +150,11 @@ class _Writer(Walk):
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
         self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
-        a, b = schedule.a_l1_slots, schedule.b_l1_slots
-        self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
-        self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
+        a, b, ahead = schedule.a_l1_slots, schedule.b_l1_slots, job.ahead
+        self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=ahead or a)
+        self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
+        if not ahead:
+            self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
         left += conv_tiles.more_fractals(shape) * self.fractal
@@ -206,10 +209,11 @@ class _Writer(Walk):
             bias = epilogue_emit.bias_of(self.finish, channels, n)
             for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):
                 if held.rows is None:
-                    self._stage_rows(bundle, at, stage)
-                if held.weights is None:
+                    self._stage_rows(bundle, at, stage, n)
+                if held.weights is None and not self.with_rows:
                     self._stage_weights(bundle, n, stage)
-                x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
+                x = held.rows or self.rows.dequeue()
+                w = isa.Tile(self.with_rows, x.slot) if self.with_rows else held.weights or self.weights.dequeue()
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
                 sources, sizes = (x, w, held.near), (n[1], *stage)
                 if self.shape.columns:
@@ -220,9 +224,10 @@ class _Writer(Walk):
                     conv_tiles.add_stage(
                         self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts
                     )
-                for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
-                    if tile is None:
-                        queue.free()
+                if held.rows is None:
+                    self.rows.free()
+                if held.weights is None and not self.with_rows:
+                    self.weights.free()
             if self.bias:
                 blocks, near = (self._place(bundle, n, col), n[1]), None
                 if held.near:
@@ -254,10 +259,12 @@ class _Writer(Walk):
             bias = self.bias.blocks(blocks) if self.bias else None
             conv_tiles.keep_near(self.k, self.right, weights, self._depth(at) * n[1], bias)
 
-        stage = partial(self._stage_weights, at, n, every) if once else None
+        if not once:
+            yield None, None
+            return
         with (
-            self._kept(self.weights, stage) as weights,
-            self._kept(self.right, load if once and self.near else None) as near,
+            self._kept(self.weights, partial(self._stage_weights, at, n, every)) as weights,
+            self._kept(self.right, load if self.near else None) as near,
         ):
             yield weights, near
 
@@ -279,7 +286,9 @@ class _Writer(Walk):
         yield queue.dequeue()
         queue.free()
 
-    def _stage_rows(self, bundle: BundlePlace, at: Pixels, stage: Span) -> None:
+    def _stage_rows(
+        self, bundle: BundlePlace, at: Pixels, stage: Span, n: Span | None = None
+    ) -> None:
         """Bring windows of some units to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
         first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
@@ -293,11 +302,18 @@ class _Writer(Walk):
             down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
             source = conv_windows.rows_of(other, self.other_x, at.windows[1], blocks, down)
             self.k.copy(to.region(self.image, source.sizes), source)
+        if self.with_rows and n:
+            self._copy_weights(bundle, n, stage, isa.Tile(self.with_rows, to.slot))
         self.rows.enqueue()
 
     def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
         """Bring the weights of some units and output blocks to L1."""
-        shape, other, units, to = self.shape, self.shape.beside, self.units, self.weights.alloc()
+        self._copy_weights(at, n, stage, self.weights.alloc())
+        self.weights.enqueue()
+
+    def _copy_weights(self, at: BundlePlace, n: Span, stage: Span, to: isa.Tile) -> None:
+        """Bring the weights of some units and output blocks to a slot of L1."""
+        shape, other, units = self.shape, self.shape.beside, self.units
         start, row, width = isa.Affine(), at.n1 * self.fractal, n[1] * self.fractal
         first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.fractal)
         parts = [(self.weight, shape, units.c1)]
@@ -312,7 +328,6 @@ class _Writer(Walk):
                 weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
             first, start = isa.Affine(), start + stage[1] * depth * width
-        self.weights.enqueue()
 
     def _store(
         self, at: Pixels, n: Span, before: isa.Affine, channels: epilogue_emit.Channels | None

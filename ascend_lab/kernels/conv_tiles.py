@@ -75,6 +75,7 @@ class Job:
     epilogue: Epilogue | None
     after: mix.After | None = None
     turns: int = 1
+    ahead: int = 0
 
     @property
     def tile(self) -> int:
